@@ -1,0 +1,49 @@
+# `make demo` shows what sftriage does; `make test` runs the tests; `make check` is what CI checks besides.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: demo test unit check lint types imports clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo
+	$(BIN)/sftriage demo $(ARGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/unit tests/integration $(ARGS)
+
+unit: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+check: lint types imports
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+imports: $(VENV)/.dev
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+
+$(VENV)/.pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "sftriage needs Python 3.10 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	touch $@
+
+# One resolution under the constraints: torch among them, so that no other build of it is pulled in on the way.
+$(VENV)/.demo: $(VENV)/.pip pyproject.toml constraints.txt
+	@echo "Installing sftriage and PyTorch into $(VENV) (once)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
+	@echo "Installing sftriage, PyTorch and what the tests need into $(VENV) (once)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' --group dev
+	touch $@ $(VENV)/.demo

@@ -1,0 +1,34 @@
+"""The error tree.
+
+Rooms raise these; ``sftriage.commands`` turns them into one line on stderr and an exit code, and nothing else does.
+"""
+
+from __future__ import annotations
+
+
+class SftriageError(Exception):
+    """Base of every error raised on purpose. ``str(error)`` is one line a person can act on."""
+
+
+class UsageError(SftriageError):
+    """The person asked for something that cannot be: a bad flag, a run that is not there, a directory in use."""
+
+
+class InputError(SftriageError):
+    """A file, array or document handed in is not what it has to be. The message says which, where and why."""
+
+
+class SchemaError(InputError):
+    """A stage schema that makes no sense: no stages, a repeated name, a sync stage that is not a stage."""
+
+
+class RingError(SftriageError):
+    """A ring or mailbox file that cannot be used: foreign, truncated, of another version."""
+
+
+class CaptureError(SftriageError):
+    """A capture could not be made; the message is the reason that goes on record."""
+
+
+class IntegrityError(SftriageError):
+    """A stored artefact is not what its manifest says it is (size, checksum, or missing)."""

@@ -1,0 +1,279 @@
+"""What passes between rooms: frozen records, standard library only.
+
+The trainer's process imports this module, so numpy is named here for the type checker alone.
+Arrays carry their axes as suffixes: N steps, R ranks, S stages, G sync stages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from sftriage.errors import SchemaError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    FloatArray = NDArray[np.float64]
+    BoolArray = NDArray[np.bool_]
+
+OTHER = "other"
+"""The last stage of a recorded vector: time outside every named stage. It closes the vector to the step."""
+
+MAX_STAGES = 32
+MAX_STAGE_NAME_BYTES = 31
+_STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
+CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+"""What a capture may be called: a plain file name that is never hidden and never leads elsewhere."""
+
+Label = Literal["healthy", "suspect", "needs_evidence"]
+Scope = Literal["rank", "all"]
+Outcome = Literal["capture", "hold", "throttle", "ignore"]
+Profiler = Literal["torch"]
+CaptureState = Literal["done", "failed", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageSchema:
+    """The ordered stages of a step, and which of them end in a blocking exchange between the ranks.
+
+    Raises:
+        SchemaError: no stages, too many, a bad or repeated name, or a sync stage that is not a stage.
+    """
+
+    stages: tuple[str, ...]
+    sync: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what no later room could make sense of."""
+        if not self.stages:
+            raise SchemaError("a step needs at least one stage")
+        if len(self.stages) > MAX_STAGES:
+            raise SchemaError(f"{len(self.stages)} stages; at most {MAX_STAGES} are recorded")
+        for name in self.stages:
+            if not isinstance(name, str) or not _STAGE_NAME.fullmatch(name) or len(name) > MAX_STAGE_NAME_BYTES:
+                raise SchemaError(
+                    f"stage name {name!r}: 1 to {MAX_STAGE_NAME_BYTES} of letters, digits and _ . : / @ -"
+                )
+        for kind, names in (("stage", self.stages), ("sync stage", self.sync)):
+            repeated = sorted({name for name in names if names.count(name) > 1})
+            if repeated:
+                raise SchemaError(f"{kind} named twice: {', '.join(repeated)}")
+        unknown = [name for name in self.sync if name not in self.stages]
+        if unknown:
+            raise SchemaError(
+                f"sync stage {', '.join(map(repr, unknown))} is not one of the stages {', '.join(self.stages)}"
+            )
+        if OTHER in self.stages[:-1]:
+            raise SchemaError(f"{OTHER!r} closes the step and can only be the last stage")
+        if OTHER in self.sync:
+            raise SchemaError(f"{OTHER!r} is time outside every stage and cannot be a sync stage")
+
+    @classmethod
+    def closed(cls, stages: tuple[str, ...], sync: tuple[str, ...] = ()) -> StageSchema:
+        """The schema with ``other`` as its last stage, added if it is not there."""
+        return cls(stages if stages and stages[-1] == OTHER else (*stages, OTHER), sync)
+
+    @property
+    def sync_in_order(self) -> tuple[str, ...]:
+        """The sync stages in the order of the step (length G)."""
+        return tuple(stage for stage in self.stages if stage in self.sync)
+
+
+@dataclass(frozen=True, slots=True)
+class StepRecord:
+    """One rank's step as the recorder wrote it. Times are nanoseconds on the host's monotonic clock.
+
+    ``durations_ns`` has one entry a stage and sums to the measured step exactly. ``outside_ns`` has one entry a sync
+    stage: the part of ``other`` that was spent before that sync stage ended and after the one before it, without which
+    a delay between two stages would be accounted after the sync it held up. ``between_ns`` is the time from the end of
+    the previous step to the start of this one, outside the step.
+    """
+
+    rank: int
+    step: int
+    start_ns: int
+    between_ns: int
+    durations_ns: tuple[int, ...]
+    outside_ns: tuple[int, ...]
+    complete: bool
+    capturing: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Window:
+    """N consecutive steps × R ranks × S stages of durations, in seconds.
+
+    A rank's missing step is a row of NaN: it is never zero-filled, it lowers coverage. Optional arrays refine it:
+
+    - ``outside_NRG``: the part of ``other`` before the end of each sync stage (see `StepRecord.outside_ns`);
+    - ``between_NR``: time between the previous step and this one;
+    - ``ready_NR``: seconds from the start of the (single) sync stage until the last gradient was ready on the rank;
+    - ``capturing_N``: steps during which a heavy profiler ran somewhere in the job.
+    """
+
+    schema: StageSchema
+    first_step: int
+    durations_NRS: FloatArray
+    outside_NRG: FloatArray | None = None
+    between_NR: FloatArray | None = None
+    ready_NR: FloatArray | None = None
+    capturing_N: BoolArray | None = None
+    hosts: tuple[str, ...] | None = None
+    cohorts: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+    attempt: int = 0
+
+    @property
+    def last_step(self) -> int:
+        """The number of the window's last step, inclusive."""
+        return self.first_step + int(self.durations_NRS.shape[0]) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Who and what would have to be mended: a scope, a stage, and what that would save.
+
+    Attributes:
+        scope: ``rank`` or ``all``.
+        ranks: the ranks of the scope.
+        stage: the stage, or None where all local stages of the scope are slow alike.
+        gain_s: exposed seconds a step that would be saved if the suspect were as its reference (mean over the window).
+        share: ``gain_s`` as a fraction of the exposed step time.
+        persistence: fraction of the window's steps in which the suspect's gain was there.
+        rank: the rank, where the scope is ``rank``.
+        host: the host, where the scope is ``host``.
+    """
+
+    scope: Scope
+    ranks: tuple[int, ...]
+    stage: str | None
+    gain_s: float
+    share: float
+    persistence: float
+    rank: int | None = None
+    host: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One window's label, its reasons, its ranked suspects, and every number that decided.
+
+    ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision.
+    ``leaders`` names for each stage the rank that led the frontier at its boundary, weighted by what it
+    advanced; None where the frontier never moved.
+    """
+
+    first_step: int
+    last_step: int
+    label: Label
+    reasons: tuple[str, ...]
+    suspects: tuple[Suspect, ...]
+    exposed_s: float
+    advances_s: Mapping[str, float]
+    leaders: Mapping[str, int | None]
+    numbers: Mapping[str, float]
+    clock: str = "host"
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Trigger:
+    """Why a capture exists: the window and the suspect, and the rule of the policy that asked for it."""
+
+    first_step: int
+    last_step: int
+    label: Label
+    scope: Scope
+    ranks: tuple[int, ...]
+    stage: str | None
+    gain_s: float
+    share: float
+    persistence: float
+    policy: str
+    policy_sha256: str
+    rule: str
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRequest:
+    """One time-boxed run of a profiler on one rank. Bounded in steps, seconds and bytes, whatever the profiler does.
+
+    Raises:
+        ValueError: a bound that is no bound, or an id that could not be a file name.
+    """
+
+    capture_id: str
+    rank: int
+    profiler: Profiler
+    steps: int
+    warmup_steps: int
+    max_seconds: float
+    max_bytes: int
+    options: Mapping[str, bool] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A request travels through a file that another process reads: check it wherever it is made."""
+        if not CAPTURE_ID.fullmatch(self.capture_id):
+            raise ValueError(f"capture id {self.capture_id!r} is not a plain file name")
+        if self.profiler != "torch":
+            raise ValueError(f"unknown profiler {self.profiler!r}")
+        if not (1 <= self.steps <= 1000 and 0 <= self.warmup_steps <= 100 and self.rank >= 0):
+            raise ValueError(f"steps {self.steps}, warmup_steps {self.warmup_steps} or rank {self.rank} out of bounds")
+        if not (0 < self.max_seconds <= 3600 and self.max_bytes > 0):
+            raise ValueError(f"max_seconds {self.max_seconds} or max_bytes {self.max_bytes} out of bounds")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureResult:
+    """What became of a request. ``first_step``..``last_step`` are the measured steps, warm-up excluded.
+
+    ``timings_s`` holds what the capture cost its rank: ``start``, ``run``, ``stop`` and ``export`` seconds.
+    ``clock`` maps the host's monotonic clock to wall time: two readings taken together, in nanoseconds.
+    """
+
+    capture_id: str
+    rank: int
+    state: CaptureState
+    detail: str = ""
+    first_step: int | None = None
+    last_step: int | None = None
+    size_bytes: int = 0
+    timings_s: Mapping[str, float] = field(default_factory=dict)
+    clock: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What was done about one window, why, and the numbers it was taken from.
+
+    ``requests`` is not empty exactly when ``outcome`` is ``capture``. ``resolves`` says, for a hold-off, what would
+    resolve it.
+    """
+
+    time_s: float
+    first_step: int
+    last_step: int
+    label: Label
+    outcome: Outcome
+    reason: str
+    rule: str | None = None
+    resolves: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    requests: tuple[CaptureRequest, ...] = ()
+    attempt: int = 0
+
+
+def plain(record: Any) -> Any:
+    """A record as JSON-ready values: dataclasses and mappings to dicts, tuples to lists, the rest as it is."""
+    names = getattr(type(record), "__dataclass_fields__", None)
+    if names is not None:
+        return {name: plain(getattr(record, name)) for name in names}
+    if isinstance(record, Mapping):
+        return {str(key): plain(value) for key, value in record.items()}
+    if isinstance(record, (tuple, list)):
+        return [plain(value) for value in record]
+    return record
