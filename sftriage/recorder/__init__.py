@@ -1,0 +1,24 @@
+"""The recorder: what runs in somebody else's training process, and how to read from outside what it wrote.
+
+Standard library only; torch is used where the training script has imported it, and never imported here.
+"""
+
+from sftriage.recorder.layout import RingInfo
+from sftriage.recorder.mailbox import CaptureProgress, MailboxClient
+from sftriage.recorder.monitor import Monitor
+from sftriage.recorder.ring import Batch, RingReader, RingStatus, find_rings
+from sftriage.recorder.steplog import LoggedSteps, StepLog, read_log
+
+__all__ = [
+    "Batch",
+    "CaptureProgress",
+    "LoggedSteps",
+    "MailboxClient",
+    "Monitor",
+    "RingInfo",
+    "RingReader",
+    "RingStatus",
+    "StepLog",
+    "find_rings",
+    "read_log",
+]

@@ -1,0 +1,124 @@
+"""What a training script enters and leaves: the context managers of a step and of its stages.
+
+They are the hot path: see `recording` for what they cost and why ``gate`` is all that they ask.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from time import monotonic_ns
+from types import TracebackType
+
+from sftriage.recorder.layout import DURATIONS
+from sftriage.recorder.recording import Recording
+from sftriage.recorder.ring import CURRENT_STAGE, SINCE
+
+
+class Stage:
+    """The context manager of one stage. There is one for the life of its recording: entering allocates nothing.
+
+    Args:
+        recording: what it is part of.
+        at: word of the slot that holds its duration.
+        outside_at: for a sync stage, word of the slot that holds its outside time; otherwise 0.
+    """
+
+    __slots__ = ("_at", "_index", "_outside_at", "_recording")
+
+    def __init__(self, recording: Recording, at: int, outside_at: int) -> None:
+        self._recording = recording
+        self._at = at
+        self._index = at - DURATIONS
+        self._outside_at = outside_at
+
+    def __enter__(self) -> None:
+        recording = self._recording
+        try:
+            if get_ident() != recording.gate:
+                recording.enter_slowly(self._at)
+                return
+            now = monotonic_ns()
+            stack = recording.stack
+            recording.words[stack[-1]] += now - recording.since
+            recording.since = now
+            stack.append(self._at)
+            live = recording.live
+            # The time first: a reader in between sees the old stage as just begun, not the new one as long under way.
+            live[SINCE] = now
+            live[CURRENT_STAGE] = self._index
+        except Exception as error:
+            recording.fail(error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        recording = self._recording
+        try:
+            stack = recording.stack
+            if get_ident() != recording.gate or stack[-1] != self._at:
+                recording.leave_slowly(self._at)
+                return
+            now = monotonic_ns()
+            words = recording.words
+            words[self._at] += now - recording.since
+            recording.since = now
+            stack.pop()
+            if self._outside_at and self._at not in stack:
+                words[self._outside_at] = words[recording.other]
+            live = recording.live
+            live[SINCE] = now
+            live[CURRENT_STAGE] = stack[-1] - DURATIONS
+        except Exception as failure:
+            recording.fail(failure)
+
+
+class OtherStage(Stage):
+    """``other``, entered by name. The bottom of the stack is ``other`` too, and must not be popped by a stray exit."""
+
+    __slots__ = ()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._recording.leave_slowly(self._at)
+        except Exception as failure:
+            self._recording.fail(failure)
+
+
+class Step:
+    """The context manager of a step.
+
+    Args:
+        recording: what it is part of.
+        number: the job's own number of the step; None for the one after the last.
+    """
+
+    __slots__ = ("_number", "_recording")
+
+    def __init__(self, recording: Recording, number: int | None) -> None:
+        self._recording = recording
+        self._number = number
+
+    def __enter__(self) -> None:
+        try:
+            self._recording.begin(self._number)
+        except Exception as error:
+            self._recording.fail(error)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._recording.end(kind is not None)
+        except Exception as failure:
+            self._recording.fail(failure)
+
+
+def stages_of(recording: Recording) -> dict[str, Stage]:
+    """The context manager of every stage of a recording, by name."""
+    found = {}
+    for at, name in enumerate(recording.info.schema.stages, DURATIONS):
+        kind = OtherStage if at == recording.other else Stage
+        found[name] = kind(recording, at, recording.outside.get(at, 0))
+    return found

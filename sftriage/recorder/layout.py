@@ -1,0 +1,238 @@
+"""The byte layout that rings, step logs and mailboxes share, and the one codec for it.
+
+Every file starts with a header of 4096 bytes, so that what follows is page aligned::
+
+    0     8   magic: what kind of file this is
+    8     4   byte-order mark 0x01020304, native order
+    12    4   format version
+    16    4   length of the document in bytes
+    20    4   CRC-32 of the document
+    24    n   document: UTF-8 JSON of everything that never changes (who writes, the stages, the number of slots)
+    3584  -   live words, 64-bit signed, native order; each kind of file says what its own words mean
+
+A recorded step is one slot of ``9 + S + G - 1`` 64-bit signed words (S stages, G sync stages), native order::
+
+    seq           1 for the first step that this writer published, and one more for each one after it
+    step          the job's own number of the step
+    start_ns      start, monotonic clock
+    between_ns    from the end of the previous step to this start
+    flags         1: the step was left half-way; 2: a heavy profiler touched it
+    kind          reserved, 0
+    work          reserved, 0
+    durations_ns  S words
+    outside_ns    G words, sync stages in the order of the step
+    crc           CRC-32 of all the bytes before it
+
+Words are all of one width so that the writer can keep a slot in one ``array`` and publish it with one slice assignment.
+The CRC shows a torn slot whatever order the machine makes its stores visible in.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+from sftriage.errors import RingError, SftriageError
+from sftriage.records import StageSchema, StepRecord
+
+HEADER_BYTES = 4096
+WORD_BYTES = 8
+LIVE_AT = 3584
+"""Byte offset of the live words: on cache lines of their own, away from what is only ever read."""
+
+VERSION = 1
+RING_MAGIC = b"SFTRING\n"
+LOG_MAGIC = b"SFTSTEPS"
+MAILBOX_MAGIC = b"SFTMAIL\n"
+
+MAX_SLOTS = 1 << 20
+MAX_TEXT_BYTES = 255
+MAX_COUNT = 1 << 62
+"""No process counts this far: a greater number in a file is damage, not data."""
+
+SEQ, STEP, START, BETWEEN, FLAGS = range(5)
+DURATIONS = 7
+"""Word of the slot at which the S durations begin."""
+
+INCOMPLETE = 1
+CAPTURING = 2
+
+_PROLOGUE = struct.Struct("=8sIIII")
+_BYTE_ORDER_MARK = 0x01020304
+_FOREIGN_MARK = 0x04030201
+_KINDS = {RING_MAGIC: "ring", LOG_MAGIC: "step log", MAILBOX_MAGIC: "mailbox"}
+
+
+@dataclass(frozen=True, slots=True)
+class RingInfo:
+    """Who writes a ring, and what its slots hold. Constant for the life of the file.
+
+    ``started_mono_ns`` and ``started_wall_ns`` were read together: they place the host's monotonic clock in wall time.
+    ``pid_start_ticks`` is when the kernel started ``pid`` (clock ticks since boot), so that a reused pid is not
+    mistaken for the writer.
+
+    Raises:
+        RingError: numbers that cannot be, or a text that is too long.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    attempt: int
+    job: str
+    host: str
+    cohort: str
+    schema: StageSchema
+    started_mono_ns: int
+    started_wall_ns: int
+    pid: int
+    pid_start_ticks: int
+
+    def __post_init__(self) -> None:
+        """An info is also made from what a file says: check it wherever it is made."""
+        numbers = (
+            self.rank,
+            self.world_size,
+            self.local_rank,
+            self.attempt,
+            self.started_mono_ns,
+            self.started_wall_ns,
+            self.pid,
+            self.pid_start_ticks,
+        )
+        # type(), not isinstance(): JSON's true would pass for 1.
+        if any(type(number) is not int or not 0 <= number < MAX_COUNT for number in numbers):
+            raise RingError("rank, world size, attempt, clocks and pid have to be whole numbers from 0 on")
+        if self.rank >= self.world_size:
+            raise RingError(f"rank {self.rank} of a world of {self.world_size}")
+        for text in (self.job, self.host, self.cohort):
+            if not isinstance(text, str) or bounded_text(text) != text:
+                raise RingError(f"job, host and cohort are printable text of at most {MAX_TEXT_BYTES} bytes")
+
+    @property
+    def slot_words(self) -> int:
+        """Words in one slot: seven fixed ones, S durations, G outside times, and the CRC."""
+        return DURATIONS + len(self.schema.stages) + len(self.schema.sync) + 1
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes in one slot."""
+        return self.slot_words * WORD_BYTES
+
+    def file_name(self, kind: str) -> str:
+        """The name of this rank's file of a kind: ``ring``, ``steps`` or ``mailbox``."""
+        return f"rank-{self.rank}.{self.attempt}.{kind}"
+
+
+def bounded_text(text: str) -> str:
+    """A text as a header may hold it: printable, and cut to `MAX_TEXT_BYTES` bytes of UTF-8."""
+    printable = "".join(char if char.isprintable() else "?" for char in text)
+    return printable.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
+
+
+def encode_header(magic: bytes, info: RingInfo, slots: int) -> bytes:
+    """A whole header with its live words at zero.
+
+    Args:
+        magic: the kind of file.
+        info: who writes it.
+        slots: slots in the file; 0 where it has none or grows without bound.
+    """
+    document = {name: getattr(info, name) for name in RingInfo.__dataclass_fields__ if name != "schema"} | {
+        "stages": info.schema.stages,
+        "sync": [info.schema.stages.index(name) for name in info.schema.sync],
+        "slots": slots,
+    }
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    prologue = _PROLOGUE.pack(magic, _BYTE_ORDER_MARK, VERSION, len(body), crc32(body))
+    head = prologue + body
+    # 32 stage names of 31 bytes and three bounded texts fit with room to spare; a format that grows must not overlap.
+    if len(head) > LIVE_AT:
+        raise RingError(f"the header's document of {len(body)} bytes does not fit")
+    return head.ljust(HEADER_BYTES, b"\0")
+
+
+def decode_header(magic: bytes, header: bytes, name: str) -> tuple[RingInfo, int]:
+    """Check a header and read it: who writes the file, and its number of slots.
+
+    Args:
+        magic: the kind of file it has to be.
+        header: the first `HEADER_BYTES` of the file, or fewer if it has no more.
+        name: the file's name, for the message.
+
+    Raises:
+        RingError: foreign, truncated, of another version or byte order, or damaged.
+    """
+    kind = _KINDS[magic]
+    if header[: len(magic)] != magic[: len(header)] or not header:
+        raise RingError(f"{name}: not a {kind} of sftriage")
+    if len(header) < HEADER_BYTES:
+        raise RingError(f"{name}: truncated: {len(header)} of the header's {HEADER_BYTES} bytes")
+    _, mark, version, length, checksum = _PROLOGUE.unpack_from(header)
+    if mark == _FOREIGN_MARK:
+        raise RingError(f"{name}: written in another byte order than this machine's ({sys.byteorder}-endian)")
+    if mark != _BYTE_ORDER_MARK:
+        raise RingError(f"{name}: bad header: byte-order mark {mark:#010x}")
+    if version != VERSION:
+        raise RingError(f"{name}: format version {version}; this sftriage reads version {VERSION}")
+    if length > LIVE_AT - _PROLOGUE.size:
+        raise RingError(f"{name}: bad header: a document of {length} bytes")
+    body = header[_PROLOGUE.size : _PROLOGUE.size + length]
+    if crc32(body) != checksum:
+        raise RingError(f"{name}: bad header: its checksum does not match")
+    try:
+        return _decode_document(json.loads(body))
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError, SftriageError) as error:
+        raise RingError(f"{name}: bad header: {error}") from error
+
+
+def _decode_document(document: Mapping[str, Any]) -> tuple[RingInfo, int]:
+    stages = tuple(document["stages"])
+    schema = StageSchema(stages, tuple(stages[index] for index in document["sync"]))
+    slots = document["slots"]
+    if type(slots) is not int or not 0 <= slots <= MAX_SLOTS:
+        raise RingError(f"{slots!r} slots")
+    fields = {name: document[name] for name in RingInfo.__dataclass_fields__ if name != "schema"}
+    return RingInfo(schema=schema, **fields), slots
+
+
+class SlotCodec:
+    """Turns the bytes of slots into records, and refuses every slot that was not written whole."""
+
+    def __init__(self, info: RingInfo) -> None:
+        self._rank = info.rank
+        self._words = struct.Struct(f"={info.slot_words}q")
+        self._durations = slice(DURATIONS, DURATIONS + len(info.schema.stages))
+        self._outside = slice(self._durations.stop, info.slot_words - 1)
+        self.slot_bytes = info.slot_bytes
+
+    def decode(self, slot: bytes) -> tuple[int, StepRecord] | None:
+        """The sequence number and the record of one slot, or None if it is torn or damaged.
+
+        Args:
+            slot: exactly ``slot_bytes`` bytes.
+        """
+        words = self._words.unpack(slot)
+        if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
+            return None
+        durations_ns, outside_ns = words[self._durations], words[self._outside]
+        # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
+        if min(words[BETWEEN], *durations_ns, *outside_ns) < 0:
+            return None
+        flags = words[FLAGS]
+        record = StepRecord(
+            rank=self._rank,
+            step=words[STEP],
+            start_ns=words[START],
+            between_ns=words[BETWEEN],
+            durations_ns=durations_ns,
+            outside_ns=outside_ns,
+            complete=not flags & INCOMPLETE,
+            capturing=bool(flags & CAPTURING),
+        )
+        return words[SEQ], record

@@ -1,0 +1,333 @@
+"""The mailbox: a small memory-mapped file that carries one capture request to a rank, and its result back.
+
+``rank-<rank>.<attempt>.mailbox`` is a header (see `layout`), 64 KiB for the request and 64 KiB for the result, both
+UTF-8 JSON. The live words of its header, each side's on a cache line of its own::
+
+     0  bell           goes up by one at each request and each cancellation: all that the trainer reads in a step
+     1  request_seq    number of the latest request, from 1
+     2  request_bytes  its length
+     3  request_crc    its CRC-32
+     4  cancel_seq     number of the request that is called off
+
+     8  state          0 idle, 1 armed, 2 recording, 3 exporting
+     9  steps          steps recorded so far
+    10  result_seq     number of the request that the result answers; stored after the result itself
+    11  result_bytes   its length
+    12  result_crc     its CRC-32
+
+One request is under way at a time: a client posts the next one when the last is answered, so no result is lost between
+two looks, and a client that was restarted finds the last one still there.
+
+The trainer maps the file. A client reads and writes it as a file, and takes a lock (``flock``) while it posts.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+from zlib import crc32
+
+from sftriage.errors import CaptureError, RingError
+from sftriage.recorder import files
+from sftriage.recorder.layout import (
+    HEADER_BYTES,
+    LIVE_AT,
+    MAILBOX_MAGIC,
+    MAX_COUNT,
+    WORD_BYTES,
+    RingInfo,
+    decode_header,
+    encode_header,
+)
+from sftriage.records import CaptureRequest, CaptureResult, plain
+
+State = Literal["idle", "armed", "recording", "exporting"]
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_DETAIL_CHARS = 2000
+SIZE_BYTES = HEADER_BYTES + 2 * MAX_MESSAGE_BYTES
+
+BELL, REQUEST_SEQ, REQUEST_BYTES, REQUEST_CRC, CANCEL_SEQ = range(5)
+STATE, STEPS, RESULT_SEQ, RESULT_BYTES, RESULT_CRC = range(8, 13)
+
+_STATES: tuple[State, ...] = ("idle", "armed", "recording", "exporting")
+_REQUEST_AT = HEADER_BYTES
+_RESULT_AT = HEADER_BYTES + MAX_MESSAGE_BYTES
+_LIVE = struct.Struct("=13q")
+_WORD = struct.Struct("=q")
+_WHOLE = ("rank", "steps", "warmup_steps", "max_bytes")
+
+
+class Mailbox:
+    """The trainer's end: reads requests, shows how far it is, writes results. Driven at step boundaries.
+
+    Args:
+        directory: where the ring lies.
+        info: the ring's info. Whoever holds the ring of a rank and attempt may replace a mailbox left over beside it.
+
+    Attributes:
+        live: the header's live words; ``live[BELL]`` changes when there is something to look at.
+
+    Raises:
+        OSError: the directory is missing or full, or may not be written.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo) -> None:
+        header = encode_header(MAILBOX_MAGIC, info, 0)
+        self._map = files.create_mapped(directory / info.file_name("mailbox"), header, SIZE_BYTES, clobber=True)
+        self._bytes = memoryview(self._map)
+        self.live = self._bytes[LIVE_AT:HEADER_BYTES].cast("q")
+        self._rank = info.rank
+        self._taken = 0
+
+    def take(self) -> CaptureRequest | None:
+        """The request that has come since the last look, if any.
+
+        Raises:
+            CaptureError: there is one, and it is not fit to be carried out; the message says why.
+        """
+        seq = self.live[REQUEST_SEQ]
+        if seq == self._taken:
+            return None
+        self._taken = seq
+        length = self.live[REQUEST_BYTES]
+        if not 0 < length <= MAX_MESSAGE_BYTES:
+            raise CaptureError(f"the request is said to have {length} bytes")
+        body = bytes(self._bytes[_REQUEST_AT : _REQUEST_AT + length])
+        if crc32(body) != self.live[REQUEST_CRC]:
+            raise CaptureError("the request does not match its checksum")
+        try:
+            request = request_from_json(json.loads(body))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise CaptureError(f"the request cannot be read: {error}") from error
+        if request.rank != self._rank:
+            raise CaptureError(f"the request is for rank {request.rank}, this is rank {self._rank}")
+        return request
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the request taken last has been called off."""
+        return bool(self.live[CANCEL_SEQ] == self._taken)
+
+    def show(self, state: State, steps: int = 0) -> None:
+        """Say how far the capture is."""
+        self.live[STEPS] = steps
+        self.live[STATE] = _STATES.index(state)
+
+    def answer(self, result: CaptureResult) -> None:
+        """Publish the result of the request taken last."""
+        message = plain(result) | {"detail": result.detail[:MAX_DETAIL_CHARS]}
+        body = json.dumps(message).encode("ascii")
+        self._bytes[_RESULT_AT : _RESULT_AT + len(body)] = body
+        self.live[RESULT_BYTES] = len(body)
+        self.live[RESULT_CRC] = crc32(body)
+        self.live[RESULT_SEQ] = self._taken
+
+    def close(self) -> None:
+        """Unmap; the file stays. A second call does nothing."""
+        self.live.release()
+        self._bytes.release()
+        self._map.close()
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureProgress:
+    """How far a rank is with the latest request.
+
+    Attributes:
+        state: what its executor is doing; ``idle`` too while it has not looked at the request yet.
+        steps: steps recorded so far.
+        answered: there is no request without a result.
+    """
+
+    state: State
+    steps: int
+    answered: bool
+
+
+class MailboxClient:
+    """The controller's end of a rank's mailbox.
+
+    Raises:
+        RingError: the file is foreign, truncated, of another version or byte order, or damaged. Every method raises it
+            when the file has become so.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self._polled = 0
+        self._descriptor = files.open_regular(self.path, os.O_RDWR)
+        try:
+            header = files.read_at(self._descriptor, HEADER_BYTES, 0, str(path))
+            self.info, _ = decode_header(MAILBOX_MAGIC, header, str(path))
+            if (found := os.fstat(self._descriptor).st_size) != SIZE_BYTES:
+                raise RingError(f"{path}: truncated or foreign: {found} bytes of {SIZE_BYTES}")
+        except BaseException:
+            self.close()
+            raise
+
+    def post(self, request: CaptureRequest) -> int:
+        """Hand a request to the rank, and return its number.
+
+        Raises:
+            CaptureError: it is for another rank, too long, or an earlier one has no result yet.
+        """
+        body = json.dumps(plain(request)).encode("ascii")
+        if request.rank != self.info.rank:
+            raise CaptureError(f"a request for rank {request.rank} in the mailbox of rank {self.info.rank}")
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise CaptureError(f"a request of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
+        with self._locked():
+            live = self._live()
+            if live[RESULT_SEQ] != live[REQUEST_SEQ]:
+                raise CaptureError(f"rank {self.info.rank} has not answered its last request yet")
+            seq = live[REQUEST_SEQ] + 1
+            self._write(_REQUEST_AT, body)
+            for word, value in ((REQUEST_BYTES, len(body)), (REQUEST_CRC, crc32(body)), (REQUEST_SEQ, seq)):
+                self._store(word, value)
+            self._store(BELL, live[BELL] + 1)
+        return seq
+
+    def cancel(self, capture_id: str) -> bool:
+        """Call a request off, unless it is answered already.
+
+        Returns:
+            Whether this is the request under way, so that a result is still to come.
+        """
+        with self._locked():
+            live = self._live()
+            if live[RESULT_SEQ] == live[REQUEST_SEQ]:
+                return False
+            request = self._message(_REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC])
+            if request.get("capture_id") != capture_id:
+                return False
+            self._store(CANCEL_SEQ, live[REQUEST_SEQ])
+            self._store(BELL, live[BELL] + 1)
+        return True
+
+    def poll(self) -> CaptureResult | None:
+        """The latest result, once: None until the next one. A new client sees the last result again."""
+        live = self._live()
+        seq = live[RESULT_SEQ]
+        if seq == self._polled:
+            return None
+        message = self._message(_RESULT_AT, live[RESULT_BYTES], live[RESULT_CRC])
+        try:
+            result = result_from_json(message)
+        except (ValueError, TypeError, KeyError) as error:
+            raise RingError(f"{self.path}: not a capture result: {error}") from error
+        self._polled = seq
+        return result
+
+    def progress(self) -> CaptureProgress:
+        """How far the rank is with the latest request."""
+        live = self._live()
+        if not (0 <= live[STATE] < len(_STATES) and 0 <= live[STEPS] < MAX_COUNT):
+            raise RingError(f"{self.path}: state {live[STATE]}, {live[STEPS]} steps")
+        return CaptureProgress(_STATES[live[STATE]], live[STEPS], live[RESULT_SEQ] == live[REQUEST_SEQ])
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> MailboxClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keep other clients out: a person's request and the controller's must not mix."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+
+    def _live(self) -> tuple[int, ...]:
+        found = files.read_at(self._descriptor, _LIVE.size, LIVE_AT, str(self.path))
+        if len(found) < _LIVE.size:
+            raise RingError(f"{self.path}: truncated: its header has become shorter")
+        live: tuple[int, ...] = _LIVE.unpack(found)
+        if not all(0 <= live[word] < MAX_COUNT for word in (BELL, REQUEST_SEQ, RESULT_SEQ)):
+            raise RingError(f"{self.path}: its counts of requests and results cannot be")
+        return live
+
+    def _message(self, offset: int, length: int, checksum: int) -> Mapping[str, Any]:
+        if not 0 < length <= MAX_MESSAGE_BYTES:
+            raise RingError(f"{self.path}: a message of {length} bytes")
+        body = files.read_at(self._descriptor, length, offset, str(self.path))
+        if crc32(body) != checksum:
+            raise RingError(f"{self.path}: a message does not match its checksum")
+        try:
+            message = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise RingError(f"{self.path}: a message is not JSON: {error}") from error
+        if not isinstance(message, dict):
+            raise RingError(f"{self.path}: a message is not a JSON object")
+        return message
+
+    def _store(self, word: int, value: int) -> None:
+        self._write(LIVE_AT + word * WORD_BYTES, _WORD.pack(value))
+
+    def _write(self, offset: int, data: bytes) -> None:
+        # Checked, because pwrite past the end of a truncated file would make it grow again, with holes.
+        if os.fstat(self._descriptor).st_size != SIZE_BYTES:
+            raise RingError(f"{self.path}: truncated")
+        try:
+            os.pwrite(self._descriptor, data, offset)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+
+def request_from_json(message: Any) -> CaptureRequest:
+    """A request from decoded JSON that anybody may have written.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none; the message says why.
+    """
+    if not isinstance(message, dict) or set(message) - set(CaptureRequest.__dataclass_fields__):
+        raise ValueError("not an object with the fields of a capture request")
+    options = message.get("options", {})
+    if not isinstance(options, dict) or not all(isinstance(value, bool) for value in options.values()):
+        raise ValueError("options are names with true or false")
+    # type(), not isinstance(): JSON's true would pass for 1.
+    if any(type(message[name]) is not int for name in _WHOLE):
+        raise ValueError(f"{', '.join(_WHOLE)} have to be whole numbers")
+    if type(message["max_seconds"]) not in (int, float):
+        raise ValueError("max_seconds has to be a number")
+    return CaptureRequest(**message)
+
+
+def result_from_json(message: Mapping[str, Any]) -> CaptureResult:
+    """A result from decoded JSON that anybody may have written.
+
+    Raises:
+        ValueError, TypeError, KeyError: it is none; the message says why.
+    """
+    result = CaptureResult(**message)
+    texts = (result.capture_id, result.detail)
+    steps = (result.first_step, result.last_step)
+    if not all(isinstance(text, str) for text in texts) or result.state not in ("done", "failed", "refused"):
+        raise ValueError(f"state {result.state!r}")
+    if any(step is not None and type(step) is not int for step in steps):
+        raise ValueError(f"steps {result.first_step!r} to {result.last_step!r}")
+    if type(result.rank) is not int or type(result.size_bytes) is not int or result.size_bytes < 0:
+        raise ValueError(f"rank {result.rank!r}, {result.size_bytes!r} bytes")
+    for name, numbers, kinds in (("timings_s", result.timings_s, (int, float)), ("clock", result.clock, (int,))):
+        if not isinstance(numbers, dict) or any(type(number) not in kinds for number in numbers.values()):
+            raise ValueError(f"{name} {numbers!r}")
+    return result

@@ -1,0 +1,243 @@
+"""`Monitor`: what a training script holds.
+
+::
+
+    monitor = Monitor()
+    for batch in loader_of(monitor):
+        with monitor.step():
+            with monitor.stage("data"): ...
+            with monitor.stage("forward"): ...
+
+It records where ``SFTRIAGE_RINGS`` names a directory, and is inert where it does not: the same script runs with and
+without. Wrong arguments raise when it is made. An environment that fails (a disk that is full, a directory that is
+missing) is one warning and an inert monitor, and after construction nothing is ever raised into training.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic_ns, time_ns
+from types import TracebackType
+
+from sftriage.errors import RingError, SchemaError, UsageError
+from sftriage.recorder.contexts import Step, stages_of
+from sftriage.recorder.files import start_ticks
+from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
+from sftriage.recorder.log import warn
+from sftriage.recorder.mailbox import Mailbox
+from sftriage.recorder.profiling import CaptureExecutor
+from sftriage.recorder.recording import Recording
+from sftriage.recorder.ring import RingReader, RingWriter
+from sftriage.records import StageSchema
+
+RINGS_ENV = "SFTRIAGE_RINGS"
+SPOOL_ENV = "SFTRIAGE_SPOOL"
+JOB_ENV = "SFTRIAGE_JOB"
+
+DEFAULT_SLOTS = 4096
+_MAX_ATTEMPTS = 1000
+
+_NOTHING: AbstractContextManager[None] = nullcontext()
+
+
+class Monitor:
+    """Records the stages of every step of one rank, and carries out captures that its mailbox asks for.
+
+    Args:
+        stages: the named stages of a step, in order; ``other`` is added as the last one.
+        sync: those of them that end in a blocking exchange between the ranks.
+        rank: this process's rank; by default ``RANK``, or 0.
+        world_size: ranks in the job; by default ``WORLD_SIZE``, or 1.
+        local_rank: this process's rank on its host; by default ``LOCAL_RANK``, or 0.
+        job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
+        host: the host's name; by default what the kernel says.
+        cohort: ranks with the same cohort do the same work, and are compared; by default all are one.
+        rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
+        spool: directory for traces; by default ``SFTRIAGE_SPOOL``. Without one captures are refused.
+        slots: steps that the ring holds before the oldest is overwritten.
+
+    Raises:
+        SchemaError: the stages make no sense.
+        UsageError: another argument makes no sense.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[str] = ("data", "forward", "backward", "optimizer"),
+        sync: Sequence[str] = ("backward",),
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        local_rank: int | None = None,
+        job: str | None = None,
+        host: str | None = None,
+        cohort: str | None = None,
+        rings: str | os.PathLike[str] | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        slots: int = DEFAULT_SLOTS,
+    ) -> None:
+        if isinstance(stages, str) or isinstance(sync, str):
+            raise SchemaError("stages and sync are sequences of names, not one string")
+        schema = StageSchema.closed(tuple(stages), tuple(sync))
+        if type(slots) is not int or not 1 <= slots <= MAX_SLOTS:
+            raise UsageError(f"slots {slots!r}: 1 to {MAX_SLOTS}")
+        given = {"rank": rank, "world_size": world_size, "local_rank": local_rank}
+        info = _info(schema, given, {"job": job, "host": host, "cohort": cohort}, os.environ)
+        directory = rings if rings is not None else os.environ.get(RINGS_ENV)
+        self._recording: Recording | None = None
+        if info is not None and directory:
+            self._recording = _open(Path(directory), info, slots, spool or os.environ.get(SPOOL_ENV))
+        self._stages: dict[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
+        self._step: AbstractContextManager[None] = _NOTHING
+        if self._recording is not None:
+            self._stages.update(stages_of(self._recording))
+            self._step = Step(self._recording, None)
+            # Runs when the monitor is dropped and at exit; the recording does not keep the monitor alive.
+            weakref.finalize(self, self._recording.close)
+
+    def step(self, number: int | None = None) -> AbstractContextManager[None]:
+        """One training step, as a context manager.
+
+        Args:
+            number: the job's own number of the step, for one resumed from a checkpoint; by default one more than the
+                last, from 0.
+        """
+        if number is None or self._recording is None:
+            return self._step
+        return Step(self._recording, number)
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """One stage of the step that is open, as a context manager.
+
+        A name that is not one of the stages counts as misuse; its time stays with the stage around it.
+        """
+        try:
+            return self._stages[name]
+        except (KeyError, TypeError):
+            if self._recording is not None:
+                self._recording.misused("there is no such stage", name)
+            return _NOTHING
+
+    @property
+    def info(self) -> RingInfo | None:
+        """Who this monitor records as, or None if it is inert."""
+        return None if self._recording is None else self._recording.info
+
+    @property
+    def active(self) -> bool:
+        """Whether steps are being recorded."""
+        return self._recording is not None and not self._recording.off
+
+    def close(self) -> None:
+        """Stop recording. A second call does nothing; steps and stages after it cost next to nothing."""
+        if self._recording is not None:
+            self._recording.close()
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _open(directory: Path, info: RingInfo, slots: int, spool: str | os.PathLike[str] | None) -> Recording | None:
+    """The recording of this rank, or None, with a warning, where the environment does not allow one."""
+    try:
+        ring = _claim(directory, info, slots)
+    except (OSError, RingError) as error:
+        warn("not recording rank %d: %s", info.rank, error)
+        return None
+    try:
+        mailbox = Mailbox(directory, ring.info)
+    except OSError as error:
+        ring.close()
+        warn("not recording rank %d: %s", info.rank, error)
+        return None
+    return Recording(ring, CaptureExecutor(mailbox, ring.info, Path(spool).absolute() if spool else None))
+
+
+def _claim(directory: Path, info: RingInfo, slots: int) -> RingWriter:
+    """Create this rank's ring under the first attempt that is free, from the job's own on.
+
+    Raises:
+        RingError: a monitor that is running holds this rank.
+        OSError: the directory is missing or full, or may not be written.
+    """
+    for attempt in range(info.attempt, info.attempt + _MAX_ATTEMPTS):
+        claimed = replace(info, attempt=attempt)
+        try:
+            return RingWriter(directory, claimed, slots)
+        except FileExistsError:
+            if _held(directory / claimed.file_name("ring")):
+                raise RingError(f"another monitor holds rank {info.rank}") from None
+    raise RingError(f"{directory} holds {_MAX_ATTEMPTS} rings of rank {info.rank}: remove the old ones")
+
+
+def _held(path: Path) -> bool:
+    """Whether a running monitor writes this ring; a file that cannot be read as one is in nobody's hands."""
+    try:
+        with RingReader(path) as ring:
+            status = ring.status()
+    except RingError:
+        return False
+    return status.alive and not status.closed
+
+
+def _info(
+    schema: StageSchema,
+    numbers: Mapping[str, int | None],
+    texts: Mapping[str, str | None],
+    environment: Mapping[str, str],
+) -> RingInfo | None:
+    """Who this process is, by the arguments and else by torchrun's environment; None if the environment is malformed.
+
+    Raises:
+        UsageError: an argument makes no sense.
+    """
+    for name, value in numbers.items():
+        if value is not None and (type(value) is not int or value < 0):
+            raise UsageError(f"{name} {value!r}: a whole number from 0 on")
+    for name, text in texts.items():
+        if text is not None and not isinstance(text, str):
+            raise UsageError(f"{name} {text!r}: a text")
+    try:
+        found = {
+            name: _number(environment, variable, default) if given is None else given
+            for (name, given), (variable, default) in zip(
+                {**numbers, "attempt": None}.items(),
+                (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0), ("TORCHELASTIC_RESTART_COUNT", 0)),
+                strict=True,
+            )
+        }
+        job = environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or ""
+        return RingInfo(
+            **found,
+            job=bounded_text(job if texts["job"] is None else texts["job"]),
+            host=bounded_text(os.uname().nodename if texts["host"] is None else texts["host"]),
+            cohort=bounded_text(texts["cohort"] or ""),
+            schema=schema,
+            started_mono_ns=monotonic_ns(),
+            started_wall_ns=time_ns(),
+            pid=os.getpid(),
+            pid_start_ticks=start_ticks(os.getpid()) or 0,
+        )
+    except RingError as error:
+        if any(value is not None for value in numbers.values()):
+            raise UsageError(str(error)) from error
+        warn("not recording: %s", error)
+        return None
+
+
+def _number(environment: Mapping[str, str], variable: str, default: int) -> int:
+    text = environment.get(variable, str(default))
+    # int() would also take "1_0" and " 1 ".
+    if not (text.isascii() and text.isdecimal()):
+        raise RingError(f"{variable}={text!r} is not a whole number")
+    return int(text)

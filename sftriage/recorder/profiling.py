@@ -1,0 +1,317 @@
+"""The trainer's half of a torch.profiler capture: a state machine driven at step boundaries, on the training thread.
+
+::
+
+    idle ──request──▶ armed ──warm-up steps──▶ recording ──steps──▶ exporting ──▶ idle
+                        │                         │
+                        └─ called off, out of time, an error, the job's own profiler ─▶ idle, result "failed"
+
+The profiler is prepared, started and stopped between two steps; only the export runs elsewhere, in a background thread.
+Where the trace goes is the trainer's own setting: a request cannot choose a path. Traces are not compressed here: the
+agent's process does that, off this one altogether.
+
+A bound in seconds is looked at between steps: torch's profiler can only be stopped on the thread that started it, so a
+hung step cannot be cut short.
+
+``KINETO_LOG_LEVEL`` is left alone: Kineto reads it when torch is imported, which is before any of this.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sftriage.errors import CaptureError
+from sftriage.recorder.guard import GUARD, ProfilerGuard
+from sftriage.recorder.layout import RingInfo
+from sftriage.recorder.log import warn
+from sftriage.recorder.mailbox import Mailbox, State
+from sftriage.recorder.session import OPTIONS, TorchSession
+from sftriage.recorder.spool import write_trace
+from sftriage.records import CaptureRequest, CaptureResult, CaptureState
+
+LAST_EXPORT_S = 10.0
+"""How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
+
+
+@dataclass(slots=True)
+class _Capture:
+    """One request under way."""
+
+    request: CaptureRequest
+    deadline_s: float
+    session: TorchSession
+    warmed: int = 0
+
+
+class CaptureExecutor:
+    """Carries out the requests of one mailbox. A `StepHook`: none of its public methods raises.
+
+    Args:
+        mailbox: where requests come from and results go; the executor closes it.
+        info: the rank it works for.
+        spool: the directory for traces; without one every request is refused.
+        guard: who holds the process's profiler.
+
+    Attributes:
+        bell: see `StepHook`.
+    """
+
+    def __init__(self, mailbox: Mailbox, info: RingInfo, spool: Path | None, guard: ProfilerGuard = GUARD) -> None:
+        self.bell = mailbox.live
+        self._mailbox = mailbox
+        self._info = info
+        self._spool = spool
+        self._guard = guard
+        self._state: State = "idle"
+        self._capture: _Capture | None = None
+        self._export: threading.Thread | None = None
+        self._stalled = False
+        guard.install()
+
+    @property
+    def busy(self) -> bool:
+        """Whether `before_step` is wanted at the next step in any case."""
+        return self._state != "idle" or self._stalled
+
+    @property
+    def stepping(self) -> bool:
+        """Whether steps are being counted: warm-up, or recording."""
+        return self._state in ("armed", "recording")
+
+    @property
+    def annotating(self) -> bool:
+        """Whether stages are marked in the trace."""
+        return self._state == "recording"
+
+    def before_step(self, number: int) -> bool:
+        """Go on with the capture under way, or begin the one that is asked for.
+
+        Args:
+            number: the step that is about to start.
+
+        Returns:
+            Whether a heavy profiler touched this step, or the time since the last one.
+        """
+        touched = self.busy
+        self._stalled = False
+        self._guard.install()
+        try:
+            if self._capture is not None:
+                self._go_on(self._capture, number)
+            elif self._state == "idle":
+                self._look(number)
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+        # A stop in here is over before the step starts: it is this step's between_ns, not the next one's.
+        touched = touched or self.busy
+        self._stalled = False
+        return touched
+
+    def after_step(self) -> None:
+        """Count the step that has ended, and stop when there are enough."""
+        capture = self._capture
+        if capture is None:
+            return
+        try:
+            if self._state == "armed":
+                capture.warmed += 1
+                return
+            session = capture.session
+            session.end_step()
+            self._mailbox.show("recording", session.steps)
+            if session.steps >= capture.request.steps:
+                self._stop(capture, "")
+            elif time.monotonic() >= capture.deadline_s:
+                self._finish_early(capture, "time-box reached")
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def follow(self, stages: Sequence[str]) -> None:
+        """Mark in the trace the stages that are open now, outermost first."""
+        if self._capture is None or self._state != "recording":
+            return
+        try:
+            self._capture.session.follow(stages)
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+
+    def close(self, wait: bool) -> None:
+        """Training has ended, or the recorder: keep the steps there are, and answer what was asked.
+
+        Args:
+            wait: give an export that is under way `LAST_EXPORT_S` to be finished.
+        """
+        try:
+            if self._capture is not None:
+                self._finish_early(self._capture, "training ended")
+        except Exception as error:
+            self._give_up(f"{type(error).__name__}: {error}")
+        if self._export is not None:
+            self._export.join(LAST_EXPORT_S if wait else 0)
+            if self._export.is_alive():
+                return  # It still writes into the mailbox, which goes with the process.
+        self._refuse_the_last()
+        self._mailbox.close()
+
+    def abandon(self) -> None:
+        """A forked child: its parent's capture and mailbox are none of its business."""
+        self._capture = None
+        self._state = "idle"
+        self._guard.release(self._make_way)
+        self._mailbox.close()
+
+    def _look(self, number: int) -> None:
+        """Take a request from the mailbox, and refuse it or begin it."""
+        try:
+            request = self._mailbox.take()
+        except CaptureError as error:
+            self._answer("unreadable", "refused", str(error))
+            return
+        if request is None:
+            return
+        reason = self._refusal(request)
+        if reason is None:
+            self._begin(request, number)
+        else:
+            self._answer(request.capture_id, "refused", reason)
+
+    def _refusal(self, request: CaptureRequest) -> str | None:
+        unknown = sorted(set(request.options) - OPTIONS)
+        if unknown:
+            return f"unknown options: {', '.join(unknown)}"
+        # Importing torch would take seconds, and nobody asked for it.
+        if "torch" not in sys.modules:
+            return "torch is not imported in this process"
+        if self._spool is None:
+            return "no spool directory is set (SFTRIAGE_SPOOL)"
+        if self._mailbox.cancelled:
+            return "cancelled"
+        return self._guard.busy()
+
+    def _begin(self, request: CaptureRequest, number: int) -> None:
+        session = TorchSession(self._info, request.options, self._guard)
+        capture = _Capture(request, time.monotonic() + request.max_seconds, session)
+        self._capture = capture
+        self._guard.hold(self._make_way)
+        self._enter("armed")
+        session.prepare()
+        if request.warmup_steps == 0:
+            self._start(capture, number)
+
+    def _go_on(self, capture: _Capture, number: int) -> None:
+        if self._mailbox.cancelled:
+            self._give_up("cancelled")
+        elif time.monotonic() >= capture.deadline_s:
+            self._finish_early(capture, "time-box reached")
+        elif self._state == "recording":
+            capture.session.begin_step(number)
+        elif capture.warmed >= capture.request.warmup_steps:
+            self._start(capture, number)
+
+    def _start(self, capture: _Capture, number: int) -> None:
+        """Record from this step on."""
+        capture.session.start(capture.request.capture_id, number)
+        capture.session.begin_step(number)
+        self._enter("recording")
+
+    def _finish_early(self, capture: _Capture, why: str) -> None:
+        if capture.session.steps:
+            self._stop(capture, f"{why} after {capture.session.steps} of {capture.request.steps} steps")
+        else:
+            self._give_up(f"{why} before a step was recorded")
+
+    def _stop(self, capture: _Capture, detail: str) -> None:
+        """Stop the profiler between two steps, keep what it has, and export it in the background."""
+        self._stalled = True
+        capture.session.stop()
+        self._enter("exporting")
+        self._capture = None
+        # Our session is over: from here on the job may start its own profiler.
+        self._guard.release(self._make_way)
+        self._export = threading.Thread(
+            target=self._export_trace, args=(capture, detail), name="sftriage-export", daemon=True
+        )
+        self._export.start()
+
+    def _export_trace(self, capture: _Capture, detail: str) -> None:
+        """The background thread: write the trace, then say so."""
+        began_s = time.monotonic()
+        state: CaptureState = "done"
+        size_bytes = 0
+        request = capture.request
+        try:
+            assert self._spool is not None, "a request is refused where there is no spool"
+            size_bytes = write_trace(capture.session.export, self._spool, request.capture_id, request.max_bytes)
+        except CaptureError as error:
+            state, detail = "failed", str(error)
+        except Exception as error:
+            state, detail = "failed", f"{type(error).__name__}: {error}"
+        capture.session.timings_s["export"] = time.monotonic() - began_s
+        self._answer(request.capture_id, state, detail, capture.session, size_bytes)
+        # Last: until then the training thread leaves the mailbox to this one.
+        self._enter("idle")
+
+    def _make_way(self) -> None:
+        """The job starts a profiler of its own: it goes first."""
+        self._give_up("the job started a profiler of its own")
+
+    def _give_up(self, reason: str) -> None:
+        """Stop and discard, whatever state the profiler is in. Does not raise."""
+        capture = self._capture
+        if capture is None:
+            warn("a capture failed: %s", reason)
+            return
+        self._stalled = True
+        self._capture = None
+        try:
+            capture.session.stop()
+        except Exception as error:
+            warn("a failed capture's profiler could not be stopped: %r", error)
+        self._guard.release(self._make_way)
+        self._answer(capture.request.capture_id, "failed", reason, capture.session)
+        self._enter("idle")
+
+    def _refuse_the_last(self) -> None:
+        """Answer a request that came too late to be looked at."""
+        try:
+            request = self._mailbox.take()
+        except CaptureError as error:
+            self._answer("unreadable", "refused", str(error))
+        else:
+            if request is not None:
+                self._answer(request.capture_id, "refused", "training ended")
+
+    def _answer(
+        self,
+        capture_id: str,
+        state: CaptureState,
+        detail: str,
+        session: TorchSession | None = None,
+        size_bytes: int = 0,
+    ) -> None:
+        """Publish a result. Does not raise: with the mailbox gone there is nobody to tell."""
+        done = session if state == "done" else None
+        result = CaptureResult(
+            capture_id=capture_id,
+            rank=self._info.rank,
+            state=state,
+            detail=detail,
+            first_step=done.first_step if done else None,
+            last_step=done.last_step if done else None,
+            size_bytes=size_bytes,
+            timings_s=dict(session.timings_s) if session else {},
+            clock=dict(session.clock) if session else {},
+        )
+        try:
+            self._mailbox.answer(result)
+        except Exception as error:
+            warn("the result of capture %s could not be delivered: %r", capture_id, error)
+
+    def _enter(self, state: State) -> None:
+        self._mailbox.show(state, self._capture.session.steps if self._capture else 0)
+        self._state = state

@@ -1,0 +1,355 @@
+"""The recorder's clockwork: which stage the training thread is in, and since when.
+
+A recording is always in exactly one stage; outside the named ones it is in ``other``. Every switch adds what has passed
+to the stage that is left, so that a step's stages sum to the step exactly, by construction. Stages may nest: time is
+*self* time, the outer stage's clock stands while an inner one runs.
+
+What a steady step costs is what this module does, so its hot paths (`contexts.Stage`, `Recording.begin` and
+`Recording.end`) make no system call, allocate nothing that lasts, and test one word, ``gate``, for everything that is
+not as usual: no step open, another thread, a forked child, a recorder that is closed, a capture that wants annotations.
+
+The clock is ``time.monotonic_ns``: CLOCK_MONOTONIC on Linux (as ``perf_counter_ns`` is there), one for all processes of
+a host, and read without a system call.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import weakref
+from array import array
+from collections.abc import Sequence
+from threading import get_ident
+from time import monotonic_ns
+from typing import Protocol
+from zlib import crc32
+
+from sftriage.recorder.layout import (
+    BETWEEN,
+    CAPTURING,
+    DURATIONS,
+    FLAGS,
+    INCOMPLETE,
+    MAX_COUNT,
+    SEQ,
+    START,
+    STEP,
+)
+from sftriage.recorder.log import warn
+from sftriage.recorder.ring import (
+    CURRENT_STAGE,
+    CURRENT_STEP,
+    MISUSE,
+    NO_STAGE,
+    SINCE,
+    STEP_SINCE,
+    RingWriter,
+)
+
+_NEVER = -1
+"""No bell rings so often: the executor is asked at the next step whatever the bell says."""
+
+
+class StepHook(Protocol):
+    """What a recording drives at step boundaries, on the training thread: the executor of captures.
+
+    None of its methods raises.
+
+    Attributes:
+        bell: a word that changes when `before_step` has something to do.
+        busy: `before_step` is wanted at the next step whether the bell changes or not.
+        stepping: `after_step` is wanted at the end of this step.
+        annotating: `follow` is wanted at every switch of stages in this step.
+    """
+
+    bell: memoryview
+
+    @property
+    def busy(self) -> bool:
+        """See the class."""
+
+    @property
+    def stepping(self) -> bool:
+        """See the class."""
+
+    @property
+    def annotating(self) -> bool:
+        """See the class."""
+
+    def before_step(self, number: int) -> bool:
+        """Called before a step starts; says whether a heavy profiler touched the time around it."""
+
+    def after_step(self) -> None:
+        """Called after the step has been published."""
+
+    def follow(self, stages: Sequence[str]) -> None:
+        """Called with the stages that are open now, outermost first."""
+
+    def close(self, wait: bool) -> None:
+        """Called once, at the end; ``wait`` says whether it may take a while."""
+
+    def abandon(self) -> None:
+        """Called in a forked child, which has to keep its hands off."""
+
+
+class Recording:
+    """One rank's steps as they happen. What its methods raise, its context managers turn into `fail`.
+
+    Args:
+        ring: where the steps go; the recording closes it.
+        hook: what to drive at step boundaries; the recording closes it.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_bell",
+        "_body",
+        "_ended",
+        "_flags",
+        "_heard",
+        "_hook",
+        "_ring",
+        "_seen",
+        "_slot",
+        "_tail",
+        "_zeros",
+        "gate",
+        "info",
+        "live",
+        "off",
+        "other",
+        "outside",
+        "owner",
+        "since",
+        "stack",
+        "words",
+    )
+
+    def __init__(self, ring: RingWriter, hook: StepHook) -> None:
+        self.info = ring.info
+        schema = ring.info.schema
+        self._ring = ring
+        self._hook = hook
+        self._bell = hook.bell
+        self.live = ring.live
+        self.words = array("q", bytes(ring.info.slot_bytes))
+        self.words[STEP] = -1
+        self._slot = memoryview(self.words)
+        self._body = self._slot[:-1]
+        # All that a new step starts from zero: durations and outside times.
+        self._tail = self._slot[DURATIONS:-1]
+        self._zeros = array("q", bytes(self._tail.nbytes))
+        self.other = DURATIONS + len(schema.stages) - 1
+        first_outside = DURATIONS + len(schema.stages)
+        # Word of the slot, of each sync stage and of its outside time, in the order of the step.
+        self.outside = {
+            DURATIONS + schema.stages.index(name): first_outside + index
+            for index, name in enumerate(schema.sync_in_order)
+        }
+        # The words of the open stages, outermost first; the last one is running.
+        self.stack = [self.other]
+        self.since = 0
+        self.gate = 0
+        self.owner = 0
+        self.off = False
+        self._flags = 0
+        self._ended = 0
+        self._heard = _NEVER
+        self._seen: set[str] = set()
+        _recordings.add(self)
+
+    def begin(self, number: int | None) -> None:
+        """Start a step on this thread; one that is still open here is published as incomplete."""
+        if self.off:
+            return
+        me = get_ident()
+        if self.owner:
+            if me != self.owner:
+                self.misused("a step was begun in one thread while another thread's step was open")
+                return
+            self.misused("a step was begun while one was open; the open one is recorded as incomplete")
+            self._publish(INCOMPLETE)
+        words = self.words
+        number = words[STEP] + 1 if number is None else self._checked(number)
+        if self._bell[0] != self._heard:
+            self._consult(number)
+        now = monotonic_ns()
+        words[STEP] = number
+        words[START] = now
+        words[BETWEEN] = now - self._ended if self._ended else 0
+        self.since = now
+        live = self.live
+        live[CURRENT_STEP] = number
+        live[STEP_SINCE] = now
+        live[SINCE] = now
+        live[CURRENT_STAGE] = self.other - DURATIONS
+        self.owner = me
+        self.gate = 0 if self._flags and self._hook.annotating else me
+
+    def end(self, incomplete: bool) -> None:
+        """End the step of this thread and publish it. Without one open here: ignored, and counted as misuse."""
+        if self.off:
+            return
+        if get_ident() != self.owner:
+            self.misused("a step was ended that is not open in this thread")
+            return
+        self._publish(INCOMPLETE if incomplete else 0)
+
+    def enter_slowly(self, at: int) -> None:
+        """`Stage.__enter__` where the gate is shut.
+
+        Outside a step, or in another thread than the step's, a stage is ignored and counted as misuse: outside a step
+        its time is part of the next step's ``between_ns``.
+        """
+        if self.off:
+            return
+        if get_ident() != self.owner:
+            self.misused("a stage was entered outside a step, or in another thread than the step's")
+            return
+        self._charge()
+        self.stack.append(at)
+        self._switched()
+
+    def leave_slowly(self, at: int) -> None:
+        """`Stage.__exit__` where the gate is shut or another stage is running.
+
+        A stage that is not open is ignored and counted as misuse. One that is open further out closes the stages that
+        were entered after it too, and that counts as misuse as well.
+        """
+        if self.off:
+            return
+        if get_ident() != self.owner or at not in self.stack[1:]:
+            self.misused("a stage was left that is not open in this thread's step")
+            return
+        if self.stack[-1] != at:
+            self.misused("a stage was left before the stages entered after it")
+        self._charge()
+        left = 0
+        while left != at:
+            left = self.stack.pop()
+            if left in self.outside and left not in self.stack:
+                self.words[self.outside[left]] = self.words[self.other]
+        self._switched()
+
+    def misused(self, what: str, example: object = None) -> None:
+        """Count a call that makes no sense, and warn of each sort once.
+
+        Args:
+            what: the sort of misuse.
+            example: what was given, where that helps; the warning shows the first one.
+        """
+        if self.off:
+            return
+        self.live[MISUSE] += 1
+        if what not in self._seen:
+            self._seen.add(what)
+            if example is None:
+                warn("%s (more of this sort is only counted)", what)
+            else:
+                warn("%s: %r (more of this sort is only counted)", what, example)
+
+    def fail(self, error: Exception) -> None:
+        """Turn the recording off for good: whatever is wrong here, training goes on."""
+        if not self.off:
+            warn("the recorder has turned itself off: %r", error)
+            self.close(wait=False)
+
+    def close(self, wait: bool = True) -> None:
+        """Stop recording; what was published stays readable. A second call does nothing.
+
+        Args:
+            wait: training is over, so that a capture may take its time to be finished.
+        """
+        if self.off:
+            return
+        self.off = True
+        self.gate = self.owner = 0
+        try:
+            # The hook first: as long as the ring is open, whoever waits for a result knows that one may come.
+            try:
+                self._hook.close(wait)
+            finally:
+                self._ring.close()
+        except Exception as error:
+            warn("the recorder could not close: %r", error)
+
+    def abandon(self) -> None:
+        """Become inert without touching the files: this is a forked child, and they are its parent's."""
+        if self.off:
+            return
+        self.off = True
+        self.gate = self.owner = 0
+        self._hook.abandon()
+        self._ring.abandon()
+
+    def _checked(self, number: int) -> int:
+        """A step number as given, or the next one if it is no such thing."""
+        try:
+            if 0 <= operator.index(number) < MAX_COUNT:
+                return operator.index(number)
+        except TypeError:
+            pass
+        self.misused("a step's number has to be a whole number from 0 on", number)
+        return self.words[STEP] + 1
+
+    def _consult(self, number: int) -> None:
+        # Both before the hook looks: a bell that rings meanwhile is heard at the next step, and a hook that was busy
+        # did not listen, though it may be done by now.
+        bell, busy = self._bell[0], self._hook.busy
+        self._flags = CAPTURING if self._hook.before_step(number) else 0
+        self._heard = _NEVER if busy or self._hook.busy else bell
+
+    def _charge(self) -> None:
+        now = monotonic_ns()
+        self.words[self.stack[-1]] += now - self.since
+        self.since = now
+
+    def _switched(self) -> None:
+        self.live[SINCE] = self.since
+        self.live[CURRENT_STAGE] = self.stack[-1] - DURATIONS
+        if self._hook.annotating:
+            self._hook.follow([self.info.schema.stages[at - DURATIONS] for at in self.stack[1:]])
+
+    def _publish(self, incomplete: int) -> None:
+        now = monotonic_ns()
+        words = self.words
+        words[self.stack[-1]] += now - self.since
+        self.gate = self.owner = 0
+        self._ended = now
+        if len(self.stack) > 1:
+            del self.stack[1:]
+        if len(self.outside) > 1:
+            self._split_outside()
+        words[FLAGS] = self._flags | incomplete
+        words[SEQ] += 1
+        words[-1] = crc32(self._body)
+        self._ring.publish(words)
+        live = self.live
+        live[SINCE] = now
+        live[CURRENT_STAGE] = NO_STAGE
+        self._tail[:] = self._zeros
+        if self._flags:
+            self._flags = 0
+            if self._hook.stepping:
+                self._hook.after_step()
+
+    def _split_outside(self) -> None:
+        """Take from each sync stage's outside time what the sync stages before it have claimed."""
+        claimed = 0
+        for at in self.outside.values():
+            own = max(0, self.words[at] - claimed)
+            self.words[at] = own
+            claimed += own
+
+
+_recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for recording in list(_recordings):
+        recording.abandon()
+
+
+# Data loader workers are forked from the trainer: their copy of the monitor must not write into its ring. Asking for
+# the pid at every step would do too, but that is a system call.
+os.register_at_fork(after_in_child=_abandon_all)

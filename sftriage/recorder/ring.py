@@ -1,0 +1,279 @@
+"""The ring: one memory-mapped file a rank, written by the trainer and read by anybody who may.
+
+``rank-<rank>.<attempt>.ring`` is a header (see `layout`) and ``slots`` slots; the step of sequence number ``seq`` is in
+slot ``(seq - 1) % slots``. The live words of its header::
+
+    0  published      steps published; stored after the slot itself
+    1  current_stage  index of the stage the rank is in now, or -1 between steps
+    2  since_ns       when it entered that stage, or left the last step
+    3  current_step   number of the step in progress, or of the last one
+    4  step_since_ns  when that step started
+    5  misuse         calls the recorder could make no sense of
+    6  closed         1 once the writer has taken its leave
+
+Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it is written back,
+so that the next store to it, a plain assignment in the training loop, waits for the disk. (The JVM's ``hsperfdata`` in
+``/tmp`` stalls whole applications in just this way.) On tmpfs there is no write-back.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from array import array
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from sftriage.errors import RingError
+from sftriage.recorder import files
+from sftriage.recorder.layout import (
+    HEADER_BYTES,
+    LIVE_AT,
+    MAX_COUNT,
+    RING_MAGIC,
+    WORD_BYTES,
+    RingInfo,
+    SlotCodec,
+    decode_header,
+    encode_header,
+)
+from sftriage.records import StepRecord
+
+PUBLISHED, CURRENT_STAGE, SINCE, CURRENT_STEP, STEP_SINCE, MISUSE, CLOSED = range(7)
+NO_STAGE = -1
+
+_LIVE = struct.Struct("=7q")
+_READS_TO_SETTLE = 8
+
+
+class RingWriter:
+    """The trainer's end of a ring. The recorder stores into ``live`` and ``words`` directly.
+
+    Attributes:
+        live: the header's live words.
+        words: the slots, ``slot_words`` words each.
+
+    Raises:
+        FileExistsError: there is a ring for this rank and attempt already.
+        OSError: the directory is missing or full, or may not be written.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo, slots: int) -> None:
+        self.info = info
+        self.slots = slots
+        self.path = directory / info.file_name("ring")
+        size_bytes = HEADER_BYTES + slots * info.slot_bytes
+        header = encode_header(RING_MAGIC, info, slots)
+        self._map = files.create_mapped(self.path, header, size_bytes, clobber=False)
+        self._bytes = memoryview(self._map)
+        self._all = self._bytes.cast("q")
+        self.live = self._all[LIVE_AT // WORD_BYTES : HEADER_BYTES // WORD_BYTES]
+        self.words = self._all[HEADER_BYTES // WORD_BYTES :]
+        self.live[CURRENT_STAGE] = NO_STAGE
+
+    def publish(self, slot: array[int]) -> None:
+        """Store a whole slot, its sequence number and CRC included, where its sequence number belongs."""
+        width = self.info.slot_words
+        at = (slot[0] - 1) % self.slots * width
+        self.words[at : at + width] = slot
+        self.live[PUBLISHED] = slot[0]
+
+    def close(self) -> None:
+        """Say good-bye in the header and unmap; what was published stays. A second call does nothing."""
+        if self._map.closed:
+            return
+        # The stage first: a reader in between must not find a rank that is stuck.
+        self.live[CURRENT_STAGE] = NO_STAGE
+        self.live[CLOSED] = 1
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Unmap without a word in the header: in a forked child, which is not the writer."""
+        for view in (self.live, self.words, self._all, self._bytes):
+            view.release()
+        self._map.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a read found. ``len(records) + missed + torn`` is the number of steps published since the last read.
+
+    Attributes:
+        records: the new steps, in order.
+        missed: steps that were overwritten before they were read.
+        torn: slots that do not hold what they should, and are skipped.
+        raw: the slots of ``records``, as a step log takes them.
+    """
+
+    records: tuple[StepRecord, ...]
+    missed: int
+    torn: int
+    raw: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RingStatus:
+    """What a rank is doing now, as its ring's header says. Times are nanoseconds on the host's monotonic clock.
+
+    Attributes:
+        stage: the stage the rank is in, or None between steps.
+        since_ns: when it entered that stage, or left the last step.
+        step: the number of the step in progress, or of the last one.
+        step_since_ns: when that step started.
+        published: steps published so far.
+        misuse: calls the recorder could make no sense of.
+        closed: the writer has taken its leave.
+        alive: the writer's process is running.
+    """
+
+    stage: str | None
+    since_ns: int
+    step: int
+    step_since_ns: int
+    published: int
+    misuse: int
+    closed: bool
+    alive: bool
+
+
+class RingReader:
+    """Reads a ring from outside, and never trusts what it finds.
+
+    Args:
+        path: the ring.
+        skip: how many of its first steps have been read before (see `StepLog.last_seq`).
+
+    Raises:
+        RingError: the file is foreign, truncated, of another version or byte order, or damaged.
+    """
+
+    def __init__(self, path: Path | str, skip: int = 0) -> None:
+        self.path = Path(path)
+        self._read = skip
+        self._descriptor = files.open_regular(self.path, os.O_RDONLY)
+        try:
+            header = files.read_at(self._descriptor, HEADER_BYTES, 0, str(path))
+            self.info, self.slots = decode_header(RING_MAGIC, header, str(path))
+            self._check_size()
+        except BaseException:
+            self.close()
+            raise
+        self._codec = SlotCodec(self.info)
+
+    def read(self) -> Batch:
+        """The steps published since the last read.
+
+        Raises:
+            RingError: the file was truncated, or its count of steps cannot be.
+        """
+        published = self._live()[PUBLISHED]
+        if published < self._read:
+            raise RingError(f"{self.path}: its count of steps went back from {self._read} to {published}")
+        first = max(self._read, published - self.slots)
+        missed = first - self._read
+        data = self._slots(first, published)
+        # The writer went on while we copied: it may be anywhere up to, and in, the slot of its next step.
+        overrun = self._live()[PUBLISHED] - self.slots
+        records: list[StepRecord] = []
+        raw: list[bytes] = []
+        torn = 0
+        size = self.info.slot_bytes
+        for index in range(first, published):
+            slot = data[(index - first) * size : (index - first + 1) * size]
+            found = self._codec.decode(slot)
+            if found is not None and found[0] == index + 1:
+                records.append(found[1])
+                raw.append(slot)
+            elif index <= overrun:
+                missed += 1
+            else:
+                torn += 1
+        self._read = published
+        return Batch(tuple(records), missed, torn, b"".join(raw))
+
+    def status(self) -> RingStatus:
+        """What the rank is doing now.
+
+        Raises:
+            RingError: the file was truncated, or its header holds what cannot be.
+        """
+        live = self._live()
+        stage = live[CURRENT_STAGE]
+        stages = self.info.schema.stages
+        if not NO_STAGE <= stage < len(stages):
+            raise RingError(f"{self.path}: the rank is said to be in stage {stage} of {len(stages)}")
+        return RingStatus(
+            stage=None if stage == NO_STAGE else stages[stage],
+            since_ns=live[SINCE],
+            step=live[CURRENT_STEP],
+            step_since_ns=live[STEP_SINCE],
+            published=live[PUBLISHED],
+            misuse=live[MISUSE],
+            closed=bool(live[CLOSED]),
+            alive=self.writer_alive,
+        )
+
+    @property
+    def writer_alive(self) -> bool:
+        """Whether the process that wrote the ring is running; a pid used again by another one is not it."""
+        return files.start_ticks(self.info.pid) == self.info.pid_start_ticks
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> RingReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_size(self) -> None:
+        expected = HEADER_BYTES + self.slots * self.info.slot_bytes
+        found = os.fstat(self._descriptor).st_size
+        if not self.slots:
+            raise RingError(f"{self.path}: bad header: a ring of no slots")
+        if found != expected:
+            raise RingError(f"{self.path}: truncated or foreign: {found} bytes, its header says {expected}")
+
+    def _live(self) -> tuple[int, ...]:
+        """The live words; read again until two reads agree, for a writer stores them one at a time."""
+        before = b""
+        for _ in range(_READS_TO_SETTLE):
+            found = files.read_at(self._descriptor, _LIVE.size, LIVE_AT, str(self.path))
+            if found == before:
+                break
+            before = found
+        if len(found) < _LIVE.size:
+            raise RingError(f"{self.path}: truncated: its header has become shorter")
+        live: tuple[int, ...] = _LIVE.unpack(found)
+        if not 0 <= live[PUBLISHED] < MAX_COUNT:
+            raise RingError(f"{self.path}: {live[PUBLISHED]} steps are said to be published")
+        return live
+
+    def _slots(self, first: int, end: int) -> bytes:
+        """The bytes of the slots of steps ``first`` up to ``end``, at most one turn of the ring."""
+        size = self.info.slot_bytes
+        start, count = first % self.slots, end - first
+        before_wrap = min(count, self.slots - start)
+        name = str(self.path)
+        data = files.read_at(self._descriptor, before_wrap * size, HEADER_BYTES + start * size, name)
+        data += files.read_at(self._descriptor, (count - before_wrap) * size, HEADER_BYTES, name)
+        if len(data) < count * size:
+            raise RingError(f"{self.path}: truncated: slots are missing at its end")
+        return data
+
+
+def find_rings(directory: Path | str) -> tuple[Path, ...]:
+    """The rings in a directory, by rank and then attempt. Other files are passed over."""
+    found = []
+    for path in Path(directory).glob("rank-*.*.ring"):
+        rank, _, attempt = path.name[len("rank-") : -len(".ring")].partition(".")
+        if rank.isdecimal() and attempt.isdecimal():
+            found.append((int(rank), int(attempt), path))
+    return tuple(path for _, _, path in sorted(found))

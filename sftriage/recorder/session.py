@@ -1,0 +1,154 @@
+"""One session of torch's profiler, from preparing it to a trace in memory. Every call is made on the training thread.
+
+Nothing here decides when: that is `profiling`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from time import monotonic, monotonic_ns, time_ns
+from typing import Any
+
+from sftriage.errors import CaptureError
+from sftriage.recorder.guard import ProfilerGuard
+from sftriage.recorder.layout import RingInfo
+
+OPTIONS = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
+"""What a request may ask of the profiler; all off by default, for they multiply its memory and its trace."""
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
+
+
+class TorchSession:
+    """The profiler, its annotations and what it cost.
+
+    Args:
+        info: the rank, for the trace's metadata.
+        options: those of `OPTIONS` that are wanted.
+        guard: told which calls into torch's profiler are ours.
+
+    Attributes:
+        steps: how many steps have been recorded.
+        first_step: the first step that was recorded.
+        last_step: the last one.
+        timings_s: seconds that ``start``, ``run`` and ``stop`` took.
+        clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
+    """
+
+    def __init__(self, info: RingInfo, options: Mapping[str, bool], guard: ProfilerGuard) -> None:
+        profiler = import_module("torch.profiler")
+        activities = [profiler.ProfilerActivity.CPU]
+        if sys.modules["torch"].cuda.is_available():
+            activities.append(profiler.ProfilerActivity.CUDA)
+        # The class under torch.profiler.profile: without a schedule, and without the step counter that the job may use.
+        self._profile = profiler._KinetoProfile(activities=activities, **options)
+        self._info = info
+        self._guard = guard
+        self._step_mark: Any = None
+        self._stage_marks: list[Any] = []
+        self._started_s = 0.0
+        self.steps = 0
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.timings_s = {"start": 0.0}
+        self.clock: dict[str, int] = {}
+        self._prepared = False
+        self._started = False
+
+    def prepare(self) -> None:
+        """Warm the profiler up: the first steps after this pay for it, and are not recorded."""
+        began_s = monotonic()
+        with self._guard.ours():
+            self._profile.prepare_trace()
+        self._prepared = True
+        self.timings_s["start"] += monotonic() - began_s
+
+    def start(self, capture_id: str, first_step: int) -> None:
+        """Record from here on, and say in the trace whose it is."""
+        began_s = monotonic()
+        with self._guard.ours():
+            self._profile.start_trace()
+        self._started = True
+        self._started_s = monotonic()
+        self.clock = {"mono_ns": monotonic_ns(), "wall_ns": time_ns()}
+        self.timings_s["start"] += self._started_s - began_s
+        self.first_step = first_step
+        self._label("capture_id", capture_id)
+        self._label("job", self._info.job)
+        self._label("first_step", str(first_step))
+        if not _torch_knows_ranks():
+            ranks = {"backend": "none", "rank": self._info.rank, "world_size": self._info.world_size}
+            self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))
+
+    def begin_step(self, number: int) -> None:
+        """Mark the start of a step that is recorded."""
+        self._step_mark = _mark(f"ProfilerStep#{number}")
+        self.last_step = number
+
+    def end_step(self) -> None:
+        """Mark the end of the step."""
+        self._close_marks()
+        self.steps += 1
+
+    def follow(self, stages: Sequence[str]) -> None:
+        """Open and close marks until the trace shows these stages as open, outermost first."""
+        while len(self._stage_marks) > len(stages):
+            self._stage_marks.pop().__exit__(None, None, None)
+        for stage in stages[len(self._stage_marks) :]:
+            self._stage_marks.append(_mark(f"sftriage:{stage}"))
+
+    def stop(self) -> None:
+        """Stop the profiler, wherever it is. Does nothing where it was never prepared, or was stopped before."""
+        if not self._prepared:
+            return
+        self._prepared = False
+        began_s = monotonic()
+        try:
+            self._close_marks()
+            if self._started:
+                self._label("last_step", str(self.last_step))
+                self.timings_s["run"] = began_s - self._started_s
+        finally:
+            with self._guard.ours():
+                # One that is only prepared cannot be stopped: torch's own schedule starts it for this, too.
+                if not self._started:
+                    self._profile.start_trace()
+                self._profile.stop_trace()
+            self.timings_s["stop"] = monotonic() - began_s
+
+    def export(self, path: str) -> None:
+        """Write the trace as JSON. This may be called on another thread.
+
+        Raises:
+            CaptureError: there is nothing in the trace.
+        """
+        if self._profile.profiler.kineto_results.trace_start_ns() <= 0:
+            raise CaptureError("the profiler recorded nothing")
+        self._profile.export_chrome_trace(path)
+
+    def _label(self, name: str, value: str) -> None:
+        # Kineto writes values into its JSON as they are: a backslash in one would break the whole trace.
+        self._profile.add_metadata(f"sftriage.{name}", _UNSAFE.sub("_", value))
+
+    def _close_marks(self) -> None:
+        self.follow(())
+        if self._step_mark is not None:
+            self._step_mark.__exit__(None, None, None)
+            self._step_mark = None
+
+
+def _mark(name: str) -> Any:
+    """Open an annotation in the trace; its ``__exit__`` closes it."""
+    mark = sys.modules["torch.autograd.profiler"].record_function(name)
+    mark.__enter__()
+    return mark
+
+
+def _torch_knows_ranks() -> bool:
+    """Whether torch writes ``distributedInfo`` itself."""
+    distributed = sys.modules.get("torch.distributed")
+    return bool(distributed is not None and distributed.is_available() and distributed.is_initialized())

@@ -1,0 +1,81 @@
+"""Writing a trace where the agent collects it: whole or not at all, and no larger than allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from sftriage.errors import CaptureError
+
+_TAIL_BYTES = 8192
+_LAST_KEY = b'"traceName"'
+
+
+def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, max_bytes: int) -> int:
+    """Have a trace exported to ``<spool>/<capture_id>.json``, and return its size in bytes.
+
+    It grows under ``<capture_id>.json.partial`` and takes its name when it is on disk. What fails leaves nothing
+    behind.
+
+    Args:
+        export: writes the trace to the path it is given. Kineto's is silent when the disk is full.
+        spool: the directory, which has to exist.
+        capture_id: the trace's name; it has to be new.
+        max_bytes: how large the trace may be.
+
+    Raises:
+        CaptureError: no whole trace, too large a one, or the name is taken.
+    """
+    final = spool / f"{capture_id}.json"
+    partial = spool / f"{capture_id}.json.partial"
+    if final.exists():
+        raise CaptureError(f"there is a trace named {capture_id} already")
+    try:
+        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise CaptureError(f"the spool directory {spool} cannot be written: {error.strerror}") from error
+    try:
+        export(str(partial))
+        size_bytes = partial.stat().st_size
+        if size_bytes > max_bytes:
+            raise CaptureError(f"the trace has {size_bytes} bytes; {max_bytes} are allowed")
+        if not ends_whole(partial):
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        # Kineto makes a file of its own with the process's umask.
+        partial.chmod(0o600)
+        _sync(partial)
+        partial.rename(final)
+        _sync(spool)
+    except OSError as error:
+        raise CaptureError(f"the trace could not be written: {error.strerror or error}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+    return size_bytes
+
+
+def ends_whole(trace: Path) -> bool:
+    """Whether a Kineto trace has the end it should: all that follows its last key is valid JSON.
+
+    A trace may have hundreds of megabytes, and reading it all as JSON would hold the GIL of a training process.
+    """
+    with trace.open("rb") as file:
+        file.seek(max(0, trace.stat().st_size - _TAIL_BYTES))
+        tail = file.read()
+    at = tail.rfind(_LAST_KEY)
+    if at < 0:
+        return False
+    try:
+        json.loads(b"{" + tail[at:])
+    except ValueError:
+        return False
+    return True
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,141 @@
+"""The step log: every step of one rank on disk, in the slots of its ring.
+
+``rank-<rank>.<attempt>.steps`` is a header (see `layout`, with 0 slots: it grows) and slots in a line. The agent
+appends to it; the trainer never touches it, so that it may lie on a disk.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from sftriage.errors import RingError
+from sftriage.recorder import files
+from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, RingInfo, SlotCodec, decode_header, encode_header
+from sftriage.records import StepRecord
+
+_SLOTS_AT_A_TIME = 4096
+
+
+class LoggedSteps(NamedTuple):
+    """What a step log holds. ``skipped`` slots were damaged, half-written or out of order."""
+
+    info: RingInfo
+    records: list[StepRecord]
+    skipped: int
+
+
+class StepLog:
+    """Appends slots to a rank's step log, and goes on where an earlier agent stopped.
+
+    Args:
+        directory: where the log lies; it has to exist.
+        info: the ring's info.
+
+    Attributes:
+        last_seq: sequence number of the last step in the log, or 0. A reader opened with ``skip=log.last_seq`` goes on
+            from there.
+
+    Raises:
+        RingError: the log cannot be written, or belongs to another writer.
+    """
+
+    def __init__(self, directory: Path | str, info: RingInfo) -> None:
+        self.path = Path(directory) / info.file_name("steps")
+        self._codec = SlotCodec(info)
+        header = encode_header(LOG_MAGIC, info, 0)
+        try:
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be opened: {error.strerror}") from error
+        try:
+            self._size_bytes = os.fstat(self._descriptor).st_size
+            found = files.read_at(self._descriptor, HEADER_BYTES, 0, str(self.path))
+            if header.startswith(found) and len(found) < HEADER_BYTES:
+                self._size_bytes = 0
+                self._write(header)
+            elif found != header:
+                decode_header(LOG_MAGIC, found, str(self.path))
+                raise RingError(f"{self.path}: the log of another run of this rank")
+            self.last_seq = self._resume()
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, raw: bytes) -> None:
+        """Append whole slots, as `Batch.raw` has them.
+
+        Raises:
+            RingError: not whole, valid slots that follow the last one; or the disk did not take them, and none is in
+                the log.
+        """
+        size = self._codec.slot_bytes
+        last_seq = self.last_seq
+        if len(raw) % size:
+            raise RingError(f"{self.path}: {len(raw)} bytes are not whole slots of {size}")
+        for at in range(0, len(raw), size):
+            found = self._codec.decode(raw[at : at + size])
+            if found is None or found[0] <= last_seq:
+                raise RingError(f"{self.path}: not a slot that follows number {last_seq}")
+            last_seq = found[0]
+        self._write(raw)
+        self.last_seq = last_seq
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], self._size_bytes + written)
+        except OSError as error:
+            # A half-written slot in the middle would shift every slot after it.
+            os.ftruncate(self._descriptor, self._size_bytes)
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+        self._size_bytes += len(data)
+
+    def _resume(self) -> int:
+        """Cut a half-written slot off the end, and find the last sequence number."""
+        size = self._codec.slot_bytes
+        whole = (self._size_bytes - HEADER_BYTES) // size
+        self._size_bytes = HEADER_BYTES + whole * size
+        os.ftruncate(self._descriptor, self._size_bytes)
+        for index in range(whole - 1, -1, -1):
+            slot = files.read_at(self._descriptor, size, HEADER_BYTES + index * size, str(self.path))
+            found = self._codec.decode(slot) if len(slot) == size else None
+            if found is not None:
+                return found[0]
+        return 0
+
+
+def read_log(path: Path | str) -> LoggedSteps:
+    """Every step of a log that can be read, whatever happened to the rest of the file.
+
+    Raises:
+        RingError: the header cannot be read: foreign, truncated, of another version or byte order, or damaged.
+    """
+    descriptor = files.open_regular(Path(path), os.O_RDONLY)
+    try:
+        info, _ = decode_header(LOG_MAGIC, files.read_at(descriptor, HEADER_BYTES, 0, str(path)), str(path))
+        codec = SlotCodec(info)
+        records: list[StepRecord] = []
+        skipped = last_seq = 0
+        at = HEADER_BYTES
+        while data := files.read_at(descriptor, _SLOTS_AT_A_TIME * codec.slot_bytes, at, str(path)):
+            at += len(data)
+            for start in range(0, len(data), codec.slot_bytes):
+                slot = data[start : start + codec.slot_bytes]
+                found = codec.decode(slot) if len(slot) == codec.slot_bytes else None
+                if found is None or found[0] <= last_seq:
+                    skipped += 1
+                else:
+                    last_seq = found[0]
+                    records.append(found[1])
+        return LoggedSteps(info, records, skipped)
+    finally:
+        os.close(descriptor)

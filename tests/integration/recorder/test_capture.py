@@ -1,0 +1,289 @@
+"""Real captures with torch.profiler, asked for through the mailbox, in a trainer of its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sftriage.recorder import MailboxClient, RingReader
+from sftriage.records import CaptureRequest, CaptureResult
+
+pytest.importorskip("torch")
+
+TRAINER = """
+    import sys, torch
+    from sftriage import Monitor
+    rings, spool = sys.argv[1:3]
+    monitor = Monitor(rings=rings, spool=spool, rank=2, world_size=4, job="a\\\\b\\"c", slots=65536)
+    model = torch.nn.Linear(16, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    def train(number=None):
+        with monitor.step(number):
+            with monitor.stage("data"):
+                x = torch.ones(4, 16)
+            with monitor.stage("forward"):
+                loss = model(x).sum()
+            with monitor.stage("backward"):
+                loss.backward()
+            with monitor.stage("optimizer"):
+                optimizer.step()
+    train(1000)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        if line.startswith("steps"):
+            for _ in range(int(line.split()[1])):
+                train()
+        else:
+            exec(line)
+        print("done", flush=True)
+"""
+
+REQUEST = CaptureRequest("cap-1", 2, "torch", 3, 2, 60.0, 50_000_000)
+
+
+class Job:
+    """A trainer that takes steps when told, and the controller's ends of its ring and mailbox."""
+
+    def __init__(self, train, until, rings: Path, spool: Path) -> None:
+        self.trainer = train(TRAINER, rings, spool)
+        self.until = until
+        assert self.trainer.says() == "ready"
+        self.client = MailboxClient(rings / "rank-2.0.mailbox")
+        self.reader = RingReader(rings / "rank-2.0.ring")
+
+    def does(self, what: str) -> None:
+        self.trainer.hears(what)
+        assert self.trainer.says() == "done"
+
+    def captures(self, request: CaptureRequest) -> CaptureResult:
+        self.client.post(request)
+        self.does(f"steps {request.warmup_steps + request.steps + 2}")
+        return self.result()
+
+    def result(self) -> CaptureResult:
+        found: list[CaptureResult] = []
+
+        def answered() -> bool:
+            result = self.client.poll()
+            if result is not None:
+                found.append(result)
+            return bool(found)
+
+        self.until(answered)
+        self.until(lambda: self.client.progress().state == "idle")
+        return found[0]
+
+
+@pytest.fixture
+def spool(tmp_path):
+    directory = tmp_path / "spool"
+    directory.mkdir(mode=0o700)
+    return directory
+
+
+@pytest.fixture
+def job(train, until, rings, spool):
+    made = Job(train, until, rings, spool)
+    yield made
+    made.client.close()
+    made.reader.close()
+
+
+def names(path: Path) -> list[str]:
+    return [event["name"] for event in json.loads(path.read_text())["traceEvents"] if "name" in event]
+
+
+def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spool):
+    # GIVEN a job at step 1005 that is not torch.distributed WHEN three steps are asked for after two of warm-up
+    job.does("steps 5")
+    result = job.captures(REQUEST)
+    job.does("steps 3")
+    # THEN there is one trace, of valid JSON
+    assert (result.state, result.detail, result.first_step, result.last_step) == ("done", "", 1008, 1010)
+    (path,) = spool.iterdir()
+    assert (path.name, path.stat().st_size) == ("cap-1.json", result.size_bytes)
+    assert path.stat().st_mode & 0o777 == 0o600
+    trace = json.loads(path.read_text())
+    # AND in it are these steps and no others, with their stages
+    found = names(path)
+    steps = sorted(name for name in found if name.startswith("ProfilerStep#"))
+    assert steps == ["ProfilerStep#1008", "ProfilerStep#1009", "ProfilerStep#1010"]
+    for stage in ("data", "forward", "backward", "optimizer"):
+        assert found.count(f"sftriage:{stage}") == 3
+    assert any(name.startswith("aten::") for name in found)
+    # AND whose it is, though the job's name would have broken the JSON
+    assert (trace["distributedInfo"]["rank"], trace["distributedInfo"]["world_size"]) == (2, 4)
+    assert trace["sftriage.capture_id"] == "cap-1"
+    assert (trace["sftriage.first_step"], trace["sftriage.last_step"]) == ("1008", "1010")
+    assert trace["sftriage.job"] == "a_b_c"
+    # AND what it cost, and when it was
+    assert set(result.timings_s) == {"start", "run", "stop", "export"}
+    assert all(seconds >= 0 for seconds in result.timings_s.values())
+    assert result.clock["mono_ns"] > 0
+    # AND the ring says which steps were touched, and that training went on
+    records = {record.step: record for record in job.reader.read().records}
+    assert [step for step in range(1000, 1008) if records[step].capturing] == [1006, 1007]
+    assert all(records[step].capturing for step in range(1008, 1012))
+    assert sorted(records) == list(range(1000, 1016))
+    assert not records[1015].capturing
+
+
+def test_the_clocks_place_the_trace_on_the_rings_time_line(job, spool):
+    # GIVEN a capture
+    result = job.captures(REQUEST)
+    trace = json.loads((spool / "cap-1.json").read_text())
+    records = {record.step: record for record in job.reader.read().records}
+    # WHEN its steps are moved from wall time to the monotonic clock with the pair in the result
+    offset_ns = result.clock["mono_ns"] - result.clock["wall_ns"]
+    for event in trace["traceEvents"]:
+        if event.get("name", "").startswith("ProfilerStep#"):
+            start_ns = int(event["ts"] * 1000) + int(trace["baseTimeNanoseconds"]) + offset_ns
+            # THEN each is where the ring has it, within the profiler's own slowness
+            record = records[int(event["name"].partition("#")[2])]
+            assert abs(start_ns - record.start_ns) < 20_000_000
+
+
+def test_a_second_capture_works_after_the_first_and_options_reach_the_profiler(job, spool):
+    assert job.captures(REQUEST).state == "done"
+    second = CaptureRequest("cap-2", 2, "torch", 1, 0, 60.0, 50_000_000, {"record_shapes": True})
+    result = job.captures(second)
+    assert (result.state, result.first_step) == ("done", result.last_step)
+    assert len([name for name in names(spool / "cap-2.json") if name.startswith("ProfilerStep#")]) == 1
+    assert "Input Dims" in (spool / "cap-2.json").read_text()
+    assert "Input Dims" not in (spool / "cap-1.json").read_text()
+
+
+@pytest.mark.parametrize("phase", ["warmup", "recording"])
+def test_the_jobs_own_profiler_is_respected(job, spool, tmp_path, phase):
+    # GIVEN a job with a profiler of its own, in its warm-up or recording
+    active = "wait=0, warmup=100, active=1" if phase == "warmup" else "wait=0, warmup=0, active=100"
+    job.does(f"own = torch.profiler.profile(schedule=torch.profiler.schedule({active})); own.start()")
+    # WHEN a capture is asked for THEN it is refused
+    result = job.captures(REQUEST)
+    assert (result.state, result.detail) == ("refused", "a profiler is already running in this process")
+    # AND theirs goes on, and once it has stopped there can be captures again
+    job.does("own.stop()")
+    if phase == "recording":
+        job.does(f"own.export_chrome_trace({str(tmp_path / 'own.json')!r})")
+        assert "aten::linear" in names(tmp_path / "own.json")
+    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "done"
+
+
+@pytest.mark.parametrize("warmup", [0, 90])
+def test_a_capture_makes_way_when_the_job_starts_its_own_profiler(job, spool, tmp_path, warmup):
+    # GIVEN a capture that is recording, or still warming up
+    job.client.post(CaptureRequest("cap-1", 2, "torch", 90, warmup, 60.0, 50_000_000))
+    job.does("steps 3")
+    assert job.client.progress().state == ("armed" if warmup else "recording")
+    # WHEN the job starts its own THEN ours has failed, and theirs records what it should
+    job.does("own = torch.profiler.profile(); own.start()")
+    result = job.result()
+    assert (result.state, result.detail) == ("failed", "the job started a profiler of its own")
+    job.does("steps 2")
+    job.does(f"own.stop(); own.export_chrome_trace({str(tmp_path / 'own.json')!r})")
+    own = names(tmp_path / "own.json")
+    assert own.count("aten::linear") == 2
+    # AND nothing of ours is in it, or left in the spool
+    assert not [name for name in own if name.startswith("sftriage:")]
+    assert "sftriage." not in (tmp_path / "own.json").read_text()
+    assert list(spool.iterdir()) == []
+
+
+def test_a_capture_that_is_called_off_leaves_nothing(job, spool):
+    job.client.post(CaptureRequest("cap-1", 2, "torch", 500, 1, 60.0, 50_000_000))
+    job.does("steps 5")
+    assert job.client.cancel("cap-1")
+    job.does("steps 2")
+    assert (job.result().detail, list(spool.iterdir())) == ("cancelled", [])
+
+
+def test_a_profiler_that_was_only_prepared_is_stopped_without_an_error(job):
+    # GIVEN a session that is called off in its warm-up, and one that is stopped twice THEN torch makes no complaint
+    job.does("from sftriage.recorder.session import TorchSession; from sftriage.recorder.guard import GUARD")
+    for _ in range(2):
+        job.does("s = TorchSession(monitor.info, {}, GUARD); s.prepare(); train(); s.stop(); s.stop()")
+    assert job.captures(REQUEST).state == "done"
+
+
+def test_a_step_that_was_left_half_way_does_not_upset_the_marks_of_the_next(job, spool):
+    # GIVEN a captured step that is never left, in the middle of a stage, as with callbacks
+    job.client.post(CaptureRequest("cap-1", 2, "torch", 3, 0, 60.0, 50_000_000))
+    job.does("monitor.step().__enter__(); monitor.stage('forward').__enter__()")
+    job.does("steps 3")
+    # THEN it is one of the captured steps, and the two after it have their own marks
+    assert job.result().state == "done"
+    found = names(spool / "cap-1.json")
+    assert len([name for name in found if name.startswith("ProfilerStep#")]) == 3
+    assert (found.count("sftriage:forward"), found.count("sftriage:data")) == (3, 2)
+
+
+def test_a_spool_that_is_gone_fails_the_capture_and_training_goes_on(job, spool):
+    # GIVEN a spool directory that was removed while the job ran
+    spool.rmdir()
+    result = job.captures(REQUEST)
+    assert result.state == "failed"
+    assert "cannot be written: No such file" in result.detail
+    # THEN every step is there, and with a spool again the next capture works
+    job.does("steps 5")
+    assert [record.step for record in job.reader.read().records] == list(range(1000, 1013))
+    spool.mkdir()
+    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "done"
+
+
+def test_a_spool_that_may_not_be_written_fails_the_capture(job, spool):
+    # GIVEN a spool that is no directory any more (a mode of 0500 would not stop root)
+    spool.rmdir()
+    spool.write_text("a file")
+    result = job.captures(REQUEST)
+    assert (result.state, "cannot be written" in result.detail) == ("failed", True)
+    job.does("steps 2")
+
+
+def test_a_trace_that_is_too_large_is_deleted(job, spool):
+    result = job.captures(CaptureRequest("cap-1", 2, "torch", 3, 1, 60.0, 1000))
+    assert result.state == "failed"
+    assert "1000 are allowed" in result.detail
+    assert list(spool.iterdir()) == []
+
+
+def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
+    # GIVEN a capture of more steps than are left
+    job.client.post(CaptureRequest("cap-1", 2, "torch", 50, 1, 60.0, 50_000_000))
+    job.does("steps 4")
+    # WHEN the script simply ends
+    assert job.trainer.process.stdin is not None
+    job.trainer.process.stdin.close()
+    assert job.trainer.ends() == 0
+    # THEN the trace of the steps that there were is whole
+    result = job.result()
+    assert (result.state, result.detail) == ("done", "training ended after 3 of 50 steps")
+    assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 3
+
+
+def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(train, until, rings, spool):
+    # GIVEN a job of one rank that has initialised torch.distributed
+    job = Job(train, until, rings, spool)
+    store = "torch.distributed.HashStore()"
+    job.does(f"torch.distributed.init_process_group('gloo', store={store}, rank=0, world_size=1)")
+    assert job.captures(REQUEST).state == "done"
+    # THEN what torch writes itself is left as it is
+    info = json.loads((spool / "cap-1.json").read_text())["distributedInfo"]
+    assert (info["backend"], info["rank"], info["world_size"]) == ("gloo", 0, 1)
+    job.client.close()
+    job.reader.close()
+
+
+def test_a_training_that_forks_while_it_is_captured_keeps_its_capture(job, spool):
+    # GIVEN a capture under way, and a child forked there that takes steps of its own
+    job.client.post(REQUEST)
+    job.does("steps 3")
+    job.does(
+        "import os; pid = os.fork(); pid or (train(), os._exit(0)); exit = os.waitpid(pid, 0)[1]; assert exit == 0"
+    )
+    job.does("steps 4")
+    # THEN the parent's capture is what it would have been
+    assert job.result().state == "done"
+    found = names(spool / "cap-1.json")
+    assert len([name for name in found if name.startswith("ProfilerStep#")]) == 3

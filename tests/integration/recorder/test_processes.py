@@ -1,0 +1,215 @@
+"""Rings between real processes: killed writers, forked children, readers at full speed, and system calls."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from sftriage.recorder import Monitor, RingReader, StepLog, read_log
+
+TRAIN_FOR_EVER = """
+    import sys
+    from sftriage import Monitor
+    monitor = Monitor(rings=sys.argv[1], slots=int(sys.argv[2]))
+    print("ready", flush=True)
+    while True:
+        with monitor.step():
+            for name in ("data", "forward", "backward", "optimizer"):
+                with monitor.stage(name):
+                    pass
+"""
+
+
+def test_what_a_killed_trainer_recorded_is_still_readable(train, rings, tmp_path):
+    # GIVEN a trainer that is killed in the middle of a stage
+    trainer = train(
+        """
+        import sys
+        from sftriage import Monitor
+        monitor = Monitor(rings=sys.argv[1])
+        for _ in range(100):
+            with monitor.step():
+                with monitor.stage("forward"):
+                    pass
+        with monitor.step():
+            with monitor.stage("backward"):
+                print("in backward", flush=True)
+                sys.stdin.readline()
+        """,
+        rings,
+    )
+    assert trainer.says() == "in backward"
+    with RingReader(rings / "rank-0.0.ring") as reader:
+        status = reader.status()
+        assert (status.alive, status.stage, status.step, status.published) == (True, "backward", 100, 100)
+        assert status.since_ns >= status.step_since_ns > 0
+        trainer.process.kill()
+        trainer.ends()
+        # THEN from outside one sees that it is gone, where it was, and every step that it had published
+        status = reader.status()
+        assert (status.alive, status.closed, status.stage, status.step) == (False, False, "backward", 100)
+        batch = reader.read()
+        assert [record.step for record in batch.records] == list(range(100))
+        assert (batch.missed, batch.torn) == (0, 0)
+        # AND an agent keeps them on disk
+        log = StepLog(tmp_path, reader.info)
+        log.append(batch.raw)
+        log.close()
+        assert read_log(log.path).records == list(batch.records)
+    # AND the rank starts again beside it, as the next attempt
+    with Monitor(rings=rings) as monitor:
+        assert monitor.info is not None
+        assert monitor.info.attempt == 1
+
+
+@pytest.mark.parametrize("slots", [3, 4096])
+def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, until, slots):
+    # GIVEN a trainer that does nothing but steps, in a small ring or a large one, and a reader without a pause
+    trainer = train(TRAIN_FOR_EVER, rings, slots)
+    trainer.says()
+    with RingReader(rings / "rank-0.0.ring") as reader:
+        read = missed = torn = 0
+        expected = 0
+
+        def look() -> None:
+            nonlocal read, missed, torn, expected
+            batch = reader.read()
+            for record in batch.records:
+                # THEN steps come in order, each once, whole
+                assert record.step >= expected
+                assert len(record.durations_ns) == 5
+                assert record.complete
+                expected = record.step + 1
+            read += len(batch.records)
+            missed += batch.missed
+            torn += batch.torn
+
+        until(lambda: look() or read >= 20_000 or missed >= 200_000)
+        # AND a status taken at any moment makes sense
+        stages = {reader.status().stage for _ in range(200)}
+        assert stages <= {None, "data", "forward", "backward", "optimizer", "other"}
+        # AND when the trainer is stopped, every step that it published has been read, or is counted as lost
+        trainer.process.send_signal(signal.SIGSTOP)
+        look()
+        look()
+        assert read + missed + torn == reader.status().published
+        assert torn == 0
+        assert read > 0
+        trainer.process.send_signal(signal.SIGCONT)
+
+
+def test_a_fork_in_the_middle_of_a_step_leaves_the_parents_ring_alone(train, rings):
+    # GIVEN a trainer whose data loader forks workers, which use the monitor they have inherited and then exit normally
+    trainer = train(
+        """
+        import multiprocessing, sys
+        from sftriage import Monitor
+        monitor = Monitor(rings=sys.argv[1])
+        def work():
+            for _ in range(50):
+                with monitor.step(), monitor.stage("data"):
+                    pass
+            monitor.close()
+        context = multiprocessing.get_context("fork")
+        for _ in range(3):
+            with monitor.step(), monitor.stage("data"):
+                worker = context.Process(target=work)
+                worker.start()
+                worker.join(30)
+                assert worker.exitcode == 0
+        print("done", flush=True)
+        sys.stdin.readline()
+        """,
+        rings,
+    )
+    assert trainer.says() == "done"
+    # THEN its ring has its own three steps, whole, and is still open
+    with RingReader(rings / "rank-0.0.ring") as reader:
+        assert [record.complete for record in reader.read().records] == [True] * 3
+        status = reader.status()
+        assert (status.closed, status.misuse, status.published) == (False, 0, 3)
+    trainer.hears("")
+    assert trainer.ends() == 0
+
+
+STEADY = """
+    import os, sys
+    from sftriage import Monitor
+    monitor = Monitor(rings=sys.argv[1])
+    def steps(count):
+        for _ in range(count):
+            with monitor.step():
+                for name in ("data", "forward", "backward", "optimizer"):
+                    with monitor.stage(name):
+                        sum(range(50))
+    def mark(name):
+        try:
+            os.stat(name)
+        except FileNotFoundError:
+            pass
+    steps(5000)
+    mark("/sftriage-mark-begin")
+    steps(1000)
+    mark("/sftriage-mark-end")
+    os.getppid()
+"""
+
+
+def test_a_steady_step_makes_no_system_call(rings, tmp_path):
+    # GIVEN a trainer under strace, past its first turn of the ring
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("strace is not installed")
+    output = tmp_path / "strace.txt"
+    probe = subprocess.run([strace, "-o", output, "true"], capture_output=True, timeout=60)
+    if probe.returncode:
+        pytest.skip(f"strace may not trace here: {probe.stderr.decode().strip()}")
+    subprocess.run(
+        [strace, "-f", "-o", output, sys.executable, "-c", textwrap.dedent(STEADY), rings], check=True, timeout=120
+    )
+    calls = [re.sub(r"^\d+ +", "", line) for line in output.read_text().splitlines()]
+    begin = next(index for index, call in enumerate(calls) if "/sftriage-mark-begin" in call)
+    end = next(index for index, call in enumerate(calls) if "/sftriage-mark-end" in call)
+    # THEN a thousand steps lie between the two marks, and nothing else
+    assert calls[begin + 1 : end] == []
+    # AND the trace does see a call where there is one
+    assert any(call.startswith("getppid") for call in calls[end:])
+
+
+def test_a_ring_has_all_its_blocks_from_the_start(rings):
+    # GIVEN a ring that nothing was written to THEN the file has no holes that a full file system could not fill
+    with Monitor(rings=rings):
+        for path in rings.iterdir():
+            found = path.stat()
+            assert found.st_blocks * 512 >= found.st_size
+
+
+def test_a_directory_on_a_full_file_system_is_one_warning(tmp_path):
+    # GIVEN a tmpfs with room for no ring
+    small = tmp_path / "small"
+    small.mkdir()
+    if (
+        os.geteuid() != 0
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True).returncode
+    ):
+        pytest.skip("mounting a small tmpfs is not allowed here")
+    try:
+        script = (
+            "import sys; from sftriage import Monitor\nm = Monitor(rings=sys.argv[1])\nwith m.step(): print(m.active)"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", script, small], capture_output=True, text=True, timeout=60, check=True
+        )
+        # THEN training goes on without it, and nothing is left behind
+        assert done.stdout.strip() == "False"
+        assert done.stderr.count("not recording rank 0") == 1
+        assert list(small.iterdir()) == []
+    finally:
+        subprocess.run(["umount", small], check=True)

@@ -1,0 +1,163 @@
+"""What the recorder's tests share: an info, a ring with its reader, and a clock that only moves when told."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from array import array
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+from sftriage.recorder import contexts, recording
+from sftriage.recorder.files import start_ticks
+from sftriage.recorder.layout import RingInfo
+from sftriage.recorder.monitor import JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
+from sftriage.recorder.ring import RingReader, RingWriter
+from sftriage.records import StageSchema, StepRecord
+
+MakeInfo = Callable[..., RingInfo]
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests may themselves run under torchrun, or beside a recorded job."""
+    torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    for name in (RINGS_ENV, SPOOL_ENV, JOB_ENV, *torchrun):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(scope="session")
+def make_info() -> MakeInfo:
+    def make(**changes: object) -> RingInfo:
+        fields: dict[str, object] = {
+            "rank": 3,
+            "world_size": 8,
+            "local_rank": 1,
+            "attempt": 0,
+            "job": "job-7",
+            "host": "node-a",
+            "cohort": "",
+            "schema": StageSchema.closed(("data", "forward", "backward"), ("backward",)),
+            "started_mono_ns": 1_000,
+            "started_wall_ns": 2_000,
+            "pid": os.getpid(),
+            "pid_start_ticks": start_ticks(os.getpid()) or 0,
+        }
+        return RingInfo(**(fields | changes))  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def slot_of() -> Callable[..., array[int]]:
+    """Words of a whole slot of sequence number ``seq``, every number in it derived from it."""
+
+    def make(info: RingInfo, seq: int, *, crc: int | None = None) -> array[int]:
+        stages, sync = len(info.schema.stages), len(info.schema.sync)
+        times = [seq * 100 + index for index in range(stages + sync)]
+        words = array("q", [seq, seq + 40, seq * 1000, seq * 10, 0, 0, 0, *times, 0])
+        words[-1] = crc32(memoryview(words)[:-1]) if crc is None else crc
+        return words
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def record_of() -> Callable[[RingInfo, int], StepRecord]:
+    """The record that `slot_of` stands for."""
+
+    def make(info: RingInfo, seq: int) -> StepRecord:
+        stages, sync = len(info.schema.stages), len(info.schema.sync)
+        return StepRecord(
+            rank=info.rank,
+            step=seq + 40,
+            start_ns=seq * 1000,
+            between_ns=seq * 10,
+            durations_ns=tuple(seq * 100 + index for index in range(stages)),
+            outside_ns=tuple(seq * 100 + stages + index for index in range(sync)),
+            complete=True,
+            capturing=False,
+        )
+
+    return make
+
+
+@dataclass
+class Ring:
+    writer: RingWriter
+    info: RingInfo
+    path: Path
+    reader: RingReader
+
+
+@pytest.fixture
+def ring(tmp_path: Path, make_info: MakeInfo) -> Iterator[Ring]:
+    """A ring of four slots."""
+    info = make_info()
+    writer = RingWriter(tmp_path, info, 4)
+    with RingReader(writer.path) as reader:
+        yield Ring(writer, info, writer.path, reader)
+    writer.close()
+
+
+class Clock:
+    """Nanoseconds that pass only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now_ns = 1_000_000
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+    def passes(self, ns: int) -> None:
+        self.now_ns += ns
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(recording, "monotonic_ns", made)
+    monkeypatch.setattr(contexts, "monotonic_ns", made)
+    return made
+
+
+@dataclass
+class Watched:
+    """A monitor and a reader of its ring."""
+
+    monitor: Monitor
+    reader: RingReader
+
+    def steps(self) -> list[StepRecord]:
+        batch = self.reader.read()
+        assert (batch.missed, batch.torn) == (0, 0)
+        return list(batch.records)
+
+    def step(self) -> StepRecord:
+        (record,) = self.steps()
+        return record
+
+    @property
+    def misuse(self) -> int:
+        return self.reader.status().misuse
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Makes monitors that record, each into a fresh directory, each with a reader."""
+    made: list[Watched] = []
+
+    def make(*stages: tuple[str, ...]) -> Watched:
+        rings = Path(tempfile.mkdtemp(dir=tmp_path))
+        watched = Watched(Monitor(*stages, rings=rings, slots=64), RingReader(rings / "rank-0.0.ring"))
+        made.append(watched)
+        return watched
+
+    yield make
+    for watched in made:
+        watched.monitor.close()
+        watched.reader.close()

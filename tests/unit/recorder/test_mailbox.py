@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import CaptureError, RingError
+from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
+from sftriage.recorder.mailbox import (
+    BELL,
+    MAX_DETAIL_CHARS,
+    MAX_MESSAGE_BYTES,
+    REQUEST_BYTES,
+    REQUEST_CRC,
+    REQUEST_SEQ,
+    RESULT_SEQ,
+    SIZE_BYTES,
+    STATE,
+    Mailbox,
+    MailboxClient,
+)
+from sftriage.records import CaptureRequest, CaptureResult, plain
+
+REQUEST = CaptureRequest("c-1", 3, "torch", 5, 2, 30.0, 1 << 20, {"with_stack": True})
+RESULT = CaptureResult(
+    "c-1", 3, "done", "", 7, 11, 1234, {"start": 0.1, "export": 2}, {"mono_ns": 1, "wall_ns": 1 << 60}
+)
+
+
+@pytest.fixture
+def ends(tmp_path, make_info):
+    """Both ends of one mailbox, of rank 3."""
+    trainer = Mailbox(tmp_path, make_info())
+    with MailboxClient(tmp_path / "rank-3.0.mailbox") as client:
+        yield trainer, client
+    trainer.close()
+
+
+def forge(trainer: Mailbox, body: bytes) -> None:
+    """A request as anybody who may write the file could leave it."""
+    trainer._bytes[HEADER_BYTES : HEADER_BYTES + len(body)] = body
+    trainer.live[REQUEST_BYTES] = len(body)
+    trainer.live[REQUEST_CRC] = crc32(body)
+    trainer.live[REQUEST_SEQ] += 1
+
+
+def test_a_request_goes_out_and_its_result_comes_back(ends):
+    trainer, client = ends
+    # GIVEN a mailbox with nothing in it
+    assert (trainer.take(), client.poll(), client.progress().answered) == (None, None, True)
+    # WHEN a request is posted THEN the bell rings and the trainer takes it, once
+    assert client.post(REQUEST) == 1
+    assert (trainer.live[BELL], trainer.take(), trainer.take()) == (1, REQUEST, None)
+    # AND its progress is seen from outside
+    trainer.show("recording", 4)
+    progress = client.progress()
+    assert (progress.state, progress.steps, progress.answered) == ("recording", 4, False)
+    # AND its result is seen once by this client, and by one that is started later
+    trainer.answer(RESULT)
+    assert (client.poll(), client.poll(), client.progress().answered) == (RESULT, None, True)
+    with MailboxClient(client.path) as later:
+        assert later.poll() == RESULT
+
+
+def test_a_mailbox_is_private_and_takes_the_place_of_one_left_over(tmp_path, make_info):
+    (tmp_path / "rank-3.0.mailbox").write_bytes(b"left over")
+    trainer = Mailbox(tmp_path, make_info())
+    trainer.close()
+    (path,) = tmp_path.iterdir()
+    assert (path.stat().st_mode & 0o777, path.stat().st_size) == (0o600, SIZE_BYTES)
+
+
+def test_one_request_at_a_time(ends):
+    # GIVEN a request without an answer
+    trainer, client = ends
+    client.post(REQUEST)
+    # THEN no other can take its place, until it is answered
+    with pytest.raises(CaptureError, match="not answered"):
+        client.post(replace(REQUEST, capture_id="c-2"))
+    assert trainer.take() == REQUEST
+    trainer.answer(RESULT)
+    assert client.post(replace(REQUEST, capture_id="c-2")) == 2
+    taken = trainer.take()
+    assert taken is not None
+    assert taken.capture_id == "c-2"
+
+
+def test_a_request_that_does_not_belong_here_is_not_posted(ends):
+    trainer, client = ends
+    with pytest.raises(CaptureError, match="rank 4"):
+        client.post(replace(REQUEST, rank=4))
+    with pytest.raises(CaptureError, match="at most"):
+        client.post(replace(REQUEST, options={"x" * MAX_MESSAGE_BYTES: True}))
+    assert (trainer.take(), trainer.live[BELL]) == (None, 0)
+
+
+def test_only_the_request_under_way_is_called_off(ends):
+    trainer, client = ends
+    assert not client.cancel("c-1")
+    client.post(REQUEST)
+    trainer.take()
+    assert (client.cancel("c-2"), trainer.cancelled) == (False, False)
+    assert (client.cancel("c-1"), trainer.cancelled) == (True, True)
+    assert trainer.live[BELL] == 2
+    # AND the next request is not called off with it
+    trainer.answer(RESULT)
+    assert not client.cancel("c-1")
+    client.post(replace(REQUEST, capture_id="c-3"))
+    trainer.take()
+    assert not trainer.cancelled
+
+
+GOOD = plain(REQUEST)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        [],
+        "text",
+        {},
+        GOOD | {"extra": 1},
+        {name: value for name, value in GOOD.items() if name != "steps"},
+        GOOD | {"capture_id": "../../etc/passwd"},
+        GOOD | {"capture_id": 5},
+        GOOD | {"rank": 4},
+        GOOD | {"steps": True},
+        GOOD | {"steps": 2.5},
+        GOOD | {"steps": 10**30},
+        GOOD | {"max_seconds": float("nan")},
+        GOOD | {"max_seconds": "9"},
+        GOOD | {"profiler": "nsys"},
+        GOOD | {"options": [1]},
+        GOOD | {"options": {"with_stack": 1}},
+    ],
+)
+def test_a_request_that_is_wrong_is_refused_with_a_reason(ends, message):
+    trainer, _ = ends
+    forge(trainer, json.dumps(message).encode())
+    with pytest.raises(CaptureError, match=r"the request .+"):
+        trainer.take()
+    # AND it is not looked at again
+    assert trainer.take() is None
+
+
+def test_json_without_end_is_refused(ends):
+    trainer, _ = ends
+    forge(trainer, b"[" * MAX_MESSAGE_BYTES)
+    with pytest.raises(CaptureError):
+        trainer.take()
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_the_trainer_survives_whatever_is_in_its_mailbox(make_info, data):
+    # GIVEN a request WHEN bytes of the file are overwritten
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Mailbox(Path(directory), make_info())
+        with MailboxClient(Path(directory) / "rank-3.0.mailbox") as client:
+            client.post(REQUEST)
+        near = st.one_of(st.integers(LIVE_AT, LIVE_AT + 103), st.integers(HEADER_BYTES, HEADER_BYTES + 200))
+        for at in data.draw(st.lists(near, max_size=8)):
+            trainer._bytes[at] = data.draw(st.integers(0, 255))
+        # THEN it is taken as it was posted, refused, or not seen
+        with suppress(CaptureError):
+            assert trainer.take() in (REQUEST, None)
+        trainer.answer(RESULT)
+        trainer.close()
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_client_survives_whatever_is_in_the_mailbox(make_info, data):
+    # GIVEN an answered request WHEN bytes of the file are overwritten, and it is cut at any length
+    with tempfile.TemporaryDirectory() as directory:
+        trainer = Mailbox(Path(directory), make_info())
+        path = Path(directory) / "rank-3.0.mailbox"
+        with MailboxClient(path) as client:
+            client.post(REQUEST)
+            trainer.take()
+            trainer.answer(RESULT)
+            trainer.close()
+            content = bytearray(path.read_bytes())
+            result_at = HEADER_BYTES + MAX_MESSAGE_BYTES
+            near = st.one_of(st.integers(LIVE_AT, LIVE_AT + 103), st.integers(result_at, result_at + 300))
+            for at in data.draw(st.lists(near, max_size=8)):
+                content[at] = data.draw(st.integers(0, 255))
+            path.write_bytes(content[: data.draw(st.one_of(st.just(len(content)), st.integers(0, len(content))))])
+            # THEN every call answers as it should, or says what is wrong
+            for call in (
+                client.progress,
+                lambda: client.cancel("c-1"),
+                lambda: client.post(REQUEST),
+                lambda: MailboxClient(path).close(),
+            ):
+                with suppress(RingError, CaptureError):
+                    call()
+            with suppress(RingError):
+                assert client.poll() in (RESULT, None)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"state": "lost"},
+        {"first_step": "7"},
+        {"size_bytes": -1},
+        {"rank": None},
+        {"timings_s": [1]},
+        {"clock": {"mono_ns": "x"}},
+        {"detail": 5},
+        {"more": 1},
+    ],
+)
+def test_a_result_that_is_wrong_is_refused(ends, changes):
+    # GIVEN a trainer of another mind: its result is well-formed JSON, with a right checksum, and makes no sense
+    trainer, client = ends
+    body = json.dumps(plain(RESULT) | changes).encode()
+    at = HEADER_BYTES + MAX_MESSAGE_BYTES
+    trainer._bytes[at : at + len(body)] = body
+    trainer.live[RESULT_SEQ + 1] = len(body)
+    trainer.live[RESULT_SEQ + 2] = crc32(body)
+    trainer.live[RESULT_SEQ] = 1
+    with pytest.raises(RingError, match="not a capture result"):
+        client.poll()
+
+
+def test_a_detail_without_end_is_cut(ends):
+    trainer, client = ends
+    client.post(REQUEST)
+    trainer.take()
+    trainer.answer(replace(RESULT, state="failed", detail="\udc80" * 100_000))
+    result = client.poll()
+    assert result is not None
+    assert len(result.detail) == MAX_DETAIL_CHARS
+
+
+def test_a_truncated_mailbox_does_not_grow_again(ends):
+    # GIVEN a mailbox that is cut while a client has it open
+    _, client = ends
+    os.truncate(client.path, HEADER_BYTES)
+    # WHEN the client posts THEN it is told, and writes no holes
+    with pytest.raises(RingError, match="truncated"):
+        client.post(REQUEST)
+    assert client.path.stat().st_size == HEADER_BYTES
+
+
+def test_a_state_that_is_none_is_refused(ends):
+    trainer, client = ends
+    trainer.live[STATE] = 4
+    with pytest.raises(RingError, match="state 4"):
+        client.progress()

@@ -1,0 +1,220 @@
+"""Making a monitor: whose it is, where it records, and when it does not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.errors import SchemaError, UsageError
+from sftriage.recorder import MailboxClient, Monitor, RingReader, recording
+from sftriage.recorder.ring import RingWriter
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "TORCHELASTIC_RUN_ID": "run-1",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+
+
+def use(monitor: Monitor) -> None:
+    with monitor.step(), monitor.stage("data"):
+        pass
+
+
+def test_torchruns_environment_says_who_this_is(tmp_path, monkeypatch):
+    # GIVEN torchrun's environment, and a directory for rings in it
+    for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": str(tmp_path)}).items():
+        monkeypatch.setenv(name, value)
+    # WHEN a monitor is made without arguments
+    with Monitor() as monitor:
+        use(monitor)
+        # THEN its ring and mailbox are there, and say so
+        with RingReader(tmp_path / "rank-5.2.ring") as ring, MailboxClient(tmp_path / "rank-5.2.mailbox") as mailbox:
+            info = ring.info
+            assert (info.rank, info.world_size, info.local_rank, info.attempt) == (5, 8, 1, 2)
+            assert (info.job, info.host, info.cohort, info.pid) == ("run-1", os.uname().nodename, "", os.getpid())
+            assert info.schema.stages == ("data", "forward", "backward", "optimizer", "other")
+            assert info.schema.sync == ("backward",)
+            assert mailbox.info == info == monitor.info
+            assert ring.slots == 4096
+            assert len(ring.read().records) == 1
+
+
+def test_arguments_go_before_the_environment(tmp_path, monkeypatch):
+    for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": "/nowhere", "SFTRIAGE_JOB": "mine"}).items():
+        monkeypatch.setenv(name, value)
+    with Monitor(
+        ("fwd",), ("fwd",), rank=1, world_size=2, local_rank=0, host="h", cohort="c", rings=tmp_path
+    ) as monitor:
+        info = monitor.info
+        assert info is not None
+        assert (info.rank, info.world_size, info.local_rank, info.host, info.cohort) == (1, 2, 0, "h", "c")
+        assert info.job == "mine"
+        assert info.schema.stages == ("fwd", "other")
+
+
+def test_without_an_environment_it_is_rank_0_of_1(tmp_path):
+    with Monitor(rings=tmp_path) as monitor:
+        assert monitor.info is not None
+        assert (monitor.info.rank, monitor.info.world_size, monitor.info.job) == (0, 1, "")
+
+
+@pytest.mark.parametrize(
+    ("settings", "error"),
+    [
+        ({"stages": ()}, SchemaError),
+        ({"stages": ("a", "a")}, SchemaError),
+        ({"stages": "data"}, SchemaError),
+        ({"sync": "backward"}, SchemaError),
+        ({"sync": ("nowhere",)}, SchemaError),
+        ({"rank": -1}, UsageError),
+        ({"rank": "0"}, UsageError),
+        ({"rank": True}, UsageError),
+        ({"rank": 4, "world_size": 4}, UsageError),
+        ({"rank": 1}, UsageError),
+        ({"host": 7}, UsageError),
+        ({"slots": 0}, UsageError),
+        ({"slots": 1 << 21}, UsageError),
+        ({"slots": 8.0}, UsageError),
+    ],
+)
+def test_wrong_arguments_raise_also_where_nothing_would_be_recorded(settings, error):
+    with pytest.raises(error):
+        Monitor(**settings)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{"RANK": "abc"}, {"RANK": "-1"}, {"RANK": "1_0"}, {"RANK": ""}, {"RANK": "3", "WORLD_SIZE": "2"}],
+)
+def test_a_malformed_environment_is_one_warning_and_an_inert_monitor(tmp_path, monkeypatch, caplog, environment):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monitor = Monitor(rings=tmp_path)
+    use(monitor)
+    assert (len(caplog.records), monitor.active, list(tmp_path.iterdir())) == (1, False, [])
+
+
+def test_without_a_directory_nothing_is_written_and_nothing_said(tmp_path, monkeypatch, caplog):
+    monkeypatch.chdir(tmp_path)
+    monitor = Monitor()
+    use(monitor)
+    with monitor.step(5), monitor.stage("unknown"), monitor.stage(["unhashable"]):
+        pass
+    monitor.close()
+    assert (monitor.info, monitor.active, caplog.records, list(tmp_path.iterdir())) == (None, False, [], [])
+
+
+def test_a_missing_directory_is_one_warning_and_an_inert_monitor(tmp_path, caplog):
+    monitor = Monitor(rings=tmp_path / "missing")
+    use(monitor)
+    use(monitor)
+    assert len(caplog.records) == 1
+    assert "missing" in caplog.text
+    assert not monitor.active
+
+
+def test_a_mailbox_that_cannot_be_made_is_one_warning_and_a_closed_ring(tmp_path, caplog, monkeypatch):
+    # GIVEN a disk with room for the ring and not for the mailbox
+    real = os.posix_fallocate
+
+    def nearly_full(descriptor: int, offset: int, size: int) -> None:
+        if ".mailbox" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+            raise OSError(28, "No space left on device")
+        real(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", nearly_full)
+    monitor = Monitor(rings=tmp_path)
+    # THEN nobody waits for a rank that does not record
+    assert (len(caplog.records), monitor.active) == (1, False)
+    with RingReader(tmp_path / "rank-0.0.ring") as reader:
+        assert reader.status().closed
+
+
+def test_a_rank_is_recorded_by_one_monitor_at_a_time(tmp_path, caplog):
+    # GIVEN a monitor that records rank 3
+    first = Monitor(rings=tmp_path, rank=3, world_size=4)
+    # WHEN another one is made for the same rank THEN it is inert, and says why
+    second = Monitor(rings=tmp_path, rank=3, world_size=4)
+    assert not second.active
+    assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["another monitor holds rank 3"]
+    # AND once the first is closed the next one is another attempt
+    first.close()
+    third = Monitor(rings=tmp_path, rank=3, world_size=4)
+    assert third.info is not None
+    assert third.info.attempt == 1
+    third.close()
+
+
+def test_the_ring_of_a_dead_writer_or_of_nobody_is_left_as_it_is(tmp_path, make_info):
+    # GIVEN a ring whose writer died without closing it, and a file of that name that is no ring
+    dead = RingWriter(tmp_path, make_info(rank=0, pid_start_ticks=1), 4)
+    (tmp_path / "rank-0.1.ring").write_bytes(b"mine")
+    before = dead.path.read_bytes()
+    # WHEN the rank starts again THEN it takes the next attempt that is free
+    with Monitor(rings=tmp_path) as monitor:
+        assert monitor.info is not None
+        assert monitor.info.attempt == 2
+    assert dead.path.read_bytes() == before
+    assert (tmp_path / "rank-0.1.ring").read_bytes() == b"mine"
+    dead.close()
+
+
+def test_a_forked_child_records_nothing(tmp_path):
+    # GIVEN a monitor in the middle of a step, and a child forked there, as a data loader's worker
+    monitor = Monitor(rings=tmp_path)
+    with RingReader(tmp_path / "rank-0.0.ring") as reader:
+        with monitor.step():
+            child = os.fork()
+            if not child:
+                ok = not monitor.active
+                try:
+                    use(monitor)
+                    monitor.close()
+                finally:
+                    os._exit(0 if ok else 1)
+            assert os.waitpid(child, 0)[1] == 0
+        # THEN the parent's step alone is in the ring, which is not closed
+        status = reader.status()
+        assert (status.published, status.misuse, status.closed) == (1, 0, False)
+    monitor.close()
+
+
+def test_a_script_that_just_ends_closes_its_ring(tmp_path):
+    # GIVEN a script that neither closes nor drops its monitor
+    script = f"from sftriage import Monitor; m = Monitor(rings={str(tmp_path)!r})\nwith m.step(): pass"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    with RingReader(tmp_path / "rank-0.0.ring") as reader:
+        status = reader.status()
+        assert (status.closed, status.alive, status.published) == (True, False, 1)
+
+
+def test_importing_the_recorder_needs_only_the_standard_library():
+    # GIVEN an interpreter without site-packages WHEN it imports and uses the recorder
+    root = str(Path(__file__).parents[3])
+    script = (
+        f"import sys; sys.path.insert(0, {root!r})\n"
+        "import sftriage, sftriage.recorder\n"
+        "with sftriage.Monitor().step(): pass\n"
+        "known = sys.stdlib_module_names | {'sftriage', '__main__'}\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} - known))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", script], check=True, timeout=60, capture_output=True, text=True
+    )
+    # THEN nothing from elsewhere is loaded
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_recording_does_not_outlive_its_monitor(tmp_path):
+    # GIVEN twenty monitors, one after another THEN none is kept (the fork hook and the finalizer know them all)
+    before = len(recording._recordings)
+    for _ in range(20):
+        Monitor(rings=tmp_path, slots=1).close()
+    assert len(recording._recordings) <= before + 1

@@ -1,0 +1,416 @@
+"""The capture's state machine, with a stand-in for torch's session. The real one is in tests/integration/recorder."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from sftriage.recorder import profiling
+from sftriage.recorder.contexts import stages_of
+from sftriage.recorder.guard import ProfilerGuard
+from sftriage.recorder.mailbox import Mailbox, MailboxClient
+from sftriage.recorder.monitor import Monitor
+from sftriage.recorder.profiling import CaptureExecutor
+from sftriage.recorder.recording import Recording
+from sftriage.recorder.ring import RingReader, RingWriter
+from sftriage.records import CaptureRequest, CaptureResult, StepRecord
+
+REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 30.0, 1000)
+
+
+class FakeSession:
+    """Notes what is asked of it, and raises where it is told to."""
+
+    log: list[str]
+    breaks: str = ""
+
+    def __init__(self, info, options, guard) -> None:
+        self.steps = 0
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.timings_s = {"start": 0.5}
+        self.clock = {"mono_ns": 1, "wall_ns": 2}
+
+    def _note(self, what: str) -> None:
+        self.log.append(what)
+        if what.split()[0] == self.breaks:
+            raise RuntimeError(f"{self.breaks} is broken")
+
+    def prepare(self) -> None:
+        self._note("prepare")
+
+    def start(self, capture_id: str, first_step: int) -> None:
+        self._note(f"start {first_step}")
+        self.first_step = first_step
+
+    def begin_step(self, number: int) -> None:
+        self._note(f"begin {number}")
+        self.last_step = number
+
+    def end_step(self) -> None:
+        self._note("end")
+        self.steps += 1
+
+    def follow(self, stages) -> None:
+        self._note(f"stages {'/'.join(stages)}")
+
+    def stop(self) -> None:
+        self._note("stop")
+
+    def export(self, path: str) -> None:
+        self._note("export")
+        Path(path).write_text('{"traceEvents": [], "traceName": "x"}')
+
+
+class Rig:
+    """A recording of rank 3 with an executor, driven step by step, and the controller's end of both files."""
+
+    def __init__(self, directory: Path, info, now_s: list[float]) -> None:
+        self.now_s = now_s
+        self.spool = directory / "spool"
+        self.spool.mkdir()
+        self.guard = ProfilerGuard()
+        writer = RingWriter(directory, info, 64)
+        self.executor = CaptureExecutor(Mailbox(directory, info), info, self.spool, self.guard)
+        self.recording = Recording(writer, self.executor)
+        self.client = MailboxClient(directory / "rank-3.0.mailbox")
+        self.reader = RingReader(writer.path)
+        self.records: list[StepRecord] = []
+
+    def step(self, count: int = 1, during: Callable[[], None] = lambda: None) -> None:
+        for _ in range(count):
+            self.recording.begin(None)
+            during()
+            self.recording.end(False)
+        self.records += self.reader.read().records
+
+    def exported(self) -> None:
+        thread = self.executor._export
+        assert thread is not None
+        thread.join(10)
+        assert not thread.is_alive()
+
+    def result(self) -> CaptureResult:
+        result = self.client.poll()
+        assert result is not None
+        return result
+
+    @property
+    def touched(self) -> list[int]:
+        return [record.step for record in self.records if record.capturing]
+
+
+@pytest.fixture
+def session(monkeypatch):
+    FakeSession.log = []
+    FakeSession.breaks = ""
+    monkeypatch.setattr(profiling, "TorchSession", FakeSession)
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    return FakeSession
+
+
+@pytest.fixture
+def rig(tmp_path, make_info, session, monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(profiling, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    made = Rig(tmp_path, make_info(), now_s)
+    yield made
+    made.recording.close()
+    made.client.close()
+    made.reader.close()
+
+
+def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session):
+    # GIVEN a job at step 2, and a request for two steps after one of warm-up
+    rig.step(2)
+    rig.client.post(REQUEST)
+    # WHEN it goes on
+    rig.step()
+    assert rig.client.progress().state == "armed"
+    rig.step()
+    assert (rig.client.progress().state, rig.client.progress().steps) == ("recording", 1)
+    rig.step()
+    rig.exported()
+    rig.step(3)
+    # THEN the profiler was prepared before step 2, started before 3 and stopped after 4
+    assert session.log == ["prepare", "start 3", "begin 3", "end", "begin 4", "end", "stop", "export"]
+    result = rig.result()
+    assert (result.state, result.detail, result.first_step, result.last_step) == ("done", "", 3, 4)
+    assert result.size_bytes == (rig.spool / "c-1.json").stat().st_size
+    assert (result.clock, result.timings_s["start"]) == ({"mono_ns": 1, "wall_ns": 2}, 0.5)
+    assert rig.client.progress().state == "idle"
+    # AND the steps it touched say so: warm-up, recorded, and the one whose between_ns has the stop
+    assert rig.touched == [2, 3, 4, 5]
+
+
+def test_without_warm_up_recording_starts_at_once(rig, session):
+    rig.client.post(replace(REQUEST, warmup_steps=0, steps=1))
+    rig.step()
+    rig.exported()
+    assert session.log == ["prepare", "start 0", "begin 0", "end", "stop", "export"]
+    assert rig.result().state == "done"
+
+
+def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(rig, session, clock):
+    # GIVEN a capture, with stages used in warm-up and in the recorded step
+    stages = stages_of(rig.recording)
+
+    def work() -> None:
+        with stages["forward"]:
+            clock.passes(10)
+            with stages["data"]:
+                clock.passes(5)
+
+    rig.client.post(replace(REQUEST, steps=1))
+    rig.step(2, work)
+    rig.exported()
+    # THEN the recorded one has them in its trace, nested as they were
+    marks = [entry for entry in session.log if entry.startswith("stages")]
+    assert marks == ["stages forward", "stages forward/data", "stages forward", "stages "]
+    assert [record.durations_ns for record in rig.records] == [(5, 10, 0, 0)] * 2
+
+
+def test_steps_stay_touched_until_the_export_is_done(rig, monkeypatch):
+    # GIVEN an export that takes its time
+    going = threading.Event()
+    monkeypatch.setattr(FakeSession, "export", lambda self, path: going.wait(10) and None)
+    rig.client.post(replace(REQUEST, warmup_steps=0, steps=1))
+    rig.step(3)
+    assert rig.client.progress().state == "exporting"
+    # AND a second request that comes the moment it is answered
+    going.set()
+    rig.exported()
+    rig.client.post(replace(REQUEST, capture_id="c-2", warmup_steps=0, steps=1))
+    rig.step()
+    # THEN the steps in between are touched, and the second request is heard
+    assert rig.touched == [0, 1, 2, 3]
+    assert rig.executor._export is not None
+    rig.exported()
+    assert rig.result().capture_id == "c-2"
+
+
+def test_a_request_that_comes_before_the_export_is_quite_done_is_heard(rig, monkeypatch):
+    # GIVEN an export that has answered and is about to say that it is idle, and a client that posts just then
+    answered, going = threading.Event(), threading.Event()
+    enter, look = rig.executor._enter, rig.executor.before_step
+
+    def enter_late(state: str) -> None:
+        if state == "idle":
+            answered.set()
+            going.wait(10)
+        enter(state)
+
+    def look_early(number: int) -> bool:
+        touched = look(number)
+        going.set()
+        rig.exported()
+        return touched
+
+    monkeypatch.setattr(rig.executor, "_enter", enter_late)
+    rig.client.post(replace(REQUEST, warmup_steps=0, steps=1))
+    rig.step()
+    assert answered.wait(10)
+    rig.client.post(replace(REQUEST, capture_id="c-2"))
+    # WHEN the bell is read while the export is under way, and the export ends before the hook is asked whether it is
+    monkeypatch.setattr(rig.executor, "before_step", look_early)
+    rig.step()
+    monkeypatch.setattr(rig.executor, "before_step", look)
+    rig.step()
+    # THEN the request is under way, and not lost until the bell rings again
+    assert rig.client.progress().state == "armed"
+
+
+@pytest.mark.parametrize(
+    ("warmup", "before_time_is_up", "state", "detail"),
+    [
+        (5, 2, "failed", "time-box reached before a step was recorded"),
+        (0, 1, "done", "time-box reached after 1 of 9 steps"),
+        (1, 3, "done", "time-box reached after 2 of 9 steps"),
+    ],
+)
+def test_a_capture_is_bounded_in_seconds_warm_up_included(rig, session, warmup, before_time_is_up, state, detail):
+    rig.client.post(replace(REQUEST, steps=9, warmup_steps=warmup))
+    rig.step(before_time_is_up)
+    rig.now_s[0] += 30.0
+    # WHEN the time is up between two steps THEN it stops at the next boundary
+    rig.step()
+    if state == "done":
+        rig.exported()
+    result = rig.result()
+    assert (result.state, result.detail) == (state, detail)
+    assert session.log.count("stop") == 1
+    rig.step(2)
+    assert rig.touched == list(range(before_time_is_up + 1))
+
+
+def test_time_that_runs_out_in_a_step_ends_the_capture_with_it(rig):
+    rig.client.post(replace(REQUEST, steps=9, warmup_steps=0))
+    rig.step(1, lambda: rig.now_s.__setitem__(0, 200.0))
+    rig.exported()
+    result = rig.result()
+    assert (result.state, result.first_step, result.last_step) == ("done", 0, 0)
+    assert result.detail == "time-box reached after 1 of 9 steps"
+
+
+def test_a_capture_that_is_called_off_is_stopped_and_discarded(rig, session):
+    rig.client.post(replace(REQUEST, steps=9))
+    rig.step(3)
+    assert rig.client.cancel("c-1")
+    rig.step(2)
+    result = rig.result()
+    assert (result.state, result.detail) == ("failed", "cancelled")
+    assert session.log[-1] == "stop"
+    assert list(rig.spool.iterdir()) == []
+    assert rig.touched == [0, 1, 2, 3]
+
+
+def test_one_that_is_called_off_before_it_is_seen_never_starts(rig, session):
+    rig.client.post(REQUEST)
+    rig.client.cancel("c-1")
+    rig.step(2)
+    assert (rig.result().state, session.log, rig.touched) == ("refused", [], [])
+
+
+@pytest.mark.parametrize("where", ["prepare", "start", "begin", "end", "stages", "stop", "export"])
+def test_whatever_breaks_fails_the_capture_and_not_the_training(rig, session, where):
+    # GIVEN a profiler that breaks somewhere
+    session.breaks = where
+    rig.client.post(REQUEST)
+    forward = stages_of(rig.recording)["forward"]
+
+    def work() -> None:
+        with forward:
+            pass
+
+    # WHEN training goes on, with a stage in each step
+    rig.step(6, work)
+    if where == "export":
+        rig.exported()
+    result = rig.result()
+    # THEN the capture failed with that reason, every step is recorded, and the next capture works
+    assert (result.state, result.detail) == ("failed", f"RuntimeError: {where} is broken")
+    assert [record.step for record in rig.records] == list(range(6))
+    assert not rig.recording.off
+    assert rig.guard.busy() is None
+    session.breaks = ""
+    rig.client.post(replace(REQUEST, capture_id="c-2"))
+    rig.step(4)
+    rig.exported()
+    assert rig.result().state == "done"
+
+
+def test_the_jobs_own_profiler_goes_first(rig, session):
+    # GIVEN a capture under way WHEN the job starts its own in the middle of a step
+    rig.client.post(replace(REQUEST, steps=9, warmup_steps=0))
+    rig.step()
+    rig.step(1, lambda: rig.guard._yield())
+    rig.step(2)
+    # THEN ours is stopped and has failed
+    result = rig.result()
+    assert (result.state, result.detail) == ("failed", "the job started a profiler of its own")
+    assert session.log[-1] == "stop"
+    assert rig.touched == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda rig, patch: patch.setattr(rig.guard, "_theirs", True), "a profiler is already running"),
+        (lambda rig, patch: patch.setattr(rig.executor, "_spool", None), "no spool directory"),
+        (lambda rig, patch: patch.delitem(sys.modules, "torch"), "torch is not imported"),
+    ],
+)
+def test_a_request_that_cannot_be_is_refused_and_touches_nothing(rig, session, monkeypatch, spoil, reason):
+    spoil(rig, monkeypatch)
+    rig.client.post(REQUEST)
+    rig.step(2)
+    result = rig.result()
+    assert (result.state, result.capture_id) == ("refused", "c-1")
+    assert reason in result.detail
+    assert (session.log, rig.touched) == ([], [])
+
+
+def test_options_nobody_knows_are_refused(rig):
+    rig.client.post(replace(REQUEST, options={"with_stack": True, "rm": True}))
+    rig.step()
+    assert (rig.result().detail, rig.touched) == ("unknown options: rm", [])
+
+
+def test_a_request_that_cannot_be_read_is_refused(rig):
+    rig.client.post(REQUEST)
+    rig.executor._mailbox.live[3] += 1  # its checksum
+    rig.step()
+    result = rig.result()
+    assert (result.state, result.detail) == ("refused", "the request does not match its checksum")
+
+
+def test_a_training_that_ends_keeps_the_steps_it_has(rig):
+    rig.client.post(replace(REQUEST, steps=9, warmup_steps=0))
+    rig.step(3)
+    rig.recording.close()
+    result = rig.result()
+    assert (result.state, result.detail) == ("done", "training ended after 3 of 9 steps")
+    assert (rig.spool / "c-1.json").exists()
+
+
+def test_a_training_that_ends_before_a_step_was_recorded_fails_the_capture(rig, session):
+    rig.client.post(replace(REQUEST, warmup_steps=5))
+    rig.step(2)
+    rig.recording.close()
+    assert (rig.result().detail, session.log) == (
+        "training ended before a step was recorded",
+        ["prepare", "stop"],
+    )
+
+
+def test_a_request_that_comes_too_late_is_answered(rig):
+    rig.step()
+    rig.client.post(REQUEST)
+    rig.recording.close()
+    assert (rig.result().state, rig.client.progress().answered) == ("refused", True)
+
+
+def test_a_training_that_ends_does_not_wait_for_ever(rig, monkeypatch):
+    # GIVEN an export that hangs
+    going = threading.Event()
+    monkeypatch.setattr(FakeSession, "export", lambda self, path: going.wait(30) and None)
+    monkeypatch.setattr(profiling, "LAST_EXPORT_S", 0.01)
+    rig.client.post(replace(REQUEST, steps=1, warmup_steps=0))
+    rig.step()
+    rig.recording.close()
+    # THEN the ring is closed, and the export may still answer when it is done
+    assert rig.reader.status().closed
+    assert rig.client.poll() is None
+    going.set()
+    rig.exported()
+    assert rig.client.poll() is not None
+
+
+def test_a_recorder_that_breaks_does_not_hold_training_up_for_an_export(rig, monkeypatch):
+    # GIVEN an export that hangs WHEN the recorder turns itself off in the middle of training
+    going = threading.Event()
+    monkeypatch.setattr(FakeSession, "export", lambda self, path: going.wait(30) and None)
+    rig.client.post(replace(REQUEST, steps=1, warmup_steps=0))
+    rig.step()
+    monkeypatch.setattr(profiling, "LAST_EXPORT_S", 1e6)
+    rig.recording.fail(RuntimeError("a bug"))
+    # THEN it did not wait, and the export can still answer
+    assert rig.reader.status().closed
+    going.set()
+    rig.exported()
+    assert rig.client.poll() is not None
+
+
+def test_the_spool_is_the_trainers_own_setting(tmp_path, monkeypatch):
+    monkeypatch.setenv("SFTRIAGE_SPOOL", str(tmp_path / "elsewhere"))
+    with Monitor(rings=tmp_path) as monitor:
+        assert monitor._recording is not None
+        hook = monitor._recording._hook
+        assert isinstance(hook, CaptureExecutor)
+        assert hook._spool == tmp_path / "elsewhere"

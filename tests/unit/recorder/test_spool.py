@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sftriage.errors import CaptureError
+from sftriage.recorder.spool import ends_whole, write_trace
+
+TRACE = b'{"traceEvents": [{"name": "x"}],"traceName": "a]b.json.partial", "displayTimeUnit": "ms"}\n'
+
+
+def writes(data: bytes):
+    def export(path: str) -> None:
+        # As Kineto does: a file of its own, with the process's umask.
+        Path(path).unlink(missing_ok=True)
+        Path(path).write_bytes(data)
+
+    return export
+
+
+def test_a_whole_trace_takes_its_name_and_is_private(tmp_path):
+    assert write_trace(writes(TRACE), tmp_path, "c-1", 1000) == len(TRACE)
+    (path,) = tmp_path.iterdir()
+    assert (path.name, path.read_bytes(), path.stat().st_mode & 0o777) == ("c-1.json", TRACE, 0o600)
+
+
+@pytest.mark.parametrize("length", range(0, len(TRACE) - 2, 5))
+def test_a_trace_that_was_cut_leaves_nothing(tmp_path, length):
+    # GIVEN a disk that was full at any moment
+    with pytest.raises(CaptureError, match="not written whole"):
+        write_trace(writes(TRACE[:length]), tmp_path, "c-1", 1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trace_that_is_too_large_leaves_nothing(tmp_path):
+    with pytest.raises(CaptureError, match=f"{len(TRACE)} bytes; {len(TRACE) - 1} are allowed"):
+        write_trace(writes(TRACE), tmp_path, "c-1", len(TRACE) - 1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_raises_leaves_nothing(tmp_path):
+    def broken(path: str) -> None:
+        raise RuntimeError("in Kineto")
+
+    with pytest.raises(RuntimeError, match="in Kineto"):
+        write_trace(broken, tmp_path, "c-1", 1000)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_export_that_writes_nothing_is_noticed(tmp_path):
+    with pytest.raises(CaptureError, match="No such file"):
+        write_trace(lambda path: Path(path).unlink(), tmp_path, "c-1", 1000)
+
+
+def test_a_missing_spool_is_said(tmp_path):
+    with pytest.raises(CaptureError, match="missing cannot be written: No such file"):
+        write_trace(writes(TRACE), tmp_path / "missing", "c-1", 1000)
+
+
+def test_a_trace_never_takes_the_place_of_another(tmp_path):
+    (tmp_path / "c-1.json").write_bytes(b"earlier")
+    (tmp_path / "c-2.json.partial").write_bytes(b"of one that died")
+    for capture_id in ("c-1", "c-2"):
+        with pytest.raises(CaptureError):
+            write_trace(writes(TRACE), tmp_path, capture_id, 1000)
+    assert (tmp_path / "c-1.json").read_bytes() == b"earlier"
+    assert (tmp_path / "c-2.json.partial").read_bytes() == b"of one that died"
+
+
+@pytest.mark.parametrize("events", [0, 1000])
+def test_the_end_is_found_whatever_the_length(tmp_path, events):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"traceEvents": [{"name": "x" * 50}] * events, "traceName": "n", "more": {"a": [1]}}))
+    assert ends_whole(path)
