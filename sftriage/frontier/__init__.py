@@ -1,0 +1,31 @@
+"""The accounting and the verdicts: pure numpy, no I/O, no clock.
+
+`segments` cuts a window where its ranks are together, `accounting` says where the exposed time went, `whatif` what
+would be saved by mending one suspect, `baseline` what the job's healthy profile is, and `verdicts` puts a label on it.
+"""
+
+from sftriage.frontier.accounting import Accounting, anchored, plain
+from sftriage.frontier.baseline import Baseline, Profile, Typical, learned, profile
+from sftriage.frontier.judging import judge
+from sftriage.frontier.segments import Segment, segments
+from sftriage.frontier.settings import Settings
+from sftriage.frontier.verdicts import classify
+from sftriage.frontier.whatif import SegmentReplay, replay
+
+__all__ = [
+    "Accounting",
+    "Baseline",
+    "Profile",
+    "Segment",
+    "SegmentReplay",
+    "Settings",
+    "Typical",
+    "anchored",
+    "classify",
+    "judge",
+    "learned",
+    "plain",
+    "profile",
+    "replay",
+    "segments",
+]

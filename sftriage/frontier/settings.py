@@ -1,0 +1,45 @@
+"""The thresholds of a verdict, in one record: each with its unit and why it has that value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What decides a label. Fractions are of the exposed step time unless they say otherwise.
+
+    Attributes:
+        min_gain_fraction: excess or gain below this is not worth a capture (5 %: above the jitter of a calm job, below
+            what anybody would shrug off over weeks of training).
+        min_group_fraction: the same for what all ranks share, measured against the job's past instead of against
+            peers in the same step. 15 %: a machine's clock, neighbours and caches drift by several percent in minutes.
+        min_roaming_fraction: lateness without one who causes it. 10 %: ranks that share cores, switches or a file
+            system take turns at being last all day, and nobody can act on less.
+        max_jitter_fraction: lateness that jitter explains is forgiven up to here. 15 %: two ranks that take turns at
+            being late look like two that jitter, and a job that loses more to either is not healthy.
+        min_persistence_fraction: fraction of a window's steps a suspect must be present in (0.6: most, with room for
+            the steps another rank's jitter happens to hide it).
+        min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
+        min_explained_fraction: fraction of the excess that one suspect must explain (half: more than all others).
+        min_lead_fraction: how far the first suspect's gain must be ahead of the runner-up's, as a fraction of the
+            first's (0.25: neither of two within that would be a fair choice).
+        min_lead_sigmas: how far the steps with the first suspect must outnumber those with the runner-up, in standard
+            deviations of a fair coin (2: of two ranks that take turns, one leads 12 of 20 steps one time in four).
+        present_fraction: a suspect is present in a step where its gain is over this fraction of ``min_gain_fraction``
+            (0.5: a step's jitter may hide half of a gain that is just at the threshold).
+        shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
+            steps' own spread (5: steps are correlated, so nominal significance overstates).
+    """
+
+    min_gain_fraction: float = 0.05
+    min_group_fraction: float = 0.15
+    min_roaming_fraction: float = 0.10
+    max_jitter_fraction: float = 0.15
+    min_persistence_fraction: float = 0.6
+    min_coverage_fraction: float = 0.95
+    min_explained_fraction: float = 0.5
+    min_lead_fraction: float = 0.25
+    min_lead_sigmas: float = 2.0
+    present_fraction: float = 0.5
+    shift_sigmas: float = 5.0

@@ -1,0 +1,56 @@
+"""Any window there could be: not honest ones (see `windows`), but everything a verdict must survive."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sftriage.records import OTHER, StageSchema, Window
+
+NAMES = ("data", "h2d", "forward", "backward", "optimizer", "log")
+
+ORDINARY = st.floats(0.0, 10.0, allow_subnormal=False)
+ANY = st.one_of(ORDINARY, st.sampled_from([0.0, 5e-324, 1e-300, 1e-9, 0.1, 0.1, 1e9, 1e300]))
+
+
+@st.composite
+def schemas(draw):
+    n_stages = draw(st.integers(1, len(NAMES)))
+    stages = NAMES[:n_stages]
+    sync = tuple(name for name in stages if draw(st.booleans()))
+    return StageSchema.closed(stages, sync) if draw(st.booleans()) else StageSchema(stages, sync)
+
+
+@st.composite
+def windows(draw, elements=ORDINARY, min_ranks=1, max_ranks=6, missing=True, refined=True):
+    schema = draw(schemas())
+    n_steps, n_ranks, n_stages = draw(st.integers(1, 6)), draw(st.integers(min_ranks, max_ranks)), len(schema.stages)
+    n_sync = len(schema.sync)
+
+    def array(*shape):
+        return draw(hnp.arrays(np.float64, shape, elements=elements, fill=elements))
+
+    durations_NRS = array(n_steps, n_ranks, n_stages)
+    optional = {}
+    if refined and OTHER in schema.stages and n_sync and draw(st.booleans()):
+        optional["outside_NRG"] = array(n_steps, n_ranks, n_sync)
+        durations_NRS[:, :, -1] += optional["outside_NRG"].sum(axis=2)
+    if refined and OTHER in schema.stages and draw(st.booleans()):
+        optional["between_NR"] = array(n_steps, n_ranks)
+    if refined and n_sync == 1 and draw(st.booleans()):
+        at = schema.stages.index(schema.sync[0])
+        optional["ready_NR"] = durations_NRS[:, :, at] * draw(st.floats(0.0, 1.0))
+    if missing:
+        gone_NR = draw(hnp.arrays(np.bool_, (n_steps, n_ranks), elements=st.integers(0, 9).map(lambda n: n == 0)))
+        for values in (durations_NRS, *optional.values()):
+            values[gone_NR] = np.nan
+    return Window(schema, draw(st.integers(0, 10**9)), durations_NRS, **optional)
+
+
+@st.composite
+def distinct_windows(draw):
+    """Windows in which no two ranks tie, so that there is one answer to who led; some with somebody slow."""
+    window = draw(windows(missing=False, refined=False, min_ranks=2))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    durations_NRS = rng.gamma(20.0, 0.05, window.durations_NRS.shape)
+    durations_NRS[:, -1, -1] += draw(st.sampled_from([0.0, 0.5, 5.0]))
+    return Window(window.schema, window.first_step, durations_NRS)

@@ -1,0 +1,141 @@
+"""Exact means exact: where the exposed time went adds up to the exposed time."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from sftriage.frontier import anchored, plain, segments
+from sftriage.frontier import replay as replayed
+from sftriage.records import OTHER
+
+from .strategies import ANY, distinct_windows, windows
+from .windows import Fault, Job, exactly, gaussian
+
+QUIET = gaussian(0.0)
+
+
+@given(window=windows(elements=ANY))
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("account", [plain, anchored])
+def test_advances_are_never_negative_and_sum_to_the_exposed_time(account, window):
+    # GIVEN any window: any schema, sync stages anywhere, with or without refinements, vectors missing
+    # WHEN its exposed time is accounted
+    accounting = account(window)
+    # THEN the advances are a partition of it
+    assert (accounting.advances_S >= 0.0).all()
+    assert accounting.advances_S.sum() == pytest.approx(accounting.exposed_s, rel=1e-12, abs=0.0)
+
+
+@given(window=windows(missing=False))
+@settings(max_examples=100, deadline=None)
+def test_the_plain_exposed_time_is_the_slowest_ranks_step(window):
+    # GIVEN a window without missing vectors, WHEN accounted plainly
+    # THEN what is exposed is, step by step, the longest step of any rank
+    slowest_N = window.durations_NRS.sum(axis=2).max(axis=1)
+    assert plain(window).exposed_s == pytest.approx(slowest_N.sum(), rel=1e-12)
+
+
+@given(window=windows(elements=ANY))
+@settings(max_examples=100, deadline=None)
+def test_without_a_sync_stage_anchored_is_plain(window):
+    # GIVEN a window whose ranks never wait for one another, and nothing known from between its steps
+    schema = replace(window.schema, sync=())
+    window = replace(window, schema=schema, outside_NRG=None, between_NR=None, ready_NR=None)
+    # WHEN accounted both ways, THEN there is nothing to anchor at
+    ours, theirs = anchored(window), plain(window)
+    assert ours.exposed_s == theirs.exposed_s
+    assert ours.advances_S.tolist() == theirs.advances_S.tolist()
+    assert ours.leaders_S == theirs.leaders_S
+
+
+@given(window=distinct_windows())
+@settings(max_examples=100, deadline=None)
+@pytest.mark.parametrize("account", [plain, anchored])
+def test_ranks_may_be_numbered_in_any_order(account, window):
+    # GIVEN a window and the same with its ranks the other way round
+    n_ranks = window.durations_NRS.shape[1]
+    turned = replace(window, durations_NRS=window.durations_NRS[:, ::-1])
+    # WHEN both are accounted
+    there, back = account(window), account(turned)
+    # THEN the time goes to the same stages, and the leaders move along
+    assert back.exposed_s == pytest.approx(there.exposed_s, rel=1e-12)
+    assert back.advances_S == pytest.approx(there.advances_S, rel=1e-9)
+    assert back.leaders_S == tuple(n_ranks - 1 - rank for rank in there.leaders_S)
+
+
+def test_a_missing_vector_takes_its_step_out_and_is_not_taken_for_zero():
+    # GIVEN three steps of 5 s, in the second of which a rank's vector is missing
+    window = exactly(np.full((3, 2, 2), 2.5), ("forward", "backward"), ("backward",))
+    window.durations_NRS[1, 0] = np.nan
+    # WHEN accounted, THEN two steps are
+    for accounting in (plain(window), anchored(window)):
+        assert accounting.n_steps == 2
+        assert accounting.exposed_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("name", ["outside_NRG", "between_NR", "ready_NR"])
+def test_a_step_whose_refinement_is_missing_is_left_out_too(name):
+    # GIVEN a job's window in which one rank's refinement of step 3 is not known
+    window = Job(n_steps=10).run(split=True)
+    getattr(window, name)[3, 1] = np.nan
+    # WHEN accounted, THEN nine steps are, and no NaN spreads
+    accounting = anchored(window)
+    assert accounting.n_steps == 9
+    assert np.isfinite(accounting.advances_S).all()
+
+
+def test_a_delay_after_the_last_sync_keeps_its_stage_and_its_rank():
+    """The case that the paper's accounting gets wrong, with the numbers measured on a real job (design §3)."""
+    # GIVEN four ranks whose `backward` takes 12 ms and whose `optimizer` 0.7 ms, with 20 ms more on rank 2
+    job = Job(
+        stages=(("data", 0.005), ("forward", 0.010), ("backward", 0.010), ("optimizer", 0.0007), (OTHER, 0.0)),
+        exchange_s=0.002,
+        outside_s=0.0,
+        noise=QUIET,
+    )
+    window = job.run(Fault("optimizer", 2, 0.020))
+    backward, optimizer = (window.schema.stages.index(stage) for stage in ("backward", "optimizer"))
+    # WHEN it is accounted from each rank's own step start
+    theirs = plain(window)
+    # THEN the delay is seen as everybody else's `backward`, and rank 2 leads it nowhere (but where it is not yet felt)
+    assert theirs.advances_S[backward] / 49 == pytest.approx(0.032, abs=0.0005)
+    assert theirs.leaders_S[backward] != 2
+    assert theirs.advances_S[optimizer] / 49 == pytest.approx(0.001, abs=0.0005)
+    # WHEN it is cut at the end of `backward` instead
+    ours = anchored(window)
+    # THEN it is `optimizer`, led by rank 2 in every step, and the exposed time is the wall clock
+    assert ours.advances_S[optimizer] / 50 == pytest.approx(0.0207, abs=1e-9)
+    assert ours.leaders_S[optimizer] == 2
+    assert ours.advances_S[backward] / 50 == pytest.approx(0.012, abs=1e-9)
+    opening = replayed(window)[0]
+    assert (opening.leader_M[1:50] == 2).all()
+    assert ours.exposed_s == pytest.approx(50 * (0.005 + 0.010 + 0.012 + 0.0207))
+
+
+@pytest.mark.parametrize("sync", [(), ("forward",), ("forward", "backward"), ("backward", "optimizer"), ("data",)])
+def test_ranks_end_a_segment_together(sync):
+    # GIVEN a job with any set of sync stages, and a rank that is late
+    window = Job(sync=sync).run(Fault("data", 1, 0.02), Fault("optimizer", 2, 0.02))
+    # WHEN cut into segments
+    parts = segments(window)
+    # THEN there is one a sync stage (one without any), and in all but the first row (whose beginning was not seen) and
+    # the last (which is cut short) the ranks have spent the same time in it
+    assert len(parts) == max(1, len(sync))
+    for part in parts:
+        if part.sync:
+            spent_MR = part.values_MRK.sum(axis=2)[1:-1]
+            assert np.ptp(spent_MR, axis=1).max() < 1e-9
+
+
+def test_the_simulator_and_the_anchored_accounting_agree_on_the_wall_clock():
+    # GIVEN a job with two sync stages, noise, time between its steps and delays everywhere
+    job = Job(sync=("forward", "backward"), between_s=0.004)
+    window = job.run(Fault("between", 0, 0.01), Fault("outside-1", 1, 0.02), Fault("other", 3, 0.03))
+    # WHEN accounted
+    exposed_s = anchored(window).exposed_s
+    # THEN it is the time from the first step to the moment the slowest rank is through with the last
+    assert window.between_NR is not None
+    elapsed_R = window.durations_NRS.sum(axis=(0, 2)) + window.between_NR.sum(axis=0)
+    assert exposed_s == pytest.approx(elapsed_R.max(), rel=1e-9)

@@ -1,0 +1,284 @@
+"""The truth table of the verdicts (design §4): what happened in a job, and what is said of it.
+
+Each situation is a simulated job of 100 ms steps (see `windows`), most of them with 3 % of noise on every stage.
+"""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import numpy as np
+import pytest
+
+from sftriage.frontier import Settings, classify, judge
+
+from .windows import BETWEEN, OUTSIDE, Fault, Job, every, exactly, from_step, gaussian, heavy_tailed
+
+EVERYWHERE = ("data", "forward", "backward", "optimizer", "other", OUTSIDE)
+SETTINGS = Settings()
+
+
+@dataclass(frozen=True)
+class Case:
+    """A situation, and the verdict on it: the reasons, or who is suspected as (rank or "all", stage)."""
+
+    situation: str
+    faults: tuple[Fault, ...] = ()
+    job: Job = field(default_factory=Job)
+    known: bool = False  # whether healthy windows went before
+    split: bool = False  # whether the moment of the last ready gradient is recorded
+    healthy: bool = False
+    reasons: tuple[str, ...] = ()
+    suspect: tuple[int | str, str | None] | None = None
+
+
+def slow(rank, factor, stages=EVERYWHERE):
+    return tuple(Fault(stage, rank, factor=factor) for stage in stages)
+
+
+def taking_turns(n_ranks, seconds):
+    return tuple(Fault("data", rank, seconds, every(n_ranks, rank)) for rank in range(n_ranks))
+
+
+LARGE = Job(n_ranks=1024)
+PAIR = Job(n_ranks=2)
+FSDP = Job(sync=("forward", "backward", "optimizer"))
+
+TRUTH = [
+    # Healthy: the excess is under the threshold.
+    Case("nothing happens", healthy=True),
+    Case("nothing happens, as before", known=True, healthy=True),
+    Case("nothing happens, without any noise", job=Job(noise=gaussian(0.0)), healthy=True),
+    Case("nothing happens, with 10 % noise", job=Job(noise=gaussian(0.10)), healthy=True),
+    Case("nothing happens, with heavy-tailed noise", job=Job(noise=heavy_tailed(0.03)), healthy=True),
+    Case("nothing happens on two ranks", job=PAIR, healthy=True),
+    Case("nothing happens on one rank", job=Job(n_ranks=1), healthy=True),
+    Case("nothing happens on 1,024 ranks", job=LARGE, healthy=True),
+    Case("nothing happens in a job of many sync stages", job=FSDP, healthy=True),
+    Case("a rank late by 3 % of the step", (Fault("data", 1, 0.003),), healthy=True),
+    Case("all ranks slower by 8 %, as machines drift", (Fault("data", None, 0.008),), known=True, healthy=True),
+    # One suspect explains the excess: one rank, one stage.
+    Case("one rank late in data", (Fault("data", 2, 0.020),), suspect=(2, "data")),
+    Case("one rank late in forward", (Fault("forward", 0, 0.020),), suspect=(0, "forward")),
+    Case("one rank late in optimizer, after the last sync", (Fault("optimizer", 3, 0.020),), suspect=(3, "optimizer")),
+    Case("one rank late outside stages, after the last sync", (Fault("other", 1, 0.020),), suspect=(1, "other")),
+    Case("one rank late outside stages, before the sync", (Fault(OUTSIDE, 1, 0.020),), suspect=(1, "other")),
+    Case("one rank late between two steps", (Fault(BETWEEN, 2, 0.020),), suspect=(2, "other")),
+    Case("one rank late, as it was not before", (Fault("data", 2, 0.020),), known=True, suspect=(2, "data")),
+    Case("one rank late by 8 % of the step", (Fault("data", 2, 0.008),), suspect=(2, "data")),
+    Case("one rank late by as much as a step", (Fault("forward", 2, 0.100),), suspect=(2, "forward")),
+    Case("one rank late amid 10 % noise", (Fault("data", 2, 0.020),), Job(noise=gaussian(0.1)), suspect=(2, "data")),
+    Case("one rank late from the middle on", (Fault("data", 2, 0.040, from_step(15)),), suspect=(2, "data")),
+    Case("one rank late, of two", (Fault("data", 1, 0.020),), PAIR, suspect=(1, "data")),
+    Case("one rank late, of two, known", (Fault("data", 1, 0.020),), PAIR, known=True, suspect=(1, "data")),
+    Case("one rank late, of 1,024", (Fault("forward", 700, 0.020),), LARGE, suspect=(700, "forward")),
+    Case("one rank late before the first of many syncs", (Fault("data", 2, 0.02),), FSDP, suspect=(2, "data")),
+    Case("one rank late between many syncs", (Fault("outside-1", 1, 0.02),), FSDP, suspect=(1, "other")),
+    Case("slow inside the sync, split", (Fault("backward", 1, 0.030),), split=True, suspect=(1, "backward")),
+    Case(
+        "one rank late while all drift by 10 %",
+        (Fault("data", 2, 0.012), Fault("forward", None, 0.010)),
+        known=True,
+        suspect=(2, "data"),
+    ),
+    Case(
+        "two unequal stragglers: the first gains most of it",
+        (Fault("forward", 1, 0.030), Fault("data", 2, 0.008)),
+        suspect=(1, "forward"),
+    ),
+    # One suspect, a whole rank: slow alike in all its local stages, and in the sync stage's own part with them.
+    Case("a slow rank", slow(1, 1.5), suspect=(1, None)),
+    Case("a slow rank, known", slow(1, 1.5), known=True, suspect=(1, None)),
+    Case("a slow rank, of 1,024", slow(5, 1.6), LARGE, suspect=(5, None)),
+    Case(
+        "a slow rank that arrives just ahead of another: the margin cuts its stages' gains alike",
+        (Fault("data", 1, 0.020), Fault("forward", 1, 0.020), Fault("data", 2, 0.015)),
+        suspect=(1, None),
+    ),
+    Case("a slow GPU: data comes from the CPU", slow(1, 1.5, ("forward", "backward")), suspect=(1, "forward")),
+    Case(
+        "a slow GPU, known, where backward is most of the step",
+        slow(1, 1.5, ("forward", "backward")),
+        Job(stages=(("data", 0.005), ("forward", 0.025), ("backward", 0.060), ("optimizer", 0.005), ("other", 0.001))),
+        known=True,
+        suspect=(1, "forward"),
+    ),
+    # One suspect, all ranks: against the job's own past.
+    Case("all ranks slow in data", (Fault("data", None, 0.030),), known=True, suspect=("all", "data")),
+    Case("all ranks slow everywhere", slow(None, 1.6), known=True, suspect=("all", None)),
+    # Excess, and several who share it: no single gain.
+    Case("two equal stragglers", (Fault("data", 2, 0.02), Fault("forward", 1, 0.02)), reasons=("co_critical",)),
+    Case("two equal stragglers in one stage", (Fault("data", (0, 3), 0.02),), reasons=("co_critical",)),
+    Case(
+        "two equal stragglers, known",
+        (Fault("data", 2, 0.02), Fault("optimizer", 1, 0.02)),
+        known=True,
+        reasons=("co_critical",),
+    ),
+    Case(
+        "two nearly equal stragglers",
+        (Fault("forward", 1, 0.030), Fault("data", 2, 0.022)),
+        reasons=("co_critical",),
+    ),
+    Case("three of four ranks slow alike", (Fault("data", (0, 1, 3), 0.03),), known=True, reasons=("co_critical",)),
+    Case(
+        "both of two ranks slow, in different stages",
+        (Fault("data", 0, 0.03), Fault("forward", 1, 0.03)),
+        PAIR,
+        known=True,
+        reasons=("co_critical",),
+    ),
+    # Excess inside the sync stage, without a local lead.
+    Case("slow inside the sync", (Fault("backward", 1, 0.030),), known=True, reasons=("sync_ambiguous",)),
+    Case(
+        "slow inside the sync from step 25", (Fault("backward", 1, 0.05, from_step(25)),), reasons=("sync_ambiguous",)
+    ),
+    # Excess whose cause changes, or comes and goes.
+    Case("another rank late each step", taking_turns(4, 0.040), reasons=("roaming",)),
+    Case("another rank late each step, of two", taking_turns(2, 0.040), PAIR, reasons=("roaming",)),
+    Case("one rank late every fourth step", (Fault("data", 1, 0.080, every(4)),), reasons=("intermittent",)),
+    Case("one rank late in the last fifth", (Fault("data", 1, 0.080, from_step(40)),), reasons=("intermittent",)),
+    # All ranks slow alike, and nothing to compare with.
+    Case("all ranks slow from step 25", (Fault("data", None, 0.05, from_step(25)),), reasons=("no_baseline",)),
+    # Two causes: a clear rank is no reason, what hides the rest is.
+    Case(
+        "slow inside the sync, and a rank late by a little",
+        (Fault("backward", 0, 0.060), Fault("data", 2, 0.010)),
+        known=True,
+        reasons=("sync_ambiguous",),
+    ),
+]
+
+
+def judged(case, seed):
+    baseline = None
+    for healthy_seed in range(10 if case.known else 0):
+        _, baseline = judge(case.job.run(seed=1000 + healthy_seed, split=case.split), baseline, SETTINGS)
+    return classify(case.job.run(*case.faults, seed=seed, split=case.split), baseline, SETTINGS)
+
+
+@pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.situation)
+def test_the_truth_table(case):
+    for seed in range(1 if case.job.n_ranks > 100 else 3):
+        # GIVEN the situation, WHEN its window is classified
+        verdict = judged(case, seed)
+        # THEN the label is the one, and the reasons, or the suspect
+        expected = "healthy" if case.healthy else "needs_evidence" if case.reasons else "suspect"
+        assert (verdict.label, verdict.reasons) == (expected, case.reasons), dict(verdict.numbers)
+        if case.suspect is not None:
+            first = verdict.suspects[0]
+            assert ("all" if first.scope == "all" else first.rank, first.stage) == case.suspect
+            assert first.ranks == (tuple(range(case.job.n_ranks)) if first.scope == "all" else (first.rank,))
+            assert first.persistence >= SETTINGS.min_persistence_fraction
+
+
+def without(window, steps, ranks):
+    window.durations_NRS[steps, ranks] = np.nan
+    return window
+
+
+@pytest.mark.parametrize(
+    ("situation", "steps", "ranks"),
+    [
+        ("a rank is missing", slice(None), 3),
+        ("one step of ten is missing", slice(None, None, 10), slice(None)),
+        ("everything is missing", slice(None), slice(None)),
+    ],
+)
+def test_missing_vectors_are_held(situation, steps, ranks):
+    # GIVEN a window with a slow rank, in which vectors are missing
+    window = without(Job().run(Fault("data", 1, 0.030)), steps, ranks)
+    # WHEN classified, THEN nobody is suspected, however clear the rest looks
+    verdict = classify(window)
+    assert (verdict.label, verdict.reasons, verdict.suspects) == ("needs_evidence", ("low_coverage",), ())
+
+
+def test_one_missing_vector_of_two_hundred_decides_nothing():
+    # GIVEN a window with a slow rank, in which one vector is missing
+    window = without(Job().run(Fault("data", 1, 0.030)), 7, 2)
+    # WHEN classified, THEN it is decided, from the steps that are whole
+    verdict = classify(window)
+    assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 1, "data")
+    assert verdict.numbers["complete_steps"] == 49
+    assert verdict.numbers["coverage"] == pytest.approx(0.995)
+
+
+def test_persistence_is_a_fraction_where_a_step_is_missing_too():
+    # GIVEN a rank that is late before and after each sync, and a step that is not whole
+    window = without(Job().run(Fault("data", 1, 0.030), Fault("optimizer", 1, 0.030)), 7, 2)
+    # WHEN classified, THEN it was there in all steps that count, and not in more
+    suspect = classify(window).suspects[0]
+    assert (suspect.rank, suspect.stage, suspect.persistence) == (1, None, 1.0)
+
+
+def test_a_window_with_a_capture_in_it_suspects_nobody():
+    # GIVEN a slow rank, and a profiler that ran in three of the steps
+    window = Job().run(Fault("data", 1, 0.030))
+    capturing_N = np.zeros(50, dtype=bool)
+    capturing_N[10:13] = True
+    captured = exactly(window.durations_NRS, window.schema.stages, window.schema.sync, capturing_N=capturing_N)
+    # WHEN classified, THEN the profiler may be the cause
+    verdict = classify(captured)
+    assert (verdict.label, verdict.reasons) == ("needs_evidence", ("self_inflicted",))
+    assert verdict.numbers["capturing_steps"] == 3
+
+
+@pytest.mark.parametrize("n_steps", [1, 2, 5])
+def test_a_few_steps_are_enough_where_they_are_clear(n_steps):
+    # GIVEN a window of hardly any steps, WHEN a rank is late in all of them, THEN it is named
+    verdict = classify(Job(n_steps=n_steps).run(Fault("forward", 1, 0.030)))
+    assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 1, "forward")
+
+
+def test_an_idle_window_is_healthy():
+    # GIVEN steps that take no time at all, WHEN classified, THEN there is nothing to say
+    verdict = classify(exactly(np.zeros((5, 3, 2)), ("forward", "backward"), ("backward",)))
+    assert (verdict.label, verdict.exposed_s) == ("healthy", 0.0)
+    assert set(verdict.leaders.values()) == {None}
+
+
+def test_the_gain_is_what_was_injected():
+    # GIVEN 20 ms on one rank, hardly any noise
+    verdict = classify(Job(noise=gaussian(0.001)).run(Fault("data", 2, 0.020)))
+    # WHEN classified, THEN mending it is worth 20 ms a step, a sixth of the step, in every step
+    suspect = verdict.suspects[0]
+    assert suspect.gain_s == pytest.approx(0.020, rel=0.02)
+    assert suspect.share == pytest.approx(1 / 6, rel=0.02)
+    assert suspect.persistence == 1.0
+
+
+def test_a_rank_is_present_in_a_step_once_however_many_syncs_it_is_late_at():
+    # GIVEN a rank that is late in two segments of every second step
+    job = Job(sync=("forward", "backward"))
+    window = job.run(Fault("data", 1, 0.060, every(2)), Fault("outside-1", 1, 0.060, every(2)))
+    # WHEN classified, THEN it is there in half of the steps and not in all of them
+    verdict = classify(window)
+    assert verdict.reasons == ("intermittent",)
+    assert max(suspect.persistence for suspect in verdict.suspects) == pytest.approx(0.5, abs=0.05)
+
+
+def test_nobody_is_suspected_who_took_turns_by_chance():
+    # GIVEN two hundred windows of two ranks, in each step of which one of them, at random, is late by 40 ms
+    suspected = 0
+    for seed in range(200):
+        late_N = np.random.default_rng(seed).random(20) < 0.5
+        faults = (
+            Fault("data", 0, 0.04, lambda n, late=late_N: late),
+            Fault("data", 1, 0.04, lambda n, late=late_N: ~late),
+        )
+        # WHEN classified
+        suspected += classify(Job(n_ranks=2, n_steps=20).run(*faults, seed=seed)).label == "suspect"
+    # THEN one of them is taken for the cause as often as a coin is two deviations out: a few times in a hundred
+    assert suspected <= 0.05 * 200
+
+
+def test_a_large_window_is_classified_in_a_fraction_of_a_second():
+    # GIVEN 50 steps of 1,024 ranks and 8 stages
+    rng = np.random.default_rng(0)
+    durations_NRS = rng.gamma(400.0, 0.0001, (50, 1024, 8))
+    names = ("data", "h2d", "tokenize", "forward", "backward", "optimizer", "log", "other")
+    window = exactly(durations_NRS, names, ("backward",))
+    classify(window)
+    # WHEN classified, THEN it takes some 20 ms; the bound is for a busy machine
+    start = perf_counter()
+    assert classify(window).label == "healthy"
+    assert perf_counter() - start < 0.5
