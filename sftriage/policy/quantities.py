@@ -1,0 +1,94 @@
+"""The quantities of a policy, written with their unit and read into plain numbers.
+
+A number without its unit is refused rather than guessed: ``cooldown: 10`` could be seconds or minutes, and the
+difference shows only in production. Every parser raises ValueError, whose message says what was expected.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+# Fifteen digits are exact in a float, and no quantity of a policy needs more.
+_NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
+_PERCENT = re.compile(rf"({_NUMBER})\s?%")
+_DURATION_PART = re.compile(rf"({_NUMBER})(ms|d|h|m|s)")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+_BYTES = re.compile(rf"({_NUMBER})\s?([KMGT]i|[kKMGT]|)(B?)")
+_AT_LEAST = re.compile(r">=\s*(\S.*)")
+
+_SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
+_MULTIPLES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_MULTIPLES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value from a document as one short printable piece of a message."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def fraction(text: object) -> float:
+    """``"5%"`` as 0.05."""
+    found = _PERCENT.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"expected a percentage such as 5%, got {shown(text)}")
+    return float(found[1]) / 100
+
+
+def seconds(text: object) -> float:
+    """``"90s"``, ``"10m"``, ``"1h30m"`` or ``"10ms"`` in seconds; units fall from left to right."""
+    if not (isinstance(text, str) and _DURATION.fullmatch(text)):
+        raise ValueError(f"expected a duration with its unit (ms, s, m, h, d) such as 10m, got {shown(text)}")
+    parts = _DURATION_PART.findall(text)
+    sizes = [_SECONDS[unit] for _, unit in parts]
+    if sizes != sorted(set(sizes), reverse=True):
+        raise ValueError(f"expected each unit once, the largest first, such as 1h30m, got {shown(text)}")
+    return sum(float(number) * size for (number, _), size in zip(parts, sizes, strict=True))
+
+
+def size_bytes(text: object) -> int:
+    """``"512Mi"``, ``"1GiB"`` (powers of 1024) or ``"500MB"`` (powers of 1000) in bytes."""
+    found = _BYTES.fullmatch(text) if isinstance(text, str) else None
+    if found is None or not found[2] + found[3]:
+        raise ValueError(f"expected a size with its unit (Ki, Mi, Gi, KB, MB, GB) such as 512Mi, got {shown(text)}")
+    return int(float(found[1]) * _MULTIPLES[found[2]])
+
+
+@dataclass(frozen=True, slots=True)
+class GainCondition:
+    """What a suspect's gain has to reach: a share of the exposed step time, seconds a step, or both."""
+
+    min_share: float = 0.0
+    min_gain_s: float = 0.0
+
+    def met(self, share: float, gain_s: float) -> bool:
+        """Whether the gain reaches every threshold. Not a number reaches none."""
+        return share >= self.min_share and gain_s >= self.min_gain_s
+
+    def shortfall(self, share: float, gain_s: float) -> str:
+        """What the gain lacks, in words; empty when the condition is met."""
+        lacking = []
+        if not share >= self.min_share:
+            lacking.append(f"gain {100 * share:.3g}% under {100 * self.min_share:.3g}%")
+        if not gain_s >= self.min_gain_s:
+            lacking.append(f"gain {1000 * gain_s:.3g} ms under {1000 * self.min_gain_s:.3g} ms")
+        return " and ".join(lacking)
+
+
+def gain(text: object) -> GainCondition:
+    """``">= 5%"``, ``">= 10ms"`` or ``">= 5% and >= 10ms"`` as a condition on a suspect's gain."""
+    wanted = "expected a condition such as >= 5%, >= 10ms or >= 5% and >= 10ms"
+    if not isinstance(text, str):
+        raise ValueError(f"{wanted}, got {shown(text)}")
+    thresholds: dict[str, float] = {}
+    for part in text.split(" and "):
+        found = _AT_LEAST.fullmatch(part.strip())
+        if found is None:
+            raise ValueError(f"{wanted}, got {shown(text)}")
+        is_share = found[1].endswith("%")
+        name = "min_share" if is_share else "min_gain_s"
+        if name in thresholds:
+            raise ValueError(f"{wanted}; {shown(text)} says the same unit twice")
+        thresholds[name] = fraction(found[1]) if is_share else seconds(found[1])
+    return GainCondition(**thresholds)

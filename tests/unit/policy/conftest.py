@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sftriage.policy import TriagePolicy
+from sftriage.records import Suspect, Verdict
+
+MakePolicy = Callable[..., TriagePolicy]
+MakeVerdict = Callable[..., Verdict]
+
+
+@pytest.fixture(scope="session")
+def make_policy() -> MakePolicy:
+    def make(*rules: dict[str, Any], **limits: int) -> TriagePolicy:
+        return TriagePolicy.model_validate(
+            {
+                "apiVersion": "sftriage.dev/v1alpha1",
+                "kind": "TriagePolicy",
+                "metadata": {"name": "p"},
+                "spec": {"rules": list(rules), "limits": limits},
+            }
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_verdict() -> MakeVerdict:
+    def make(
+        label: str = "suspect",
+        *,
+        ranks: tuple[int, ...] | None = (2,),
+        stage: str | None = "data",
+        share: float = 0.3,
+        gain_s: float = 0.02,
+        first_step: int = 100,
+        reasons: tuple[str, ...] = (),
+        attempt: int = 0,
+    ) -> Verdict:
+        one = len(ranks or ()) == 1
+        suspects = () if ranks is None else (Suspect("rank" if one else "all", ranks, stage, gain_s, share, 0.9),)
+        return Verdict(
+            first_step=first_step,
+            last_step=first_step + 49,
+            label=label,  # type: ignore[arg-type]  # labels of later versions are tried too
+            reasons=reasons,
+            suspects=suspects,
+            exposed_s=0.07,
+            advances_s={},
+            leaders={},
+            numbers={},
+            attempt=attempt,
+        )
+
+    return make

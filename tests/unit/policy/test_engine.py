@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sftriage.errors import InputError
+from sftriage.policy import RESOLVES, LoadedPolicy, Running, State, TriagePolicy, decide, finished, resolves, trigger
+from sftriage.policy.engine import GRACE_S
+from sftriage.records import Verdict
+
+MakePolicy = Callable[..., TriagePolicy]
+MakeVerdict = Callable[..., Verdict]
+
+NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+CAPTURING = {"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": {}, "cooldown": "10m"}
+DATA_ONLY = {"name": "slow-input", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
+OBSERVING = {"name": "watch", "match": {"gain": ">= 1%"}}
+RUNNING_2 = {"w1-50-r2-x-1": Running(2, NOW + 60)}
+RUNNING_7 = {"w1-50-r7-x-1": Running(7, NOW + 60)}
+RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "rules", "state", "outcome", "reason"),
+    [
+        ({"label": "healthy", "ranks": None}, [CAPTURING], {}, "ignore", "healthy"),
+        ({"label": "healthy"}, [CAPTURING], {}, "ignore", "healthy"),
+        (
+            {"label": "needs_evidence", "reasons": ("co_critical", "roaming")},
+            [CAPTURING],
+            {},
+            "hold",
+            "co_critical, roaming",
+        ),
+        ({"label": "needs_evidence", "ranks": None}, [CAPTURING], {}, "hold", "no reason given"),
+        ({"ranks": None}, [CAPTURING], {}, "hold", "suspect, but no rank is named"),
+        ({"ranks": ()}, [CAPTURING], {}, "hold", "suspect, but no rank is named"),
+        ({"label": "stalled"}, [CAPTURING], {}, "ignore", "no rule is about stalled"),
+        ({"share": 0.031}, [CAPTURING], {}, "ignore", "gain 3.1% under 5% of rule slow-rank"),
+        ({"gain_s": 0.002}, [DATA_ONLY], {}, "ignore", "gain 2 ms under 10 ms of rule slow-input"),
+        (
+            {"stage": "forward"},
+            [DATA_ONLY],
+            {},
+            "ignore",
+            "stage forward is not one of data, h2d of rule slow-input",
+        ),
+        (
+            {"ranks": (0, 1, 2, 3)},
+            [{**CAPTURING, "match": {"scope": ["rank"]}}],
+            {},
+            "ignore",
+            "scope all is not one of rank of rule slow-rank",
+        ),
+        ({"stage": None}, [DATA_ONLY], {}, "ignore", "a whole rank is not one of data, h2d of rule slow-input"),
+        ({"share": 0.02, "stage": "h2d"}, [DATA_ONLY, CAPTURING], {}, "ignore", "gain 2% under 5% of rule slow-rank"),
+        ({}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
+        (
+            {},
+            [CAPTURING],
+            {"fired_s": {"slow-rank": NOW - 599}},
+            "throttle",
+            "cooldown of rule slow-rank until 2027-01-15T08:00:01Z",
+        ),
+        ({}, [CAPTURING], {"captures": 3}, "throttle", "captures_per_run: 3 of 3 captures made"),
+        ({}, [CAPTURING], {"running": RUNNING_2}, "throttle", "rank 2 is being captured already (w1-50-r2-x-1)"),
+        (
+            {},
+            [CAPTURING],
+            {"running": RUNNING_7_8},
+            "throttle",
+            "concurrent_ranks: 2 of 2 ranks are being captured, 1 more asked for",
+        ),
+        (
+            {"ranks": (2, 3)},
+            [CAPTURING],
+            {"running": RUNNING_7},
+            "throttle",
+            "concurrent_ranks: 1 of 2 ranks are being captured, 2 more asked for",
+        ),
+        ({}, [CAPTURING], {"running": RUNNING_7}, "capture", "rule slow-rank: "),
+        (
+            {},
+            [CAPTURING],
+            {},
+            "capture",
+            "rule slow-rank: data of rank 2 would save 20 ms a step (30%), in 90% of the steps",
+        ),
+        (
+            {"stage": None, "ranks": (0, 1, 2, 3)},
+            [CAPTURING],
+            {},
+            "capture",
+            "rule slow-rank: all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the steps",
+        ),
+        ({"share": 0.05}, [CAPTURING], {}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"slow-rank": NOW - 600}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"other": NOW}}, "capture", "rule slow-rank: "),
+        ({}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-input: "),
+        ({"stage": "forward"}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-rank: "),
+        ({}, [OBSERVING, CAPTURING], {}, "capture", "rule slow-rank: "),
+    ],
+)
+def test_truth_table(
+    verdict: dict[str, Any],
+    rules: list[dict[str, Any]],
+    state: dict[str, Any],
+    outcome: str,
+    reason: str,
+    make_policy: MakePolicy,
+    make_verdict: MakeVerdict,
+) -> None:
+    decision, _ = decide(make_verdict(**verdict), make_policy(*rules), State(**state), NOW)
+    assert (decision.outcome, decision.reason[: len(reason)]) == (outcome, reason)
+    assert bool(decision.requests) == (outcome == "capture")
+    assert bool(decision.resolves) == (outcome == "throttle" or bool(verdict.get("reasons")))
+
+
+def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
+    make_policy: MakePolicy, make_verdict: MakeVerdict
+) -> None:
+    capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "torch": {"record_shapes": True}}
+    policy = make_policy({"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": "90s"})
+    decision, state = decide(make_verdict(attempt=1), policy, State(captures=1), NOW)
+    (request,) = decision.requests
+    assert request.capture_id == "w100-149-r2-slow-rank-a1-2"
+    assert (request.rank, request.profiler, request.steps, request.warmup_steps) == (2, "torch", 7, 2)
+    assert (request.max_seconds, request.max_bytes) == (30.0, 2 * 2**20)
+    assert request.options == {"record_shapes": True, "with_stack": False, "profile_memory": False}
+    assert (decision.rule, decision.time_s, decision.attempt) == ("slow-rank", NOW, 1)
+    assert decision.numbers == {
+        "exposed_s": 0.07,
+        "gain_s": 0.02,
+        "share": 0.3,
+        "persistence": 0.9,
+        "min_share": 0.05,
+        "min_gain_s": 0.0,
+        "cooldown_s": 90.0,
+        "captures": 1,
+        "captures_per_run": 3,
+        "running_ranks": 0,
+        "concurrent_ranks": 2,
+    }
+    assert state == State(
+        captures=2, fired_s={"slow-rank": NOW}, running={request.capture_id: Running(2, NOW + 30 + GRACE_S)}
+    )
+
+
+def test_of_many_ranks_the_first_are_captured_as_far_as_the_limits_go(
+    make_policy: MakePolicy, make_verdict: MakeVerdict
+) -> None:
+    policy = make_policy(CAPTURING, captures_per_run=3, concurrent_ranks=2)
+    everybody = make_verdict(ranks=(4, 5, 6, 7))
+    first, state = decide(everybody, policy, State(), NOW)
+    assert [request.rank for request in first.requests] == [4, 5]
+    for request in first.requests:
+        state = finished(state, request.capture_id)
+    second, state = decide(everybody, policy, state, NOW + 600)
+    assert [request.rank for request in second.requests] == [4]
+    assert decide(everybody, policy, state, NOW + 1200)[0].outcome == "throttle"
+
+
+def test_a_finished_capture_gives_its_place_back_and_an_unknown_one_changes_nothing(
+    make_policy: MakePolicy, make_verdict: MakeVerdict
+) -> None:
+    policy = make_policy({**CAPTURING, "cooldown": "0s"})
+    decision, state = decide(make_verdict(), policy, State(), NOW)
+    assert decide(make_verdict(), policy, state, NOW)[0].outcome == "throttle"
+    assert finished(state, "w1-2-r3-other-1") == state
+    freed = finished(state, decision.requests[0].capture_id)
+    assert decide(make_verdict(), policy, freed, NOW)[0].outcome == "capture"
+
+
+def test_a_capture_never_heard_of_again_gives_its_place_back_after_its_deadline(
+    make_policy: MakePolicy, make_verdict: MakeVerdict
+) -> None:
+    policy = make_policy({**CAPTURING, "cooldown": "0s"})
+    _, state = decide(make_verdict(), policy, State(), NOW)
+    deadline = NOW + 60 + GRACE_S
+    assert decide(make_verdict(), policy, state, deadline - 1)[0].outcome == "throttle"
+    assert decide(make_verdict(), policy, state, deadline)[0].outcome == "capture"
+    assert decide(make_verdict("healthy"), policy, state, deadline)[1].running == {}
+
+
+def test_capture_ids_stay_file_names_and_stay_apart(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+    """GIVEN the longest names and numbers there can be THEN ids are valid, and one window twice gives two."""
+    rule = {"name": "r" * 63, "match": {}, "capture": {}, "cooldown": "0s"}
+    policy = make_policy(rule, captures_per_run=10_000)
+    verdict = make_verdict(ranks=(2**31 - 1,), first_step=2**63 - 50, attempt=2**31)
+    first, state = decide(verdict, policy, State(captures=9998), NOW)
+    state = finished(state, first.requests[0].capture_id)
+    second, _ = decide(verdict, policy, state, NOW)
+    ids = {first.requests[0].capture_id, second.requests[0].capture_id}
+    assert len(ids) == 2
+    assert max(map(len, ids)) <= 100
+
+
+def test_a_trigger_links_window_suspect_rule_and_policy(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+    loaded = LoadedPolicy(make_policy(CAPTURING), "ab" * 32, "p.yaml")
+    found = trigger(make_verdict(), loaded, "slow-rank")
+    assert (found.first_step, found.last_step, found.label, found.scope) == (100, 149, "suspect", "rank")
+    assert (found.ranks, found.stage, found.gain_s, found.share, found.persistence) == ((2,), "data", 0.02, 0.3, 0.9)
+    assert (found.policy, found.policy_sha256, found.rule) == ("p", "ab" * 32, "slow-rank")
+    with pytest.raises(ValueError, match="no rule 'other'"):
+        trigger(make_verdict(), loaded, "other")
+    with pytest.raises(ValueError, match="without a suspect"):
+        trigger(make_verdict(ranks=None), loaded, "slow-rank")
+
+
+def test_every_reason_of_the_design_says_what_would_resolve_it() -> None:
+    assert set(RESOLVES) == {
+        *("co_critical", "sync_ambiguous", "roaming", "low_coverage", "mixed_roles"),
+        *("no_baseline", "clock_limited", "self_inflicted", "intermittent"),
+    }
+    assert all(advice.endswith(".") and len(advice) > 40 for advice in RESOLVES.values())
+    assert resolves(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."
+
+
+def test_state_comes_back_from_json() -> None:
+    state = State(captures=4, fired_s={"a": NOW + 0.1}, running=RUNNING_7_8)
+    assert State.from_json(state.to_json()) == state
+    assert State.from_json("{}") == State()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{",
+        '{"captures": -1}',
+        '{"captures": "1"}',
+        '{"captures": true}',
+        '{"fired_s": {"a": NaN}}',
+        '{"running": {"x": {"rank": 1}}}',
+        '{"version": 2}',
+        '{"surprise": 1}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_state_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="not the state of a policy engine"):
+        State.from_json(text)
+
+
+def test_deciding_changes_neither_verdict_nor_state(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+    state = State(captures=1, fired_s={"a": NOW}, running=RUNNING_2)
+    before = replace(state, fired_s=dict(state.fired_s), running=dict(state.running))
+    decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW)
+    assert state == before

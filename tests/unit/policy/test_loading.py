@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from sftriage.errors import InputError, UsageError
+from sftriage.policy import PolicyError, find, load, parse, shipped
+from sftriage.policy.loading import MAX_FILE_BYTES
+
+HEAD = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\nspec:\n"
+GOOD = HEAD + "  rules:\n    - name: slow-rank\n      match: {label: suspect, stage: [data, h2d]}\n      capture: {}\n"
+
+
+def lines_of(text: str) -> list[str]:
+    with pytest.raises(PolicyError) as refused:
+        parse(text, "p.yaml")
+    return str(refused.value).split("\n")
+
+
+def test_a_policy_is_loaded_with_the_hash_of_its_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
+    loaded = load(path)
+    assert loaded.policy == parse(GOOD, "p").policy
+    assert loaded.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert loaded.source == str(path)
+    assert loaded.policy.spec.rules[0].match.stage == ("data", "h2d")
+
+
+ALL_WRONG = """\
+apiVersion: sftriage.dev/v1
+kind: TriagePolic
+metadata: {name: p}
+spec:
+  detection: {window_steps: 5, stride_steps: 10, min_gain: 0.05}
+  rules:
+    - name: a
+      match: {label: suspekt, stage: data, gain: "> 5%"}
+      capture:
+        stepz: 5
+        torch: {with_stacks: true}
+      cooldown: 600
+    - name: a
+      match: {label: needs_evidence}
+      capture: {steps: 0}
+    - match: {}
+      cooldown: 10m
+      cooldown: 20m
+  limits: &all
+    captures_per_run: !!int 3
+    colour: red
+"""
+
+
+def test_every_mistake_is_said_at_once_where_it_is() -> None:
+    """GIVEN mistakes of every kind in one document THEN one error has them all, in the order of the document."""
+    assert lines_of(ALL_WRONG) == [
+        "p.yaml:1:13: apiVersion: expected sftriage.dev/v1alpha1, got 'sftriage.dev/v1'; "
+        'did you mean "sftriage.dev/v1alpha1"?',
+        "p.yaml:2:7: kind: expected TriagePolicy, got 'TriagePolic'; did you mean \"TriagePolicy\"?",
+        "p.yaml:5:46: spec.detection.stride_steps: 10 steps from window to window leave gaps between "
+        "windows of 5 steps",
+        "p.yaml:5:60: spec.detection.min_gain: expected a percentage such as 5%, got 0.05",
+        "p.yaml:8:22: spec.rules[0].match.label: expected healthy or suspect or needs_evidence, got 'suspekt'; "
+        'did you mean "suspect"?',
+        "p.yaml:8:38: spec.rules[0].match.stage: must be a list such as [data, h2d], got 'data'",
+        "p.yaml:8:50: spec.rules[0].match.gain: expected a condition such as >= 5%, >= 10ms or >= 5% and >= 10ms, "
+        "got '> 5%'",
+        'p.yaml:10:9: spec.rules[0].capture.stepz: unknown field; did you mean "steps"?',
+        'p.yaml:11:17: spec.rules[0].capture.torch.with_stacks: unknown field; did you mean "with_stack"?',
+        "p.yaml:12:17: spec.rules[0].cooldown: expected a duration with its unit (ms, s, m, h, d) such as 10m, got 600",
+        "p.yaml:13:13: spec.rules[1].name: a second rule named 'a'; the first is spec.rules[0]",
+        "p.yaml:14:22: spec.rules[1].match.label: no capture on needs_evidence, because the signal cannot say "
+        "which rank to capture; only suspect may capture",
+        "p.yaml:15:24: spec.rules[1].capture.steps: must be greater than or equal to 1, got 0",
+        "p.yaml:16:7: spec.rules[2].name: required, but not there",
+        "p.yaml:18:7: spec.rules[2].cooldown: said twice: here and on line 17, column 7",
+        "p.yaml:19:11: anchor &all refused: a policy has no aliases",
+        "p.yaml:20:23: tag 'tag:yaml.org,2002:int' refused: a policy is plain data",
+        "p.yaml:21:5: spec.limits.colour: unknown field; there are: captures_per_run, concurrent_ranks",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("", "p.yaml: the document is empty"),
+        ("# only a comment\n", "p.yaml: the document is empty"),
+        ("---\n", "p.yaml: the document is empty"),
+        ("- a\n- b\n", "p.yaml:1:1: expected a mapping with apiVersion, kind, metadata and spec"),
+        ("just text\n", "p.yaml:1:1: expected a mapping with apiVersion, kind, metadata and spec"),
+        (GOOD + "---\n" + GOOD, "p.yaml:9:1: a second document; a policy file holds one"),
+        (HEAD + "\tx: 1\n", "p.yaml:5:1: not valid YAML: a tab where YAML wants spaces"),
+        (HEAD + "  rules: [\n", "p.yaml:6:1: not valid YAML: while parsing a flow node, "),
+        (HEAD + "  rules: \x07\n", "p.yaml:5:10: not valid YAML: character '\\x07' is not allowed"),
+        (HEAD + "  rules: \ud800\n", "p.yaml:5:10: not valid YAML: character '\\ud800' is not allowed"),
+        (HEAD + "  a: &x [1]\n  b: *x\n", "p.yaml:6:6: alias *x refused: write the value out"),
+        (HEAD + "  <<: {rules: []}\n", "p.yaml:5:3: spec.'<<': unknown field; there are: detection, rules, limits"),
+        (
+            HEAD + "  rules: !!python/object/apply:os.system [id]\n",
+            "p.yaml:5:10: tag 'tag:yaml.org,2002:python/object/apply:os.system' refused: a policy is plain data",
+        ),
+        (GOOD + "  limits:\n", "p.yaml:9:3: spec.limits: has no value; give it one, or leave the field out"),
+        (GOOD + "  [a]: 1\n", "p.yaml:9:3: spec.'?': expected a field name, got a list or a mapping"),
+        (GOOD + '  "\\e[2J": 1\n', "p.yaml:9:3: spec.'\\x1b[2J': unknown field; there are: detection, rules, limits"),
+        (
+            GOOD + "  limits: {captures_per_run: " + "9" * 5000 + "}\n",
+            "p.yaml:9:30: spec.limits.captures_per_run: '9999",
+        ),
+        (GOOD + "  limits: 2026-13-45\n", "p.yaml:9:11: spec.limits: must be a mapping of fields, got '2026-13-45'"),
+        (GOOD.replace("suspect", "healthy"), "p.yaml:7:22: spec.rules[0].match.label: no capture on healthy, because"),
+        (
+            GOOD.replace("suspect", "healthy").replace("      capture: {}\n", ""),
+            "p.yaml:7:22: spec.rules[0].match.label: a rule on healthy would do nothing; ",
+        ),
+        (GOOD.replace("TriagePolicy", "Deployment"), "p.yaml:2:7: kind: expected TriagePolicy, got 'Deployment'"),
+        (GOOD.replace("slow-rank", "no"), "p.yaml:6:13: spec.rules[0].name: must be text (quote it if it looks like"),
+        (GOOD.replace("{name: p}", "{name: 12}"), "p.yaml:3:18: metadata.name: must be text (quote it if it looks"),
+        (GOOD + "      cooldown: 1:30\n", "p.yaml:9:17: spec.rules[0].cooldown: expected a duration with its unit"),
+        (HEAD + "  rules: []\n", "p.yaml:5:10: spec.rules: no rule; a policy that captures nothing has rules without"),
+        (HEAD + "  limits: {}\n", "p.yaml:5:3: spec.rules: required, but not there"),
+    ],
+)
+def test_what_is_refused_says_why_and_where(text: str, line: str) -> None:
+    lines = lines_of(text)
+    assert any(said.startswith(line) for said in lines), lines
+
+
+def test_of_one_field_one_mistake_is_said() -> None:
+    """GIVEN a required field without a value THEN it is not reported as missing as well."""
+    lines = lines_of(GOOD.replace("metadata: {name: p}", "metadata: {name: }"))
+    assert lines == ["p.yaml:3:12: metadata.name: has no value; give it one, or leave the field out"]
+
+
+def test_several_aliases_are_all_named() -> None:
+    assert len(lines_of(HEAD + "  a: &x [1]\n  b: [*x, *x]\n")) == 3
+
+
+def test_documents_made_to_exhaust_the_reader_are_refused_quickly() -> None:
+    laughs = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
+    started = time.monotonic()
+    assert "alias *a0 refused" in "\n".join(lines_of(laughs))
+    assert lines_of("[" * 200_000) == ["p.yaml:1:21: nested more than 20 deep"]
+    assert lines_of("x: " + "- " * 100_000)[0].startswith("p.yaml:1:")
+    assert lines_of("a" * (MAX_FILE_BYTES + 1)) == ["p.yaml: larger than 256 KiB"]
+    assert time.monotonic() - started < 5
+
+
+def test_of_thousands_of_mistakes_the_first_are_shown() -> None:
+    lines = lines_of(GOOD + "".join(f"x{n}: 1\n" for n in range(1000)))
+    assert len(lines) == 51
+    assert lines[-1] == "p.yaml: and 950 more"
+
+
+def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+    """GIVEN no file, a directory, a pipe, bytes that are not UTF-8 and 10 MB THEN each is refused, and none waits."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "latin").write_bytes(GOOD.encode() + b"# caf\xe9\n")
+    (tmp_path / "large").write_bytes(b"#" * 10_000_000)
+    cases = {
+        "missing": "cannot be read: No such file or directory",
+        ".": "not a regular file",
+        "pipe": "not a regular file",
+        "large": "larger than 256 KiB",
+    }
+    for name, reason in cases.items():
+        with pytest.raises(InputError) as refused:
+            load(tmp_path / name)
+        assert str(refused.value) == f"{tmp_path / name}: {reason}"
+    with pytest.raises(InputError, match=r"latin:9:6: not UTF-8$"):
+        load(tmp_path / "latin")
+
+
+def test_a_policy_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text(GOOD)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "default").mkdir()  # a directory is no policy, and hides none
+    assert find("mine.yaml") == Path("mine.yaml")
+    assert find("default") == shipped()["default"]
+    with pytest.raises(
+        UsageError, match="no policy 'defualt': not a file, nor one of those shipped: default, observe-only"
+    ):
+        find("defualt")
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_every_shipped_policy_loads_and_says_who_it_is_for(name: str) -> None:
+    """GIVEN a file of policies/ THEN it is valid, is named as its file, and opens with five lines of comment."""
+    path = shipped()[name]
+    opening = path.read_text().splitlines()[:6]
+    assert [line.startswith("# For") for line in opening[:1]] == [True]
+    assert [line.startswith("# ") for line in opening] == [True] * 5 + [False]
+    assert load(path).policy.metadata.name == name
+
+
+def test_the_shipped_policies_are_those_of_the_repository() -> None:
+    repository = Path(__file__).parents[3] / "policies"
+    assert sorted(shipped()) == sorted(path.stem for path in repository.iterdir())
+    assert {"default", "observe-only"} <= set(shipped())
+    assert all(rule.capture is None for rule in load(find("observe-only")).policy.spec.rules)

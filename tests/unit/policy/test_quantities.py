@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import pytest
+
+from sftriage.policy.quantities import GainCondition, fraction, gain, seconds, size_bytes
+
+
+@pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.5%", 0.005), ("100 %", 1.0), ("0%", 0.0)])
+def test_percentages(text: str, value: float) -> None:
+    assert fraction(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("10ms", 0.01), ("1m500ms", 60.5), ("2d", 172800)],
+)
+def test_durations(text: str, value: float) -> None:
+    assert seconds(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("512Mi", 512 * 2**20),
+        ("1Gi", 2**30),
+        ("1GiB", 2**30),
+        ("500MB", 500_000_000),
+        ("500M", 500_000_000),
+        ("1.5 Ki", 1536),
+        ("7B", 7),
+    ],
+)
+def test_sizes(text: str, value: int) -> None:
+    assert size_bytes(text) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "condition"),
+    [
+        (">= 5%", GainCondition(min_share=0.05)),
+        (">=10ms", GainCondition(min_gain_s=0.01)),
+        (">= 5% and >= 10ms", GainCondition(0.05, 0.01)),
+        (">= 10ms and >= 5%", GainCondition(0.05, 0.01)),
+    ],
+)
+def test_conditions(text: str, condition: GainCondition) -> None:
+    assert gain(text) == condition
+
+
+@pytest.mark.parametrize(
+    ("parse", "value", "expected"),
+    [
+        (fraction, "5", "a percentage such as 5%"),
+        (fraction, 0.05, "a percentage such as 5%"),
+        (fraction, "-5%", "a percentage such as 5%"),
+        (fraction, "\u0665%", "a percentage such as 5%"),  # an Arabic digit, which float() would read
+        (fraction, "9" * 400 + "%", "a percentage such as 5%"),
+        (seconds, "10", "a duration with its unit"),
+        (seconds, 600, "a duration with its unit"),
+        (seconds, "10 minutes", "a duration with its unit"),
+        (seconds, "", "a duration with its unit"),
+        (seconds, "30m1h", "the largest first"),
+        (seconds, "10m10m", "each unit once"),
+        (size_bytes, "512", "a size with its unit"),
+        (size_bytes, 512, "a size with its unit"),
+        (size_bytes, "500m", "a size with its unit"),  # Kubernetes reads this as half a byte
+        (gain, "5%", "a condition such as >= 5%"),
+        (gain, "> 5%", "a condition such as >= 5%"),
+        (gain, ">= 5% or >= 10ms", "a percentage|a duration"),
+        (gain, ">= 5% and >= 6%", "the same unit twice"),
+        (gain, ">= 5", "a duration with its unit"),
+        (gain, None, "a condition such as >= 5%"),
+    ],
+)
+def test_what_cannot_be_read_says_what_was_expected(parse: object, value: object, expected: str) -> None:
+    assert callable(parse)
+    with pytest.raises(ValueError, match=expected):
+        parse(value)
+
+
+def test_a_condition_is_met_at_its_threshold_and_not_by_nan() -> None:
+    both = gain(">= 5% and >= 10ms")
+    assert both.met(0.05, 0.01)
+    assert both.shortfall(0.05, 0.01) == ""
+    assert both.shortfall(0.049, 0.01) == "gain 4.9% under 5%"
+    assert both.shortfall(0.03, 0.002) == "gain 3% under 5% and gain 2 ms under 10 ms"
+    assert not both.met(float("nan"), 0.01)
+    assert not gain(">= 0%").met(0.5, float("nan"))

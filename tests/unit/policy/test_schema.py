@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from sftriage.policy import TriagePolicy
+
+
+def document(**spec: Any) -> dict[str, Any]:
+    rules = [{"name": "slow-rank", "match": {}, "capture": {}}]
+    return {
+        "apiVersion": "sftriage.dev/v1alpha1",
+        "kind": "TriagePolicy",
+        "metadata": {"name": "p"},
+        "spec": {"rules": rules, **spec},
+    }
+
+
+def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for name, model in {"TriagePolicy": schema, **schema["$defs"]}.items():
+        for field, described in model["properties"].items():
+            yield f"{name}.{field}", described
+
+
+def test_json_schema_can_become_a_crd() -> None:
+    """GIVEN the published schema THEN every field is described, of one type, and none is null by default."""
+    schema = TriagePolicy.model_json_schema()
+    found = dict(properties(schema))
+    assert len(found) > 25
+    for name, described in found.items():
+        model = schema["$defs"].get(described.get("$ref", "").rpartition("/")[2], {})
+        assert described.get("description", model.get("description")), name
+        assert ("type" in described) != ("$ref" in described), name
+        assert isinstance(described.get("type", ""), str), name
+        assert described.get("default", "") is not None, name
+    text = str(schema)
+    assert not [word for word in ("anyOf", "oneOf", "allOf", "'null'") if word in text]
+
+
+def test_defaults_are_those_of_the_documentation() -> None:
+    spec = TriagePolicy.model_validate(document()).spec
+    assert (spec.detection.window_steps, spec.detection.stride_steps, spec.detection.warmup_steps) == (50, 10, 20)
+    assert (spec.detection.min_gain_fraction, spec.detection.min_persistence, spec.detection.min_coverage) == (
+        0.05,
+        0.6,
+        0.95,
+    )
+    rule = spec.rules[0]
+    assert rule.match.stage == ()
+    assert rule.cooldown_s == 600.0
+    assert rule.capture is not None
+    assert (rule.capture.steps, rule.capture.warmup_steps, rule.capture.max_seconds) == (5, 1, 60)
+    assert rule.capture.max_trace_bytes == 512 * 2**20
+    assert rule.capture.torch.model_dump() == {"record_shapes": False, "with_stack": False, "profile_memory": False}
+    assert (spec.limits.captures_per_run, spec.limits.concurrent_ranks) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "where"),
+    [
+        ({"rules": []}, ("spec", "rules")),
+        ({"detection": {"window_steps": 1}}, ("spec", "detection", "window_steps")),
+        ({"detection": {"window_steps": "50"}}, ("spec", "detection", "window_steps")),
+        ({"detection": {"window_steps": True}}, ("spec", "detection", "window_steps")),
+        ({"detection": {"min_persistence": 1.01}}, ("spec", "detection", "min_persistence")),
+        ({"detection": {"min_persistence": float("nan")}}, ("spec", "detection", "min_persistence")),
+        ({"detection": {"min_gain": "101%"}}, ("spec", "detection", "min_gain")),
+        ({"detection": {"stride_steps": 51}}, ("spec", "detection", "stride_steps")),
+        ({"limits": {"captures_per_run": 0}}, ("spec", "limits", "captures_per_run")),
+        ({"limits": {"concurrent_ranks": 0}}, ("spec", "limits", "concurrent_ranks")),
+    ],
+)
+def test_bounds_of_the_spec(spec: dict[str, Any], where: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        TriagePolicy.model_validate(document(**spec))
+    assert [error["loc"] for error in refused.value.errors()] == [where]
+
+
+@pytest.mark.parametrize(
+    ("rule", "where"),
+    [
+        ({"name": "Slow"}, ("name",)),
+        ({"name": "-slow"}, ("name",)),
+        ({"name": "a" * 64}, ("name",)),
+        ({"match": {"stage": ["a b"]}}, ("match", "stage", 0)),
+        ({"match": {"stage": ["s" * 32]}}, ("match", "stage", 0)),
+        ({"capture": {"steps": 1001}}, ("capture", "steps")),
+        ({"capture": {"warmup_steps": -1}}, ("capture", "warmup_steps")),
+        ({"capture": {"max_seconds": 3601}}, ("capture", "max_seconds")),
+        ({"capture": {"max_bytes": "1Ki"}}, ("capture", "max_bytes")),
+        ({"capture": {"max_bytes": "1Ti"}}, ("capture", "max_bytes")),
+        ({"capture": {"torch": {"with_stack": 1}}}, ("capture", "torch", "with_stack")),
+        ({"cooldown": "31d"}, ("cooldown",)),
+    ],
+)
+def test_bounds_of_a_rule(rule: dict[str, Any], where: tuple[str | int, ...]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        TriagePolicy.model_validate(document(rules=[{"name": "r", "match": {}, **rule}]))
+    assert [error["loc"] for error in refused.value.errors()] == [("spec", "rules", 0, *where)]
+
+
+def test_a_model_made_without_yaml_is_checked_for_contradictions_too() -> None:
+    rules = [
+        {"name": "a", "match": {"label": "needs_evidence"}, "capture": {}},
+        {"name": "a", "match": {}},
+    ]
+    with pytest.raises(ValidationError) as refused:
+        TriagePolicy.model_validate(document(rules=rules))
+    assert [error["loc"] for error in refused.value.errors()] == [
+        ("spec", "rules", 0, "match", "label"),
+        ("spec", "rules", 1, "name"),
+    ]
+
+
+def test_a_policy_cannot_be_changed_after_it_was_checked() -> None:
+    policy = TriagePolicy.model_validate(document())
+    with pytest.raises(ValidationError, match="frozen"):
+        policy.spec.limits.captures_per_run = 1000  # type: ignore[misc]  # that it cannot be done is the point
