@@ -1,0 +1,23 @@
+"""Traces: the store of captures, the manifest beside each of them, and the catalogue that answers questions.
+
+A trace and its manifest appear together or not at all. The manifest is the truth; the catalogue is an index of it.
+"""
+
+from __future__ import annotations
+
+from sftriage.traces.catalogue import CaptureRow, Catalogue
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
+from sftriage.traces.store import TRACE_NAME, Listing, LocalStore
+
+__all__ = [
+    "TRACE_NAME",
+    "Artefact",
+    "CaptureInfo",
+    "CaptureRow",
+    "Catalogue",
+    "Listing",
+    "LocalStore",
+    "Manifest",
+    "TriggerInfo",
+    "may_contain",
+]

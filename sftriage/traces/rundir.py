@@ -1,0 +1,129 @@
+"""A run directory: what lies where, and the small record that says what was run.
+
+::
+
+    RUN/
+      run.json         what was run, when, under which policy, and where its rings are
+      policy.yaml      the policy it started with
+      steps/           every step of every rank, as the agent read it from the rings
+      decisions.jsonl  a line a window: the verdict and what was done about it
+      state.json       what the policy engine must remember over a restart
+      spool/           traces on their way from the trainers
+      captures/        a directory a capture: trace and manifest
+      catalogue.db     an index of captures/, which can be rebuilt from it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from sftriage.errors import InputError, UsageError
+from sftriage.records import plain
+
+RUN_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts."""
+
+    run_id: str
+    job: str
+    created_at: str
+    command: tuple[str, ...]
+    policy: str
+    policy_sha256: str
+    rings: str
+    version: int = RUN_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one run. Nothing is touched by naming them."""
+
+    path: Path
+
+    @property
+    def info_file(self) -> Path:
+        """``run.json``."""
+        return self.path / "run.json"
+
+    @property
+    def policy_file(self) -> Path:
+        """``policy.yaml``."""
+        return self.path / "policy.yaml"
+
+    @property
+    def steps(self) -> Path:
+        """Where the agent keeps the steps."""
+        return self.path / "steps"
+
+    @property
+    def decisions(self) -> Path:
+        """``decisions.jsonl``."""
+        return self.path / "decisions.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """``state.json``."""
+        return self.path / "state.json"
+
+    @property
+    def spool(self) -> Path:
+        """Where trainers leave the traces they made."""
+        return self.path / "spool"
+
+    @property
+    def catalogue(self) -> Path:
+        """``catalogue.db``."""
+        return self.path / "catalogue.db"
+
+
+def create(path: Path, info: RunInfo, policy_text: str) -> RunDirectory:
+    """Make a run directory, private to its owner.
+
+    Raises:
+        UsageError: there is a run already, or the directory cannot be made.
+    """
+    run = RunDirectory(path.absolute())
+    if run.info_file.exists():
+        raise UsageError(f"{path} already holds a run; name another directory with --out")
+    try:
+        for directory in (run.path, run.steps, run.spool):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run.policy_file.write_text(policy_text, encoding="utf-8")
+        write_atomically(run.info_file, json.dumps(plain(info), indent=2) + "\n")
+    except OSError as error:
+        raise UsageError(f"cannot make the run directory {path}: {error.strerror or error}") from error
+    return run
+
+
+def read_info(run: RunDirectory) -> RunInfo:
+    """What was run.
+
+    Raises:
+        InputError: ``run.json`` is missing or not what it should be.
+    """
+    try:
+        values = json.loads(run.info_file.read_text(encoding="utf-8"))
+        if values["version"] > RUN_VERSION:
+            raise InputError(f"{run.info_file}: version {values['version']} is newer than this sftriage understands")
+        values["command"] = tuple(values["command"])
+        return RunInfo(**{name: values[name] for name in RunInfo.__dataclass_fields__})
+    except FileNotFoundError as error:
+        raise InputError(f"{run.path} is not a run directory: it has no run.json") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{run.info_file}: not a run's record: {error}") from error
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small file so that a reader, or a crash, sees the old content or the new and nothing between."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

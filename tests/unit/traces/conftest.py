@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sftriage.records import CaptureRequest, CaptureResult, Trigger
+from sftriage.traces import Artefact, CaptureInfo, LocalStore, Manifest, TriggerInfo, may_contain
+
+MakeManifest = Callable[..., Manifest]
+Put = Callable[..., Manifest]
+
+SOME = Artefact(name="trace.json.gz", role="trace", media_type="application/gzip", size_bytes=7, sha256="ab" * 32)
+
+
+def manifest_of(
+    capture_id: str,
+    artefact: Artefact = SOME,
+    *,
+    rank: int = 2,
+    stage: str | None = "data",
+    first_step: int = 160,
+    window: tuple[int, int] = (100, 149),
+    rule: str = "slow-rank",
+    second: int = 0,
+) -> Manifest:
+    trigger = Trigger(*window, "suspect", "rank", (rank,), stage, 0.02, 0.3, 0.9, "default", "cd" * 32, rule)
+    request = CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**29)
+    result = CaptureResult(
+        capture_id,
+        rank,
+        "done",
+        first_step=first_step,
+        last_step=first_step + 4,
+        timings_s={"start": 0.1, "stop": 0.2},
+        clock={"monotonic_ns": 5, "epoch_ns": 1_800_000_000_000_000_000},
+    )
+    return Manifest(
+        capture_id=capture_id,
+        job="resnet",
+        run="run-1",
+        created_at=datetime(2027, 1, 15, 8, 0, second, tzinfo=timezone.utc),
+        trigger=TriggerInfo.of(trigger),
+        capture=CaptureInfo.of(request, result, world_size=8, host="node-1"),
+        artefacts=(artefact,),
+        may_contain=may_contain({}),
+    )
+
+
+@pytest.fixture(scope="session")
+def make_manifest() -> MakeManifest:
+    return manifest_of
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A trace as torch.profiler writes it, small."""
+    path = tmp_path / "exported.json"
+    events = [{"name": f"op{number}", "ph": "X", "ts": number, "dur": 1} for number in range(2000)]
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "run")
+
+
+@pytest.fixture
+def put(store: LocalStore, trace: Path) -> Put:
+    """Put a capture into the store."""
+
+    def put_one(capture_id: str, **about: Any) -> Manifest:
+        return store.put(capture_id, trace, lambda artefact: manifest_of(capture_id, artefact, **about))
+
+    return put_one

@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import multiprocessing
+import sqlite3
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sftriage.errors import UsageError
+from sftriage.traces import TRACE_NAME, CaptureRow, Catalogue, LocalStore, Manifest
+
+Put = Callable[..., Manifest]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "catalogue.db"
+
+
+@pytest.fixture
+def catalogue(path: Path, store: LocalStore, put: Put) -> Catalogue:
+    """A catalogue of four captures, the first put last."""
+    catalogue = Catalogue(path, store)
+    catalogue.add(put("late", rank=2, stage="data", first_step=900, window=(800, 849), second=9))
+    catalogue.add(put("data-2", rank=2, stage="data", first_step=160, window=(100, 149), second=1))
+    catalogue.add(put("data-3", rank=3, stage="data", first_step=300, window=(250, 299), second=2, rule="other"))
+    catalogue.add(put("whole-3", rank=3, stage=None, first_step=500, window=(450, 499), second=3))
+    return catalogue
+
+
+def ids(rows: list[CaptureRow]) -> list[str]:
+    return [row.capture_id for row in rows]
+
+
+def answers(catalogue: Catalogue) -> list[object]:
+    """One of every kind of question."""
+    return [
+        catalogue.find(),
+        catalogue.find(rank=3),
+        catalogue.find(stage="data", steps=(0, 310)),
+        catalogue.find(rule="other"),
+        catalogue.find(label="suspect"),
+        catalogue.show("whole-3"),
+    ]
+
+
+def test_captures_are_found_by_what_is_known_of_them(catalogue: Catalogue) -> None:
+    assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "late"]
+    assert ids(catalogue.find(rank=3)) == ["data-3", "whole-3"]
+    assert ids(catalogue.find(stage="data")) == ["data-2", "data-3", "late"]
+    assert ids(catalogue.find(rank=3, stage="data")) == ["data-3"]
+    assert ids(catalogue.find(rule="other")) == ["data-3"]
+    assert ids(catalogue.find(label="needs_evidence")) == []
+    assert ids(catalogue.find(stage="x' OR 1=1 --")) == []
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ((99, 99), []),
+        ((149, 149), ["data-2"]),  # the last step of the window
+        ((150, 159), []),  # between the window and the capture
+        ((160, 160), ["data-2"]),
+        ((164, 164), ["data-2"]),
+        ((165, 249), []),
+        ((162, 250), ["data-2", "data-3"]),
+        ((0, 10_000), ["data-2", "data-3", "whole-3", "late"]),
+    ],
+)
+def test_captures_are_found_by_a_step_of_the_capture_or_of_its_window(
+    steps: tuple[int, int], found: list[str], catalogue: Catalogue
+) -> None:
+    assert ids(catalogue.find(steps=steps)) == found
+
+
+def test_a_row_says_what_the_manifest_says(catalogue: Catalogue, store: LocalStore) -> None:
+    manifest = store.manifest("data-3")
+    assert catalogue.show("data-3") == CaptureRow(
+        capture_id="data-3",
+        job="resnet",
+        run="run-1",
+        rank=3,
+        stage="data",
+        label="suspect",
+        scope="rank",
+        window_first_step=250,
+        window_last_step=299,
+        first_step=300,
+        last_step=304,
+        gain_s=0.02,
+        size_bytes=manifest.artefacts[0].size_bytes,
+        sha256=manifest.artefacts[0].sha256,
+        profiler="torch",
+        rule="other",
+        policy="default",
+        created_at="2027-01-15T08:00:02.000000Z",
+    )
+    with pytest.raises(UsageError, match="no capture 'x'"):
+        catalogue.show("x")
+
+
+def test_adding_again_changes_nothing(catalogue: Catalogue, store: LocalStore) -> None:
+    before = answers(catalogue)
+    catalogue.add(store.manifest("data-2"))
+    assert answers(catalogue) == before
+
+
+def test_the_database_is_private(catalogue: Catalogue, path: Path) -> None:
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def foreign(path: Path) -> None:
+    path.unlink()
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE captures (mine TEXT)")
+
+
+def older(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA user_version = 0")
+
+
+def overwritten_in_the_middle(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[4096:8192] = b"\xa5" * 4096
+    path.write_bytes(content)
+
+
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "deleted": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "garbage": lambda path: path.write_bytes(b"not a database" * 1000),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:5000]),
+    "overwritten": overwritten_in_the_middle,
+    "foreign": foreign,
+    "older": older,
+    "no table": lambda path: sqlite3.connect(path).execute("DROP TABLE captures"),
+    "no column": lambda path: sqlite3.connect(path).execute("ALTER TABLE captures DROP COLUMN rank"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_every_answer_comes_back_whatever_happens_to_the_database(
+    damage: str, catalogue: Catalogue, store: LocalStore, path: Path
+) -> None:
+    """GIVEN a database deleted, damaged or replaced THEN open catalogues and new ones answer as before."""
+    before = answers(catalogue)
+    DAMAGE[damage](path)
+    assert answers(catalogue) == before
+    assert answers(Catalogue(path, store)) == before
+
+
+def test_a_foreign_database_is_set_aside_and_not_lost(catalogue: Catalogue, path: Path) -> None:
+    foreign(path)
+    path.with_name("catalogue.db-wal").write_bytes(b"of the foreign one, and no part of the new one")
+    catalogue.find()
+    assert not path.with_name("catalogue.db-wal").exists()
+    with sqlite3.connect(path.with_name("catalogue.db.damaged")) as connection:
+        assert connection.execute("SELECT name FROM pragma_table_info('captures')").fetchall() == [("mine",)]
+
+
+def test_adding_to_a_damaged_database_loses_nothing(catalogue: Catalogue, path: Path, put: Put) -> None:
+    path.write_bytes(b"garbage" * 2000)
+    catalogue.add(put("new", second=5))
+    assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "new", "late"]
+
+
+def test_reindex_finds_what_was_put_but_never_added_and_forgets_what_is_gone(
+    catalogue: Catalogue, store: LocalStore, put: Put
+) -> None:
+    put("orphan", second=5)  # as after a crash between putting and adding
+    store.path("data-2", TRACE_NAME).unlink()
+    listing = catalogue.reindex()
+    assert ids(catalogue.find()) == ["data-3", "whole-3", "orphan", "late"]
+    assert len(listing.problems) == 1
+    assert len(listing.manifests) == 4
+
+
+def test_a_locked_or_impossible_database_is_an_error_and_not_a_rebuild(
+    catalogue: Catalogue, store: LocalStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sftriage.traces.catalogue._BUSY_SECONDS", 0.05)
+    holder = sqlite3.connect(path, isolation_level=None)
+    holder.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(UsageError, match=r"catalogue\.db: database is locked"):
+        catalogue.find()
+    holder.execute("ROLLBACK")
+    holder.close()
+    assert len(catalogue.find()) == 4
+    assert not path.with_name("catalogue.db.damaged").exists()
+    with pytest.raises(UsageError, match="nowhere"):
+        Catalogue(tmp_path / "nowhere" / "catalogue.db", store).find()
+
+
+def ask(path: Path, root: Path) -> None:
+    assert len(Catalogue(path, LocalStore(root)).find()) == 4
+
+
+def test_many_processes_rebuild_at_once(catalogue: Catalogue, path: Path) -> None:
+    """GIVEN no database and six processes that ask THEN each has every answer."""
+    path.unlink()
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=ask, args=(path, path.parent)) for _ in range(6)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 6

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sftriage.errors import InputError
+from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.traces import CaptureInfo, Manifest, may_contain
+from sftriage.traces.manifest import MAX_MANIFEST_BYTES
+
+MakeManifest = Callable[..., Manifest]
+
+
+def changed(manifest: Manifest, path: str, value: Any) -> bytes:
+    """The manifest's JSON with one value replaced."""
+    document = json.loads(manifest.to_json())
+    *holders, last = path.split(".")
+    place = document
+    for part in holders:
+        place = place[int(part)] if part.isdigit() else place[part]
+    place[last] = value
+    return json.dumps(document).encode()
+
+
+def test_a_manifest_comes_back_as_it_was(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest("c-1")
+    assert Manifest.from_json(manifest.to_json(), "m") == manifest
+    document = json.loads(manifest.to_json())
+    assert document["schema_version"] == 1
+    assert document["created_at"] == "2027-01-15T08:00:00Z"
+    assert document["trigger"]["window"] == {"first_step": 100, "last_step": 149}
+    assert (document["trigger"]["stage"], document["trigger"]["policy_sha256"]) == ("data", "cd" * 32)
+    assert (document["capture"]["first_step"], document["capture"]["last_step"]) == (160, 164)
+    assert (document["capture"]["steps"], document["capture"]["requested_steps"]) == (5, 5)
+
+
+def test_fields_of_a_newer_writer_are_ignored_and_a_newer_version_is_refused(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest("c-1")
+    assert Manifest.from_json(changed(manifest, "reproduced", "yes"), "m") == manifest
+    assert Manifest.from_json(changed(manifest, "capture.gpu", {"uuid": 1}), "m") == manifest
+    newer = changed(manifest, "schema_version", 2).replace(b'"capture_id"', b'"other"')
+    with pytest.raises(
+        InputError, match=r"^m: written by a newer sftriage \(schema_version 2; this one reads up to 1\)$"
+    ):
+        Manifest.from_json(newer, "m")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("schema_version", 0),
+        ("schema_version", "1"),
+        ("schema_version", True),
+        ("capture_id", "../etc"),
+        ("capture_id", ".hidden"),
+        ("capture_id", "a/b"),
+        ("capture_id", "a\n"),
+        ("capture_id", ""),
+        ("capture_id", "a" * 101),
+        ("capture_id", 7),
+        ("artefacts.0.name", "../../etc/passwd"),
+        ("artefacts.0.name", "/etc/passwd"),
+        ("artefacts.0.name", ".."),
+        ("artefacts.0.name", "manifest.json"),
+        ("artefacts.0.name", "a\x00b"),
+        ("artefacts.0.role", "virus"),
+        ("artefacts.0.size_bytes", -1),
+        ("artefacts.0.size_bytes", 2**63),
+        ("artefacts.0.size_bytes", "7"),
+        ("artefacts.0.sha256", "AB" * 32),
+        ("artefacts", []),
+        ("artefacts", {}),
+        ("job", "\x1b[2J"),
+        ("job", "j" * 2001),
+        ("created_at", "2027-01-15T08:00:00"),
+        ("created_at", "2027-01-15T08:00:00+02:00"),
+        ("created_at", 1_800_000_000),
+        ("trigger.label", "guilty"),
+        ("trigger.ranks", []),
+        ("trigger.ranks", [-1]),
+        ("trigger.ranks", [0.5]),
+        ("trigger.gain_s", float("nan")),
+        ("trigger.share", float("inf")),
+        ("trigger.stage", "s" * 32),
+        ("trigger.window", {"first_step": 9, "last_step": 8}),
+        ("trigger.window", None),
+        ("capture.rank", 8),
+        ("capture.steps", 6),
+        ("capture.first_step", 10**30),
+        ("capture.last_step", 159),
+        ("capture.world_size", 0),
+        ("capture.clock", {f"k{n}": 1 for n in range(65)}),
+        ("capture.timings_s", {"\x1b": 1.0}),
+        ("may_contain", None),
+    ],
+)
+def test_hostile_values_are_refused(path: str, value: Any, make_manifest: MakeManifest) -> None:
+    with pytest.raises(InputError, match=r"^m: not a manifest: [^\x00-\x1f]+$"):
+        Manifest.from_json(changed(make_manifest("c-1"), path, value), "m")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema_version": 1}'])
+def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+    with pytest.raises(InputError, match=r"^m: not a manifest: "):
+        Manifest.from_json(data, "m")
+
+
+def test_a_huge_file_is_refused_unread() -> None:
+    with pytest.raises(InputError, match="larger than 4 MiB"):
+        Manifest.from_json(b"[" * (MAX_MANIFEST_BYTES + 1), "m")
+
+
+def test_two_artefacts_of_one_name_are_refused(make_manifest: MakeManifest) -> None:
+    document = json.loads(make_manifest("c-1").to_json())
+    document["artefacts"] *= 2
+    with pytest.raises(InputError, match="two artefacts of one name"):
+        Manifest.from_json(json.dumps(document).encode(), "m")
+
+
+def test_an_artefact_is_looked_up_by_name(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest("c-1")
+    assert manifest.artefact("trace.json.gz").sha256 == "ab" * 32
+    with pytest.raises(InputError, match=r"no artefact 'x'; there are: trace\.json\.gz"):
+        manifest.artefact("x")
+
+
+def test_a_capture_that_measured_nothing_has_no_manifest() -> None:
+    request = CaptureRequest("c-1", 0, "torch", 5, 1, 60.0, 2**29)
+    with pytest.raises(InputError, match="capture c-1 measured no step: busy"):
+        CaptureInfo.of(request, CaptureResult("c-1", 0, "refused", "busy"), world_size=1, host="h")
+
+
+def test_a_profilers_message_is_kept_without_its_control_characters() -> None:
+    request = CaptureRequest("c-1", 0, "torch", 5, 1, 60.0, 2**29)
+    result = CaptureResult("c-1", 0, "done", "one\ntwo\x1b[2J" + "x" * 3000, first_step=1, last_step=3)
+    info = CaptureInfo.of(request, result, world_size=1, host="h")
+    assert info.detail.startswith("one two [2Jxxx")
+    assert (info.steps, info.requested_steps) == (3, 5)
+
+
+def test_what_a_trace_may_contain_depends_on_what_was_asked_for() -> None:
+    assert "file paths" not in may_contain({"with_stack": False})
+    assert "file paths" in may_contain({"with_stack": True})
+    assert "values of operator arguments" in may_contain({"record_shapes": True})

@@ -1,0 +1,167 @@
+"""Real processes, killed: whatever the instant, a capture is there whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import multiprocessing
+import os
+import random
+import resource
+import signal
+import time
+from collections.abc import Callable
+from itertools import count
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from sftriage.errors import CaptureError
+from sftriage.traces import TRACE_NAME, LocalStore, Manifest
+
+MakeManifest = Callable[..., Manifest]
+
+# Forked, because fifteen interpreters that import pydantic would take longer than all of the tests.
+FORK = multiprocessing.get_context("fork")
+KILLS = 15
+
+
+def verified(store: LocalStore, source: bytes, directory: Path) -> int:
+    """How many captures are listed; each of them has been fetched, verified and unpacked."""
+    listing = store.manifests()
+    assert listing.problems == ()
+    for manifest in listing.manifests:
+        copy = store.get(manifest.capture_id, TRACE_NAME, directory / "copy.gz", force=True)
+        assert gzip.decompress(copy.read_bytes()) == source
+    return len(listing.manifests)
+
+
+def leftovers(root: Path) -> int:
+    return len(list((root / "captures").glob(".tmp-*")))
+
+
+def put_for_ever(root: Path, trace: Path, make: MakeManifest, prefix: str, ready: Connection) -> None:
+    ready.send("go")
+    for number in count():
+        capture_id = f"{prefix}-{number}"
+        LocalStore(root).put(capture_id, trace, lambda artefact, name=capture_id: make(name, artefact))
+
+
+def test_killed_at_random_instants(tmp_path: Path, make_manifest: MakeManifest) -> None:
+    """GIVEN a process that stores one capture after another WHEN it is killed THEN only whole captures are listed."""
+    rng = random.Random(7)
+    root, trace = tmp_path / "run", tmp_path / "trace.json"
+    source = rng.randbytes(300_000).hex().encode()  # compresses badly: most of a put is spent writing
+    trace.write_bytes(source)
+    store, listed, interrupted = LocalStore(root), 0, 0
+    for kill in range(KILLS):
+        here, there = FORK.Pipe()
+        child = FORK.Process(target=put_for_ever, args=(root, trace, make_manifest, f"k{kill}", there))
+        child.start()
+        here.recv()
+        time.sleep(rng.uniform(0.005, 0.1))
+        child.kill()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        left = leftovers(root)
+        interrupted += left
+        assert (store.sweep(), leftovers(root)) == (left, 0)
+        listed = verified(store, source, tmp_path)
+    # Else nothing was stored, or nothing was interrupted, and this test has shown nothing.
+    assert listed > KILLS // 3
+    assert interrupted > KILLS // 3
+
+
+def die_at(call: int, root: Path, trace: Path, make: MakeManifest) -> None:
+    """Store a capture, and be killed just before the given one of the calls that make it durable."""
+    remaining = call
+
+    def dying(real: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object) -> object:
+            nonlocal remaining
+            remaining -= 1
+            if remaining < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return real(*args)
+
+        return wrapped
+
+    os.fsync = dying(os.fsync)  # type: ignore[assignment]  # in a process of its own
+    Path.rename = dying(Path.rename)  # type: ignore[assignment,method-assign]
+    LocalStore(root).put("c-1", trace, lambda artefact: make("c-1", artefact))
+
+
+def test_killed_before_each_call_that_makes_it_durable(
+    tmp_path: Path, trace: Path, make_manifest: MakeManifest
+) -> None:
+    """GIVEN a kill before the 1st, 2nd, … sync or rename THEN no capture until the rename, and a whole one after it."""
+    history = []
+    for call in count():
+        root = tmp_path / f"run-{call}"
+        child = FORK.Process(target=die_at, args=(call, root, trace, make_manifest))
+        child.start()
+        child.join()
+        store = LocalStore(root)
+        listed = verified(store, trace.read_bytes(), tmp_path)
+        history.append((listed, leftovers(root)))
+        store.sweep()
+        assert leftovers(root) == 0
+        if not listed:
+            # What was left does not stand in the way of trying again.
+            store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+        assert verified(store, trace.read_bytes(), tmp_path) == 1
+        if child.exitcode == 0:
+            break
+        assert child.exitcode == -signal.SIGKILL
+    # The store's own directory, trace, manifest, staging directory, rename; then the parent, and the end.
+    assert history == [(0, 0), (0, 1), (0, 1), (0, 1), (0, 1), (1, 0), (1, 0)]
+
+
+def put_on_a_full_disk(root: Path, trace: Path, make: MakeManifest, answer: Connection) -> None:
+    # Like a full disk, the limit lets a file grow so far and then fails the write.
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    try:
+        LocalStore(root).put("c-2", trace, lambda artefact: make("c-2", artefact))
+    except CaptureError as error:
+        answer.send((str(error), error.__cause__.errno if isinstance(error.__cause__, OSError) else None))
+    else:
+        answer.send(("stored", None))
+
+
+def test_a_disk_that_fills_up_leaves_what_was_there_and_nothing_else(
+    tmp_path: Path, trace: Path, make_manifest: MakeManifest
+) -> None:
+    root, large = tmp_path / "run", tmp_path / "large.json"
+    large.write_bytes(random.Random(7).randbytes(400_000))
+    store = LocalStore(root)
+    store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+    here, there = FORK.Pipe()
+    child = FORK.Process(target=put_on_a_full_disk, args=(root, large, make_manifest, there))
+    child.start()
+    said, number = here.recv()
+    child.join()
+    assert (said, number) == ("capture c-2 could not be stored: File too large", errno.EFBIG)
+    assert leftovers(root) == 0
+    assert verified(store, trace.read_bytes(), tmp_path) == 1
+
+
+def put_two(root: Path, trace: Path, make: MakeManifest, number: int) -> None:
+    store = LocalStore(root)
+    store.put(f"own-{number}", trace, lambda artefact: make(f"own-{number}", artefact))
+    with contextlib.suppress(CaptureError):
+        store.put("same", trace, lambda artefact: make("same", artefact))
+
+
+def test_many_processes_put_at_once_and_one_of_them_wins(
+    tmp_path: Path, trace: Path, make_manifest: MakeManifest
+) -> None:
+    root = tmp_path / "run"
+    children = [FORK.Process(target=put_two, args=(root, trace, make_manifest, number)) for number in range(6)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 6
+    assert verified(LocalStore(root), trace.read_bytes(), tmp_path) == 7
+    assert leftovers(root) == 0
