@@ -1,0 +1,169 @@
+"""The per-host loop's work: find rings, read them, keep every step, gather windows, run captures.
+
+Nothing here waits: `poll` and `results` are called again and again by whoever owns the loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+
+from sftriage.agent.gather import Gatherer, Shape
+from sftriage.capture import TorchCapture
+from sftriage.errors import CaptureError, RingError
+from sftriage.recorder import RingInfo, RingReader, StepLog, find_rings
+from sftriage.records import CaptureRequest, CaptureResult, StepRecord, Window
+
+log = logging.getLogger("sftriage")
+
+
+@dataclass(slots=True)
+class Telemetry:
+    """What has come in so far, and what has not."""
+
+    steps: int = 0
+    missed: int = 0
+    torn: int = 0
+    problems: dict[str, str] = field(default_factory=dict)
+
+
+class Agent:
+    """Reads one host's rings into windows, and runs captures on its ranks.
+
+    Args:
+        rings: directory of the trainers' rings and mailboxes.
+        steps: directory where every step is kept.
+        spool: directory where trainers leave traces.
+        shape: how windows are cut.
+    """
+
+    def __init__(self, rings: Path, steps: Path, spool: Path, shape: Shape) -> None:
+        self._rings, self._steps, self._spool, self._shape = rings, steps, spool, shape
+        self._readers: dict[Path, tuple[RingReader, StepLog]] = {}
+        self._gatherers: dict[int, Gatherer] = {}
+        self._captures: dict[str, TorchCapture] = {}
+        self._schemas: dict[int, RingInfo] = {}
+        self.telemetry = Telemetry()
+
+    def poll(self, *, ended: bool = False) -> list[Window]:
+        """Windows that have become ready since the last call; with ``ended``, the job's last ones too."""
+        self._find()
+        records: list[StepRecord] = []
+        by_attempt: dict[int, list[StepRecord]] = {}
+        for path, (reader, kept) in list(self._readers.items()):
+            try:
+                batch = reader.read()
+                kept.append(batch.raw)
+            except RingError as error:
+                self._give_up(path, str(error))
+                continue
+            self.telemetry.steps += len(batch.records)
+            self.telemetry.missed += batch.missed
+            self.telemetry.torn += batch.torn
+            by_attempt.setdefault(reader.info.attempt, []).extend(batch.records)
+        windows = []
+        for attempt, gatherer in sorted(self._gatherers.items()):
+            records = sorted(by_attempt.get(attempt, ()), key=attrgetter("step"))
+            for record in records:
+                gatherer.add(record)
+            # An attempt that another one has followed is over.
+            windows += gatherer.ready(ended=ended or attempt < max(self._gatherers))
+        return windows
+
+    def capture(self, request: CaptureRequest) -> CaptureResult | None:
+        """Start a capture. What cannot even be started is a result at once."""
+        info = self._newest(request.rank)
+        if info is None:
+            return CaptureResult(request.capture_id, request.rank, "failed", f"rank {request.rank} has no ring here")
+        try:
+            capture = TorchCapture(request, self._rings / info.file_name("mailbox"), self._spool)
+            capture.start()
+        except CaptureError as error:
+            return CaptureResult(request.capture_id, request.rank, "failed", str(error))
+        self._captures[request.capture_id] = capture
+        return None
+
+    def results(self) -> list[tuple[TorchCapture, CaptureResult]]:
+        """Captures that have ended since the last call; the caller closes each, once it has taken the trace."""
+        ended = []
+        for capture_id, capture in list(self._captures.items()):
+            result = capture.poll()
+            if result is None and not self._alive(capture.request.rank):
+                result = capture.poll() or capture.failed("the trainer ended during the capture")
+            if result is not None:
+                ended.append((self._captures.pop(capture_id), result))
+        return ended
+
+    def cancel(self, capture_id: str) -> None:
+        """Ask for a capture to end now."""
+        if capture_id in self._captures:
+            self._captures[capture_id].cancel()
+
+    def abandon(self, capture_id: str, reason: str) -> list[tuple[TorchCapture, CaptureResult]]:
+        """End a capture whose rank does not answer."""
+        capture = self._captures.pop(capture_id, None)
+        return [] if capture is None else [(capture, capture.failed(reason))]
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Captures that have not ended."""
+        return tuple(self._captures)
+
+    @property
+    def ranks(self) -> dict[int, RingInfo]:
+        """The newest ring of each rank, by rank."""
+        infos = sorted((reader.info for reader, _ in self._readers.values()), key=attrgetter("attempt"))
+        return {info.rank: info for info in infos}
+
+    def writers_alive(self) -> bool:
+        """Whether any trainer is still there."""
+        return any(reader.writer_alive for reader, _ in self._readers.values())
+
+    def close(self) -> None:
+        """Close every file, and end what has not ended."""
+        for capture in self._captures.values():
+            capture.cancel()
+            capture.close()
+        for reader, kept in self._readers.values():
+            reader.close()
+            kept.close()
+        self._readers.clear()
+        self._captures.clear()
+
+    def _find(self) -> None:
+        for path in find_rings(self._rings):
+            if path in self._readers or str(path) in self.telemetry.problems:
+                continue
+            try:
+                reader = RingReader(path)
+                kept = StepLog(self._steps, reader.info)
+            except (RingError, OSError) as error:
+                self._give_up(path, str(error))
+                continue
+            info = reader.info
+            first = self._schemas.setdefault(info.attempt, info)
+            if (info.schema, info.world_size) != (first.schema, first.world_size):
+                self._give_up(path, f"{path}: rank {info.rank} records other stages than rank {first.rank}")
+                continue
+            self._readers[path] = (reader, kept)
+            if info.attempt not in self._gatherers:
+                self._gatherers[info.attempt] = Gatherer(
+                    info.schema, info.world_size, self._shape, attempt=info.attempt
+                )
+
+    def _give_up(self, path: Path, reason: str) -> None:
+        """A ring that cannot be read lowers coverage; it does not end the job's triage."""
+        log.warning("%s; its rank counts as missing", reason)
+        self.telemetry.problems[str(path)] = reason
+        if path in self._readers:
+            reader, kept = self._readers.pop(path)
+            reader.close()
+            kept.close()
+
+    def _newest(self, rank: int) -> RingInfo | None:
+        return self.ranks.get(rank)
+
+    def _alive(self, rank: int) -> bool:
+        return any(reader.writer_alive for reader, _ in self._readers.values() if reader.info.rank == rank)

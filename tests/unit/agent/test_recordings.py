@@ -1,0 +1,139 @@
+"""Reading what others measured: what is taken, and what is refused in which words."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sftriage.agent import Shape, load_recording
+from sftriage.errors import InputError
+
+STAGES = np.array(["data", "forward", "backward", "other"])
+SYNC = np.array(["backward"])
+
+
+def durations(steps: int = 6, ranks: int = 2, stages: int = 4) -> np.ndarray:
+    return np.full((steps, ranks, stages), 0.01)
+
+
+def saved(path: Path, **arrays: object) -> Path:
+    np.savez(path, **{"durations_s": durations(), "stages": STAGES, "sync": SYNC, **arrays})
+    return path
+
+
+def changed(value: float, at: tuple[int, ...]) -> np.ndarray:
+    array = durations()
+    array[at] = value
+    return array
+
+
+def test_a_well_formed_recording_is_cut_into_windows(tmp_path):
+    recording = load_recording(saved(tmp_path / "job.npz"))
+    assert [(w.first_step, w.last_step) for w in recording.windows(Shape(3, 2, 0))] == [(0, 2), (2, 4)]
+
+
+def test_a_recording_shorter_than_a_window_is_one_window(tmp_path):
+    recording = load_recording(saved(tmp_path / "job.npz"))
+    assert [(w.first_step, w.last_step) for w in recording.windows(Shape(50, 10, 0))] == [(0, 5)]
+
+
+def test_optional_arrays_travel_with_their_windows(tmp_path):
+    path = saved(
+        tmp_path / "job.npz",
+        ready_s=np.arange(12.0).reshape(6, 2) / 1000,
+        hosts=np.array(["a", "b"]),
+        cohorts=np.array(["pp0", "pp1"]),
+        kinds=np.array(list("tttttc")),
+    )
+    *_, last = load_recording(path).windows(Shape(3, 3, 0))
+    assert (last.hosts, last.cohorts, last.kinds) == (("a", "b"), ("pp0", "pp1"), ("t", "t", "c"))
+    np.testing.assert_allclose(last.ready_NR[0], [0.006, 0.007])
+
+
+def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
+    recording = load_recording(saved(tmp_path / "job.npz", sync=np.array([])))
+    assert next(recording.windows(Shape(3, 2, 0))).schema.sync == ()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"durations_s": changed(np.nan, (3, 1, 2))}, "durations_s is not a finite number at step 3, rank 1, stage 2"),
+        ({"durations_s": changed(np.inf, (0, 0, 0))}, "not a finite number at step 0, rank 0, stage 0 (inf)"),
+        ({"durations_s": changed(-0.5, (2, 0, 1))}, "durations_s is negative at step 2, rank 0, stage 1 (-0.5)"),
+        ({"durations_s": durations(stages=3)}, "has 3 stages on its last axis; stages names 4"),
+        ({"durations_s": durations()[0]}, "durations_s has 2 axes, shape (2, 4); expected step x rank x stage"),
+        ({"durations_s": durations(steps=0)}, "durations_s is empty: 0 steps"),
+        ({"durations_s": durations().astype("U8")}, "durations_s holds <U8; expected float64 seconds"),
+        ({"stages": np.array([1, 2, 3, 4])}, "stages has 1 axes of int64; expected one axis of strings"),
+        ({"stages": np.array(["data", "data", "backward", "other"])}, "stage named twice: data"),
+        ({"sync": np.array(["allreduce"])}, "'allreduce' is not one of the stages"),
+        ({"ready_s": np.zeros((6, 3))}, "ready_s has shape (6, 3); durations_s says (6, 2)"),
+        ({"ready_s": -np.ones((6, 2))}, "ready_s is negative at step 0, rank 0 (-1.0) and 11 more"),
+        ({"ready_s": np.zeros((6, 2)), "sync": np.array([])}, "sync names no stage that it would split"),
+        ({"hosts": np.array(["a"])}, "hosts has 1 entries; durations_s has 2 on its rank axis"),
+        ({"kinds": np.array(["train"])}, "kinds has 1 entries; durations_s has 6 on its step axis"),
+    ],
+)
+def test_bad_arrays_are_refused_in_one_line_that_says_what_and_where(tmp_path, arrays, said):
+    path = saved(tmp_path / "job.npz", **arrays)
+    with pytest.raises(InputError) as caught:
+        load_recording(path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["durations_s", "stages", "sync"])
+def test_a_missing_array_is_named(tmp_path, name):
+    arrays = {"durations_s": durations(), "stages": STAGES, "sync": SYNC}
+    del arrays[name]
+    np.savez(tmp_path / "job.npz", **arrays)
+    with pytest.raises(InputError, match=f"array {name} missing"):
+        load_recording(tmp_path / "job.npz")
+
+
+def test_objects_in_a_file_are_never_unpickled(tmp_path):
+    # GIVEN an array whose unpickling would run code
+    class Trap:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "sprung",))
+
+    np.savez(tmp_path / "job.npz", durations_s=np.array([Trap()], dtype=object), stages=STAGES, sync=SYNC)
+    # WHEN it is read
+    with pytest.raises(InputError, match="not a readable"):
+        load_recording(tmp_path / "job.npz")
+    # THEN it is refused and nothing has run
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a zip", b"\x93NUMPY\x01\x00garbage", b"\x00" * 4096])
+def test_files_that_are_no_npz_are_refused(tmp_path, content):
+    path = tmp_path / "job.npz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"not a readable \.npz"):
+        load_recording(path)
+
+
+def test_a_single_array_file_is_refused(tmp_path):
+    np.save(tmp_path / "job.npy", durations())
+    with pytest.raises(InputError, match=r"not a readable \.npz"):
+        load_recording(tmp_path / "job.npy")
+
+
+def test_a_truncated_npz_is_refused(tmp_path):
+    whole = saved(tmp_path / "job.npz").read_bytes()
+    for cut in (10, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.npz").write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=r"not a readable \.npz"):
+            load_recording(tmp_path / "cut.npz")
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"not a run directory: it has no run\.json"):
+        load_recording(tmp_path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.npz: no such file"):
+        load_recording(tmp_path / "nothing.npz")

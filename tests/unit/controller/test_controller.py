@@ -1,0 +1,97 @@
+"""Windows in, decisions out; what must not be forgotten survives the controller."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sftriage.controller import Controller, Journal, read_journal, settings_of
+from sftriage.errors import InputError
+from sftriage.policy import parse
+from sftriage.policy.schema import Detection
+from sftriage.records import CaptureResult, StageSchema, Window
+
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: test}
+spec:
+  rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3}, cooldown: 10m}]
+"""
+SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+
+
+def window(first_step: int, late_s: float = 0.0, attempt: int = 0) -> Window:
+    """Twenty steps of four ranks; rank 2 is late in data, and the others wait for it in backward."""
+    local_R = np.array([0.01, 0.01, 0.01 + late_s, 0.01])
+    durations_NRS = np.zeros((20, 4, 3))
+    durations_NRS[:, :, 0] = local_R
+    durations_NRS[:, :, 1] = 0.02 + local_R.max() - local_R
+    return Window(SCHEMA, first_step, durations_NRS, attempt=attempt)
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a controller in the same place, as after a restart."""
+
+    def start() -> Controller:
+        journal = Journal(tmp_path / "decisions.jsonl")
+        return Controller(parse(POLICY, "test.yaml"), journal, tmp_path / "state.json")
+
+    return start
+
+
+def test_a_suspect_becomes_a_capture_of_just_that_rank_linked_to_its_window(start):
+    controller = start()
+    assert controller.take(window(0), now_s=100.0).decision.outcome == "ignore"
+    judged = controller.take(window(20, late_s=0.02), now_s=101.0)
+    (request,) = judged.decision.requests
+    assert (judged.decision.outcome, request.rank, request.steps) == ("capture", 2, 3)
+    trigger = controller.trigger_of(request.capture_id)
+    assert (trigger.first_step, trigger.last_step, trigger.stage, trigger.ranks) == (20, 39, "data", (2,))
+
+
+def test_every_window_is_on_record_with_its_decision(start, tmp_path):
+    controller = start()
+    for number, late_s in enumerate((0.0, 0.02, 0.02)):
+        controller.take(window(20 * number, late_s), now_s=100.0 + number)
+    decided = [
+        (e["decision"]["first_step"], e["decision"]["outcome"]) for e in read_journal(tmp_path / "decisions.jsonl")
+    ]
+    assert decided == [(0, "ignore"), (20, "capture"), (40, "throttle")]
+
+
+def test_a_restart_neither_forgets_a_cooldown_nor_a_capture_under_way(start):
+    # GIVEN a capture was started
+    first = start()
+    (request,) = first.take(window(0, late_s=0.02), now_s=100.0).decision.requests
+    # WHEN the controller dies and another one takes over
+    second = start()
+    # THEN the same suspect is throttled, and after the cooldown captured again
+    assert second.take(window(20, late_s=0.02), now_s=101.0).decision.outcome == "throttle"
+    second.ended(CaptureResult(request.capture_id, 2, "done"))
+    assert second.take(window(40, late_s=0.02), now_s=100.0 + 601).decision.outcome == "capture"
+
+
+def test_another_attempt_of_the_job_has_no_baseline_from_the_last(start):
+    controller = start()
+    for number in range(3):
+        controller.take(window(20 * number), now_s=100.0)
+    known = controller.take(window(60), now_s=100.0).verdict.numbers["has_baseline"]
+    fresh = controller.take(window(0, attempt=1), now_s=100.0).verdict.numbers["has_baseline"]
+    assert (known, fresh) == (1.0, 0.0)
+
+
+def test_a_state_file_that_is_none_is_refused_in_words(start, tmp_path):
+    (tmp_path / "state.json").write_text(json.dumps({"captures": "many"}), encoding="utf-8")
+    with pytest.raises(InputError, match="captures"):
+        start()
+
+
+def test_the_policys_thresholds_are_the_verdicts_thresholds():
+    settings = settings_of(Detection(min_gain="7%", min_persistence=0.8, min_coverage=0.5))
+    assert (settings.min_gain_fraction, settings.min_persistence_fraction, settings.min_coverage_fraction) == (
+        pytest.approx(0.07),
+        0.8,
+        0.5,
+    )
