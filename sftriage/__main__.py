@@ -1,0 +1,6 @@
+"""``python -m sftriage``."""
+
+from sftriage.commands import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""``sftriage analyze``: verdicts on a recording, offline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sftriage.agent import Recording, Shape, load_recording
+from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.tables import frontier_table, windows_table
+from sftriage.commands.words import verdict_sentence
+from sftriage.controller import settings_of
+from sftriage.frontier import Baseline, Settings, judge
+from sftriage.policy import load
+from sftriage.policy.schema import Detection
+from sftriage.records import Verdict
+from sftriage.traces.rundir import RunDirectory
+
+
+def analyze(
+    path: Annotated[Path, typer.Argument(help="A run directory, or an .npz with durations_s, stages and sync.")],
+    window: Annotated[
+        int | None, typer.Option(min=1, help="Steps in a window.", show_default="50, or the run's")
+    ] = None,
+    stride: Annotated[
+        int | None, typer.Option(min=1, help="Steps between windows.", show_default="10, or the run's")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One object a window, a line each.")] = False,
+) -> None:
+    """Say where the time of a recording went, window by window, and who is to be looked at.
+
+    An .npz holds durations_s (float64 seconds, step x rank x stage), stages and sync (strings), and optionally ready_s
+    (step x rank), hosts and cohorts (a string a rank) and kinds (a string a step).
+    """
+    recording = load_recording(path)
+    detection = _detection(path)
+    shape = Shape(
+        window_steps=window or detection.window_steps,
+        stride_steps=stride or detection.stride_steps,
+        # What somebody else measured is taken as it is; a run leaves out what its controller left out.
+        warmup_steps=detection.warmup_steps if path.is_dir() else 0,
+    )
+    verdicts = judge_recording(recording, shape, settings_of(detection))
+    if as_json:
+        for verdict in verdicts:
+            print_json(verdict)
+        return
+    seen = list(verdicts)
+    if not seen:
+        notices().print(
+            f"No window yet: one takes {shape.warmup_steps} steps of warm-up and {shape.window_steps} more."
+        )
+        return
+    shown = next((verdict for verdict in reversed(seen) if verdict.label == "suspect"), seen[-1])
+    console = results()
+    console.print(windows_table(seen))
+    console.print(frontier_table(shown))
+    console.print(verdict_sentence(shown), soft_wrap=True, markup=False)
+
+
+def judge_recording(recording: Recording, shape: Shape, settings: Settings) -> Iterator[Verdict]:
+    """Verdicts on a recording's windows in order, each attempt of the job with a baseline of its own."""
+    baselines: dict[int, Baseline | None] = {}
+    for window in recording.windows(shape):
+        known = baselines.get(window.attempt)
+        verdict, baselines[window.attempt] = judge(window, known, settings)
+        yield verdict
+
+
+def _detection(path: Path) -> Detection:
+    """The detection settings a run was made with; for anything else, those of a policy that says nothing."""
+    policy_file = RunDirectory(path).policy_file
+    return load(policy_file).policy.spec.detection if policy_file.is_file() else Detection()

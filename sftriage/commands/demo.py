@@ -1,0 +1,142 @@
+"""``sftriage demo``: a real job with a fault hidden in it, and what sftriage makes of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.status import Status
+
+from sftriage.commands.demo_report import DemoOutcome, print_outcome
+from sftriage.commands.local import LocalRun
+from sftriage.commands.output import notices, print_json
+from sftriage.commands.words import verdict_sentence
+from sftriage.controller import Judged
+from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
+from sftriage.errors import UsageError
+from sftriage.policy import find, load
+from sftriage.records import CaptureResult
+from sftriage.traces import Manifest
+
+DEFAULT_STEPS = 300
+DEFAULT_DELAY_S = 0.04
+FAULT_AFTER_FRACTION = 0.4
+"""Where in the job a fault begins: late enough for a baseline, early enough to fill a window."""
+
+
+class Progress:
+    """What happens, while it happens: one live line on a terminal, a line a change elsewhere."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        self._console = console
+        self._steps = steps
+        self._label = ""
+        self._status: Status | None = None
+        self.captures: list[tuple[CaptureResult, Manifest | None]] = []
+
+    def live(self, what: str) -> AbstractContextManager[object]:
+        """Show the live line while the job runs."""
+        if not self._console.is_terminal:
+            return nullcontext()
+        self._status = self._console.status(what)
+        return self._status
+
+    def judged(self, judged: Judged) -> None:
+        """A window has been decided."""
+        verdict, decision = judged.verdict, judged.decision
+        label = f"{verdict.label} {verdict.reasons}"
+        if label != self._label:
+            self.say(verdict_sentence(verdict))
+        self._label = label
+        if decision.outcome == "capture":
+            self.say(f"Starting torch.profiler on rank {', '.join(str(r.rank) for r in decision.requests)} alone.")
+        if self._status is not None:
+            done = f"step {verdict.last_step + 1} of {self._steps}"
+            self._status.update(f"{done}, {verdict.label}, {verdict.exposed_s * 1e3:.0f} ms a step: {decision.outcome}")
+
+    def captured(self, result: CaptureResult, manifest: Manifest | None) -> None:
+        """A capture has ended."""
+        self.captures.append((result, manifest))
+        self.say(f"Capture of rank {result.rank}: {result.state}{f' ({result.detail})' if result.detail else ''}.")
+
+    def say(self, text: str) -> None:
+        """One line that stays."""
+        self._console.print(text, soft_wrap=True, markup=False)
+
+
+def demo(
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STAGE:RANK:MS",
+            help=f"Delay a stage ({', '.join(FAULT_STAGES)}) of a rank by MS in every step, part-way through. "
+            "Repeatable; `none` for a healthy run.",
+            show_default="data of a rank drawn by chance",
+        ),
+    ] = None,
+    ranks: Annotated[int, typer.Option(min=2, max=64, help="Ranks of the job.")] = 4,
+    steps: Annotated[int, typer.Option(min=10, max=1_000_000, help="Steps to train.")] = DEFAULT_STEPS,
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory to make.", show_default="a new one under sftriage-runs")
+    ] = None,
+    policy: Annotated[
+        str, typer.Option(help="A policy file, or the name of one that ships with sftriage.")
+    ] = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="One object as the last line of stdout.")] = False,
+) -> None:
+    """Train a small Transformer with DDP over Gloo, make one rank slow, and watch sftriage find it.
+
+    The job knows the fault; sftriage sees only the stage durations that each rank records.
+    """
+    if find_spec("torch") is None:
+        raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")
+    faults = _faults(fault, ranks)
+    policy_file = find(policy)
+    fault_step = int(steps * FAULT_AFTER_FRACTION)
+    progress = Progress(notices(), steps)
+    command = _command(ranks, steps, faults, fault_step)
+    loaded = load(policy_file)
+    local = LocalRun(command, "demo", loaded, policy_file.read_text(encoding="utf-8"), out, progress)
+    trainer_log = local.directory.path / "trainer.log"
+    progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {local.directory.path}")
+    with trainer_log.open("wb") as log_file, progress.live("starting the job"):
+        # Gloo looks its own host up; that the demo stays on this host is nothing to ask a network about.
+        environment = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "OMP_NUM_THREADS": "1"}
+        status = local.execute(environment, output=log_file.fileno())
+    if status:
+        tail = trainer_log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        notices().print(f"The job failed with exit status {status}:\n{tail}", markup=False)
+        raise typer.Exit(status)
+    detection = loaded.policy.spec.detection
+    outcome = DemoOutcome.of(local.directory, detection, steps, faults, fault_step, progress.captures)
+    if as_json:
+        print_json(outcome.values())
+    else:
+        print_outcome(outcome)
+
+
+def _faults(texts: list[str] | None, ranks: int) -> list[Fault]:
+    if texts is None:
+        return [Fault("data", random.randrange(ranks), DEFAULT_DELAY_S)]
+    if "none" in texts:
+        if len(texts) > 1:
+            raise UsageError("--fault none stands alone: a run is healthy or it is not")
+        return []
+    faults = [parse_fault(text) for text in texts]
+    for fault in faults:
+        if fault.rank >= ranks:
+            raise UsageError(f"--fault {fault}: there is no rank {fault.rank} among {ranks} (0 to {ranks - 1})")
+    return faults
+
+
+def _command(ranks: int, steps: int, faults: list[Fault], fault_step: int) -> tuple[str, ...]:
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    script = ("-m", "sftriage.demo.train", f"--steps={steps}", f"--fault-step={fault_step}")
+    return (*launcher, *script, *(f"--fault={fault}" for fault in faults))

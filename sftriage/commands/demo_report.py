@@ -1,0 +1,134 @@
+"""What the demo ends with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sftriage.agent import Recording, Shape, load_recording
+from sftriage.commands.analyze import judge_recording
+from sftriage.commands.output import results
+from sftriage.commands.tables import frontier_table
+from sftriage.commands.traces import fetch_command, manifest_values
+from sftriage.commands.words import milliseconds, size, verdict_sentence
+from sftriage.controller import read_journal, settings_of
+from sftriage.demo.faults import Fault
+from sftriage.policy.schema import Detection
+from sftriage.records import CaptureResult, Verdict
+from sftriage.traces import Manifest
+from sftriage.traces.rundir import RunDirectory
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOutcome:
+    """A demo run, looked at afterwards. ``step_time_s`` is a median; None where there were no such steps."""
+
+    directory: RunDirectory
+    faults: tuple[Fault, ...]
+    verdicts: tuple[Verdict, ...]
+    decisions: tuple[dict[str, Any], ...]
+    manifests: tuple[Manifest, ...]
+    failures: tuple[CaptureResult, ...]
+    step_time_s: dict[str, float | None]
+
+    @classmethod
+    def of(
+        cls,
+        directory: RunDirectory,
+        detection: Detection,
+        steps: int,
+        faults: Sequence[Fault],
+        fault_step: int,
+        captures: Sequence[tuple[CaptureResult, Manifest | None]],
+    ) -> DemoOutcome:
+        """Read a run directory again, as `sftriage analyze` and `sftriage decisions` would."""
+        recording = load_recording(directory.path)
+        shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+        entries = read_journal(directory.decisions)
+        return cls(
+            directory=directory,
+            faults=tuple(faults),
+            verdicts=tuple(judge_recording(recording, shape, settings_of(detection))),
+            decisions=tuple(entry["decision"] for entry in entries if entry["type"] == "window"),
+            manifests=tuple(manifest for _, manifest in captures if manifest is not None),
+            failures=tuple(result for result, manifest in captures if manifest is None),
+            step_time_s=_step_times(recording, steps, detection.warmup_steps, fault_step if faults else steps),
+        )
+
+    def values(self) -> dict[str, Any]:
+        """The outcome as one JSON object."""
+        return {
+            "run_dir": str(self.directory.path),
+            "faults": [str(fault) for fault in self.faults],
+            "windows": list(self.verdicts),
+            "decisions": list(self.decisions),
+            "captures": [manifest_values(manifest) for manifest in self.manifests],
+            "step_time_s": self.step_time_s,
+        }
+
+    def verdict_shown(self) -> Verdict | None:
+        """The verdict that led to the first capture; without one, the last that was not healthy, or the last."""
+        first_steps = {manifest.trigger.window.first_step for manifest in self.manifests[:1]}
+        led = [verdict for verdict in self.verdicts if verdict.first_step in first_steps]
+        unhealthy = [verdict for verdict in self.verdicts if verdict.label != "healthy"]
+        return next(iter(led or unhealthy[-1:] or self.verdicts[-1:]), None)
+
+
+def _step_times(recording: Recording, steps: int, warmup_steps: int, fault_step: int) -> dict[str, float | None]:
+    """Median seconds from one step to the next: before the fault, in it, while a profiler ran, and after that."""
+    whole = next(recording.windows(Shape(steps, steps, 0)), None)
+    if whole is None:
+        return dict.fromkeys(("before_fault", "in_fault", "in_capture", "after_capture"))
+    between_NR = np.zeros(()) if whole.between_NR is None else whole.between_NR
+    # Ranks keep step with each other: any of them tells the job's pace, the median one best.
+    time_N = np.nanmedian(whole.durations_NRS.sum(axis=2) + between_NR, axis=1)
+    step_N = np.arange(steps) + whole.first_step
+    capturing_N = np.zeros(steps, dtype=bool) if whole.capturing_N is None else whole.capturing_N
+    captured = step_N[capturing_N]
+    first, last = (captured[0], captured[-1]) if len(captured) else (steps, steps)
+    parts = {
+        "before_fault": (step_N >= warmup_steps) & (step_N < fault_step) & ~capturing_N,
+        "in_fault": (step_N >= fault_step) & (step_N < first),
+        "in_capture": capturing_N,
+        "after_capture": step_N > last,
+    }
+    return {name: float(np.median(time_N[part])) if part.any() else None for name, part in parts.items()}
+
+
+def print_outcome(outcome: DemoOutcome) -> None:
+    """Tell a person what happened."""
+    console = results()
+
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
+
+    verdict = outcome.verdict_shown()
+    if verdict is None:
+        say("The run was too short for a window: nothing was decided. Give it more --steps.")
+        return
+    console.rule("what happened")
+    say(verdict_sentence(verdict))
+    console.print(frontier_table(verdict))
+    for manifest in outcome.manifests:
+        trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
+        steps = f"steps {capture.first_step} to {capture.last_step}"
+        say(f"Captured    rank {capture.rank}, {steps}, {size(trace.size_bytes)}")
+        say(
+            f"Because of  window {trigger.window.first_step} to {trigger.window.last_step}: "
+            f"{trigger.stage or 'all local stages'} of rank {', '.join(map(str, trigger.ranks))}, "
+            f"rule {trigger.rule} of policy {trigger.policy}"
+        )
+        say(f"Manifest    {outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json'}")
+        say(f"Fetch it    {fetch_command(manifest, outcome.directory)}")
+        say("Open it     https://ui.perfetto.dev takes the file as it is")
+    for result in outcome.failures:
+        say(f"No trace    of rank {result.rank}: {result.state}, {result.detail}")
+    if not outcome.manifests and not outcome.failures:
+        say(f"No capture was started. Why, window by window: sftriage decisions --run {outcome.directory.path}")
+    times = {name: milliseconds(s) for name, s in outcome.step_time_s.items() if s is not None}
+    say("Step time   " + ", ".join(f"{name.replace('_', ' ')} {time}" for name, time in times.items()))
+    injected = ", ".join(map(str, outcome.faults)) or "none"
+    say(f"The fault   that the job had been given, and sftriage was not told: {injected}")

@@ -1,0 +1,192 @@
+"""A job on this host, watched: the launcher beside an agent and a controller in one process. Nothing listens anywhere.
+
+All work of agent and controller happens in the scheduler's single thread, so none of it needs a lock; the main thread
+waits for the launcher.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Protocol
+
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from sftriage.agent import Agent, Shape
+from sftriage.commands.collect import Collector
+from sftriage.commands.launcher import Launcher
+from sftriage.commands.rings import make_rings_directory, remove_rings_directory
+from sftriage.commands.runs import DEFAULT_ROOT, new_run_id, remember
+from sftriage.controller import Controller, Journal, Judged
+from sftriage.policy import LoadedPolicy
+from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.traces import Manifest
+from sftriage.traces.rundir import RunInfo, create
+
+log = logging.getLogger("sftriage")
+
+POLL_S = 0.1
+CANCEL_GRACE_S = 15.0
+"""Past its time-box, how long a rank has to end a capture by itself, at a step boundary, and keep what it has."""
+ANSWER_GRACE_S = 60.0
+"""Past its time-box, how long a rank has to export and answer before its capture is given up."""
+LAST_ANSWER_S = 15.0
+"""How long after the launcher's end a capture may still need to be written out by trainers that are leaving."""
+
+
+class Watcher(Protocol):
+    """Who is told what happens. Called in the scheduler's thread, and once more from the main thread at the end."""
+
+    def judged(self, judged: Judged) -> None:
+        """A window has been decided."""
+
+    def captured(self, result: CaptureResult, manifest: Manifest | None) -> None:
+        """A capture has ended; with a manifest, it is in the store."""
+
+
+class LocalRun:
+    """One run of a job on this host.
+
+    Args:
+        command: the launcher and its arguments.
+        job: the job's name.
+        loaded: the policy.
+        policy_text: the policy as it was read.
+        out: the run directory to make; by default a new one under ``sftriage-runs`` here.
+        watcher: who is told what happens.
+
+    Raises:
+        UsageError: the run directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        command: tuple[str, ...],
+        job: str,
+        loaded: LoadedPolicy,
+        policy_text: str,
+        out: Path | None,
+        watcher: Watcher,
+    ) -> None:
+        now = datetime.now(timezone.utc)
+        run_id = new_run_id(now)
+        self._command, self._job, self._watcher = command, job, watcher
+        self._rings = make_rings_directory(run_id)
+        info = RunInfo(
+            run_id=run_id,
+            job=job,
+            created_at=now.isoformat(timespec="seconds"),
+            command=command,
+            policy=loaded.policy.metadata.name,
+            policy_sha256=loaded.sha256,
+            rings=str(self._rings),
+        )
+        try:
+            self.directory = create(out or Path(DEFAULT_ROOT) / run_id, info, policy_text)
+        except BaseException:
+            remove_rings_directory(self._rings)
+            raise
+        remember(self.directory)
+        detection = loaded.policy.spec.detection
+        shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+        self._agent = Agent(self._rings, self.directory.steps, self.directory.spool, shape)
+        self._journal = Journal(self.directory.decisions)
+        self._controller = Controller(loaded, self._journal, self.directory.state)
+        self._collector = Collector(self.directory, info)
+        self._scheduler = BackgroundScheduler(
+            executors={"default": ThreadPoolExecutor(1)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+            timezone=timezone.utc,
+        )
+
+    def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
+        """Run the job to its end; its exit status.
+
+        Args:
+            environment: added to the trainers' environment.
+            output: descriptor for the job's standard output and error, if they are not to go where ours do.
+
+        Raises:
+            UsageError: the launcher cannot be started.
+        """
+        place = {
+            "SFTRIAGE_RINGS": str(self._rings),
+            "SFTRIAGE_SPOOL": str(self.directory.spool),
+            "SFTRIAGE_JOB": self._job,
+        }
+        try:
+            # Before any thread is started: the child is forked from here.
+            launcher = Launcher(self._command, {**(environment or {}), **place}, output)
+            self._scheduler.start()
+            self._scheduler.add_job(self._look, "interval", seconds=POLL_S)
+            status = launcher.wait()
+            self._scheduler.shutdown(wait=True)
+            self._finish()
+            return status
+        finally:
+            self._agent.close()
+            self._journal.close()
+            remove_rings_directory(self._rings)
+
+    @property
+    def telemetry_problems(self) -> tuple[str, ...]:
+        """Rings that could not be read, and why."""
+        return tuple(self._agent.telemetry.problems.values())
+
+    @property
+    def steps_seen(self) -> int:
+        """Steps read so far, over all ranks."""
+        return self._agent.telemetry.steps
+
+    def _look(self, *, ended: bool = False) -> None:
+        """One turn: what has come in is judged, what is asked for is started, what has ended is collected.
+
+        Triage must not end because one turn failed (a full disk, a broken file): it is said, and the next one tries.
+        """
+        try:
+            for window in self._agent.poll(ended=ended):
+                judged = self._controller.take(window, time.time())
+                self._watcher.judged(judged)
+                for request in judged.decision.requests:
+                    self._start(request, ended=ended)
+            for capture, result in self._agent.results():
+                self._ended(*self._collector.collect(capture, result, self._controller, self._agent.ranks))
+        except Exception:
+            log.exception("a turn of the triage loop failed; it goes on")
+
+    def _start(self, request: CaptureRequest, *, ended: bool) -> None:
+        if ended:
+            gone = CaptureResult(request.capture_id, request.rank, "failed", "the job ended before the capture began")
+            self._ended(gone, None)
+            return
+        failed = self._agent.capture(request)
+        if failed is not None:
+            self._ended(failed, None)
+            return
+        now = datetime.now(timezone.utc)
+        for act, grace_s in ((self._agent.cancel, CANCEL_GRACE_S), (self._abandon, ANSWER_GRACE_S)):
+            due = now + timedelta(seconds=request.max_seconds + grace_s)
+            self._scheduler.add_job(act, "date", run_date=due, args=[request.capture_id])
+
+    def _abandon(self, capture_id: str) -> None:
+        for capture, result in self._agent.abandon(capture_id, f"no answer {ANSWER_GRACE_S:.0f} s past its time-box"):
+            capture.close()
+            self._ended(result, None)
+
+    def _ended(self, result: CaptureResult, manifest: Manifest | None) -> None:
+        self._controller.ended(result)
+        self._watcher.captured(result, manifest)
+
+    def _finish(self) -> None:
+        """Take what the trainers left behind: their last steps, and captures they are still writing out."""
+        self._look(ended=True)
+        deadline_s = time.monotonic() + LAST_ANSWER_S
+        while self._agent.running and time.monotonic() < deadline_s:
+            time.sleep(POLL_S)
+            self._look(ended=True)
+        for capture_id in self._agent.running:
+            self._abandon(capture_id)

@@ -1,0 +1,36 @@
+"""``sftriage policy``: check policies before they are used."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sftriage.commands.output import results
+from sftriage.errors import InputError
+from sftriage.policy import PolicyError, find, load, shipped
+
+policies = typer.Typer(help="Check policies, and list those that ship with sftriage.", no_args_is_help=True)
+
+
+@policies.command("validate")
+def validate(
+    files: Annotated[list[str], typer.Argument(help="Policy files, or names of shipped policies.")],
+) -> None:
+    """Check policies; every mistake is shown with its file, line, column and field."""
+    problems = []
+    for name in files:
+        try:
+            load(find(name))
+        except PolicyError as error:
+            problems.append(str(error))
+    if problems:
+        raise InputError("\n".join(problems))
+    results().print(f"{len(files)} valid", markup=False)
+
+
+@policies.command("list")
+def list_policies() -> None:
+    """List the policies that ship with sftriage."""
+    for name, path in shipped().items():
+        results().print(f"{name:20} {path}", soft_wrap=True, markup=False)

@@ -1,0 +1,98 @@
+"""``sftriage run``: a job of one's own, watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sftriage.commands.local import LocalRun
+from sftriage.commands.output import notices
+from sftriage.commands.words import size, verdict_sentence
+from sftriage.controller import Judged
+from sftriage.errors import UsageError
+from sftriage.policy import find, load
+from sftriage.records import CaptureResult
+from sftriage.traces import Manifest
+
+
+class Reporter:
+    """Says on stderr what changes, and nothing while all stays as it is."""
+
+    def __init__(self) -> None:
+        self._console = notices()
+        self._last: tuple[object, ...] = ("healthy", None, None)
+        self.windows = self.captures = 0
+
+    def judged(self, judged: Judged) -> None:
+        """A window has been decided: said where it differs from the one before."""
+        self.windows += 1
+        verdict = judged.verdict
+        suspect = verdict.suspects[0] if verdict.label == "suspect" else None
+        now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage))
+        if now[0] != self._last[0] or (suspect and now != self._last):
+            self.say(verdict_sentence(verdict))
+        self._last = now
+        if judged.decision.outcome == "capture":
+            ranks = ", ".join(str(request.rank) for request in judged.decision.requests)
+            self.say(f"Capturing {judged.decision.requests[0].steps} steps of rank {ranks}.")
+
+    def captured(self, result: CaptureResult, manifest: Manifest | None) -> None:
+        """A capture has ended."""
+        if manifest is None:
+            self.say(f"No trace of rank {result.rank}: {result.state}, {result.detail}.")
+            return
+        self.captures += 1
+        capture, trace = manifest.capture, manifest.artefacts[0]
+        self.say(
+            f"Captured steps {capture.first_step} to {capture.last_step} of rank {capture.rank} "
+            f"({size(trace.size_bytes)}): sftriage traces show {manifest.capture_id}"
+        )
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(f"sftriage: {text}", soft_wrap=True, markup=False)
+
+
+def run(
+    command: Annotated[list[str], typer.Argument(help="The launcher and its arguments, after --.", show_default=False)],
+    policy: Annotated[
+        str, typer.Option(help="A policy file, or the name of one that ships with sftriage.")
+    ] = "default",
+    out: Annotated[
+        Path | None, typer.Option(help="Run directory to make.", show_default="a new one under sftriage-runs")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="Name of the job.", show_default="the script's")] = None,
+) -> None:
+    """Run a training job and watch it.
+
+    For example: sftriage run -- torchrun --nproc-per-node 8 train.py
+
+    The trainers have to use sftriage.Monitor. Their exit status becomes that of this command.
+    """
+    if not command:
+        raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
+    policy_file = find(policy)
+    loaded = load(policy_file)
+    reporter = Reporter()
+    job_name = job or job_of(command)
+    local = LocalRun(tuple(command), job_name, loaded, policy_file.read_text(encoding="utf-8"), out, reporter)
+    reporter.say(f"watching under policy {loaded.policy.metadata.name}; run directory {local.directory.path}")
+    status = local.execute()
+    if not local.steps_seen:
+        reporter.say("no trainer recorded a step: does the script use sftriage.Monitor?")
+    else:
+        reporter.say(
+            f"{reporter.windows} windows decided, {reporter.captures} captured; "
+            f"why: sftriage decisions --run {local.directory.path}"
+        )
+    raise typer.Exit(status)
+
+
+def job_of(command: list[str]) -> str:
+    """A name for the job: that of its script or module, or else of the launcher."""
+    for before, word in zip(["", *command], command, strict=False):
+        if word.endswith(".py") or before == "-m":
+            return Path(word).name.removesuffix(".py").rpartition(".")[2]
+    return Path(command[0]).name

@@ -1,0 +1,89 @@
+"""Tables a person reads. They take records and give rich renderables; nothing here prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from sftriage.commands.words import milliseconds, size, where, who
+from sftriage.records import Verdict
+from sftriage.traces import CaptureRow
+
+LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "needs_evidence": "yellow"}
+OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}
+
+
+def frontier_table(verdict: Verdict) -> Table:
+    """Where a window's exposed time went, stage by stage."""
+    table = Table(title=f"Frontier, steps {verdict.first_step} to {verdict.last_step}", title_justify="left")
+    table.add_column("stage")
+    table.add_column("advance", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("leader", justify="right")
+    for stage, advance_s in verdict.advances_s.items():
+        leader = verdict.leaders[stage]
+        share = advance_s / verdict.exposed_s if verdict.exposed_s else 0.0
+        table.add_row(
+            escape(stage), milliseconds(advance_s), f"{share:.0%}", "" if leader is None else f"rank {leader}"
+        )
+    table.add_section()
+    table.add_row("exposed", milliseconds(verdict.exposed_s), "100%", "")
+    return table
+
+
+def windows_table(verdicts: Iterable[Verdict]) -> Table:
+    """A line a window."""
+    table = Table(title="Windows", title_justify="left")
+    for column in ("steps", "verdict", "exposed", "first suspect", "gain", "in steps"):
+        table.add_column(column, justify="right" if column in ("exposed", "gain", "in steps") else "left")
+    for verdict in verdicts:
+        suspect = verdict.suspects[0] if verdict.suspects else None
+        label = verdict.label if not verdict.reasons else f"{verdict.label}: {', '.join(verdict.reasons)}"
+        table.add_row(
+            f"{verdict.first_step} to {verdict.last_step}",
+            f"[{LABEL_STYLES[verdict.label]}]{label}[/]",
+            milliseconds(verdict.exposed_s),
+            escape(f"{who(suspect)}, {where(suspect)}") if suspect else "",
+            f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})" if suspect else "",
+            f"{suspect.persistence:.0%}" if suspect else "",
+        )
+    return table
+
+
+def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
+    """A line a decision, as the journal has them."""
+    table = Table(title="Decisions", title_justify="left")
+    for column in ("time (UTC)", "steps", "label", "outcome", "reason"):
+        table.add_column(column)
+    for decision in decisions:
+        moment = datetime.fromtimestamp(decision["time_s"], timezone.utc)
+        table.add_row(
+            f"{moment:%H:%M:%S}",
+            f"{decision['first_step']} to {decision['last_step']}",
+            f"[{LABEL_STYLES.get(decision['label'], 'default')}]{escape(str(decision['label']))}[/]",
+            f"[{OUTCOME_STYLES.get(decision['outcome'], 'default')}]{escape(str(decision['outcome']))}[/]",
+            escape(str(decision["reason"])),
+        )
+    return table
+
+
+def captures_table(rows: Iterable[CaptureRow]) -> Table:
+    """A line a capture."""
+    table = Table(title="Captures", title_justify="left")
+    for column in ("capture", "rank", "suspect stage", "captured steps", "because of window", "size", "created (UTC)"):
+        table.add_column(column, justify="right" if column in ("rank", "size") else "left", overflow="fold")
+    for row in rows:
+        table.add_row(
+            row.capture_id,
+            str(row.rank),
+            escape(row.stage or "all local stages"),
+            f"{row.first_step} to {row.last_step}",
+            f"{row.window_first_step} to {row.window_last_step}",
+            size(row.size_bytes),
+            row.created_at[:19].replace("T", " "),
+        )
+    return table

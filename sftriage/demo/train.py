@@ -1,0 +1,119 @@
+"""The job the demo watches: a small Transformer trained with DDP over Gloo, as a user's own script would be.
+
+Launched by torchrun. It knows the faults (it injects them) and tells nobody; all that leaves it is what the Monitor
+records::
+
+    python -m torch.distributed.run --nproc-per-node 4 -m sftriage.demo.train --fault data:2:40 --fault-step 120
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import sftriage
+from sftriage.demo.faults import Fault, parse_fault
+
+VOCABULARY, CONTEXT, WIDTH, BATCH = 512, 48, 96, 8
+
+
+class SmallTransformer(nn.Module):
+    """Two causal Transformer layers over bytes-like tokens; `pause_s` is slept in the middle of its backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(VOCABULARY, WIDTH)
+        self.positions = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, nhead=4, dim_feedforward=4 * WIDTH, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.head = nn.Linear(WIDTH, VOCABULARY)
+        self.pause_s = 0.0
+
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits (batch, token, vocabulary)."""
+        hidden = self.tokens(tokens_BT) + self.positions
+        if self.pause_s and hidden.requires_grad:
+            hidden.register_hook(self._pause)
+        mask = nn.Transformer.generate_square_subsequent_mask(CONTEXT)
+        logits: Tensor = self.head(self.layers(hidden, mask=mask, is_causal=True))
+        return logits
+
+    def _pause(self, grad: Tensor) -> Tensor:
+        time.sleep(self.pause_s)
+        return grad
+
+
+def batches(rank: int) -> Iterator[Tensor]:
+    """Endless sequences with something to learn in them: each token is the sum of the two before it, with noise."""
+    generator = torch.Generator().manual_seed(rank)
+    while True:
+        tokens_BT = torch.randint(VOCABULARY, (BATCH, CONTEXT + 1), generator=generator)
+        for t in range(2, CONTEXT + 1):
+            tokens_BT[:, t] = (tokens_BT[:, t - 1] + tokens_BT[:, t - 2]) % VOCABULARY
+        yield tokens_BT
+
+
+def pause_for(faults: list[Fault], stage: str, *, rank: int) -> None:
+    """Be slow here, if this rank is to be."""
+    for fault in faults:
+        if fault.stage == stage and fault.rank == rank:
+            time.sleep(fault.delay_s)
+
+
+def train(steps: int, faults: list[Fault], fault_step: int) -> None:
+    """Train for so many steps; from ``fault_step`` on, with the faults."""
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    network = SmallTransformer()
+    model = DistributedDataParallel(network)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    source = batches(rank)
+    monitor = sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",))
+    for step in range(steps):
+        active = faults if step >= fault_step else []
+        network.pause_s = sum(fault.delay_s for fault in active if fault.stage == "backward" and fault.rank == rank)
+        with monitor.step():
+            with monitor.stage("data"):
+                tokens_BT = next(source)
+                pause_for(active, "data", rank=rank)
+            with monitor.stage("forward"):
+                logits = model(tokens_BT[:, :-1])
+                loss = F.cross_entropy(logits.flatten(0, 1), tokens_BT[:, 1:].flatten())
+                pause_for(active, "forward", rank=rank)
+            with monitor.stage("backward"):
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+            with monitor.stage("optimizer"):
+                optimizer.step()
+                pause_for(active, "optimizer", rank=rank)
+            pause_for(active, "other", rank=rank)
+    if rank == 0:
+        sys.stdout.write(f"trained {steps} steps, last loss {loss.item():.3f}\n")
+
+
+def main() -> None:
+    """Parse, join the process group, train."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--fault", action="append", default=[], type=parse_fault, help="STAGE:RANK:MS")
+    parser.add_argument("--fault-step", type=int, default=120)
+    args = parser.parse_args()
+    # Several ranks share few cores here: one thread each, or they fight over them.
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    try:
+        train(args.steps, args.fault, args.fault_step)
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Looking after the processes that a test starts."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+DEADLINE_S = 120.0
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below this one."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(stat.parent.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def wait_until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> object:
+    """Wait until something is so; what it gave."""
+    end = time.monotonic() + deadline_s
+    while not (found := what()):
+        assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
+        time.sleep(0.02)
+    return found

@@ -1,0 +1,180 @@
+"""`sftriage run` beside a launcher: it watches, and otherwise the job is what it would be without it."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import descendants, wait_until
+
+LOOP = Path(__file__).parent / "jobs" / "loop.py"
+
+
+def launcher(steps: int = 300, status: int = 0, ranks: int = 2) -> list[str]:
+    return ["--", sys.executable, str(LOOP), str(ranks), str(steps), str(status)]
+
+
+def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_path):
+    # GIVEN a healthy job of two ranks
+    run = start("run", "--out", tmp_path / "run", *launcher(steps=200))
+    out, err = run.communicate(timeout=120)
+    assert (run.returncode, out) == (0, "started\n"), err
+    # THEN its windows have been decided, one every 10 steps from the 20th on
+    decided = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    assert [d["first_step"] for d in decided] == list(range(20, 151, 10))
+    # AND analysing the run offline gives the same windows and verdicts
+    lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
+    offline = [json.loads(line) for line in lines]
+    assert [(w["first_step"], w["label"]) for w in offline] == [(d["first_step"], d["label"]) for d in decided]
+    # AND the newest run is found without naming it
+    newest = json.loads(start("decisions", "--json").communicate(timeout=60)[0])
+    assert newest == decided
+
+
+def test_the_rings_are_gone_when_the_job_is(start, tmp_path):
+    run = start("run", "--out", tmp_path / "run", *launcher())
+    rings = Path(json.loads(wait_for_text(tmp_path / "run" / "run.json"))["rings"])
+    wait_until(lambda: list(rings.glob("*.ring")))
+    run.communicate(timeout=120)
+    assert not rings.exists()
+
+
+def wait_for_text(path: Path) -> str:
+    wait_until(path.exists)
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("status", [0, 3, 77])
+def test_the_exit_status_is_the_jobs(start, tmp_path, status):
+    run = start("run", "--out", tmp_path / "run", *launcher(steps=3, status=status))
+    run.communicate(timeout=60)
+    assert run.returncode == status
+
+
+def test_a_job_killed_by_a_signal_ends_as_a_shell_would_say(start, tmp_path):
+    run = start("run", "--out", tmp_path / "run", "--", "sh", "-c", "kill -9 $$")
+    run.communicate(timeout=60)
+    assert run.returncode == 128 + signal.SIGKILL
+
+
+def test_a_job_without_the_monitor_just_runs_and_it_is_said(start, tmp_path):
+    run = start("run", "--out", tmp_path / "run", "--", "echo", "hello")
+    out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (0, "hello\n")
+    assert "does the script use sftriage.Monitor?" in err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_us_reaches_the_job_and_everything_is_kept(start, tmp_path, signum):
+    # GIVEN a job that would go on for long
+    run = start("run", "--out", tmp_path / "run", *launcher(steps=1_000_000))
+    steps = wait_until(lambda: list((tmp_path / "run" / "steps").glob("*.steps")))
+    wait_until(lambda: all(path.stat().st_size > 20_000 for path in steps))
+    below = descendants(run.pid)
+    # WHEN we get a signal
+    run.send_signal(signum)
+    out, err = run.communicate(timeout=60)
+    # THEN the job got it (on SIGINT it tidies up and exits 7), and nothing of it is left
+    assert run.returncode == (7 if signum == signal.SIGINT else 128 + signal.SIGTERM), err
+    assert ("interrupted" in out) == (signum == signal.SIGINT)
+    wait_until(lambda: not [pid for pid in below if Path(f"/proc/{pid}/cmdline").exists() and alive(pid)])
+    # AND what was recorded can be read
+    lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
+    assert lines
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, tmp_path):
+    # GIVEN a job under way
+    done = tmp_path / "done"
+    script = f"{sys.executable} {LOOP} 2 1500 0 && touch {done}"
+    run = start("run", "--out", tmp_path / "run", "--", "sh", "-c", script, stdout=subprocess.DEVNULL)
+    steps = wait_until(lambda: list((tmp_path / "run" / "steps").glob("*.steps")))
+    wait_until(lambda: all(path.stat().st_size > 20_000 for path in steps))
+    # WHEN sftriage is killed
+    run.kill()
+    run.wait(timeout=60)
+    # THEN the job ends as it would have
+    wait_until(done.exists)
+    # AND all its steps can be analysed: those in the log, and those that were still in the rings
+    shown = start("analyze", tmp_path / "run", "--json", "--window", 1000, "--stride", 100).communicate(timeout=60)
+    windows = [json.loads(line) for line in shown[0].splitlines()]
+    assert [w["last_step"] for w in windows][-1] >= 1400, shown[1]
+    assert all(w["numbers"]["coverage"] == 1.0 for w in windows)
+
+
+def test_on_a_terminal_the_job_has_it_and_ctrl_c_reaches_the_job(environment, tmp_path):
+    # GIVEN a run started from a terminal, with a job that reads from it
+    command = [sys.executable, "-m", "sftriage", "run", "--out", str(tmp_path / "run"), "--"]
+    script = "read word; echo got $word; exec sleep 600"
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*command, "sh", "-c", script], environment)
+    try:
+        # WHEN something is typed
+        os.write(terminal, b"hello\n")
+        # THEN the job has read it
+        seen = bytearray()
+        wait_until(lambda: (readable(terminal) and seen.extend(os.read(terminal, 4096))) or b"got hello" in seen)
+        # WHEN Ctrl-C is typed
+        os.write(terminal, b"\x03")
+        # THEN the job ends by it, and so do we, with its status
+        _, status = wait_until(lambda: (found := os.waitpid(pid, os.WNOHANG))[0] and found)
+        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
+    finally:
+        os.close(terminal)
+        for below in descendants(pid):
+            os.kill(below, signal.SIGKILL)
+
+
+def test_ctrl_z_stops_the_job_and_us_and_a_shell_can_go_on_with_both(environment, tmp_path):
+    # GIVEN a run started from a terminal
+    command = [sys.executable, "-m", "sftriage", "run", "--out", str(tmp_path / "run"), "--"]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execve(sys.executable, [*command, "sh", "-c", "echo ready; read word; exit 9"], environment)
+    try:
+        seen = bytearray()
+        wait_until(lambda: (readable(terminal) and seen.extend(os.read(terminal, 4096))) or b"ready" in seen)
+        # WHEN Ctrl-Z is typed
+        os.write(terminal, b"\x1a")
+        # THEN we are stopped, as a shell would see it
+        _, status = wait_until(lambda: (found := os.waitpid(pid, os.WNOHANG | os.WUNTRACED))[0] and found)
+        assert os.WIFSTOPPED(status)
+        # WHEN the shell lets us go on, and the job gets its line
+        os.kill(pid, signal.SIGCONT)
+        os.write(terminal, b"hello\n")
+        # THEN it ends as it would have
+        _, status = wait_until(lambda: (found := os.waitpid(pid, os.WNOHANG))[0] and found)
+        assert os.waitstatus_to_exitcode(status) == 9
+    finally:
+        os.close(terminal)
+        for below in descendants(pid):
+            os.kill(below, signal.SIGKILL)
+
+
+def readable(terminal: int) -> bool:
+    return bool(select.select([terminal], [], [], 0)[0])
+
+
+def test_without_sftriage_run_the_trainer_just_trains(environment, tmp_path):
+    # GIVEN the same script, started without us
+    before = set(tmp_path.rglob("*"))
+    plain = subprocess.run(
+        [sys.executable, str(LOOP), "2", "20", "0"], env=environment, cwd=tmp_path, capture_output=True, timeout=60
+    )
+    # THEN it trains, says nothing and leaves nothing
+    assert (plain.returncode, plain.stdout, plain.stderr) == (0, b"started\n", b"")
+    assert set(tmp_path.rglob("*")) == before

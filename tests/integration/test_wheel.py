@@ -1,0 +1,48 @@
+"""What is installed is what is here: the wheel runs the demo outside the checkout."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel of this checkout."""
+    to = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(to), str(CHECKOUT)]
+    subprocess.run(command, check=True, timeout=280)
+    (built,) = to.glob("*.whl")
+    return built
+
+
+def test_it_holds_the_package_the_policies_and_the_licence_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"sftriage/policies/default.yaml", "sftriage/py.typed", "sftriage/demo/train.py"} <= set(names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert {name.split("/")[0] for name in names} == {"sftriage", wheel.name.rsplit("-", 3)[0] + ".dist-info"}
+
+
+def test_installed_from_the_wheel_the_demo_runs_elsewhere(wheel, environment, tmp_path):
+    # GIVEN the wheel, unpacked where the checkout is not
+    site = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(site), str(wheel)]
+    subprocess.run(install, check=True, timeout=120)
+    environment = {**environment, "PYTHONPATH": str(site)}
+    where = [sys.executable, "-c", "import sftriage; print(sftriage.__file__)"]
+    found = subprocess.run(where, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.startswith(str(site))
+    # WHEN the demo is run with it, in another folder
+    demo = [sys.executable, "-m", "sftriage", "demo", "--json", "--fault", "data:3:40"]
+    done = subprocess.run(demo, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr
+    # THEN it finds the fault, under the policy that came with the wheel
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    (manifest,) = outcome["captures"]
+    assert (manifest["capture"]["rank"], manifest["trigger"]["stage"]) == (3, "data")
+    assert Path(outcome["run_dir"]).is_relative_to(tmp_path / "sftriage-runs")

@@ -1,0 +1,81 @@
+"""`sftriage analyze` on recordings: what a program reads, what a person reads, and what bad input gets."""
+
+import json
+
+import numpy as np
+import pytest
+
+STAGES = ["data", "forward", "backward", "optimizer", "other"]
+
+
+def recorded(path, slow_s=0.02, stage=0, rank=2, steps=60, ranks=4):
+    """A calm job of 100 ms steps in which one rank is slow in one stage, and the others wait for it in backward."""
+    noise = np.random.default_rng(7).normal(1.0, 0.01, (steps, ranks, len(STAGES)))
+    durations = np.array([0.01, 0.03, 0.0, 0.01, 0.001]) * noise
+    durations[:, rank, stage] += slow_s
+    arrival = durations[:, :, 0] + durations[:, :, 1]
+    arrival[1:] += durations[:-1, :, 3] + durations[:-1, :, 4]
+    durations[:, :, 2] = 0.05 + arrival.max(axis=1, keepdims=True) - arrival
+    np.savez(path, durations_s=durations, stages=STAGES, sync=["backward"])
+    return path
+
+
+def test_json_is_one_object_a_window_with_the_documented_fields(sftriage, tmp_path):
+    # GIVEN 60 steps in which rank 2 is 20 ms late in data
+    path = recorded(tmp_path / "job.npz")
+    # WHEN they are analysed in windows of 30, one every 15
+    outcome = sftriage("analyze", path, "--window", 30, "--stride", 15, "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    windows = [json.loads(line) for line in outcome.out.splitlines()]
+    # THEN every window is there, and names rank and stage
+    assert [(w["first_step"], w["last_step"]) for w in windows] == [(0, 29), (15, 44), (30, 59)]
+    for window in windows:
+        assert (window["label"], window["reasons"]) == ("suspect", [])
+        suspect = window["suspects"][0]
+        assert {"scope", "ranks", "rank", "host", "stage", "gain_s", "share", "persistence"} <= suspect.keys()
+        assert (suspect["scope"], suspect["ranks"], suspect["rank"], suspect["host"]) == ("rank", [2], 2, None)
+        assert suspect["stage"] == "data"
+        assert suspect["gain_s"] == pytest.approx(0.02, abs=0.002)
+        assert suspect["share"] == pytest.approx(suspect["gain_s"] / window["exposed_s"])
+        # AND the advances are the exposed time, exactly
+        assert set(window["advances_s"]) == set(window["leaders"]) == set(STAGES)
+        assert sum(window["advances_s"].values()) == pytest.approx(window["exposed_s"], rel=1e-12)
+        assert window["leaders"]["data"] == 2
+
+
+def test_a_person_gets_tables_and_a_sentence(sftriage, tmp_path):
+    outcome = sftriage("analyze", recorded(tmp_path / "job.npz", stage=3, rank=1))
+    assert outcome.code == 0
+    assert "Rank 1 is slow in optimizer" in outcome.out
+    assert "Frontier" in outcome.out
+
+
+def test_analysing_writes_nothing(sftriage, tmp_path):
+    path = recorded(tmp_path / "job.npz")
+    before = sorted(tmp_path.rglob("*"))
+    sftriage("analyze", path)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("as_json", [[], ["--json"]])
+def test_bad_input_is_one_line_on_stderr_and_exit_2(sftriage, tmp_path, as_json):
+    path = tmp_path / "job.npz"
+    np.savez(path, durations_s=np.full((3, 2, 5), np.nan), stages=STAGES, sync=["backward"])
+    outcome = sftriage("analyze", path, *as_json)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    assert "durations_s is not a finite number at step 0, rank 0, stage 0" in outcome.err
+
+
+@pytest.mark.parametrize("arguments", [["--window", "0"], ["--stride", "-1"], ["--window", "many"]])
+def test_nonsense_options_are_refused(sftriage, tmp_path, arguments):
+    outcome = sftriage("analyze", recorded(tmp_path / "job.npz"), *arguments)
+    assert outcome.code == 2
+    assert arguments[0] in outcome.err
+
+
+def test_markup_in_a_name_is_text(sftriage, tmp_path):
+    # GIVEN a stage whose name is markup to the terminal's table
+    path = tmp_path / "job.npz"
+    np.savez(path, durations_s=np.full((9, 2, 2), 0.01), stages=["a/b", "c:d"], sync=["c:d"])
+    assert "a/b" in sftriage("analyze", path).out

@@ -1,0 +1,113 @@
+"""Commands on runs and policies: which run is meant, and what a person who errs is told."""
+
+import json
+
+import pytest
+
+from sftriage.commands.run import job_of
+from sftriage.traces.rundir import RunInfo, create
+
+INFO = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run directory in which nothing has happened yet."""
+    return create(tmp_path / "run", INFO, "")
+
+
+@pytest.mark.parametrize("command", [["decisions"], ["traces", "list"], ["traces", "show", "w0-9-r0-x-1"]])
+def test_without_any_run_it_is_said_how_to_start_one(sftriage, command):
+    outcome = sftriage(*command)
+    assert outcome.code == 2
+    assert "start one with `sftriage demo` or `sftriage run`" in outcome.err
+
+
+@pytest.mark.parametrize("command", [["decisions"], ["traces", "list"]])
+def test_a_directory_that_is_no_run_is_named(sftriage, tmp_path, command):
+    outcome = sftriage(*command, "--run", tmp_path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{tmp_path} is not a run directory" in outcome.err
+
+
+def test_an_empty_run_lists_nothing(sftriage, run):
+    assert json.loads(sftriage("decisions", "--run", run.path, "--json").out) == []
+    assert json.loads(sftriage("traces", "list", "--run", run.path, "--json").out) == []
+
+
+@pytest.mark.parametrize("capture_id", ["../../etc/passwd", "w0-9-r0-x-1", "", ".hidden", "a/b"])
+def test_a_capture_that_is_not_there_or_leads_elsewhere_is_refused(sftriage, run, tmp_path, capture_id):
+    for command in ("show", "get"):
+        outcome = sftriage("traces", command, capture_id, "--run", run.path)
+        assert (outcome.code, outcome.out) == (2, "")
+        assert outcome.err.startswith("sftriage: ")
+
+
+def test_a_second_run_in_one_directory_is_refused(sftriage, run):
+    outcome = sftriage("run", "--out", run.path, "--", "true")
+    assert outcome.code == 2
+    assert "already holds a run" in outcome.err
+
+
+def test_a_launcher_that_is_not_there_is_named(sftriage, tmp_path):
+    outcome = sftriage("run", "--out", tmp_path / "new", "--", "torchrunn", "train.py")
+    assert outcome.code == 2
+    assert "cannot start torchrunn: No such file or directory" in outcome.err
+
+
+def test_an_unknown_policy_lists_those_there_are(sftriage, tmp_path):
+    outcome = sftriage("run", "--policy", "defualt", "--", "true")
+    assert outcome.code == 2
+    assert "default" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("data:2", "not STAGE:RANK:MS"),
+        ("data:9:40", "no rank 9 among 4"),
+        ("loader:1:40", "a stage of data, forward"),
+        ("data:-1:40", "a rank from 0"),
+        ("data:1:-4", "0 to 60000 ms"),
+        ("data:1:nan", "0 to 60000 ms"),
+    ],
+)
+def test_a_fault_that_cannot_be_is_refused_before_anything_starts(sftriage, tmp_path, fault, said):
+    outcome = sftriage("demo", "--fault", fault, "--out", tmp_path / "new")
+    assert (outcome.code, (tmp_path / "new").exists()) == (2, False)
+    assert said in outcome.err
+
+
+def test_none_beside_a_fault_is_refused(sftriage, tmp_path):
+    outcome = sftriage("demo", "--fault", "none", "--fault", "data:1:5", "--out", tmp_path / "new")
+    assert outcome.code == 2
+
+
+def test_policy_mistakes_are_shown_with_file_line_and_field(sftriage, tmp_path):
+    policy = tmp_path / "mine.yaml"
+    policy.write_text(
+        "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: x}\n"
+        "spec:\n  rules:\n    - name: a\n      match: {gain: '>= 5'}\n      capture: {stepz: 3}\n",
+        encoding="utf-8",
+    )
+    outcome = sftriage("policy", "validate", policy)
+    assert outcome.code == 2
+    assert f"{policy}:7:" in outcome.err
+    assert 'stepz: unknown field; did you mean "steps"?' in outcome.err
+
+
+def test_the_policies_that_ship_are_valid_and_listed(sftriage):
+    assert sftriage("policy", "validate", "default", "observe-only").out == "2 valid\n"
+    assert "observe-only" in sftriage("policy", "list").out
+
+
+@pytest.mark.parametrize(
+    ("command", "job"),
+    [
+        (["torchrun", "--nproc-per-node", "8", "jobs/train.py", "--lr", "1"], "train"),
+        (["python", "-m", "my.package.train", "--steps", "3"], "train"),
+        (["/usr/bin/launch", "--all"], "launch"),
+    ],
+)
+def test_a_job_is_called_after_its_script(command, job):
+    assert job_of(command) == job
