@@ -111,7 +111,7 @@ def demo(
         environment = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "OMP_NUM_THREADS": "1"}
         status = local.execute(environment, output=log_file.fileno())
     if status:
-        tail = trainer_log.read_text(encoding="utf-8", errors="replace")[-2000:]
+        tail = trainer_log.read_text(encoding="utf-8", errors="replace")[-8000:]
         notices().print(f"The job failed with exit status {status}:\n{tail}", markup=False)
         raise typer.Exit(status)
     detection = loaded.policy.spec.detection

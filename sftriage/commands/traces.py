@@ -30,7 +30,13 @@ def list_traces(
 ) -> None:
     """List a run's captures, oldest first."""
     directory = find_run(run)
-    rows = _catalogue(directory).find(rank=rank, stage=stage)
+    store = LocalStore(directory.path)
+    catalogue = Catalogue(directory.catalogue, store)
+    # A crash between storing and indexing, or a damaged capture: the store is the truth.
+    if store.ids() != {row.capture_id for row in catalogue.find()}:
+        for problem in catalogue.reindex().problems:
+            notices().print(f"sftriage: {problem}", soft_wrap=True, markup=False)
+    rows = catalogue.find(rank=rank, stage=stage)
     if as_json:
         print_json(rows)
     elif rows:
@@ -79,10 +85,6 @@ def manifest_values(manifest: Manifest) -> dict[str, Any]:
 def fetch_command(manifest: Manifest, directory: RunDirectory) -> str:
     """The command that fetches a capture's trace, for whoever wants to open it."""
     return f"sftriage traces get {manifest.capture_id} --run {directory.path}"
-
-
-def _catalogue(directory: RunDirectory) -> Catalogue:
-    return Catalogue(directory.catalogue, LocalStore(directory.path))
 
 
 def _described(manifest: Manifest) -> list[str]:

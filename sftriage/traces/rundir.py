@@ -94,7 +94,7 @@ def create(path: Path, info: RunInfo, policy_text: str) -> RunDirectory:
     try:
         for directory in (run.path, run.steps, run.spool):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        run.policy_file.write_text(policy_text, encoding="utf-8")
+        write_atomically(run.policy_file, policy_text)
         write_atomically(run.info_file, json.dumps(plain(info), indent=2) + "\n")
     except OSError as error:
         raise UsageError(f"cannot make the run directory {path}: {error.strerror or error}") from error
@@ -120,9 +120,9 @@ def read_info(run: RunDirectory) -> RunInfo:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a small file so that a reader, or a crash, sees the old content or the new and nothing between."""
+    """Write a small private file so that a reader, or a crash, sees the old content or the new and nothing between."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    with partial.open("w", encoding="utf-8") as file:
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

@@ -127,14 +127,16 @@ class LocalStore:
     def manifests(self) -> Listing:
         """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
         manifests, problems = [], []
-        for name in self._names():
-            if name.startswith("."):
-                continue
+        for name in sorted(self.ids()):
             try:
                 manifests.append(self.manifest(name))
             except (InputError, IntegrityError, UsageError, OSError) as error:
                 problems.append(str(error))
         return Listing(tuple(manifests), tuple(problems))
+
+    def ids(self) -> frozenset[str]:
+        """The ids of all captures that are there, whole or damaged; read without opening one."""
+        return frozenset(name for name in self._names() if not name.startswith("."))
 
     def path(self, capture_id: str, artefact: str) -> Path:
         """Where an artefact of a capture lies; its size is right, its content is not verified.

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from sftriage.commands.run import job_of
+from sftriage.traces import LocalStore
 from sftriage.traces.rundir import RunInfo, create
 
 INFO = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
@@ -111,3 +112,34 @@ def test_the_policies_that_ship_are_valid_and_listed(sftriage):
 )
 def test_a_job_is_called_after_its_script(command, job):
     assert job_of(command) == job
+
+
+def test_a_capture_that_a_crash_left_uncatalogued_is_listed_all_the_same(sftriage, run, trace, make_manifest):
+    # GIVEN a capture in the store of which the catalogue does not know
+    LocalStore(run.path).put("w100-149-r2-x-1", trace, lambda artefact: make_manifest("w100-149-r2-x-1", artefact))
+    # WHEN the captures are listed
+    rows = json.loads(sftriage("traces", "list", "--run", run.path, "--json").out)
+    # THEN it is there, and can be shown and fetched
+    assert [(row["capture_id"], row["rank"], row["stage"]) for row in rows] == [("w100-149-r2-x-1", 2, "data")]
+    assert "rank 2 in data" in sftriage("traces", "show", "w100-149-r2-x-1", "--run", run.path).out
+    target = run.path / "mine.gz"
+    got = sftriage("traces", "get", "w100-149-r2-x-1", "--run", run.path, "--out", target, "--json")
+    assert json.loads(got.out)["path"] == str(target)
+    # AND it is not overwritten unasked, and a byte that changed is noticed
+    assert sftriage("traces", "get", "w100-149-r2-x-1", "--run", run.path, "--out", target).code == 2
+    stored = run.path / "captures" / "w100-149-r2-x-1" / "trace.json.gz"
+    content = bytearray(stored.read_bytes())
+    content[len(content) // 2] ^= 1
+    stored.write_bytes(content)
+    damaged = sftriage("traces", "get", "w100-149-r2-x-1", "--run", run.path, "--out", target, "--force")
+    assert damaged.code == 1
+    assert "sha256" in damaged.err
+
+
+def test_a_damaged_capture_is_reported_and_the_others_listed(sftriage, run, trace, make_manifest):
+    for capture_id in ("w0-9-r1-x-1", "w0-9-r2-x-2"):
+        LocalStore(run.path).put(capture_id, trace, lambda artefact, it=capture_id: make_manifest(it, artefact))
+    (run.path / "captures" / "w0-9-r1-x-1" / "manifest.json").write_text("{}", encoding="utf-8")
+    listed = sftriage("traces", "list", "--run", run.path, "--json")
+    assert [row["capture_id"] for row in json.loads(listed.out)] == ["w0-9-r2-x-2"]
+    assert "w0-9-r1-x-1" in listed.err

@@ -1,0 +1,74 @@
+"""What happens to captures that do not go well, on a local run."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.commands import local
+from sftriage.controller import read_journal
+from sftriage.policy import parse
+
+STUCK = Path(__file__).parent / "jobs" / "stuck.py"
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: hasty}
+spec:
+  detection: {window_steps: 40, stride_steps: 40, warmup_steps: 40}
+  rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3, max_seconds: 1}, cooldown: 0s}]
+"""
+
+
+class Ending:
+    """Lets the job end once a capture has."""
+
+    def __init__(self, end: Path) -> None:
+        self.end = end
+        self.results = []
+
+    def judged(self, judged):
+        pass
+
+    def captured(self, result, manifest):
+        self.results.append((result, manifest))
+        self.end.touch()
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run of a job that takes no step once its captures are asked for."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    watcher = Ending(tmp_path / "end")
+    command = (sys.executable, str(STUCK), str(watcher.end))
+    return local.LocalRun(command, "stuck", parse(POLICY, "hasty.yaml"), POLICY, tmp_path / "run", watcher), watcher
+
+
+def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(run, monkeypatch):
+    # GIVEN a rank that takes no further step, so that it never sees the request
+    monkeypatch.setattr(local, "CANCEL_GRACE_S", 0.2)
+    monkeypatch.setattr(local, "ANSWER_GRACE_S", 0.5)
+    started, watcher = run
+    # WHEN the job is watched to its end
+    assert started.execute() == 0
+    # THEN the capture was given up after its time-box, with that reason, and nothing is in the store
+    result, manifest = watcher.results[0]
+    assert (result.state, result.rank, manifest) == ("failed", 1, None)
+    assert "past its time-box" in result.detail
+    assert not list((started.directory.path / "captures").glob("w*"))
+    # AND both the decision and what became of it are on record
+    kinds = [entry["type"] for entry in read_journal(started.directory.decisions)]
+    assert "capture" in kinds
+    # AND what it left in the spool is gone
+    assert list(started.directory.spool.iterdir()) == []
+
+
+def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(run, monkeypatch):
+    # GIVEN the job ends as soon as the capture is asked for
+    started, watcher = run
+    monkeypatch.setattr(watcher, "judged", lambda judged: judged.decision.requests and watcher.end.touch())
+    assert started.execute() == 0
+    result, manifest = watcher.results[0]
+    # THEN that is what the record says; the rank may still have refused in words as it left
+    assert (result.state in ("failed", "refused"), manifest) == (True, None)
+    assert "ended" in result.detail
