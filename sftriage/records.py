@@ -164,7 +164,8 @@ class Verdict:
 
     ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision.
     ``leaders`` names for each stage the rank that led the frontier at its boundary, weighted by what it
-    advanced; None where the frontier never moved.
+    advanced; None where the frontier never moved. At the end of one of the ``sync`` stages all ranks are together, and
+    who leads there is a matter of microseconds.
     """
 
     first_step: int
@@ -176,6 +177,7 @@ class Verdict:
     advances_s: Mapping[str, float]
     leaders: Mapping[str, int | None]
     numbers: Mapping[str, float]
+    sync: tuple[str, ...] = ()
     clock: str = "host"
     attempt: int = 0
 

@@ -25,14 +25,18 @@ def frontier_table(verdict: Verdict) -> Table:
     table.add_column("share", justify="right")
     table.add_column("leader", justify="right")
     for stage, advance_s in verdict.advances_s.items():
-        leader = verdict.leaders[stage]
         share = advance_s / verdict.exposed_s if verdict.exposed_s else 0.0
-        table.add_row(
-            escape(stage), milliseconds(advance_s), f"{share:.0%}", "" if leader is None else f"rank {leader}"
-        )
+        table.add_row(escape(stage), milliseconds(advance_s), f"{share:.0%}", _leader(verdict, stage))
     table.add_section()
     table.add_row("exposed", milliseconds(verdict.exposed_s), "100%", "")
     return table
+
+
+def _leader(verdict: Verdict, stage: str) -> str:
+    leader = verdict.leaders[stage]
+    if stage in verdict.sync:
+        return "(together)"
+    return "" if leader is None else f"rank {leader}"
 
 
 def windows_table(verdicts: Iterable[Verdict]) -> Table:

@@ -307,5 +307,6 @@ def _verdict(
         advances_s={stage: float(s) / n_steps for stage, s in zip(stages, accounting.advances_S, strict=True)},
         leaders=dict(zip(stages, accounting.leaders_S, strict=True)),
         numbers=numbers,
+        sync=window.schema.sync,
         attempt=window.attempt,
     )

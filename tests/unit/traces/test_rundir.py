@@ -35,7 +35,7 @@ def test_a_second_run_is_not_written_over_the_first(tmp_path):
 
 def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot make the run directory .*file/run"):
+    with pytest.raises(UsageError, match=r"cannot make the run directory .*file/run"):
         create(tmp_path / "file" / "run", INFO, "")
 
 
