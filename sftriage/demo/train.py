@@ -9,6 +9,7 @@ records::
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -76,25 +77,25 @@ def train(steps: int, faults: list[Fault], fault_step: int) -> None:
     model = DistributedDataParallel(network)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     source = batches(rank)
-    monitor = sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",))
-    for step in range(steps):
-        active = faults if step >= fault_step else []
-        network.pause_s = sum(fault.delay_s for fault in active if fault.stage == "backward" and fault.rank == rank)
-        with monitor.step():
-            with monitor.stage("data"):
-                tokens_BT = next(source)
-                pause_for(active, "data", rank=rank)
-            with monitor.stage("forward"):
-                logits = model(tokens_BT[:, :-1])
-                loss = F.cross_entropy(logits.flatten(0, 1), tokens_BT[:, 1:].flatten())
-                pause_for(active, "forward", rank=rank)
-            with monitor.stage("backward"):
-                optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-            with monitor.stage("optimizer"):
-                optimizer.step()
-                pause_for(active, "optimizer", rank=rank)
-            pause_for(active, "other", rank=rank)
+    with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
+        for step in range(steps):
+            active = faults if step >= fault_step else []
+            network.pause_s = sum(fault.delay_s for fault in active if fault.stage == "backward" and fault.rank == rank)
+            with monitor.step():
+                with monitor.stage("data"):
+                    tokens_BT = next(source)
+                    pause_for(active, "data", rank=rank)
+                with monitor.stage("forward"):
+                    logits = model(tokens_BT[:, :-1])
+                    loss = F.cross_entropy(logits.flatten(0, 1), tokens_BT[:, 1:].flatten())
+                    pause_for(active, "forward", rank=rank)
+                with monitor.stage("backward"):
+                    optimizer.zero_grad()
+                    loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+                with monitor.stage("optimizer"):
+                    optimizer.step()
+                    pause_for(active, "optimizer", rank=rank)
+                pause_for(active, "other", rank=rank)
     if rank == 0:
         sys.stdout.write(f"trained {steps} steps, last loss {loss.item():.3f}\n")
 
@@ -109,10 +110,12 @@ def main() -> None:
     # Several ranks share few cores here: one thread each, or they fight over them.
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    try:
-        train(args.steps, args.fault, args.fault_step)
-    finally:
-        dist.destroy_process_group()
+    train(args.steps, args.fault, args.fault_step)
+    dist.destroy_process_group()
+    # Gloo's threads live on. One that lets go of its last tensor while the interpreter is being torn down aborts the
+    # process (pytorch/pytorch#179291; seen here in one job of a hundred on a busy machine), so it is not torn down.
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":
