@@ -28,6 +28,8 @@ class Settings:
             deviations of a fair coin (2: of two ranks that take turns, one leads 12 of 20 steps one time in four).
         present_fraction: a suspect is present in a step where its gain is over this fraction of ``min_gain_fraction``
             (0.5: a step's jitter may hide half of a gain that is just at the threshold).
+        clear_sigmas: a late arrival stands out of jitter from this many of its standard deviations on (3: of a thousand
+            arrivals that only jitter, one).
         shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
             steps' own spread (5: steps are correlated, so nominal significance overstates).
     """
@@ -42,4 +44,5 @@ class Settings:
     min_lead_fraction: float = 0.25
     min_lead_sigmas: float = 2.0
     present_fraction: float = 0.5
+    clear_sigmas: float = 3.0
     shift_sigmas: float = 5.0

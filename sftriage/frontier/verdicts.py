@@ -14,9 +14,10 @@ from sftriage.frontier.accounting import Accounting, anchored
 from sftriage.frontier.arrays import FloatArray
 from sftriage.frontier.baseline import Baseline, Profile, profile
 from sftriage.frontier.candidates import group_candidates, rank_candidates, ranked
+from sftriage.frontier.excess import Excess, excess_of
 from sftriage.frontier.segments import complete_steps
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.whatif import MAD_TO_SIGMA, replay
+from sftriage.frontier.whatif import replay
 from sftriage.records import Label, Suspect, Verdict, Window
 
 MAX_SUSPECTS = 8
@@ -26,38 +27,21 @@ LISTED_FRACTION = 0.01
 """A candidate with a gain under this fraction of the step is not worth a line."""
 
 
-@dataclass(frozen=True, slots=True)
-class Excess:
-    """Exposed seconds a step over what is normal, by where they are.
-
-    Attributes:
-        late_s: the last arrival past the median one, over what jitter alone explains.
-        group_s: local stages of the median rank over the baseline.
-        sync_s: the sync stages' own work over the baseline.
-        from_baseline: the last two are against a baseline; without one, against the window's own earlier steps.
-    """
-
-    late_s: float
-    group_s: float
-    sync_s: float
-    from_baseline: bool
-
-    @property
-    def total_s(self) -> float:
-        """All of it."""
-        return self.late_s + self.group_s + self.sync_s
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Evidence:
-    """What the ladder looks at: one window, accounted and replayed."""
+    """What the ladder looks at: one window, accounted and replayed.
+
+    ``best_gains_s`` is what mending whoever came last would have saved, step by step, as a mean. ``clear_gain_R`` is
+    that by rank, summed over the steps in which it stands out of jitter, and ``clear_steps_R`` how many those are.
+    """
 
     exposed_s: float
     seen: Profile
     excess: Excess
     suspects: tuple[Suspect, ...]
     best_gains_s: float
-    best_rank_s: float
+    clear_gain_R: FloatArray
+    clear_steps_R: FloatArray
 
 
 def classify(window: Window, baseline: Baseline | None = None, settings: Settings | None = None) -> Verdict:
@@ -104,60 +88,19 @@ def weigh(window: Window, accounting: Accounting, baseline: Baseline | None, set
         group = group_candidates(seen, baseline.typical, window.schema, tuple(range(n_ranks)), exposed_s)
         # What all ranks share is drift below its threshold, and no rival to a rank.
         suspects += [candidate for candidate in group if candidate.share >= settings.min_group_fraction]
-    whole_R = sum(np.bincount(part.leader_M, part.whole_gain_M, minlength=n_ranks) for part in replays)
+    # (rows of all segments: a segment's gain is over its own jitter or it is not)
+    leader_M = np.concatenate([segment.leader_M for segment in replays])
+    gain_M = np.concatenate([segment.whole_gain_M for segment in replays])
+    clear_M = gain_M >= max(present_s, settings.clear_sigmas * seen.jitter_s)
     return Evidence(
         exposed_s=exposed_s,
         seen=seen,
-        excess=_excess(seen, baseline, n_ranks, exposed_s, settings),
+        excess=excess_of(seen, baseline, n_ranks, exposed_s, settings),
         suspects=ranked(suspects, LISTED_FRACTION * exposed_s),
-        best_gains_s=float(np.sum(whole_R)) / accounting.n_steps,
-        best_rank_s=float(np.max(whole_R)) / accounting.n_steps,
+        best_gains_s=float(gain_M.sum()) / accounting.n_steps,
+        clear_gain_R=np.bincount(leader_M, np.where(clear_M, gain_M, 0.0), minlength=n_ranks),
+        clear_steps_R=np.bincount(leader_M, clear_M, minlength=n_ranks).astype(np.float64),
     )
-
-
-def _excess(seen: Profile, baseline: Baseline | None, n_ranks: int, exposed_s: float, settings: Settings) -> Excess:
-    typical = seen.typical
-    # The largest of R normal deviations is near σ·sqrt(2 ln R): so much lateness is nobody's fault.
-    normal_late_s = min(seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks)), settings.max_jitter_fraction * exposed_s)
-    if baseline is None:
-        late_s = max(0.0, typical.lateness_s - normal_late_s)
-        group_s, sync_s = _shift(seen, settings)
-        return Excess(late_s, group_s, sync_s, from_baseline=False)
-    normal = baseline.typical
-    return Excess(
-        late_s=max(0.0, typical.lateness_s - max(normal_late_s, normal.lateness_s)),
-        group_s=float(np.clip(typical.level_S - normal.level_S, 0.0, None).sum()),
-        sync_s=float(np.clip(typical.sync_S - normal.sync_S, 0.0, None).sum()),
-        from_baseline=True,
-    )
-
-
-def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
-    """By how much the later part of a window is slower than its earlier part: (local level, sync work), seconds.
-
-    The cut is the one with the largest step between the medians of the two sides. A step within what the window's own
-    spread explains is none. A fall is no slowdown: jobs warm up.
-    """
-    local_N, sync_N = seen.level_NS.sum(axis=1), seen.sync_NS.sum(axis=1)
-    total_N = local_N + sync_N
-    n_steps = len(total_N)
-    edge = max(3, n_steps // 5)
-    cuts = range(edge, n_steps - edge + 1, max(1, n_steps // 32))
-    if not cuts:
-        return 0.0, 0.0
-
-    def step_s(values_N: FloatArray, cut: int) -> float:
-        return float(np.median(values_N[cut:]) - np.median(values_N[:cut]))
-
-    cut = max(cuts, key=lambda at: step_s(total_N, at))
-    rise_s = step_s(total_N, cut)
-    sides = (total_N[:cut], total_N[cut:])
-    spread_s = max(float(np.median(np.abs(side - np.median(side)))) * MAD_TO_SIGMA for side in sides)
-    # The standard error of a median is 1.25 σ/√n; both sides add theirs.
-    error_s = 1.25 * spread_s * math.sqrt(1.0 / cut + 1.0 / (n_steps - cut))
-    if rise_s < settings.min_group_fraction * float(np.median(sides[0])) or rise_s < settings.shift_sigmas * error_s:
-        return 0.0, 0.0
-    return max(0.0, step_s(local_N, cut)), max(0.0, step_s(sync_N, cut))
 
 
 def _unambiguous(evidence: Evidence, settings: Settings) -> Suspect | None:
@@ -181,9 +124,15 @@ def _leads(suspects: tuple[Suspect, ...], n_steps: int, settings: Settings) -> b
     second = max((rival.persistence for rival in rivals if rival.scope == "rank"), default=0.0)
     if first.scope != "rank" or second == 0.0:
         return True
-    # Between two ranks that take turns a step is a coin: the difference of a and b counts has the deviation √(a + b).
-    difference, deviation = n_steps * (first.persistence - second), math.sqrt(n_steps * (first.persistence + second))
-    return difference >= settings.min_lead_sigmas * deviation
+    return _ahead(n_steps * first.persistence, n_steps * second, settings)
+
+
+def _ahead(first_steps: float, second_steps: float, settings: Settings) -> bool:
+    """Whether one rank's steps outnumber another's by more than turns taken by chance would.
+
+    Between two that take turns a step is a coin: the difference of a and b counts has the deviation √(a + b).
+    """
+    return first_steps - second_steps >= settings.min_lead_sigmas * math.sqrt(first_steps + second_steps)
 
 
 def _qualifies(suspect: Suspect, evidence: Evidence, settings: Settings) -> bool:
@@ -246,14 +195,26 @@ def _late_reason(evidence: Evidence, settings: Settings) -> str | None:
         return None
     if evidence.best_gains_s < settings.min_explained_fraction * late_s:
         return "co_critical"
-    ranks = tuple(suspect for suspect in evidence.suspects if suspect.scope == "rank")
-    mostly_one = evidence.best_rank_s >= settings.min_explained_fraction * evidence.best_gains_s
-    if mostly_one and ranks and _leads(ranks, len(evidence.seen.lateness_N), settings):
-        if ranks[0].persistence < settings.min_persistence_fraction:
+    one = _mostly(evidence, settings)
+    if one is not None:
+        its = [suspect for suspect in evidence.suspects if suspect.rank == one]
+        if max((suspect.persistence for suspect in its), default=0.0) < settings.min_persistence_fraction:
             return "intermittent"
-        if ranks[0].share >= settings.min_gain_fraction:
+        if max(suspect.share for suspect in its) >= settings.min_gain_fraction:
             return None
     return "roaming" if late_s >= settings.min_roaming_fraction * exposed_s else None
+
+
+def _mostly(evidence: Evidence, settings: Settings) -> int | None:
+    """The rank that causes most of the lateness that stands out of jitter, in more steps than by chance; if one does."""
+    gain_R, steps_R = evidence.clear_gain_R, evidence.clear_steps_R
+    one = int(gain_R.argmax())
+    others = float(np.delete(steps_R, one).max(initial=0.0))
+    if gain_R[one] <= settings.min_explained_fraction * gain_R.sum() or not _ahead(
+        float(steps_R[one]), others, settings
+    ):
+        return None
+    return one
 
 
 def _shared_reason(evidence: Evidence, settings: Settings) -> str:
