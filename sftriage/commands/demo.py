@@ -17,7 +17,7 @@ from rich.status import Status
 from sftriage.commands.demo_report import DemoOutcome, print_outcome
 from sftriage.commands.local import LocalRun
 from sftriage.commands.output import notices, print_json
-from sftriage.commands.words import verdict_sentence
+from sftriage.commands.words import place, verdict_sentence
 from sftriage.controller import Judged
 from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
 from sftriage.errors import UsageError
@@ -105,7 +105,7 @@ def demo(
     loaded = load(policy_file)
     local = LocalRun(command, "demo", loaded, policy_file.read_text(encoding="utf-8"), out, progress)
     trainer_log = local.directory.path / "trainer.log"
-    progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {local.directory.path}")
+    progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):
         # Gloo looks its own host up; that the demo stays on this host is nothing to ask a network about.
         environment = {"GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "OMP_NUM_THREADS": "1"}

@@ -13,7 +13,7 @@ from sftriage.commands.analyze import judge_recording
 from sftriage.commands.output import results
 from sftriage.commands.tables import frontier_table
 from sftriage.commands.traces import fetch_command, manifest_values
-from sftriage.commands.words import milliseconds, size, verdict_sentence
+from sftriage.commands.words import milliseconds, place, size, verdict_sentence
 from sftriage.controller import read_journal, settings_of
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
@@ -121,13 +121,13 @@ def print_outcome(outcome: DemoOutcome) -> None:
             f"{trigger.stage or 'all local stages'} of rank {', '.join(map(str, trigger.ranks))}, "
             f"rule {trigger.rule} of policy {trigger.policy}"
         )
-        say(f"Manifest    {outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json'}")
+        say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
         say(f"Fetch it    {fetch_command(manifest, outcome.directory)}")
         say("Open it     https://ui.perfetto.dev takes the file as it is")
     for result in outcome.failures:
         say(f"No trace    of rank {result.rank}: {result.state}, {result.detail}")
     if not outcome.manifests and not outcome.failures:
-        say(f"No capture was started. Why, window by window: sftriage decisions --run {outcome.directory.path}")
+        say(f"No capture was started. Why, window by window: sftriage decisions --run {place(outcome.directory.path)}")
     times = {name: milliseconds(s) for name, s in outcome.step_time_s.items() if s is not None}
     say("Step time   " + ", ".join(f"{name.replace('_', ' ')} {time}" for name, time in times.items()))
     injected = ", ".join(map(str, outcome.faults)) or "none"

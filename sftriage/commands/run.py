@@ -9,7 +9,7 @@ import typer
 
 from sftriage.commands.local import LocalRun
 from sftriage.commands.output import notices
-from sftriage.commands.words import size, verdict_sentence
+from sftriage.commands.words import place, size, verdict_sentence
 from sftriage.controller import Judged
 from sftriage.errors import UsageError
 from sftriage.policy import find, load
@@ -78,14 +78,14 @@ def run(
     reporter = Reporter()
     job_name = job or job_of(command)
     local = LocalRun(tuple(command), job_name, loaded, policy_file.read_text(encoding="utf-8"), out, reporter)
-    reporter.say(f"watching under policy {loaded.policy.metadata.name}; run directory {local.directory.path}")
+    reporter.say(f"watching under policy {loaded.policy.metadata.name}; run directory {place(local.directory.path)}")
     status = local.execute()
     if not local.steps_seen:
         reporter.say("no trainer recorded a step: does the script use sftriage.Monitor?")
     else:
         reporter.say(
             f"{reporter.windows} windows decided, {reporter.captures} captured; "
-            f"why: sftriage decisions --run {local.directory.path}"
+            f"why: sftriage decisions --run {place(local.directory.path)}"
         )
     raise typer.Exit(status)
 

@@ -11,7 +11,7 @@ from sftriage.commands.decisions import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
 from sftriage.commands.tables import captures_table
-from sftriage.commands.words import milliseconds, size
+from sftriage.commands.words import milliseconds, place, size
 from sftriage.traces import Catalogue, LocalStore, Manifest
 from sftriage.traces.rundir import RunDirectory
 
@@ -84,7 +84,7 @@ def manifest_values(manifest: Manifest) -> dict[str, Any]:
 
 def fetch_command(manifest: Manifest, directory: RunDirectory) -> str:
     """The command that fetches a capture's trace, for whoever wants to open it."""
-    return f"sftriage traces get {manifest.capture_id} --run {directory.path}"
+    return f"sftriage traces get {manifest.capture_id} --run {place(directory.path)}"
 
 
 def _described(manifest: Manifest) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from sftriage.records import Suspect, Verdict
 
@@ -46,6 +47,11 @@ def verdict_sentence(verdict: Verdict) -> str:
 def milliseconds(seconds: float) -> str:
     """A duration as people say it here."""
     return f"{seconds * 1e3:.1f} ms"
+
+
+def place(path: Path) -> str:
+    """A path as one would type it here: relative where that is shorter."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
 def size(size_bytes: float) -> str:

@@ -98,7 +98,7 @@ def weigh(window: Window, accounting: Accounting, baseline: Baseline | None, set
         excess=excess_of(seen, baseline, n_ranks, exposed_s, settings),
         suspects=ranked(suspects, LISTED_FRACTION * exposed_s),
         best_gains_s=float(gain_M.sum()) / accounting.n_steps,
-        clear_gain_R=np.bincount(leader_M, np.where(clear_M, gain_M, 0.0), minlength=n_ranks),
+        clear_gain_R=np.bincount(leader_M, gain_M * clear_M, minlength=n_ranks).astype(np.float64),
         clear_steps_R=np.bincount(leader_M, clear_M, minlength=n_ranks).astype(np.float64),
     )
 
@@ -166,7 +166,7 @@ def _explained_s(suspect: Suspect, evidence: Evidence) -> float:
 
 
 def _reasons(evidence: Evidence, settings: Settings) -> tuple[str, ...]:
-    """Why there is excess and no suspect, the largest part of it first; nothing where all of it is under its threshold.
+    """Why there is excess and no suspect, the largest part of it first; nothing where it is under its thresholds.
 
     What all ranks share is one part: a level that rises with the sync work is no finding about either.
     """
@@ -206,7 +206,7 @@ def _late_reason(evidence: Evidence, settings: Settings) -> str | None:
 
 
 def _mostly(evidence: Evidence, settings: Settings) -> int | None:
-    """The rank that causes most of the lateness that stands out of jitter, in more steps than by chance; if one does."""
+    """The rank that causes most of the lateness beyond jitter, and not by chance; None where no rank does."""
     gain_R, steps_R = evidence.clear_gain_R, evidence.clear_steps_R
     one = int(gain_R.argmax())
     others = float(np.delete(steps_R, one).max(initial=0.0))
