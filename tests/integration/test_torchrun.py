@@ -1,0 +1,51 @@
+"""A job of somebody's own under torchrun, watched with a policy of their own."""
+
+import json
+import sys
+from pathlib import Path
+
+JOBS = Path(__file__).parent / "jobs"
+TORCHRUN = Path(sys.executable).parent / "torchrun"
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: input}
+spec:
+  detection: {window_steps: 30, stride_steps: 10, warmup_steps: 10}
+  rules:
+    - name: slow-input
+      match: {scope: [rank], stage: [data], gain: ">= 20% and >= 5ms"}
+      capture: {steps: 2, warmup_steps: 1, max_seconds: 20}
+  limits: {captures_per_run: 1}
+"""
+
+
+def test_a_slow_data_set_is_found_through_workers_and_gradient_accumulation(start, tmp_path):
+    # GIVEN a job with data loader workers (forks of the trainer) and two micro-batches a step, of which one is not
+    # synchronised; rank 1's data set becomes slow
+    (tmp_path / "input.yaml").write_text(POLICY, encoding="utf-8")
+    launcher = [TORCHRUN, "--standalone", "--nproc-per-node", 3, JOBS / "accumulate.py", 160, 1]
+    run = start("run", "--policy", tmp_path / "input.yaml", "--out", tmp_path / "run", "--", *launcher)
+    _, err = run.communicate(timeout=240)
+    assert run.returncode == 0, err
+    # THEN the suspect is that rank's data, in the job's own step numbers
+    lines = start("analyze", tmp_path / "run", "--json").communicate(timeout=60)[0].splitlines()
+    windows = [json.loads(line) for line in lines]
+    assert windows[0]["first_step"] == 1010
+    named = {(w["suspects"][0]["rank"], w["suspects"][0]["stage"]) for w in windows if w["label"] == "suspect"}
+    assert named == {(1, "data")}
+    # AND it was captured under the policy's rule, for as many steps as that says
+    (row,) = json.loads(start("traces", "list", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    assert (row["rank"], row["rule"], row["policy"], row["job"]) == (1, "slow-input", "input", "accumulate")
+    assert row["last_step"] - row["first_step"] == 1
+    assert row["first_step"] > row["window_last_step"] >= 1040
+    # AND every rank recorded every step, its workers none
+    assert all(w["numbers"]["coverage"] == 1.0 for w in windows)
+
+
+def test_a_trainer_that_fails_fails_the_run_as_torchrun_says(start, tmp_path):
+    launcher = [TORCHRUN, "--standalone", "--nproc-per-node", 2, JOBS / "accumulate.py", "not-a-number", 0]
+    run = start("run", "--out", tmp_path / "run", "--", *launcher)
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert "not-a-number" in err
