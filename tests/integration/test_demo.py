@@ -74,10 +74,11 @@ def test_a_slow_rank_is_found_captured_and_linked(demo, start, fault):
     assert shown == manifest
     got = start("traces", "get", row["capture_id"], "--run", run, "--out", Path(run) / "mine.json.gz", "--json")
     assert json.loads(got.communicate(timeout=60)[0])["sha256"] == manifest["artefacts"][0]["sha256"]
-    # AND the step times tell the same story
+    # AND the step times tell the same story; a rank that sleeps leaves its core to the others, so that where ranks share
+    # cores the job loses less than the delay
     times = outcome["step_time_s"]
     assert set(times) == {"before_fault", "in_fault", "in_capture", "after_capture"}
-    assert times["in_fault"] - times["before_fault"] == pytest.approx(injected.delay_s, abs=0.6 * injected.delay_s)
+    assert 0.2 * injected.delay_s < times["in_fault"] - times["before_fault"] < 1.6 * injected.delay_s
     # AND the spool is empty: nothing was left lying about
     assert list((Path(run) / "spool").iterdir()) == []
 
