@@ -95,9 +95,9 @@ def demo(
 
     The job knows the fault; sftriage sees only the stage durations that each rank records.
     """
+    faults = _faults(fault, ranks)
     if find_spec("torch") is None:
         raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")
-    faults = _faults(fault, ranks)
     policy_file = find(policy)
     fault_step = int(steps * FAULT_AFTER_FRACTION)
     progress = Progress(notices(), steps)

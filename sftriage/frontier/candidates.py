@@ -106,7 +106,9 @@ def group_candidates(
         exposed_s: mean exposed seconds a step.
     """
     common_S = seen.typical.common_S
-    rise_S = np.clip(common_S - normal.common_S, 0.0, None)
+    # A median of few steps may be over their mean, and what is saved is no more than what was spent.
+    mean_rise_S = np.clip(seen.common_NS - normal.common_S, 0.0, None).mean(axis=0)
+    rise_S = np.minimum(np.clip(common_S - normal.common_S, 0.0, None), mean_rise_S)
     found = []
     for s in np.flatnonzero(rise_S):
         slow_N = seen.common_NS[:, s] > (common_S[s] + normal.common_S[s]) / 2

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings, classify, judge
+from sftriage.frontier import Baseline, Settings, classify, judge, profile, replay
 
 from .windows import BETWEEN, OUTSIDE, Fault, Job, every, exactly, from_step, gaussian, heavy_tailed
 
@@ -282,3 +282,13 @@ def test_a_large_window_is_classified_in_a_fraction_of_a_second():
     start = perf_counter()
     assert classify(window).label == "healthy"
     assert perf_counter() - start < 0.5
+
+
+def test_a_group_never_saves_more_than_was_spent():
+    # GIVEN a job whose local time was nothing, and now is there in two of three steps
+    window = exactly([[[0.0, 0.0]], [[0.0, 0.01]], [[0.0, 0.01]]], ("data", "other"), ("data",))
+    nothing = profile(replay(exactly(np.zeros((3, 1, 2)), ("data", "other"), ("data",))), np.ones(3, dtype=bool))
+    # WHEN classified: the median step spends more than the mean one does
+    verdict = classify(window, Baseline(nothing.typical, 1))
+    # THEN what would be saved is no more than the mean
+    assert verdict.suspects[0].gain_s <= verdict.exposed_s
