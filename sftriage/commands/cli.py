@@ -15,6 +15,7 @@ from sftriage.commands.policy import policies
 from sftriage.commands.run import run
 from sftriage.commands.traces import traces
 from sftriage.errors import InputError, SftriageError, UsageError
+from sftriage.policy import PolicyError
 
 app = typer.Typer(
     help="Names the hidden slow rank and stage of a distributed PyTorch job, and captures a trace of just that.",
@@ -52,7 +53,9 @@ def main() -> None:
     try:
         app()
     except SftriageError as error:
-        sys.stderr.write(f"sftriage: {error}\n")
+        # A policy's mistakes begin with their file and line, which editors look for at the start of a line.
+        said = str(error) if isinstance(error, PolicyError) else f"sftriage: {error}"
+        sys.stderr.write(f"{said}\n")
         sys.exit(2 if isinstance(error, UsageError | InputError) else 1)
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.output import results
-from sftriage.errors import InputError
+from sftriage.commands.output import notices, results
 from sftriage.policy import PolicyError, find, load, shipped
 
 policies = typer.Typer(help="Check policies, and list those that ship with sftriage.", no_args_is_help=True)
@@ -18,14 +17,15 @@ def validate(
     files: Annotated[list[str], typer.Argument(help="Policy files, or names of shipped policies.")],
 ) -> None:
     """Check policies; every mistake is shown with its file, line, column and field."""
-    problems = []
+    mistaken = False
     for name in files:
         try:
             load(find(name))
         except PolicyError as error:
-            problems.append(str(error))
-    if problems:
-        raise InputError("\n".join(problems))
+            mistaken = True
+            notices().print(str(error), soft_wrap=True, markup=False)
+    if mistaken:
+        raise typer.Exit(2)
     results().print(f"{len(files)} valid", markup=False)
 
 
