@@ -7,6 +7,7 @@ waits for the launcher.
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
@@ -22,6 +23,7 @@ from sftriage.commands.launcher import Launcher
 from sftriage.commands.rings import make_rings_directory, remove_rings_directory
 from sftriage.commands.runs import DEFAULT_ROOT, new_run_id, remember
 from sftriage.controller import Controller, Journal, Judged
+from sftriage.errors import UsageError
 from sftriage.policy import LoadedPolicy
 from sftriage.records import CaptureRequest, CaptureResult
 from sftriage.traces import Manifest
@@ -60,7 +62,7 @@ class LocalRun:
         watcher: who is told what happens.
 
     Raises:
-        UsageError: the run directory cannot be made.
+        UsageError: there is no such launcher, or the run directory cannot be made. Nothing is left behind.
     """
 
     def __init__(
@@ -72,6 +74,8 @@ class LocalRun:
         out: Path | None,
         watcher: Watcher,
     ) -> None:
+        if command and shutil.which(command[0]) is None:
+            raise UsageError(f"cannot start {command[0]}: no such program")
         now = datetime.now(timezone.utc)
         run_id = new_run_id(now)
         self._command, self._job, self._watcher = command, job, watcher
@@ -90,7 +94,6 @@ class LocalRun:
         except BaseException:
             remove_rings_directory(self._rings)
             raise
-        remember(self.directory)
         detection = loaded.policy.spec.detection
         shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
         self._agent = Agent(self._rings, self.directory.steps, self.directory.spool, shape)
@@ -121,6 +124,7 @@ class LocalRun:
         try:
             # Before any thread is started: the child is forked from here.
             launcher = Launcher(self._command, {**(environment or {}), **place}, output)
+            remember(self.directory)
             self._scheduler.start()
             self._scheduler.add_job(self._look, "interval", seconds=POLL_S)
             status = launcher.wait()

@@ -53,7 +53,9 @@ def test_a_second_run_in_one_directory_is_refused(sftriage, run):
 def test_a_launcher_that_is_not_there_is_named(sftriage, tmp_path):
     outcome = sftriage("run", "--out", tmp_path / "new", "--", "torchrunn", "train.py")
     assert outcome.code == 2
-    assert "cannot start torchrunn: No such file or directory" in outcome.err
+    assert "cannot start torchrunn: no such program" in outcome.err
+    # AND the directory is free for the next try
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_unknown_policy_lists_those_there_are(sftriage, tmp_path):
