@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,6 +11,7 @@ from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
 from sftriage.commands.tables import decisions_table
 from sftriage.controller import read_journal
+from sftriage.traces.rundir import RunDirectory
 
 RunOption = Annotated[Path | None, typer.Option("--run", help="Run directory.", show_default="the newest run")]
 
@@ -21,10 +22,21 @@ def decisions(
 ) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
     directory = find_run(run)
-    taken = [entry["decision"] for entry in read_journal(directory.decisions) if entry["type"] == "window"]
+    taken = decisions_of(directory)
     if as_json:
         print_json(taken)
     elif taken:
         results().print(decisions_table(taken))
     else:
         notices().print(f"No window of {directory.path} has been decided yet.")
+
+
+def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
+    """A run's decisions in order, each with what became of the captures it asked for (``results``)."""
+    entries = list(read_journal(directory.decisions))
+    results_by_id = {entry["result"]["capture_id"]: entry["result"] for entry in entries if entry["type"] == "capture"}
+    taken = [entry["decision"] for entry in entries if entry["type"] == "window"]
+    for decision in taken:
+        ids = [request["capture_id"] for request in decision["requests"]]
+        decision["results"] = [results_by_id[capture_id] for capture_id in ids if capture_id in results_by_id]
+    return taken

@@ -10,11 +10,12 @@ import numpy as np
 
 from sftriage.agent import Recording, Shape, load_recording
 from sftriage.commands.analyze import judge_recording
+from sftriage.commands.decisions import decisions_of
 from sftriage.commands.output import results
 from sftriage.commands.tables import frontier_table
 from sftriage.commands.traces import fetch_command, manifest_values
 from sftriage.commands.words import milliseconds, place, size, verdict_sentence
-from sftriage.controller import read_journal, settings_of
+from sftriage.controller import settings_of
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
@@ -47,12 +48,11 @@ class DemoOutcome:
         """Read a run directory again, as `sftriage analyze` and `sftriage decisions` would."""
         recording = load_recording(directory.path)
         shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
-        entries = read_journal(directory.decisions)
         return cls(
             directory=directory,
             faults=tuple(faults),
             verdicts=tuple(judge_recording(recording, shape, settings_of(detection))),
-            decisions=tuple(entry["decision"] for entry in entries if entry["type"] == "window"),
+            decisions=tuple(decisions_of(directory)),
             manifests=tuple(manifest for _, manifest in captures if manifest is not None),
             failures=tuple(result for result, manifest in captures if manifest is None),
             step_time_s=_step_times(recording, steps, detection.warmup_steps, fault_step if faults else steps),

@@ -70,9 +70,14 @@ def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
             f"{decision['first_step']} to {decision['last_step']}",
             f"[{LABEL_STYLES.get(decision['label'], 'default')}]{escape(str(decision['label']))}[/]",
             f"[{OUTCOME_STYLES.get(decision['outcome'], 'default')}]{escape(str(decision['outcome']))}[/]",
-            escape(str(decision["reason"])),
+            escape("; ".join([str(decision["reason"]), *map(_became, decision.get("results", ()))])),
         )
     return table
+
+
+def _became(result: dict[str, Any]) -> str:
+    """What became of a capture."""
+    return f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
 
 
 def captures_table(rows: Iterable[CaptureRow]) -> Table:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.commands import local
+from sftriage.commands.decisions import decisions_of
 from sftriage.controller import read_journal
 from sftriage.policy import parse
 
@@ -59,6 +60,8 @@ def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(run,
     # AND both the decision and what became of it are on record
     kinds = [entry["type"] for entry in read_journal(started.directory.decisions)]
     assert "capture" in kinds
+    (decision,) = decisions_of(started.directory)
+    assert [(made["state"], made["rank"]) for made in decision["results"]] == [("failed", 1)]
     # AND what it left in the spool is gone
     assert list(started.directory.spool.iterdir()) == []
 
