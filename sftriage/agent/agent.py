@@ -44,21 +44,24 @@ class Agent:
         self._readers: dict[Path, tuple[RingReader, StepLog]] = {}
         self._gatherers: dict[int, Gatherer] = {}
         self._captures: dict[str, TorchCapture] = {}
-        self._schemas: dict[int, RingInfo] = {}
+        self._first_info: dict[int, RingInfo] = {}
+        self._said: set[str] = set()
         self.telemetry = Telemetry()
 
     def poll(self, *, ended: bool = False) -> list[Window]:
         """Windows that have become ready since the last call; with ``ended``, the job's last ones too."""
         self._find()
-        records: list[StepRecord] = []
         by_attempt: dict[int, list[StepRecord]] = {}
         for path, (reader, kept) in list(self._readers.items()):
             try:
                 batch = reader.read()
-                kept.append(batch.raw)
             except RingError as error:
                 self._give_up(path, str(error))
                 continue
+            try:
+                kept.append(batch.raw)
+            except RingError as error:
+                self._say_once(f"{error}; some steps are judged but not kept")
             self.telemetry.steps += len(batch.records)
             self.telemetry.missed += batch.missed
             self.telemetry.torn += batch.torn
@@ -74,7 +77,7 @@ class Agent:
 
     def capture(self, request: CaptureRequest) -> CaptureResult | None:
         """Start a capture. What cannot even be started is a result at once."""
-        info = self._newest(request.rank)
+        info = self.ranks.get(request.rank)
         if info is None:
             return CaptureResult(request.capture_id, request.rank, "failed", f"rank {request.rank} has no ring here")
         try:
@@ -143,7 +146,7 @@ class Agent:
                 self._give_up(path, str(error))
                 continue
             info = reader.info
-            first = self._schemas.setdefault(info.attempt, info)
+            first = self._first_info.setdefault(info.attempt, info)
             if (info.schema, info.world_size) != (first.schema, first.world_size):
                 self._give_up(path, f"{path}: rank {info.rank} records other stages than rank {first.rank}")
                 continue
@@ -162,8 +165,11 @@ class Agent:
             reader.close()
             kept.close()
 
-    def _newest(self, rank: int) -> RingInfo | None:
-        return self.ranks.get(rank)
+    def _say_once(self, problem: str) -> None:
+        """A disk that is full is so ten times a second."""
+        if problem not in self._said:
+            self._said.add(problem)
+            log.warning("%s", problem)
 
     def _alive(self, rank: int) -> bool:
         return any(reader.writer_alive for reader, _ in self._readers.values() if reader.info.rank == rank)

@@ -3,7 +3,8 @@
 import pytest
 
 from sftriage.agent import Agent, Shape
-from sftriage.recorder import Monitor, read_log
+from sftriage.errors import RingError
+from sftriage.recorder import Monitor, StepLog, read_log
 from sftriage.records import CaptureRequest
 
 
@@ -70,6 +71,21 @@ def test_a_ring_that_is_none_is_said_once_and_the_others_are_read(agent, monitor
     # THEN the window goes out with rank 1 missing, and why is known
     assert window.durations_NRS.shape == (4, 2, 3)
     assert len(agent.telemetry.problems) == 1
+
+
+def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatch, caplog):
+    def full(log, raw):
+        raise RingError(f"{log.path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(StepLog, "append", full)
+    # GIVEN the disk takes no step, WHEN the job goes on
+    ranks = monitor(0), monitor(1)
+    train(*ranks, steps=4)
+    first = agent.poll()
+    train(*ranks, steps=4)
+    # THEN its windows are judged all the same, and it is said once a rank
+    assert [window.first_step for window in (*first, *agent.poll())] == [0, 4]
+    assert [record.message.count("No space left") for record in caplog.records] == [1, 1]
 
 
 def test_a_rank_that_records_other_stages_counts_as_missing(agent, monitor):
