@@ -90,7 +90,9 @@ class StepRecord:
     ``durations_ns`` has one entry a stage and sums to the measured step exactly. ``outside_ns`` has one entry a sync
     stage: the part of ``other`` that was spent before that sync stage ended and after the one before it, without which
     a delay between two stages would be accounted after the sync it held up. ``between_ns`` is the time from the end of
-    the previous step to the start of this one, outside the step.
+    the previous step to the start of this one, outside the step. ``ready_ns`` is the part of the first sync stage until
+    the last gradient was ready on this rank, or None where that is not known. ``kind`` and ``work`` are the job's own
+    words for the step: what sort it is ("" for an ordinary one) and how much (tokens, samples; 0 where nobody said).
     """
 
     rank: int
@@ -101,6 +103,9 @@ class StepRecord:
     outside_ns: tuple[int, ...]
     complete: bool
     capturing: bool
+    ready_ns: int | None = None
+    kind: str = ""
+    work: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,8 +116,13 @@ class Window:
 
     - ``outside_NRG``: the part of ``other`` before the end of each sync stage (see `StepRecord.outside_ns`);
     - ``between_NR``: time between the previous step and this one;
-    - ``ready_NR``: seconds from the start of the (single) sync stage until the last gradient was ready on the rank;
-    - ``capturing_N``: steps during which a heavy profiler ran somewhere in the job.
+    - ``ready_NR``: seconds from the start of the first sync stage until the last gradient was ready on the rank;
+    - ``capturing_N``: steps during which a heavy profiler ran somewhere in the job;
+    - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
+    - ``kinds``: of each step what sort it is, "" for an ordinary one;
+    - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said.
+
+    Reading is fastest where the ranks of one stage lie side by side in memory, but any layout will do.
     """
 
     schema: StageSchema
@@ -125,6 +135,7 @@ class Window:
     hosts: tuple[str, ...] | None = None
     cohorts: tuple[str, ...] | None = None
     kinds: tuple[str, ...] | None = None
+    work_NR: FloatArray | None = None
     attempt: int = 0
 
     @property

@@ -10,15 +10,16 @@ Every file starts with a header of 4096 bytes, so that what follows is page alig
     24    n   document: UTF-8 JSON of everything that never changes (who writes, the stages, the number of slots)
     3584  -   live words, 64-bit signed, native order; each kind of file says what its own words mean
 
-A recorded step is one slot of ``9 + S + G - 1`` 64-bit signed words (S stages, G sync stages), native order::
+A recorded step is one slot of ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
 
     seq           1 for the first step that this writer published, and one more for each one after it
     step          the job's own number of the step
     start_ns      start, monotonic clock
     between_ns    from the end of the previous step to this start
     flags         1: the step was left half-way; 2: a heavy profiler touched it
-    kind          reserved, 0
-    work          reserved, 0
+    kind          what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one
+    work          how much of it: tokens or samples, as the job counts them; 0 where nobody said
+    ready_ns      of the first sync stage's own time, until the last gradient was ready; -1 where that is not known
     durations_ns  S words
     outside_ns    G words, sync stages in the order of the step
     crc           CRC-32 of all the bytes before it
@@ -45,7 +46,7 @@ WORD_BYTES = 8
 LIVE_AT = 3584
 """Byte offset of the live words: on cache lines of their own, away from what is only ever read."""
 
-VERSION = 1
+VERSION = 2
 RING_MAGIC = b"SFTRING\n"
 LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
@@ -55,12 +56,18 @@ MAX_TEXT_BYTES = 255
 MAX_COUNT = 1 << 62
 """No process counts this far: a greater number in a file is damage, not data."""
 
-SEQ, STEP, START, BETWEEN, FLAGS = range(5)
-DURATIONS = 7
+SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
+DURATIONS = 9
 """Word of the slot at which the S durations begin."""
 
 INCOMPLETE = 1
 CAPTURING = 2
+
+UNKNOWN = -1
+"""``ready_ns`` of a step in which nobody saw the last gradient become ready."""
+
+MAX_KIND_BYTES = 16
+_KIND = struct.Struct("=2q")
 
 _PROLOGUE = struct.Struct("=8sIIII")
 _BYTE_ORDER_MARK = 0x01020304
@@ -116,7 +123,7 @@ class RingInfo:
 
     @property
     def slot_words(self) -> int:
-        """Words in one slot: seven fixed ones, S durations, G outside times, and the CRC."""
+        """Words in one slot: nine fixed ones, S durations, G outside times, and the CRC."""
         return DURATIONS + len(self.schema.stages) + len(self.schema.sync) + 1
 
     @property
@@ -201,6 +208,24 @@ def _decode_document(document: Mapping[str, Any]) -> tuple[RingInfo, int]:
     return RingInfo(schema=schema, **fields), slots
 
 
+def kind_words(kind: str) -> tuple[int, int]:
+    """A kind as a slot holds it.
+
+    Raises:
+        RingError: it is not printable, or longer than `MAX_KIND_BYTES` bytes of UTF-8.
+    """
+    encoded = kind.encode("utf-8", "replace")
+    if len(encoded) > MAX_KIND_BYTES or not (kind.isprintable()):
+        raise RingError(f"kind {kind!r}: printable text of at most {MAX_KIND_BYTES} bytes")
+    first, rest = _KIND.unpack(encoded.ljust(MAX_KIND_BYTES, b"\0"))
+    return first, rest
+
+
+def kind_of(first: int, rest: int) -> str:
+    """The kind that two words of a slot hold; what is no text is shown as such, never an error."""
+    return bounded_text(_KIND.pack(first, rest).rstrip(b"\0").decode("utf-8", "replace"))
+
+
 class SlotCodec:
     """Turns the bytes of slots into records, and refuses every slot that was not written whole."""
 
@@ -222,7 +247,7 @@ class SlotCodec:
             return None
         durations_ns, outside_ns = words[self._durations], words[self._outside]
         # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
-        if min(words[BETWEEN], *durations_ns, *outside_ns) < 0:
+        if min(words[BETWEEN], words[WORK], *durations_ns, *outside_ns) < 0 or words[READY] < UNKNOWN:
             return None
         flags = words[FLAGS]
         record = StepRecord(
@@ -232,6 +257,9 @@ class SlotCodec:
             between_ns=words[BETWEEN],
             durations_ns=durations_ns,
             outside_ns=outside_ns,
+            kind=kind_of(words[KIND], words[KIND_REST]),
+            work=words[WORK],
+            ready_ns=None if words[READY] == UNKNOWN else words[READY],
             complete=not flags & INCOMPLETE,
             capturing=bool(flags & CAPTURING),
         )

@@ -31,9 +31,11 @@ from sftriage.recorder.layout import (
     FLAGS,
     INCOMPLETE,
     MAX_COUNT,
+    READY,
     SEQ,
     START,
     STEP,
+    UNKNOWN,
 )
 from sftriage.recorder.log import warn
 from sftriage.recorder.ring import (
@@ -134,6 +136,7 @@ class Recording:
         self.live = ring.live
         self.words = array("q", bytes(ring.info.slot_bytes))
         self.words[STEP] = -1
+        self.words[READY] = UNKNOWN
         self._slot = memoryview(self.words)
         self._body = self._slot[:-1]
         # All that a new step starts from zero: durations and outside times.

@@ -59,7 +59,7 @@ def slot_of() -> Callable[..., array[int]]:
     def make(info: RingInfo, seq: int, *, crc: int | None = None) -> array[int]:
         stages, sync = len(info.schema.stages), len(info.schema.sync)
         times = [seq * 100 + index for index in range(stages + sync)]
-        words = array("q", [seq, seq + 40, seq * 1000, seq * 10, 0, 0, 0, *times, 0])
+        words = array("q", [seq, seq + 40, seq * 1000, seq * 10, 0, 0, 0, 0, -1, *times, 0])
         words[-1] = crc32(memoryview(words)[:-1]) if crc is None else crc
         return words
 
