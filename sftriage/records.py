@@ -29,8 +29,9 @@ _STAGE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/@-]*")
 CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """What a capture may be called: a plain file name that is never hidden and never leads elsewhere."""
 
-Label = Literal["healthy", "suspect", "needs_evidence"]
-Scope = Literal["rank", "all"]
+Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
+Scope = Literal["rank", "host", "cohort", "all"]
+Pattern = Literal["chronic", "recurring", "one-off"]
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
 Profiler = Literal["torch"]
 CaptureState = Literal["done", "failed", "refused"]
@@ -108,6 +109,43 @@ class StepRecord:
     work: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class RankStatus:
+    """What one rank is doing now. Times are nanoseconds on the monotonic clock of the host that looks.
+
+    Attributes:
+        rank: the rank.
+        host: the host it is on.
+        stage: the stage it is in, or None between steps.
+        since_ns: when it entered that stage, or left the last step; before its first step, when its recorder started.
+        step: the number of the step in progress, or of the last one.
+        step_since_ns: when that step started.
+        published: steps it has ended so far.
+        closed: it has stopped recording.
+        alive: its process is there.
+    """
+
+    rank: int
+    host: str
+    stage: str | None
+    since_ns: int
+    step: int
+    step_since_ns: int
+    published: int
+    closed: bool
+    alive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobStatus:
+    """What the ranks of one attempt of a job are doing now; ranks that show nothing are not among ``ranks``."""
+
+    schema: StageSchema
+    world_size: int
+    ranks: tuple[RankStatus, ...]
+    attempt: int = 0
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
     """N consecutive steps × R ranks × S stages of durations, in seconds.
@@ -149,14 +187,19 @@ class Suspect:
     """Who and what would have to be mended: a scope, a stage, and what that would save.
 
     Attributes:
-        scope: ``rank`` or ``all``.
+        scope: one rank, the ranks of one host, those of one cohort, or all.
         ranks: the ranks of the scope.
         stage: the stage, or None where all local stages of the scope are slow alike.
-        gain_s: exposed seconds a step that would be saved if the suspect were as its reference (mean over the window).
-        share: ``gain_s`` as a fraction of the exposed step time.
+        gain_s: exposed seconds a step that would be saved if the suspect were as its reference: the mean over the steps
+            that its fault fills (all of the window for a ``chronic`` one that was there from its start).
+        share: ``gain_s`` as a fraction of the exposed time of those steps.
         persistence: fraction of the window's steps in which the suspect's gain was there.
         rank: the rank, where the scope is ``rank``.
         host: the host, where the scope is ``host``.
+        cohort: the cohort, where the scope is ``cohort``.
+        pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
+        period_steps: of a ``recurring`` one, the steps from one time to the next; None where they vary.
+        onset_step: the step it began at, or the first of the window where it was there already.
     """
 
     scope: Scope
@@ -167,6 +210,10 @@ class Suspect:
     persistence: float
     rank: int | None = None
     host: str | None = None
+    cohort: str | None = None
+    pattern: Pattern = "chronic"
+    period_steps: int | None = None
+    onset_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +224,9 @@ class Verdict:
     ``leaders`` names for each stage the rank that led the frontier at its boundary, weighted by what it
     advanced; None where the frontier never moved. At the end of one of the ``sync`` stages all ranks are together, and
     who leads there is a matter of microseconds.
+
+    A ``stalled`` verdict is about the step in progress: it is both the first and the last step, ``exposed_s`` is how
+    long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
     """
 
     first_step: int

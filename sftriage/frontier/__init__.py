@@ -1,26 +1,32 @@
 """The accounting and the verdicts: pure numpy, no I/O, no clock.
 
 `segments` cuts a window where its ranks are together, `accounting` says where the exposed time went, `whatif` what
-would be saved by mending one suspect, `baseline` what the job's healthy profile is, and `verdicts` puts a label on it.
+would be saved by mending one suspect, `baseline` what the job's healthy profile is, `course` when a suspect was there,
+`evidence` puts all that beside each other, and `verdicts` puts a label on it.
 """
 
-from sftriage.frontier.accounting import Accounting, anchored, plain
+from sftriage.frontier.accounting import Accounting, Walk, account, anchored, plain, walk
 from sftriage.frontier.baseline import Baseline, Profile, Typical, learned, profile
+from sftriage.frontier.evidence import Past
 from sftriage.frontier.judging import judge
 from sftriage.frontier.segments import Segment, segments
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.verdicts import classify
+from sftriage.frontier.verdicts import assess, classify
 from sftriage.frontier.whatif import SegmentReplay, replay
 
 __all__ = [
     "Accounting",
     "Baseline",
+    "Past",
     "Profile",
     "Segment",
     "SegmentReplay",
     "Settings",
     "Typical",
+    "Walk",
+    "account",
     "anchored",
+    "assess",
     "classify",
     "judge",
     "learned",
@@ -28,4 +34,5 @@ __all__ = [
     "profile",
     "replay",
     "segments",
+    "walk",
 ]

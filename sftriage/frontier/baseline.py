@@ -1,48 +1,71 @@
 """The job's own healthy profile, against which a slowdown of every rank alike is seen.
 
 Peers in the same step are no reference for what all of them share; the job's past is. It is learned
-from windows that were not slow, and slowly, so that a creeping slowdown does not become the norm.
+from windows that were not slow, one profile for each regime (kind of step, and size of its work), and slowly: what is
+known is a median over windows spread evenly over all that has been seen, so that a creeping slowdown does not become
+the norm.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray
-from sftriage.frontier.segments import by_step
+from sftriage.frontier.roles import Roles
 from sftriage.frontier.whatif import SegmentReplay
-from sftriage.records import Verdict
+from sftriage.records import Verdict, Window
 
-NEW_WINDOW_WEIGHT = 0.1
-"""Weight of one more healthy window against what is known: about ten windows to move most of the way."""
+MAX_SAMPLES = 32
+"""Windows that are remembered of a regime. Once there are more, every second one is forgotten, and from then on only
+every second one is taken in: the sample stays spread over all of the job."""
+
+MAX_REGIMES = 64
+"""Regimes that are remembered; of more, the one that was met least."""
+
+BUCKETS_AN_OCTAVE = 4
+"""How finely work is told apart: steps whose work is within about a fifth of each other are alike."""
+
+Regime = tuple[str, int | None]
+"""What is compared with like: the kind of a step, and the bucket of its work (None where nobody said how much)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Profile:
-    """What a window's steps are like, in seconds. N complete steps, S stages.
+    """What a window's steps are like, in seconds. N steps, C cohorts, S stages.
 
     Attributes:
-        level_NS: local time by stage of the median rank but for the one that arrived last, step by step.
-        common_NS: local time by stage that three quarters of the ranks take at least.
+        level_NCS: local time by stage of the median rank but for the one that arrived last, step by step.
+        common_NCS: local time by stage that three quarters of the ranks take at least.
         sync_NS: the sync stages' own work, past the last arrival.
         lateness_N: the last arrival past the median one, summed over the step's segments.
         jitter_s: scale of a rank's ordinary jitter in arrival, summed over the step's segments as lateness is.
     """
 
-    level_NS: FloatArray
-    common_NS: FloatArray
+    level_NCS: FloatArray
+    common_NCS: FloatArray
     sync_NS: FloatArray
     lateness_N: FloatArray
     jitter_s: float
+
+    def of(self, steps_N: BoolArray) -> Profile:
+        """The profile of some of the steps."""
+        return replace(
+            self,
+            level_NCS=self.level_NCS[steps_N],
+            common_NCS=self.common_NCS[steps_N],
+            sync_NS=self.sync_NS[steps_N],
+            lateness_N=self.lateness_N[steps_N],
+        )
 
     @property
     def typical(self) -> Typical:
         """The window in a few numbers: medians over its steps, but a mean of lateness, where rare delays count."""
         return Typical(
-            level_S=np.median(self.level_NS, axis=0),
-            common_S=np.median(self.common_NS, axis=0),
+            level_CS=np.median(self.level_NCS, axis=0),
+            common_CS=np.median(self.common_NCS, axis=0),
             sync_S=np.median(self.sync_NS, axis=0),
             lateness_s=float(self.lateness_N.mean()),
         )
@@ -50,56 +73,109 @@ class Profile:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typical:
-    """A typical step, in seconds: by stage the local level, what is common of it, and the sync work; the lateness."""
+    """A typical step, in seconds: by cohort and stage the local level and what is common of it; sync work; lateness."""
 
-    level_S: FloatArray
-    common_S: FloatArray
+    level_CS: FloatArray
+    common_CS: FloatArray
     sync_S: FloatArray
     lateness_s: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Known:
+    """What is known of one regime: typical steps of some of its healthy windows.
+
+    ``seen`` counts the windows met, every ``stride``-th of which is in ``samples``.
+    """
+
+    samples: tuple[Typical, ...]
+    seen: int = 0
+    stride: int = 1
+
+    @property
+    def typical(self) -> Typical:
+        """The median over the samples."""
+        return Typical(
+            level_CS=np.median([one.level_CS for one in self.samples], axis=0),
+            common_CS=np.median([one.common_CS for one in self.samples], axis=0),
+            sync_S=np.median([one.sync_S for one in self.samples], axis=0),
+            lateness_s=float(np.median([one.lateness_s for one in self.samples])),
+        )
+
+    def drift_s(self) -> float:
+        """Scale (σ) of how the healthy step's local and sync time moved from window to window."""
+        total = [float(one.common_CS.sum(axis=1).max() + one.sync_S.sum()) for one in self.samples]
+        return 1.4826 * float(np.median(np.abs(np.asarray(total) - np.median(total))))
+
+    def after(self, typical: Typical) -> Known:
+        """What is known after one more healthy window."""
+        if self.seen % self.stride:
+            return replace(self, seen=self.seen + 1)
+        samples = (*self.samples, typical)
+        if len(samples) > MAX_SAMPLES:
+            return Known(samples[::2], self.seen + 1, 2 * self.stride)
+        return Known(samples, self.seen + 1, self.stride)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Baseline:
-    """A typical healthy step of the job, and how many windows taught it."""
+    """The job's healthy steps, regime by regime."""
 
-    typical: Typical
-    n_windows: int
+    known: Mapping[Regime, Known] = field(default_factory=dict)
 
+    def typical(self, regime: Regime) -> Typical | None:
+        """A typical healthy step of a regime, or None before there was one."""
+        known = self.known.get(regime)
+        return None if known is None else known.typical
 
-def profile(replays: list[SegmentReplay], valid_N: BoolArray) -> Profile:
-    """The profile of a window's complete steps from its replay."""
-    n_steps, n_stages = len(valid_N), replays[0].level_MS.shape[1]
-    level_NS, common_NS, sync_NS = (np.zeros((n_steps, n_stages)) for _ in range(3))
-    lateness_N = np.zeros(n_steps)
-    for segment in replays:
-        level_NS += by_step(segment.level_MS, n_steps)
-        common_NS += by_step(segment.common_MS, n_steps)
-        lateness_N += by_step(segment.lateness_M, n_steps)
-        if segment.sync_stage is not None:
-            sync_NS[:, segment.sync_stage] += by_step(segment.end_M - segment.last_M, n_steps)
-    jitter_s = sum(segment.jitter_s for segment in replays)
-    return Profile(level_NS[valid_N], common_NS[valid_N], sync_NS[valid_N], lateness_N[valid_N], jitter_s)
+    @property
+    def n_windows(self) -> int:
+        """How many healthy windows taught it."""
+        return sum(known.seen for known in self.known.values())
 
 
-def learned(baseline: Baseline | None, verdict: Verdict, seen: Typical) -> Baseline | None:
+def regimes_of(window: Window) -> tuple[Regime, ...]:
+    """The regime of each step of a window."""
+    n_steps = len(window.durations_NRS)
+    kinds = window.kinds or ("",) * n_steps
+    if window.work_NR is None:
+        return tuple((kind, None) for kind in kinds)
+    work_N = window.work_NR.mean(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        bucket_N = np.round(np.log2(work_N) * BUCKETS_AN_OCTAVE)
+    return tuple((kind, int(b) if np.isfinite(b) else None) for kind, b in zip(kinds, bucket_N, strict=True))
+
+
+def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile:
+    """The profile of a window's steps from its replay. What came after a step's last sync is that step's."""
+    n_stages = replays[0].excess_MS.shape[1]
+    level_NCS, common_NCS = (np.zeros((n_steps, len(roles.members), n_stages)) for _ in range(2))
+    sync_NS, lateness_N = np.zeros((n_steps, n_stages)), np.zeros(n_steps)
+    for one in replays:
+        for k, column in enumerate(one.walk.segment.local):
+            rows = slice(column.offset, column.offset + n_steps)
+            level_NCS[:, :, column.stage] += one.reference_KMC[k][rows]
+            common_NCS[:, :, column.stage] += one.common_KMC[k][rows]
+        lateness_N += one.lateness_M[:n_steps]
+        own = one.walk.segment.own
+        if own is not None:
+            sync_NS[:, own.stage] += (one.walk.end_M - one.walk.last_M)[:n_steps]
+    return Profile(level_NCS, common_NCS, sync_NS, lateness_N, sum(one.jitter_s for one in replays))
+
+
+def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:
     """The baseline after one more window of the job.
 
     A healthy window teaches all there is. One whose only fault is that the last rank to arrive keeps changing still
     teaches what the ranks have in common, so that a job that jitters from its first step gets a baseline at all; its
     lateness is not taken for normal. No other window teaches anything.
     """
-    if verdict.label != "healthy" and verdict.reasons != ("roaming",):
+    known = baseline.known.get(regime)
+    if verdict.reasons == ("roaming",):
+        seen = replace(seen, lateness_s=known.typical.lateness_s if known is not None else 0.0)
+    elif verdict.label != "healthy":
         return baseline
-    known = baseline.typical if baseline is not None else replace(seen, lateness_s=0.0)
-    n_windows = baseline.n_windows if baseline is not None else 0
-    weight = max(NEW_WINDOW_WEIGHT, 1.0 / (n_windows + 1))
-    lateness_s = seen.lateness_s if verdict.label == "healthy" else known.lateness_s
-    return Baseline(
-        Typical(
-            level_S=known.level_S + weight * (seen.level_S - known.level_S),
-            common_S=known.common_S + weight * (seen.common_S - known.common_S),
-            sync_S=known.sync_S + weight * (seen.sync_S - known.sync_S),
-            lateness_s=known.lateness_s + weight * (lateness_s - known.lateness_s),
-        ),
-        n_windows + 1,
-    )
+    all_known = {**baseline.known, regime: (known or Known(())).after(seen)}
+    if len(all_known) > MAX_REGIMES:
+        del all_known[min(all_known, key=lambda one: all_known[one].seen if one != regime else baseline.n_windows + 1)]
+    return Baseline(all_known)

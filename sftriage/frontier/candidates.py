@@ -1,123 +1,236 @@
-"""Who could be the suspect: every (rank, stage), every whole rank, every stage of all ranks, with its gain."""
+"""Who could be the suspect: ranks, hosts, cohorts and all, in a stage or as a whole, each with its gain.
+
+Only who arrives last can have a gain: so the ranks and hosts that led are looked at, and no others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 
-from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.baseline import Profile, Typical
+from sftriage.frontier.course import Course, course_of
+from sftriage.frontier.roles import Roles
+from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
-from sftriage.records import StageSchema, Suspect
+from sftriage.records import Scope, StageSchema, Suspect
 
 STAGE_TELLS_FRACTION = 0.7
 """A stage with this much of its whole scope's excess is the better name for it: a smaller place to look."""
 
-
-def ranked(candidates: list[Suspect], min_gain_s: float) -> tuple[Suspect, ...]:
-    """Best gain first, without those under ``min_gain_s``; of equal gains a whole scope before one of its stages."""
-    kept = [candidate for candidate in candidates if candidate.gain_s >= min_gain_s]
-    return tuple(sorted(kept, key=lambda candidate: (-candidate.gain_s, candidate.stage is not None)))
+MAX_LOOKED_AT = 16
+"""Ranks, and hosts, that are looked at closely: those that held up most."""
 
 
-def rank_candidates(
-    replays: list[SegmentReplay],
-    schema: StageSchema,
-    n_ranks: int,
-    n_steps: int,
-    exposed_s: float,
-    present_s: float,
-) -> list[Suspect]:
-    """Scope ``rank``: gains by stage, and with stage None what mending the whole rank would save.
+@dataclass(frozen=True, slots=True, eq=False)
+class Candidate:
+    """A suspect, and when it was there. ``total_s`` is what mending it would have saved over the window."""
 
-    A rank has its whole as a candidate only where no stage of it tells. That is judged by its time over all rows: gains
-    are cut off at the next rank's arrival, where two slow stages look the same, and jitter does not cancel out of the
-    rows that a rank happened to lead.
+    suspect: Suspect
+    total_s: float
+    course: Course | None
 
-    Args:
-        replays: the window's segments, replayed.
-        schema: names of the stages.
-        n_ranks: ranks in the window.
-        n_steps: complete steps in the window.
-        exposed_s: mean exposed seconds a step.
-        present_s: a suspect is present in a step where its gain is at least this many seconds.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """One rank, or the ranks of one host, and what mending it would have saved.
+
+    ``gain_NS`` is by step and stage, and in its last column for all local stages together; ``over_S`` is the mean local
+    time over that of the peers.
     """
-    n_stages = len(schema.stages)
-    gain_RS, present_RS = _gains_by_rank(replays, n_ranks, present_s)
-    total_RS = np.sum([segment.total_RS for segment in replays], axis=0)
-    over_RS = total_RS - np.median(total_RS, axis=0)
+
+    scope: Scope
+    ranks: tuple[int, ...]
+    name: str
+    gain_NS: FloatArray
+    over_S: FloatArray
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scene:
+    """What every candidate of a window is measured against: names, the steps that count, and the thresholds.
+
+    Attributes:
+        schema: names of the stages.
+        used_N: the steps that count.
+        exposed_N: exposed seconds of each step.
+        first_step: the job's number of the window's first step.
+        present_s: a suspect is present in a step where its gain is at least this many seconds.
+        clear_s: and stands out of jitter from this many on.
+        earlier: for each rank, steps before the window in which it stood out.
+        settings: the thresholds.
+    """
+
+    schema: StageSchema
+    used_N: BoolArray
+    exposed_N: FloatArray
+    first_step: int
+    present_s: float
+    clear_s: float
+    earlier: dict[int, list[int]]
+    settings: Settings
+
+
+def rank_units(replays: Sequence[SegmentReplay], roles: Roles, n_steps: int) -> list[Unit]:
+    """The ranks that held the others up most, each with its gains."""
+    n_ranks, n_stages = len(roles.role_R), replays[0].excess_MS.shape[1]
+    led_R = np.zeros(n_ranks)
+    for one in replays:
+        led_R += np.bincount(one.walk.leader_M, one.whole_gain_M, minlength=n_ranks)
+    ranks = np.argsort(-led_R, kind="stable")[:MAX_LOOKED_AT]
+    ranks = ranks[led_R[ranks] > 0.0]
+    over_CS = np.sum([one.over_CS(ranks, roles) for one in replays], axis=0)
+    units = []
+    for rank, over_S in zip(ranks, over_CS, strict=True):
+        gain_NS = np.zeros((n_steps, n_stages + 1))
+        for one in replays:
+            mine_M = one.walk.leader_M == rank
+            gain_MS = np.column_stack([one.gain_MS, one.whole_gain_M]) * mine_M[:, None]
+            gain_NS += by_step(gain_MS, one.offset_S, n_steps)
+        units.append(Unit("rank", (int(rank),), "", gain_NS, over_S))
+    return units
+
+
+def by_step(gain_MS: FloatArray, offset_S: RankArray, n_steps: int) -> FloatArray:
+    """Gains of a segment's rows as gains of steps: what came after a step's last sync held up the next step's row."""
+    gain_NS = np.zeros((n_steps, gain_MS.shape[1]))
+    total_S = gain_MS[:, :-1].sum(axis=0)
+    # The whole belongs to the step to which most of it does.
+    offsets = (*offset_S, offset_S[total_S.argmax()] if len(total_S) else 0)
+    for s, offset in enumerate(offsets):
+        part_M = gain_MS[offset : offset + n_steps, s]
+        gain_NS[: len(part_M), s] += part_M
+        if offset:
+            gain_NS[0, s] += gain_MS[0, s]
+        elif len(gain_MS) > n_steps:
+            gain_NS[-1, s] += gain_MS[n_steps:, s].sum()
+    return gain_NS
+
+
+def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
+    """A unit's candidates: each stage of it that gains, and the whole of it where no stage tells.
+
+    Which it is is judged by its time over all steps: gains are cut off at the next rank's arrival, where two slow
+    stages look the same, and jitter does not cancel out of the rows that a rank happened to lead.
+    """
     found = []
-    for rank, stage in zip(*np.nonzero(present_RS), strict=True):
-        if stage == n_stages and _one_stage_tells(over_RS[rank]):
+    n_stages = len(scene.schema.stages)
+    for s in range(n_stages + 1):
+        gain_N = unit.gain_NS[:, s] * scene.used_N
+        present_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
+        if not present_N.any() or (s == n_stages and stage_tells(unit.over_S)):
             continue
-        gain_s = float(gain_RS[rank, stage]) / n_steps
-        found.append(
-            Suspect(
-                scope="rank",
-                ranks=(int(rank),),
-                rank=int(rank),
-                stage=schema.stages[stage] if stage < n_stages else None,
-                gain_s=gain_s,
-                share=gain_s / exposed_s,
-                # (a step that is left out may still hold what came after the sync of the one before it)
-                persistence=min(1.0, float(present_RS[rank, stage]) / n_steps),
-            )
+        clear_N = present_N & (gain_N >= scene.clear_s)
+        earlier = scene.earlier.get(unit.ranks[0], []) if unit.scope == "rank" else []
+        course = course_of(
+            present_N[scene.used_N],
+            clear_N[scene.used_N],
+            scene.first_step,
+            earlier,
+            scene.settings,
+            scene.settings.min_persistence_fraction * keep,
         )
+        stage = scene.schema.stages[s] if s < n_stages else None
+        found.append(_candidate(unit, stage, gain_N, present_N, course, scene))
     return found
 
 
-def _gains_by_rank(replays: list[SegmentReplay], n_ranks: int, present_s: float) -> tuple[FloatArray, FloatArray]:
-    """Summed gains, and steps in which they were there, of each rank: R × (S stages and then the whole).
+def _candidate(
+    unit: Unit, stage: str | None, gain_N: FloatArray, present_N: BoolArray, course: Course | None, scene: Scene
+) -> Candidate:
+    filled_N = scene.used_N.copy()
+    if course is not None:
+        filled_N[scene.used_N] = course.filled_N
+    gain_s, exposed_s = float(gain_N[filled_N].mean()), float(scene.exposed_N[filled_N].mean())
+    suspect = Suspect(
+        scope=unit.scope,
+        ranks=unit.ranks,
+        rank=unit.ranks[0] if unit.scope == "rank" else None,
+        host=unit.name if unit.scope == "host" else None,
+        stage=stage,
+        gain_s=gain_s,
+        # (what comes after a step's last sync is that step's, and held up the next one)
+        share=min(1.0, gain_s / exposed_s) if exposed_s > 0.0 else 0.0,
+        persistence=float(present_N[scene.used_N].mean()),
+        pattern=course.pattern if course is not None else "one-off",
+        period_steps=course.period if course is not None else None,
+        onset_step=course.onset if course is not None else None,
+    )
+    return Candidate(suspect, float(gain_N.sum()), course)
 
-    A rank's gains in one step's segments add up before it is asked whether they were there: a step counts once.
-    """
-    n_steps = min(len(segment.leader_M) for segment in replays)
-    keys, gains = [], []
-    for segment in replays:
-        # What came after the last step's last sync is that step's.
-        step_M = np.minimum(np.arange(len(segment.leader_M)), n_steps - 1)
-        keys.append(step_M * n_ranks + segment.leader_M)
-        gains.append(np.column_stack([segment.gain_MS, segment.whole_gain_M]))
-    led, place_M = np.unique(np.concatenate(keys), return_inverse=True)
-    gain_KS = np.zeros((len(led), gains[0].shape[1]))
-    np.add.at(gain_KS, place_M, np.concatenate(gains))
-    gain_RS, present_RS = (np.zeros((n_ranks, gain_KS.shape[1])) for _ in range(2))
-    np.add.at(gain_RS, led % n_ranks, gain_KS)
-    np.add.at(present_RS, led % n_ranks, (gain_KS >= present_s) & (gain_KS > 0.0))
-    return gain_RS, present_RS
+
+def stage_tells(over_S: FloatArray) -> bool:
+    """Whether one stage has nearly all of what a scope is over its peers."""
+    over_S = np.clip(over_S, 0.0, None)
+    return bool(over_S.max() >= STAGE_TELLS_FRACTION * over_S.sum())
 
 
-def _one_stage_tells(excess_S: FloatArray) -> bool:
-    return bool(excess_S.max() >= STAGE_TELLS_FRACTION * excess_S.sum())
-
-
-def group_candidates(
-    seen: Profile, normal: Typical, schema: StageSchema, ranks: tuple[int, ...], exposed_s: float
-) -> list[Suspect]:
-    """Scope ``all``: local stages slower on (nearly) every rank than the baseline, by stage and together.
+def group_candidates(seen: Profile, normal: Typical, roles: Roles, scene: Scene, exposed_s: float) -> list[Candidate]:
+    """Local stages slower on (nearly) every rank of a cohort, or of all of them, than the baseline, and all together.
 
     Levels are medians over the window's steps, so what is found here is in most of them; ``persistence`` is the
     fraction of steps whose own level is nearer to the window's than to the baseline's.
 
     Args:
-        seen: the window's profile.
-        normal: a typical healthy step of the job.
-        schema: names of the stages.
-        ranks: the ranks of the window.
+        seen: the profile of the steps that can be compared with ``normal``.
+        normal: a typical healthy step of the job in the same regime.
+        roles: the cohorts.
+        scene: names and thresholds.
         exposed_s: mean exposed seconds a step.
     """
-    common_S = seen.typical.common_S
+    common_CS = seen.typical.common_CS
     # A median of few steps may be over their mean, and what is saved is no more than what was spent.
-    mean_rise_S = np.clip(seen.common_NS - normal.common_S, 0.0, None).mean(axis=0)
-    rise_S = np.minimum(np.clip(common_S - normal.common_S, 0.0, None), mean_rise_S)
+    mean_rise_CS = np.clip(seen.common_NCS - normal.common_CS, 0.0, None).mean(axis=0)
+    rise_CS = np.minimum(np.clip(common_CS - normal.common_CS, 0.0, None), mean_rise_CS)
+    min_s = scene.settings.min_group_fraction * exposed_s
+    slow_C = rise_CS.sum(axis=1) >= min_s / 2
+    if slow_C.all():
+        return _group("all", "", tuple(range(len(roles.role_R))), rise_CS.min(axis=0), seen, normal, scene, exposed_s)
     found = []
-    for s in np.flatnonzero(rise_S):
-        slow_N = seen.common_NS[:, s] > (common_S[s] + normal.common_S[s]) / 2
-        found.append(_group(schema.stages[s], ranks, float(rise_S[s]), exposed_s, slow_N))
-    if found and not _one_stage_tells(rise_S):
-        slow_N = seen.common_NS.sum(axis=1) > (common_S.sum() + normal.common_S.sum()) / 2
-        found.append(_group(None, ranks, float(rise_S.sum()), exposed_s, slow_N))
+    for c in np.flatnonzero(slow_C):
+        # Only what it has over the other cohorts' total can be saved: they all wait for the slowest.
+        others_s = float(np.delete(seen.typical.level_CS.sum(axis=1), c).max())
+        ahead_s = max(0.0, float(seen.typical.level_CS[c].sum()) - others_s)
+        rise_S = np.minimum(rise_CS[c], ahead_s)
+        ranks = tuple(int(rank) for rank in roles.members[c])
+        found += _group("cohort", roles.names[c], ranks, rise_S, seen, normal, scene, exposed_s, int(c))
     return found
 
 
-def _group(stage: str | None, ranks: tuple[int, ...], gain_s: float, exposed_s: float, slow_N: BoolArray) -> Suspect:
-    return Suspect("all", ranks, stage, gain_s, gain_s / exposed_s, float(slow_N.mean()))
+def _group(
+    scope: Scope,
+    name: str,
+    ranks: tuple[int, ...],
+    rise_S: FloatArray,
+    seen: Profile,
+    normal: Typical,
+    scene: Scene,
+    exposed_s: float,
+    cohort: int = 0,
+) -> list[Candidate]:
+    level_NS, normal_S = seen.common_NCS[:, cohort], normal.common_CS[cohort]
+    found = []
+
+    def add(stage: str | None, gain_s: float, slow_N: BoolArray) -> None:
+        suspect = Suspect(
+            scope,
+            ranks,
+            stage,
+            gain_s,
+            gain_s / exposed_s,
+            float(slow_N.mean()),
+            cohort=name or None,
+            onset_step=scene.first_step + (int(slow_N.argmax()) if slow_N.any() else 0),
+        )
+        found.append(Candidate(suspect, gain_s * len(slow_N), Course("chronic", slow_N, scene.first_step)))
+
+    for s in np.flatnonzero(rise_S):
+        half_s = (np.median(level_NS[:, s]) + normal_S[s]) / 2
+        add(scene.schema.stages[s], float(rise_S[s]), level_NS[:, s] > half_s)
+    if found and not stage_tells(rise_S):
+        total_N = level_NS.sum(axis=1)
+        add(None, float(rise_S.sum()), total_N > (np.median(total_N) + normal_S.sum()) / 2)
+    return found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sftriage.frontier.arrays import FloatArray
-from sftriage.frontier.baseline import Baseline, Profile
+from sftriage.frontier.baseline import Profile, Typical
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA
 
@@ -19,7 +19,7 @@ class Excess:
 
     Attributes:
         late_s: the last arrival past the median one, over what jitter alone explains.
-        group_s: local stages of the median rank over the baseline.
+        group_s: local stages of the median rank over the baseline, in the cohort where they are most over it.
         sync_s: the sync stages' own work over the baseline.
         from_baseline: the last two are against a baseline; without one, against the window's own earlier steps.
     """
@@ -35,27 +35,40 @@ class Excess:
         return self.late_s + self.group_s + self.sync_s
 
 
-def excess_of(seen: Profile, baseline: Baseline | None, n_ranks: int, exposed_s: float, settings: Settings) -> Excess:
+def normal_lateness_s(
+    seen: Profile, normal: Typical | None, n_ranks: int, exposed_s: float, settings: Settings
+) -> float:
+    """Lateness that is nobody's fault: what jitter explains, and what the job has when it is healthy.
+
+    The largest of R normal deviations is near σ·sqrt(2 ln R).
+    """
+    jitter_s = min(seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks)), settings.max_jitter_fraction * exposed_s)
+    return jitter_s if normal is None else max(jitter_s, normal.lateness_s)
+
+
+def excess_of(
+    seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, exposed_s: float, settings: Settings
+) -> Excess:
     """The excess of a window.
 
     Args:
         seen: the window's profile.
-        baseline: a typical healthy step of the job, where one is known.
+        like: the profile of those of its steps that can be compared with ``normal``.
+        normal: a typical healthy step of the job in the same regime, where one is known.
         n_ranks: ranks in the window.
         exposed_s: mean exposed seconds a step.
         settings: the thresholds.
     """
-    typical = seen.typical
-    # The largest of R normal deviations is near σ·sqrt(2 ln R): so much lateness is nobody's fault.
-    normal_late_s = min(seen.jitter_s * math.sqrt(2.0 * math.log(n_ranks)), settings.max_jitter_fraction * exposed_s)
-    if baseline is None:
-        late_s = max(0.0, typical.lateness_s - normal_late_s)
-        group_s, sync_s = _shift(seen, settings)
+    late_s = max(
+        0.0, seen.typical.lateness_s - normal_lateness_s(seen, normal, n_ranks, exposed_s, settings)
+    )
+    if normal is None:
+        group_s, sync_s = _shift(like, settings)
         return Excess(late_s, group_s, sync_s, from_baseline=False)
-    normal = baseline.typical
+    typical = like.typical
     return Excess(
-        late_s=max(0.0, typical.lateness_s - max(normal_late_s, normal.lateness_s)),
-        group_s=float(np.clip(typical.level_S - normal.level_S, 0.0, None).sum()),
+        late_s=late_s,
+        group_s=float(np.clip(typical.level_CS - normal.level_CS, 0.0, None).sum(axis=1).max()),
         sync_s=float(np.clip(typical.sync_S - normal.sync_S, 0.0, None).sum()),
         from_baseline=True,
     )
@@ -67,7 +80,7 @@ def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
     The cut is the one with the largest step between the medians of the two sides. A step within what the window's own
     spread explains is none. A fall is no slowdown: jobs warm up.
     """
-    local_N, sync_N = seen.level_NS.sum(axis=1), seen.sync_NS.sum(axis=1)
+    local_N, sync_N = seen.level_NCS.sum(axis=2).max(axis=1), seen.sync_NS.sum(axis=1)
     total_N = local_N + sync_N
     n_steps = len(total_N)
     edge = max(3, n_steps // 5)

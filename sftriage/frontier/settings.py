@@ -32,6 +32,10 @@ class Settings:
             arrivals that only jitter, one).
         shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
             steps' own spread (5: steps are correlated, so nominal significance overstates).
+        min_run_steps: a fault that fills a run of steps, and not most of the window, is named from so many steps on
+            (8: a hiccup of the machine lasts a few).
+        keep_fraction: a suspect that was named in the window before stays named down to this fraction of the
+            thresholds it had to pass (0.7: a gain that lies at its threshold must not make the verdict flap).
     """
 
     min_gain_fraction: float = 0.05
@@ -46,3 +50,5 @@ class Settings:
     present_fraction: float = 0.5
     clear_sigmas: float = 3.0
     shift_sigmas: float = 5.0
+    min_run_steps: int = 8
+    keep_fraction: float = 0.7

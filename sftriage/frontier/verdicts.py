@@ -6,125 +6,120 @@ Every number that decides is put into the verdict, so that it can be explained a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import Accounting, anchored
-from sftriage.frontier.arrays import FloatArray
-from sftriage.frontier.baseline import Baseline, Profile, profile
-from sftriage.frontier.candidates import group_candidates, rank_candidates, ranked
-from sftriage.frontier.excess import Excess, excess_of
-from sftriage.frontier.segments import complete_steps
+from sftriage.frontier.accounting import Accounting, account, walk
+from sftriage.frontier.arrays import BoolArray
+from sftriage.frontier.candidates import Candidate
+from sftriage.frontier.evidence import Evidence, Past, keep_fraction, weigh
+from sftriage.frontier.roles import differ
+from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.whatif import replay
 from sftriage.records import Label, Suspect, Verdict, Window
+
+NEARLY_ALL = 0.8
+"""A rank that causes this much of the lateness is the one, in however few steps it does."""
 
 MAX_SUSPECTS = 8
 """Candidates a verdict lists at most."""
 
-LISTED_FRACTION = 0.01
-"""A candidate with a gain under this fraction of the step is not worth a line."""
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
-    """What the ladder looks at: one window, accounted and replayed.
-
-    ``best_gains_s`` is what mending whoever came last would have saved, step by step, as a mean. ``clear_gain_R`` is
-    that by rank, summed over the steps in which it stands out of jitter, and ``clear_steps_R`` how many those are.
-    """
-
-    exposed_s: float
-    seen: Profile
-    excess: Excess
-    suspects: tuple[Suspect, ...]
-    best_gains_s: float
-    clear_gain_R: FloatArray
-    clear_steps_R: FloatArray
-
-
-def classify(window: Window, baseline: Baseline | None = None, settings: Settings | None = None) -> Verdict:
+def classify(window: Window, past: Past | None = None, settings: Settings | None = None) -> Verdict:
     """The verdict on one window.
 
     Args:
         window: durations of N steps × R ranks × S stages.
-        baseline: a typical healthy step of this job, where one is known.
+        past: what the windows before have taught, where there were any.
         settings: the thresholds.
     """
-    settings = settings or Settings()
-    accounting = anchored(window)
-    coverage = float(np.isfinite(window.durations_NRS).all(axis=2).mean()) if window.durations_NRS.size else 0.0
+    return assess(window, past or Past(), settings or Settings())[0]
+
+
+def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evidence | None]:
+    """The verdict on one window, and what it was taken from; None where the window was not looked into."""
+    valid_N = complete_steps(window)
+    walks = [walk(segment) for segment in segments(window, valid_N)]
+    accounting = account(walks, window, int(valid_N.sum()))
+    coverage = 1.0 if valid_N.all() and valid_N.size else _coverage(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction
-        return _verdict(window, accounting, "needs_evidence", ("low_coverage",), (), numbers)
+        return _verdict(window, accounting, "needs_evidence", ("low_coverage",), (), numbers), None
     if window.capturing_N is not None and window.capturing_N.any():
         numbers["capturing_steps"] = float(window.capturing_N.sum())
-        return _verdict(window, accounting, "needs_evidence", ("self_inflicted",), (), numbers)
+        return _verdict(window, accounting, "needs_evidence", ("self_inflicted",), (), numbers), None
     if accounting.exposed_s == 0.0:
-        return _verdict(window, accounting, "healthy", (), (), numbers)
-    evidence = weigh(window, accounting, baseline, settings)
+        return _verdict(window, accounting, "healthy", (), (), numbers), None
+    evidence = weigh(window, walks, accounting, valid_N, past, settings)
     numbers |= _numbers(evidence, settings)
-    suspect = _unambiguous(evidence, settings)
-    if suspect is not None:
-        return _verdict(window, accounting, "suspect", (), evidence.suspects[:MAX_SUSPECTS], numbers)
-    reasons = _reasons(evidence, settings)
+    suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
+    if _roles_differ(window, valid_N, evidence, settings):
+        return _verdict(window, accounting, "needs_evidence", ("mixed_roles",), suspects, numbers), evidence
+    first = _unambiguous(evidence, past, settings)
+    if first is not None:
+        named = (_since(first, past, window), *suspects[1:])
+        return _verdict(window, accounting, "suspect", (), named, numbers), evidence
+    reasons = _reasons(evidence, past, settings)
     if not reasons:
-        return _verdict(window, accounting, "healthy", (), (), numbers)
-    return _verdict(window, accounting, "needs_evidence", reasons, evidence.suspects[:MAX_SUSPECTS], numbers)
+        return _verdict(window, accounting, "healthy", (), (), numbers), evidence
+    return _verdict(window, accounting, "needs_evidence", reasons, suspects, numbers), evidence
 
 
-def weigh(window: Window, accounting: Accounting, baseline: Baseline | None, settings: Settings) -> Evidence:
-    """Replay a window and put every candidate and every part of the excess beside each other."""
-    valid_N = complete_steps(window)
-    replays = replay(window)
-    seen = profile(replays, valid_N)
-    exposed_s = accounting.exposed_s / accounting.n_steps
-    present_s = settings.present_fraction * settings.min_gain_fraction * exposed_s
-    n_ranks = window.durations_NRS.shape[1]
-    suspects = rank_candidates(replays, window.schema, n_ranks, accounting.n_steps, exposed_s, present_s)
-    if baseline is not None:
-        group = group_candidates(seen, baseline.typical, window.schema, tuple(range(n_ranks)), exposed_s)
-        # What all ranks share is drift below its threshold, and no rival to a rank.
-        suspects += [candidate for candidate in group if candidate.share >= settings.min_group_fraction]
-    # (rows of all segments: a segment's gain is over its own jitter or it is not)
-    leader_M = np.concatenate([segment.leader_M for segment in replays])
-    gain_M = np.concatenate([segment.whole_gain_M for segment in replays])
-    clear_M = gain_M >= max(present_s, settings.clear_sigmas * seen.jitter_s)
-    return Evidence(
-        exposed_s=exposed_s,
-        seen=seen,
-        excess=excess_of(seen, baseline, n_ranks, exposed_s, settings),
-        suspects=ranked(suspects, LISTED_FRACTION * exposed_s),
-        best_gains_s=float(gain_M.sum()) / accounting.n_steps,
-        clear_gain_R=np.bincount(leader_M, gain_M * clear_M, minlength=n_ranks).astype(np.float64),
-        clear_steps_R=np.bincount(leader_M, clear_M, minlength=n_ranks).astype(np.float64),
-    )
+def _coverage(window: Window) -> float:
+    finite_NR = np.isfinite(window.durations_NRS).all(axis=2)
+    return float(finite_NR.mean()) if finite_NR.size else 0.0
 
 
-def _unambiguous(evidence: Evidence, settings: Settings) -> Suspect | None:
-    """The first suspect, if it explains the excess and is clearly ahead of everybody else."""
-    if not evidence.suspects or not _qualifies(evidence.suspects[0], evidence, settings):
+def _roles_differ(window: Window, valid_N: BoolArray, evidence: Evidence, settings: Settings) -> bool:
+    """Whether the lateness of this window is that of ranks which do different work, and nobody has said so.
+
+    A job whose healthy steps are known has shown that its ranks are alike.
+    """
+    min_s = settings.min_gain_fraction * evidence.exposed_s
+    if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
+        return False
+    local_S = np.asarray([stage not in window.schema.sync for stage in window.schema.stages])
+    return differ(window, valid_N, local_S, min_s)
+
+
+def _since(first: Candidate, past: Past, window: Window) -> Suspect:
+    """The suspect, which began when the windows before have seen it begin."""
+    suspect, named = first.suspect, past.named
+    there_already = suspect.onset_step == window.first_step
+    if named is None or not there_already or (named.scope, named.ranks) != (suspect.scope, suspect.ranks):
+        return suspect
+    return replace(suspect, onset_step=named.onset_step)
+
+
+def _unambiguous(evidence: Evidence, past: Past, settings: Settings) -> Candidate | None:
+    """The first candidate, if it explains the excess and is clearly ahead of everybody else."""
+    if not evidence.candidates:
         return None
-    n_steps = len(evidence.seen.lateness_N)
-    return evidence.suspects[0] if _leads(evidence.suspects, n_steps, settings) else None
+    first = evidence.candidates[0]
+    keep = keep_fraction(past, first.suspect, settings)
+    if not _qualifies(first, evidence, settings, keep) or not _leads(evidence, settings, keep):
+        return None
+    return first
 
 
-def _leads(suspects: tuple[Suspect, ...], n_steps: int, settings: Settings) -> bool:
+def _leads(evidence: Evidence, settings: Settings, keep: float) -> bool:
     """Whether the first is clearly ahead of the others: in gain and, among ranks, in the steps in which it is the one.
 
-    Its own other stages are no rivals to it.
+    Its own other stages are no rivals to it. Who fills few steps must have twice what the next one has.
     """
-    first = suspects[0]
-    rivals = [other for other in suspects if (other.scope, other.ranks) != (first.scope, first.ranks)]
-    second_s = max((rival.gain_s for rival in rivals), default=0.0)
-    if first.gain_s - second_s < settings.min_lead_fraction * first.gain_s:
+    first, n_steps = evidence.candidates[0], float(evidence.used_N.sum())
+    rivals = [other for other in evidence.candidates if not set(other.suspect.ranks) & set(first.suspect.ranks)]
+    second_s = max((rival.total_s for rival in rivals), default=0.0)
+    sparse = first.course is not None and first.course.pattern != "chronic"
+    lead = 0.5 if sparse else settings.min_lead_fraction * keep
+    if first.total_s - second_s < lead * first.total_s:
         return False
-    second = max((rival.persistence for rival in rivals if rival.scope == "rank"), default=0.0)
-    if first.scope != "rank" or second == 0.0:
+    second = max((rival.suspect.persistence for rival in rivals if rival.suspect.scope == "rank"), default=0.0)
+    if first.suspect.scope != "rank" or second == 0.0 or sparse:
         return True
-    return _ahead(n_steps * first.persistence, n_steps * second, settings)
+    return _ahead(n_steps * first.suspect.persistence, n_steps * second, settings)
 
 
 def _ahead(first_steps: float, second_steps: float, settings: Settings) -> bool:
@@ -135,20 +130,30 @@ def _ahead(first_steps: float, second_steps: float, settings: Settings) -> bool:
     return first_steps - second_steps >= settings.min_lead_sigmas * math.sqrt(first_steps + second_steps)
 
 
-def _qualifies(suspect: Suspect, evidence: Evidence, settings: Settings) -> bool:
-    min_share = settings.min_gain_fraction if suspect.scope == "rank" else settings.min_group_fraction
-    return (
-        suspect.share >= min_share
-        and suspect.persistence >= settings.min_persistence_fraction
-        and _explained_s(suspect, evidence) >= settings.min_explained_fraction * _weighty_s(evidence, settings)
-    )
+def _qualifies(candidate: Candidate, evidence: Evidence, settings: Settings, keep: float) -> bool:
+    suspect = candidate.suspect
+    single = suspect.scope in ("rank", "host")
+    min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
+    if candidate.course is None or suspect.share < min_share:
+        return False
+    if not single and suspect.persistence < settings.min_persistence_fraction * keep:
+        return False
+    wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
+    return _explained_s(suspect, evidence) >= wanted_s
 
 
-def _weighty_s(evidence: Evidence, settings: Settings) -> float:
-    """The excess that wants explaining: what all ranks share counts from its threshold on, and is drift below it."""
+def _weighty_s(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
+    """The excess that wants explaining in the steps that the candidate fills.
+
+    What all ranks share counts from its threshold on, and is drift below it.
+    """
     excess = evidence.excess
+    late_s = excess.late_s
+    if candidate.course is not None and candidate.suspect.scope in ("rank", "host"):
+        filled_s = evidence.seen.lateness_N[candidate.course.filled_N].mean()
+        late_s = max(0.0, float(filled_s) - evidence.normal_late_s)
     shared_s = excess.group_s + excess.sync_s
-    return excess.late_s + (shared_s if shared_s >= settings.min_group_fraction * evidence.exposed_s else 0.0)
+    return late_s + (shared_s if shared_s >= settings.min_group_fraction * evidence.exposed_s else 0.0)
 
 
 def _explained_s(suspect: Suspect, evidence: Evidence) -> float:
@@ -157,15 +162,15 @@ def _explained_s(suspect: Suspect, evidence: Evidence) -> float:
     Who is slow in its local stages is slow in its sync stages' own part too, and holds everybody up there: a slow GPU
     is slow in `backward`. By the same factor, that is explained.
     """
-    typical, sync_excess_s = evidence.seen.typical, evidence.excess.sync_s
-    normal_local_s = float(typical.level_S.sum()) - evidence.excess.group_s
+    typical, sync_excess_s = evidence.like.typical, evidence.excess.sync_s
+    normal_local_s = float(typical.level_CS.sum(axis=1).max()) - evidence.excess.group_s
     normal_sync_s = float(typical.sync_S.sum()) - sync_excess_s
     if normal_local_s <= 0.0 or normal_sync_s <= 0.0:
         return suspect.gain_s
     return suspect.gain_s + min(sync_excess_s, suspect.gain_s / normal_local_s * normal_sync_s)
 
 
-def _reasons(evidence: Evidence, settings: Settings) -> tuple[str, ...]:
+def _reasons(evidence: Evidence, past: Past, settings: Settings) -> tuple[str, ...]:
     """Why there is excess and no suspect, the largest part of it first; nothing where it is under its thresholds.
 
     What all ranks share is one part: a level that rises with the sync work is no finding about either.
@@ -178,8 +183,11 @@ def _reasons(evidence: Evidence, settings: Settings) -> tuple[str, ...]:
     shared_s = excess.group_s + excess.sync_s
     if shared_s >= settings.min_group_fraction * evidence.exposed_s:
         parts.append((shared_s, _shared_reason(evidence, settings)))
-    if not parts and evidence.suspects and _qualifies(evidence.suspects[0], evidence, settings):
-        return ("co_critical",)  # a good suspect, and another as good
+    if not parts and evidence.candidates:
+        first = evidence.candidates[0]
+        if _qualifies(first, evidence, settings, keep_fraction(past, first.suspect, settings)):
+            # a good suspect, and another as good
+            return ("co_critical",) if first.suspect.pattern == "chronic" else ("intermittent",)
     return tuple(dict.fromkeys(reason for _, reason in sorted(parts, reverse=True)))
 
 
@@ -187,8 +195,8 @@ def _late_reason(evidence: Evidence, settings: Settings) -> str | None:
     """Why lateness has no suspect; None where it is too little, or where it has one and other excess has none.
 
     ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
-    as late. ``intermittent``: it would save most, and mostly it is one suspect, but in too few of the steps.
-    ``roaming``: it would save most, but who comes last changes.
+    as late. ``intermittent``: it would save most, and mostly it is one suspect, but in too few of the steps, and in no
+    order. ``roaming``: it would save most, but who comes last changes.
     """
     late_s, exposed_s = evidence.excess.late_s, evidence.exposed_s
     if late_s < settings.min_gain_fraction * exposed_s:
@@ -197,10 +205,10 @@ def _late_reason(evidence: Evidence, settings: Settings) -> str | None:
         return "co_critical"
     one = _mostly(evidence, settings)
     if one is not None:
-        its = [suspect for suspect in evidence.suspects if suspect.rank == one]
-        if max((suspect.persistence for suspect in its), default=0.0) < settings.min_persistence_fraction:
+        its = [candidate for candidate in evidence.candidates if candidate.suspect.rank == one]
+        if all(candidate.course is None for candidate in its):
             return "intermittent"
-        if max(suspect.share for suspect in its) >= settings.min_gain_fraction:
+        if max(candidate.suspect.share for candidate in its) >= settings.min_gain_fraction:
             return None
     return "roaming" if late_s >= settings.min_roaming_fraction * exposed_s else None
 
@@ -210,11 +218,10 @@ def _mostly(evidence: Evidence, settings: Settings) -> int | None:
     gain_R, steps_R = evidence.clear_gain_R, evidence.clear_steps_R
     one = int(gain_R.argmax())
     others = float(np.delete(steps_R, one).max(initial=0.0))
-    if gain_R[one] <= settings.min_explained_fraction * gain_R.sum() or not _ahead(
-        float(steps_R[one]), others, settings
-    ):
-        return None
-    return one
+    part = gain_R[one] / gain_R.sum() if gain_R[one] > 0.0 else 0.0
+    if part >= NEARLY_ALL or (part > settings.min_explained_fraction and _ahead(float(steps_R[one]), others, settings)):
+        return one
+    return None
 
 
 def _shared_reason(evidence: Evidence, settings: Settings) -> str:
@@ -224,7 +231,7 @@ def _shared_reason(evidence: Evidence, settings: Settings) -> str:
         return "sync_ambiguous"
     if not excess.from_baseline:
         return "no_baseline"
-    best = next((suspect for suspect in evidence.suspects if suspect.scope == "all"), None)
+    best = next((one.suspect for one in evidence.candidates if one.suspect.scope in ("all", "cohort")), None)
     if best is None or best.gain_s < settings.min_explained_fraction * excess.group_s:
         return "co_critical"  # the group is slower, but not all of it in one stage
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
@@ -232,6 +239,7 @@ def _shared_reason(evidence: Evidence, settings: Settings) -> str:
 
 def _numbers(evidence: Evidence, settings: Settings) -> dict[str, float]:
     return {
+        "used_steps": float(evidence.used_N.sum()),
         "excess_s": evidence.excess.total_s,
         "late_excess_s": evidence.excess.late_s,
         "group_excess_s": evidence.excess.group_s,

@@ -12,12 +12,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.frontier.arrays import FloatArray, RankArray
-from sftriage.frontier.segments import Segment, segments
-from sftriage.records import Window
+from sftriage.frontier.accounting import Walk
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
+from sftriage.frontier.roles import Roles, sampled
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
+
+LARGE_COHORT = 256
+"""From so many ranks on, one of them more or less does not move their median, and single precision will do for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,30 +28,30 @@ class SegmentReplay:
     """One kind of segment, row by row (M rows; a row is a step, see `Segment`), in seconds.
 
     Attributes:
-        leader_M: the rank that arrived last.
-        end_M: when the segment ended: its exposed time.
-        last_M: the last arrival.
+        walk: the segment as it was.
+        second_M: the second last arrival.
         lateness_M: the last arrival less the median arrival of the leader's peers.
-        margin_M: the last arrival less the second last: no single rank can save more.
+        reference_KMC: for each local column, the median of each cohort, the leader left out.
+        common_KMC: for each local column, what three quarters of each cohort's ranks take at least: what raises it
+            slows the group, and not some of its ranks.
         excess_MS: the leader's local time over its peers' median, by stage (negative where it was quicker).
-        level_MS: the median of the leader's peers' local time by stage: the step without its straggler.
-        common_MS: the local time by stage that three quarters of the ranks take at least: what raises it slows the
-            group, and not some of its ranks.
-        total_RS: each rank's local time by stage, summed over all rows.
+        offset_S: how many rows after its own step a stage is: 1 for what came after the last sync.
         jitter_s: scale of a rank's ordinary jitter in arrival, free of the level of its step and of its rank.
     """
 
-    leader_M: RankArray
-    end_M: FloatArray
-    last_M: FloatArray
+    walk: Walk
+    second_M: FloatArray
     lateness_M: FloatArray
-    margin_M: FloatArray
+    reference_KMC: tuple[FloatArray, ...]
+    common_KMC: tuple[FloatArray, ...]
     excess_MS: FloatArray
-    level_MS: FloatArray
-    common_MS: FloatArray
-    total_RS: FloatArray
+    offset_S: RankArray
     jitter_s: float
-    sync_stage: int | None
+
+    @property
+    def margin_M(self) -> FloatArray:
+        """The last arrival less the second last: no single rank can save more."""
+        return self.walk.last_M - self.second_M
 
     @property
     def gain_MS(self) -> FloatArray:
@@ -60,85 +63,116 @@ class SegmentReplay:
         """What mending all local stages of the leader would have saved."""
         return np.asarray(np.clip(np.minimum(self.margin_M, self.excess_MS.sum(axis=1)), 0.0, None))
 
+    def over_CS(self, ranks: RankArray, roles: Roles) -> FloatArray:
+        """Mean time of some ranks over their cohorts' medians, by stage (len(ranks) × S)."""
+        over_CS = np.zeros((len(ranks), self.excess_MS.shape[1]))
+        for column, reference_MC in zip(self.walk.segment.local, self.reference_KMC, strict=True):
+            n_steps = len(column.values_NR)
+            reference_NC = reference_MC[column.offset : column.offset + n_steps][:, roles.role_R[ranks]]
+            over_CS[:, column.stage] += (column.values_NR[:, ranks] - reference_NC).mean(axis=0)
+        return over_CS
 
-def replay(window: Window) -> list[SegmentReplay]:
-    """The replay of each of the window's segments, in the order of a step."""
-    return [_replay_segment(segment, len(window.schema.stages)) for segment in segments(window)]
+
+def replay(walks: list[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay]:
+    """The replay of each of a window's segments, in the order of a step."""
+    return [_replay_segment(walk, roles, n_stages) for walk in walks]
 
 
-def _replay_segment(segment: Segment, n_stages: int) -> SegmentReplay:
-    local_MRK = segment.local_MRK
-    arrival_MR = local_MRK.sum(axis=2)
-    rows = np.arange(arrival_MR.shape[0])
-    leader_M = arrival_MR.argmax(axis=1)
-    last_M = arrival_MR[rows, leader_M]
+def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
+    segment, leader_M = walk.segment, walk.leader_M
+    rows = np.arange(segment.n_rows)
     excess_MS = np.zeros((len(rows), n_stages))
-    level_MS = np.zeros((len(rows), n_stages))
-    common_MS = np.zeros((len(rows), n_stages))
-    total_RS = np.zeros((arrival_MR.shape[1], n_stages))
-    for k, stage in enumerate(segment.stage_K[: local_MRK.shape[2]]):
-        column_MR = local_MRK[:, :, k]
-        peers_M = peers_median(column_MR, leader_M)
-        excess_MS[:, stage] += column_MR[rows, leader_M] - peers_M
-        level_MS[:, stage] += peers_M
-        total_RS[:, stage] += column_MR.sum(axis=0)
-        common_MS[:, stage] += _lower_quartile(column_MR)
-    end_M = (arrival_MR + segment.values_MRK[:, :, -1]).max(axis=1) if segment.sync else last_M
+    weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
+    references, commons = [], []
+    for column in segment.local:
+        at = slice(column.offset, column.offset + len(column.values_NR))
+        reference_MC, common_MC = (np.zeros((len(rows), len(roles.members))) for _ in range(2))
+        reference_MC[at], common_MC[at] = _levels(column.values_NR, leader_M[at], roles)
+        own_M = np.zeros(len(rows))
+        own_M[at] = np.take_along_axis(column.values_NR, leader_M[at][:, None], axis=1)[:, 0]
+        excess_M = own_M - reference_MC[rows, roles.role_R[leader_M]]
+        excess_MS[:, column.stage] += excess_M
+        weight = float(np.abs(excess_M).sum())
+        if weight > weight_S[column.stage]:
+            weight_S[column.stage], offset_S[column.stage] = weight, column.offset
+        references.append(reference_MC)
+        commons.append(common_MC)
+    arrival_MC, _ = _levels(walk.arrival_MR, leader_M, roles)
     return SegmentReplay(
-        leader_M=leader_M,
-        end_M=end_M,
-        last_M=last_M,
-        lateness_M=last_M - peers_median(arrival_MR, leader_M),
-        margin_M=last_M - _second_largest(arrival_MR),
+        walk=walk,
+        second_M=_second_largest(walk.arrival_MR, leader_M),
+        lateness_M=walk.last_M - arrival_MC[rows, roles.role_R[leader_M]],
+        reference_KMC=tuple(references),
+        common_KMC=tuple(commons),
         excess_MS=excess_MS,
-        level_MS=level_MS,
-        common_MS=common_MS,
-        total_RS=total_RS,
-        jitter_s=jitter_s(arrival_MR),
-        sync_stage=segment.stage_K[-1] if segment.sync else None,
+        offset_S=offset_S,
+        jitter_s=jitter_s(walk.arrival_MR, roles),
     )
 
 
-def peers_median(values_MR: FloatArray, rank_M: RankArray) -> FloatArray:
-    """For each row, the median of all ranks but the given one (M); the rank's own value where it has no peers.
+def _levels(values_MR: FloatArray, leader_M: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
+    """For each row and cohort the median without the leader, and what three quarters reach: (M × C, M × C)."""
+    median_MC, common_MC = (np.empty((len(values_MR), len(roles.members))) for _ in range(2))
+    for c, ranks in enumerate(roles.members):
+        cohort_MR = values_MR if len(roles.members) == 1 else values_MR[:, ranks]
+        if len(ranks) >= LARGE_COHORT:
+            middle = (len(ranks) - 1) // 2
+            median_MC[:, c] = np.partition(cohort_MR.astype(np.float32), middle, axis=1)[:, middle]
+            common_MC[:, c] = _lower_quartile(values_MR[:, sampled(ranks)])
+        else:
+            sorted_MR = np.sort(cohort_MR, axis=1)
+            own_M = np.take_along_axis(values_MR, leader_M[:, None], axis=1)[:, 0]
+            leads_M = roles.role_R[leader_M] == c
+            median_MC[:, c] = median_without(sorted_MR, own_M, leads_M)
+            common_MC[:, c] = sorted_MR[:, (len(ranks) - 1) // 4]
+    return median_MC, common_MC
+
+
+def median_without(sorted_MR: FloatArray, own_M: FloatArray, leave_out_M: BoolArray) -> FloatArray:
+    """For each row the median; where ``leave_out_M``, of all but its value ``own_M`` (itself where it has no peers).
 
     Leaving the suspect out matters in small groups: in two ranks, the median of both is half the straggler.
     """
-    n_ranks = values_MR.shape[1]
-    own_M = np.take_along_axis(values_MR, rank_M[:, None], axis=1)
+    n_ranks = sorted_MR.shape[1]
     if n_ranks == 1:
-        return own_M[:, 0]
+        return sorted_MR[:, 0].copy()
+    all_M = (sorted_MR[:, (n_ranks - 1) // 2] + sorted_MR[:, n_ranks // 2]) / 2
     # Taking one value out of a sorted row moves what lies above it down by one place.
-    low, high = (n_ranks - 2) // 2, (n_ranks - 1) // 2
-    sorted_MR = np.partition(values_MR, sorted({low, low + 1, high, high + 1} - {n_ranks}), axis=1)
     medians = [
-        np.where(own_M[:, 0] <= sorted_MR[:, at], sorted_MR[:, min(at + 1, n_ranks - 1)], sorted_MR[:, at])
-        for at in (low, high)
+        np.where(own_M <= sorted_MR[:, at], sorted_MR[:, min(at + 1, n_ranks - 1)], sorted_MR[:, at])
+        for at in ((n_ranks - 2) // 2, (n_ranks - 1) // 2)
     ]
-    return np.asarray((medians[0] + medians[1]) / 2)
+    return np.asarray(np.where(leave_out_M, (medians[0] + medians[1]) / 2, all_M))
 
 
-def jitter_s(arrival_MR: FloatArray) -> float:
+def jitter_s(arrival_MR: FloatArray, roles: Roles) -> float:
     """Scale (σ) of arrivals when the level of each step and of each rank is taken out; robust to rare large delays.
 
     Rows in which nobody was anywhere (steps left out) do not count.
     """
-    arrival_MR = arrival_MR[arrival_MR.any(axis=1)]
-    if arrival_MR.size == 0:
-        return 0.0
-    late_MR = arrival_MR - np.median(arrival_MR, axis=1, keepdims=True)
-    residual_MR = late_MR - np.median(late_MR, axis=0, keepdims=True)
-    return float(MAD_TO_SIGMA * np.median(np.abs(residual_MR)))
+    residuals = []
+    for members in roles.members:
+        part_MR = arrival_MR[:, sampled(members)]
+        part_MR = part_MR[part_MR.any(axis=1)]
+        if part_MR.size:
+            late_MR = part_MR - np.median(part_MR, axis=1, keepdims=True)
+            residuals.append((late_MR - np.median(late_MR, axis=0, keepdims=True)).ravel())
+    return float(MAD_TO_SIGMA * np.median(np.abs(np.concatenate(residuals)))) if residuals else 0.0
 
 
 def _lower_quartile(values_MR: FloatArray) -> FloatArray:
-    """For each row, what at least three quarters of the ranks reach (M); the smallest of up to four ranks."""
+    """For each row, what at least three quarters of the ranks reach (M)."""
     at = (values_MR.shape[1] - 1) // 4
     return np.partition(values_MR, at, axis=1)[:, at]
 
 
-def _second_largest(values_MR: FloatArray) -> FloatArray:
-    """The second largest of each row (M); zero where there is one rank: nobody else is waited for."""
+def _second_largest(values_MR: FloatArray, leader_M: RankArray) -> FloatArray:
+    """The largest of each row without the leader (M); zero where there is one rank: nobody else is waited for."""
     if values_MR.shape[1] == 1:
         return np.zeros(values_MR.shape[0])
-    return np.partition(values_MR, -2, axis=1)[:, -2]
+    rows = np.arange(len(values_MR))
+    last_M = values_MR[rows, leader_M]
+    values_MR[rows, leader_M] = -np.inf
+    second_M = values_MR.max(axis=1)
+    values_MR[rows, leader_M] = last_M
+    return np.asarray(second_M)

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sftriage.frontier import anchored, plain, segments
-from sftriage.frontier import replay as replayed
+from sftriage.frontier import anchored, plain, segments, walk
 from sftriage.records import OTHER
 
 from .strategies import ANY, distinct_windows, windows
@@ -109,7 +108,7 @@ def test_a_delay_after_the_last_sync_keeps_its_stage_and_its_rank():
     assert ours.advances_S[optimizer] / 50 == pytest.approx(0.0207, abs=1e-9)
     assert ours.leaders_S[optimizer] == 2
     assert ours.advances_S[backward] / 50 == pytest.approx(0.012, abs=1e-9)
-    opening = replayed(window)[0]
+    opening = walk(segments(window)[0])
     assert (opening.leader_M[1:50] == 2).all()
     assert ours.exposed_s == pytest.approx(50 * (0.005 + 0.010 + 0.012 + 0.0207))
 
@@ -124,8 +123,9 @@ def test_ranks_end_a_segment_together(sync):
     # the last (which is cut short) the ranks have spent the same time in it
     assert len(parts) == max(1, len(sync))
     for part in parts:
-        if part.sync:
-            spent_MR = part.values_MRK.sum(axis=2)[1:-1]
+        if part.own is not None:
+            n_steps = len(part.own.values_NR)
+            spent_MR = (walk(part).arrival_MR[:n_steps] + part.own.values_NR)[1:-1]
             assert np.ptp(spent_MR, axis=1).max() < 1e-9
 
 

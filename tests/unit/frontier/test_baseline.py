@@ -3,31 +3,34 @@
 import numpy as np
 import pytest
 
-from sftriage.frontier import Settings, judge, profile, replay
-from sftriage.frontier.baseline import NEW_WINDOW_WEIGHT
-from sftriage.frontier.segments import complete_steps
+from sftriage.frontier import Settings, judge
+from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Known, Typical
 
 from .windows import Fault, Job, every
 
 SETTINGS = Settings()
 
 
-def after(n_windows, job=None, *faults, baseline=None):
-    """The last verdict, and the baseline after so many windows of a job with these faults."""
+ORDINARY = ("", None)
+
+
+def after(n_windows, job=None, *faults, past=None):
+    """The last verdict, and the past after so many windows of a job with these faults."""
     verdict = None
     for seed in range(n_windows):
-        verdict, baseline = judge((job or Job()).run(*faults, seed=seed), baseline, SETTINGS)
-    return verdict, baseline
+        verdict, past = judge((job or Job()).run(*faults, seed=seed), past, SETTINGS)
+    return verdict, past
 
 
 def test_healthy_windows_teach_the_medians_of_a_step():
     # GIVEN ten healthy windows, WHEN learned from
-    _, baseline = after(10)
+    baseline = after(10)[1].baseline
     # THEN the levels are the job's: data 20, forward 30, backward none of its own locally, optimizer 8, other 2 ms
     assert baseline.n_windows == 10
-    assert baseline.typical.level_S == pytest.approx([0.020, 0.030, 0.0, 0.008, 0.002], rel=0.03, abs=1e-6)
+    typical = baseline.typical(ORDINARY)
+    assert typical.level_CS[0] == pytest.approx([0.020, 0.030, 0.0, 0.008, 0.002], rel=0.03, abs=1e-6)
     # (backward: 35 of the rank that is last plus 5 of exchange, less the arrivals' spread)
-    assert baseline.typical.sync_S[2] == pytest.approx(0.041, rel=0.05)
+    assert typical.sync_S[2] == pytest.approx(0.041, rel=0.05)
 
 
 @pytest.mark.parametrize(
@@ -45,46 +48,97 @@ def test_a_slow_window_teaches_nothing(faults):
     # GIVEN a job with a baseline
     _, known = after(10)
     # WHEN slow windows follow, as many as one likes
-    verdict, baseline = after(30, None, *faults, baseline=known)
+    verdict, past = after(30, None, *faults, past=known)
     # THEN they stay slow, and the baseline stays what it was
     assert verdict.label != "healthy"
-    assert baseline is known
+    assert past.baseline is known.baseline
 
 
 def test_one_window_more_or_less_hardly_matters():
     # GIVEN a job known from twenty windows
     _, known = after(20)
     # WHEN a window is a little slower, under every threshold
-    window = Job().run(Fault("data", None, 0.010), seed=99)
-    verdict, baseline = judge(window, known, SETTINGS)
-    # THEN it is healthy, and moves the baseline by its weight
-    seen = profile(replay(window), complete_steps(window)).typical
+    verdict, past = judge(Job().run(Fault("data", None, 0.010), seed=99), known, SETTINGS)
+    # THEN it is healthy, and the median over all of them does not follow it
     assert verdict.label == "healthy"
-    moved = baseline.typical.level_S - known.typical.level_S
-    assert moved == pytest.approx(NEW_WINDOW_WEIGHT * (seen.level_S - known.typical.level_S))
-    # AND the first few windows weigh alike
-    _, one = after(1)
-    _, two = after(2)
-    assert two.n_windows == one.n_windows + 1 == 2
+    before, now = known.baseline.typical(ORDINARY), past.baseline.typical(ORDINARY)
+    assert now.level_CS == pytest.approx(before.level_CS, rel=0.01)
+
+
+def test_a_slowdown_that_creeps_does_not_become_the_norm():
+    # GIVEN a job that becomes slower by 1 % of its step with every window
+    past, labels = None, []
+    for n in range(60):
+        creep = Fault("data", None, 0.001 * n)
+        verdict, past = judge(Job().run(creep, seed=n, first_step=50 * n), past, SETTINGS)
+        labels.append(verdict.label)
+    # THEN it is found one day, and stays found
+    first = labels.index("suspect")
+    assert set(labels[:first]) == {"healthy"}
+    assert set(labels[first:]) == {"suspect"}
+    assert (verdict.suspects[0].scope, verdict.suspects[0].stage) == ("all", "data")
+
+
+def test_what_is_known_stays_spread_over_all_of_the_job():
+    # GIVEN a thousand healthy windows, each a little longer than the one before
+    known = Known(())
+    for n in range(1000):
+        known = known.after(Typical(np.full((1, 1), float(n)), np.full((1, 1), float(n)), np.zeros(1), 0.0))
+    # THEN a bounded sample of them is kept, and its median is from the middle of the job
+    assert known.seen == 1000
+    assert len(known.samples) <= MAX_SAMPLES
+    assert known.typical.level_CS[0, 0] == pytest.approx(500.0, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("situation", "slower"),
+    [
+        ("a step of twice the work", Job(work=2.0, stages=tuple((name, 2 * s) for name, s in Job().stages))),
+        ("steps of a longer sort", Job(kinds=("long",) * 50, stages=tuple((name, 3 * s) for name, s in Job().stages))),
+    ],
+)
+def test_like_is_compared_with_like(situation, slower):
+    # GIVEN a job that is known
+    _, known = after(10, Job(work=1.0) if slower.work else None)
+    # WHEN its steps become other steps, and say so
+    verdict, past = judge(slower.run(seed=5), known, SETTINGS)
+    # THEN that is no slowdown, and both regimes are known from now on
+    assert verdict.label == "healthy"
+    assert len(past.baseline.known) == 2
+    # AND a slowdown of the new ones is found against their own past
+    verdict, _ = judge(slower.run(Fault("data", None, 0.150), seed=6), past, SETTINGS)
+    assert (verdict.label, verdict.suspects[0].scope, verdict.suspects[0].stage) == ("suspect", "all", "data")
+
+
+def test_a_job_whose_work_never_repeats_is_remembered_within_bounds():
+    # GIVEN windows of ever more work
+    past = None
+    for n in range(2 * MAX_REGIMES):
+        _, past = judge(Job(n_steps=3, work=2.0 ** (n / 4)).run(), past, SETTINGS)
+    # THEN no more regimes are kept than there is room for, the newest among them
+    assert len(past.baseline.known) == MAX_REGIMES
+    assert ("", 2 * MAX_REGIMES - 1) in past.baseline.known
 
 
 def test_a_job_that_only_roams_gets_a_level_but_no_lateness():
     # GIVEN a job in which another rank is late each step, from its first step on
     turns = [Fault("data", rank, 0.040, every(4, rank)) for rank in range(4)]
     # WHEN it is judged for ten windows
-    verdict, baseline = after(10, None, *turns)
+    verdict, past = after(10, None, *turns)
+    baseline = past.baseline
     # THEN it has a baseline for what its ranks share, and being late is not normal to it
     assert verdict.reasons == ("roaming",)
     assert baseline.n_windows == 10
-    assert baseline.typical.level_S[0] == pytest.approx(0.020, rel=0.05)
-    assert baseline.typical.lateness_s == 0.0
+    typical = baseline.typical(ORDINARY)
+    assert typical.level_CS[0, 0] == pytest.approx(0.020, rel=0.05)
+    assert typical.lateness_s == 0.0
 
 
 def test_a_window_without_one_complete_step_teaches_nothing():
     # GIVEN a window from which a rank is missing, WHEN judged
     window = Job().run()
     window.durations_NRS[:, 3] = np.nan
-    verdict, baseline = judge(window, None, SETTINGS)
+    verdict, past = judge(window, None, SETTINGS)
     # THEN it is held, and there is no baseline
     assert verdict.reasons == ("low_coverage",)
-    assert baseline is None
+    assert past.baseline.n_windows == 0

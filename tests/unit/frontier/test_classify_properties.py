@@ -1,15 +1,15 @@
 """What holds for the verdict on any window at all."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.frontier import Baseline, Settings, classify, judge, profile
-from sftriage.frontier import replay as replayed
+from sftriage.frontier import Baseline, Past, Settings, classify, judge, profile, replay, segments, walk
+from sftriage.frontier.baseline import Known
+from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps
 
 from .strategies import ANY, distinct_windows, windows
@@ -22,14 +22,17 @@ REASONS = {
     "roaming",
     "sync_ambiguous",
     "no_baseline",
+    "mixed_roles",
 }
 
 
-def baseline_of(window, factor):
+def past_of(window, factor):
     """As if the job's healthy step were this window's, times a factor."""
-    typical = profile(replayed(window), complete_steps(window)).typical
-    parts = {name: getattr(typical, name) * factor for name in ("level_S", "common_S", "sync_S", "lateness_s")}
-    return Baseline(replace(typical, **parts), 10)
+    valid_N, roles = complete_steps(window), roles_of(window)
+    replays = replay([walk(segment) for segment in segments(window)], roles, len(window.schema.stages))
+    typical = profile(replays, len(valid_N), roles).of(valid_N).typical
+    parts = {name: getattr(typical, name) * factor for name in ("level_CS", "common_CS", "sync_S", "lateness_s")}
+    return Past(Baseline({("", None): Known((replace(typical, **parts),), 10)}))
 
 
 def assert_coherent(verdict, window):
@@ -49,7 +52,9 @@ def assert_coherent(verdict, window):
         assert suspect.stage is None or suspect.stage in window.schema.stages
         assert set(suspect.ranks) <= set(range(n_ranks))
         assert (suspect.rank is not None) == (suspect.scope == "rank")
-    assert all(first.gain_s >= second.gain_s for first, second in pairwise(verdict.suspects))
+        assert (suspect.host is not None) == (suspect.scope == "host")
+        assert suspect.period_steps is None or suspect.pattern == "recurring"
+        assert suspect.onset_step is None or suspect.onset_step <= window.last_step
 
 
 @given(window=windows(elements=ANY), factor=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0, 2.0]))
@@ -59,18 +64,20 @@ def test_any_window_gets_a_coherent_verdict(window, factor):
     known = factor is not None and complete_steps(window).any()
     # WHEN classified, with and without a baseline (which fits it or not), THEN the verdict says one thing
     with np.errstate(over="raise", invalid="raise", divide="raise"):
-        assert_coherent(classify(window, baseline_of(window, factor) if known else None), window)
+        assert_coherent(classify(window, past_of(window, factor) if known else None), window)
 
 
 @given(window=windows(missing=False, max_ranks=3), settings_=st.builds(Settings, min_coverage_fraction=st.just(0.0)))
 @settings(max_examples=100, deadline=None)
 def test_judging_is_classifying_and_learning_at_most_one_window(window, settings_):
-    # GIVEN any window and no baseline, WHEN judged
-    verdict, baseline = judge(window, None, settings_)
+    # GIVEN any window and no past, WHEN judged
+    verdict, past = judge(window, None, settings_)
     # THEN the verdict is the classification, and there is a baseline of one window or none
     assert verdict == classify(window, None, settings_)
-    assert (baseline is not None) == (verdict.label == "healthy" or verdict.reasons == ("roaming",))
-    assert baseline is None or baseline.n_windows == 1
+    teaches = verdict.exposed_s > 0.0 and (verdict.label == "healthy" or verdict.reasons == ("roaming",))
+    assert past.baseline.n_windows == int(teaches)
+    # AND who was named is remembered
+    assert (past.named is not None) == (verdict.label == "suspect")
 
 
 @given(window=distinct_windows(), exponent=st.integers(-30, 30), factor=st.sampled_from([None, 0.5, 0.9]))
@@ -79,7 +86,7 @@ def test_the_unit_of_time_does_not_matter(window, exponent, factor):
     # GIVEN a window and the same in another unit (a power of two, so that no digit is lost)
     unit = 2.0**exponent
     scaled = replace(window, durations_NRS=window.durations_NRS * unit)
-    known = (None, None) if factor is None else (baseline_of(window, factor), baseline_of(scaled, factor))
+    known = (None, None) if factor is None else (past_of(window, factor), past_of(scaled, factor))
     # WHEN both are classified
     there, here = classify(window, known[0]), classify(scaled, known[1])
     # THEN label, reasons and suspects are the same, and gains are in the unit
@@ -94,7 +101,7 @@ def test_ranks_may_be_numbered_in_any_order(window, factor):
     # GIVEN a window and the same with its ranks the other way round
     last = window.durations_NRS.shape[1] - 1
     turned = replace(window, durations_NRS=window.durations_NRS[:, ::-1])
-    baseline = None if factor is None else baseline_of(window, factor)
+    baseline = None if factor is None else past_of(window, factor)
     # WHEN both are classified
     there, back = classify(window, baseline), classify(turned, baseline)
     # THEN the label is the same, and who is suspected and who leads moves along

@@ -6,13 +6,26 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.frontier import replay, segments
-from sftriage.frontier.whatif import jitter_s, peers_median
+from sftriage.frontier import segments, walk
+from sftriage.frontier.roles import Roles, roles_of
+from sftriage.frontier.whatif import jitter_s, median_without, replay
 
 from .strategies import ORDINARY, windows
 from .windows import Fault, Job
 
 VALUES = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_side=9), elements=ORDINARY)
+
+
+def replayed(window):
+    return replay([walk(segment) for segment in segments(window)], roles_of(window), len(window.schema.stages))
+
+
+def local(segment):
+    """A segment's local columns as one array, M rows × R ranks × K columns."""
+    local_MRK = np.zeros((segment.n_rows, segment.n_ranks, len(segment.local)))
+    for k, column in enumerate(segment.local):
+        local_MRK[column.offset : column.offset + len(column.values_NR), :, k] = column.values_NR
+    return local_MRK
 
 
 @given(values_MR=VALUES, data=st.data())
@@ -28,7 +41,12 @@ def test_the_median_of_the_others_is_just_that(values_MR, data):
         np.median(np.delete(row, rank)) if n_ranks > 1 else row[rank]
         for row, rank in zip(values_MR, rank_M, strict=True)
     ]
-    assert peers_median(values_MR, rank_M) == pytest.approx(np.array(expected), rel=1e-15)
+    own_M = np.take_along_axis(values_MR, rank_M[:, None], axis=1)[:, 0]
+    sorted_MR = np.sort(values_MR, axis=1)
+    everywhere_M = np.ones(n_rows, dtype=bool)
+    assert median_without(sorted_MR, own_M, everywhere_M) == pytest.approx(np.array(expected), rel=1e-15)
+    # AND where nobody is to be left out, it is the median
+    assert median_without(sorted_MR, own_M, ~everywhere_M) == pytest.approx(np.median(values_MR, axis=1), rel=1e-15)
 
 
 def saved_s(local_RK, rank, columns, sync_work_s=0.0):
@@ -45,22 +63,23 @@ def saved_s(local_RK, rank, columns, sync_work_s=0.0):
 @settings(max_examples=100, deadline=None)
 def test_every_gain_is_what_the_naive_replay_saves(window):
     # GIVEN any window
-    for segment, seen in zip(segments(window), replay(window), strict=True):
-        local_MRK = segment.local_MRK
+    for segment, seen in zip(segments(window), replayed(window), strict=True):
+        local_MRK = local(segment)
+        stage_K = [column.stage for column in segment.local]
         n_rows, n_ranks, n_columns = local_MRK.shape
         gain_MS, whole_gain_M = seen.gain_MS, seen.whole_gain_M
         for m in range(n_rows):
             scale = float(local_MRK[m].sum()) + 1e-300
             for rank in range(n_ranks):
                 # WHEN every rank's every stage, and every whole rank, is replayed the long way
-                for stage in set(segment.stage_K[:n_columns]):
-                    columns = [k for k in range(n_columns) if segment.stage_K[k] == stage]
+                for stage in set(stage_K):
+                    columns = [k for k in range(n_columns) if stage_K[k] == stage]
                     naive_s = max(0.0, saved_s(local_MRK[m], rank, columns))
                     # THEN the leader's gain is that, and there is nothing to gain from anybody else
-                    ours_s = gain_MS[m, stage] if rank == seen.leader_M[m] else 0.0
+                    ours_s = gain_MS[m, stage] if rank == seen.walk.leader_M[m] else 0.0
                     assert ours_s == pytest.approx(naive_s, abs=1e-12 * scale)
                 naive_s = max(0.0, saved_s(local_MRK[m], rank, range(n_columns)))
-                ours_s = whole_gain_M[m] if rank == seen.leader_M[m] else 0.0
+                ours_s = whole_gain_M[m] if rank == seen.walk.leader_M[m] else 0.0
                 assert ours_s == pytest.approx(naive_s, abs=1e-12 * scale)
 
 
@@ -68,16 +87,16 @@ def test_every_gain_is_what_the_naive_replay_saves(window):
 @settings(max_examples=100, deadline=None)
 def test_a_gain_is_never_more_than_the_lateness_it_would_mend_or_the_margin_to_the_next(window):
     # GIVEN any window, WHEN replayed, THEN nothing is promised that the next rank to arrive would not let happen
-    for seen in replay(window):
+    for seen in replayed(window):
         assert (seen.gain_MS <= seen.margin_M[:, None]).all()
         assert (seen.whole_gain_M <= seen.margin_M).all()
-        assert (seen.end_M >= seen.last_M).all()
-        assert (seen.common_MS >= 0.0).all()
+        assert (seen.walk.end_M >= seen.walk.last_M).all()
+        assert all((common_MC >= 0.0).all() for common_MC in seen.common_KMC)
 
 
 def test_two_equal_stragglers_are_late_together_and_neither_gains_anything():
     # GIVEN 20 ms on rank 2's data and 20 ms on rank 1's forward
-    seen = replay(Job(n_steps=50).run(Fault("data", 2, 0.020), Fault("forward", 1, 0.020)))[0]
+    seen = replayed(Job(n_steps=50).run(Fault("data", 2, 0.020), Fault("forward", 1, 0.020)))[0]
     # WHEN replayed, THEN the last arrival is 20 ms past its peers' median, and mending one alone would save a fraction
     assert np.median(seen.lateness_M) > 0.018
     assert np.median(seen.whole_gain_M) < 0.003
@@ -91,6 +110,7 @@ def test_jitter_is_what_is_left_without_levels_of_steps_and_ranks():
     arrival_MR[:10, 6] += 0.050
     arrival_MR[20:25] += 0.200
     # WHEN its scale is estimated, THEN none of that shows, nor do steps that were left out
-    assert jitter_s(arrival_MR) == pytest.approx(0.001, rel=0.1)
-    assert jitter_s(np.vstack([arrival_MR, np.zeros((500, 64))])) == pytest.approx(0.001, rel=0.1)
-    assert jitter_s(np.zeros((5, 4))) == 0.0
+    alike = Roles(("",), np.zeros(64, dtype=np.intp), (np.arange(64),))
+    assert jitter_s(arrival_MR, alike) == pytest.approx(0.001, rel=0.1)
+    assert jitter_s(np.vstack([arrival_MR, np.zeros((500, 64))]), alike) == pytest.approx(0.001, rel=0.1)
+    assert jitter_s(np.zeros((5, 64)), alike) == 0.0

@@ -37,6 +37,10 @@ def from_step(first, last=None):
     return lambda n: (np.arange(n) >= first) & (np.arange(n) < (n if last is None else last))
 
 
+def at(*steps):
+    return lambda n: np.isin(np.arange(n), steps)
+
+
 always = from_step(0)
 
 
@@ -79,6 +83,9 @@ class Job:
     between_s: float = 0.0
     noise: Noise = CALM
     hosts: tuple[str, ...] | None = None
+    cohorts: tuple[str, ...] | None = None
+    kinds: tuple[str, ...] | None = None
+    work: float | None = None
 
     def run(self, *faults, seed=0, split=False, first_step=0):
         """A window of the job with these faults in it; with ``split``, the moment the last gradient was ready too."""
@@ -127,6 +134,9 @@ class Job:
             between_NR=between_NR,
             ready_NR=ready_NR if split else None,
             hosts=self.hosts,
+            cohorts=self.cohorts,
+            kinds=self.kinds,
+            work_NR=None if self.work is None else np.full((n_steps, n_ranks), self.work),
         )
 
 

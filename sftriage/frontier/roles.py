@@ -1,0 +1,62 @@
+"""Which ranks do the same work. Ranks are compared within their cohort; without cohorts, with everybody."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sftriage.frontier.arrays import BoolArray, RankArray
+from sftriage.records import Window
+
+SAMPLE_RANKS = 1024
+"""Statistics that many ranks have in common are taken from so many of them, drawn once: more would say the same."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Roles:
+    """The cohorts of a window's ranks (C of them), by name: the role of each rank, and the ranks of each role."""
+
+    names: tuple[str, ...]
+    role_R: RankArray
+    members: tuple[RankArray, ...]
+
+
+def roles_of(window: Window) -> Roles:
+    """The window's cohorts; one nameless cohort where none are declared."""
+    n_ranks = window.durations_NRS.shape[1]
+    if window.cohorts is None:
+        return Roles(("",), np.zeros(n_ranks, dtype=np.intp), (np.arange(n_ranks),))
+    names, role_R = np.unique(np.asarray(window.cohorts), return_inverse=True)
+    members = tuple(np.flatnonzero(role_R == c) for c in range(len(names)))
+    return Roles(tuple(str(name) for name in names), role_R.reshape(-1), members)
+
+
+def sampled(ranks: RankArray) -> RankArray:
+    """The ranks themselves, or `SAMPLE_RANKS` of them: always the same ones, in no step with any numbering of hosts."""
+    if len(ranks) <= SAMPLE_RANKS:
+        return ranks
+    return np.sort(np.random.default_rng(0).choice(ranks, SAMPLE_RANKS, replace=False))
+
+
+def differ(window: Window, valid_N: BoolArray, local_S: BoolArray, min_s: float) -> bool:
+    """Whether the ranks look like several roles: each is high in some local stage in which another is low.
+
+    A straggler is high somewhere and low nowhere, and its peers are neither; of ranks with different roles (pipeline
+    stages, a rank that also evaluates) every one is high in what is its own, and low in what is the others'.
+
+    Args:
+        window: the window.
+        valid_N: its complete steps.
+        local_S: the stages that do not wait for anybody.
+        min_s: a stage tells ranks apart where they differ by at least this many seconds, and by half.
+    """
+    ranks = sampled(np.arange(window.durations_NRS.shape[1]))
+    level_RS = window.durations_NRS[:, ranks][:, :, local_S][valid_N].mean(axis=0)
+    low_S, high_S = level_RS.min(axis=0, initial=np.inf), level_RS.max(axis=0, initial=0.0)
+    tells_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)
+    if tells_S.sum() < 2:
+        return False
+    middle_S = (low_S + high_S) / 2
+    high_RS = (level_RS > middle_S)[:, tells_S]
+    return bool(high_RS.any(axis=1).all() and not high_RS.all(axis=1).any())
