@@ -27,10 +27,14 @@ MAX_LOOKED_AT = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
-    """A suspect, and when it was there. ``total_s`` is what mending it would have saved over the window."""
+    """A suspect, and when it was there.
+
+    ``total_s`` is what mending it would have saved over the window, and ``led_steps`` in how many steps it would.
+    """
 
     suspect: Suspect
     total_s: float
+    led_steps: int
     course: Course | None
 
 
@@ -38,7 +42,7 @@ class Candidate:
 class Unit:
     """One rank, or the ranks of one host, and what mending it would have saved.
 
-    ``gain_NS`` is by step and stage, and in its last column for all local stages together; ``over_S`` is the mean local
+    ``gain_NS`` is by step and stage, and in its last column for all local stages together; ``over_NS`` is the local
     time over that of the peers.
     """
 
@@ -46,7 +50,7 @@ class Unit:
     ranks: tuple[int, ...]
     name: str
     gain_NS: FloatArray
-    over_S: FloatArray
+    over_NS: FloatArray
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,15 +86,15 @@ def rank_units(replays: Sequence[SegmentReplay], roles: Roles, n_steps: int) -> 
         led_R += np.bincount(one.walk.leader_M, one.whole_gain_M, minlength=n_ranks)
     ranks = np.argsort(-led_R, kind="stable")[:MAX_LOOKED_AT]
     ranks = ranks[led_R[ranks] > 0.0]
-    over_CS = np.sum([one.over_CS(ranks, roles) for one in replays], axis=0)
+    over_NCS = np.sum([one.over_NCS(ranks, roles, n_steps) for one in replays], axis=0)
     units = []
-    for rank, over_S in zip(ranks, over_CS, strict=True):
+    for c, rank in enumerate(ranks):
         gain_NS = np.zeros((n_steps, n_stages + 1))
         for one in replays:
             mine_M = one.walk.leader_M == rank
             gain_MS = np.column_stack([one.gain_MS, one.whole_gain_M]) * mine_M[:, None]
             gain_NS += by_step(gain_MS, one.offset_S, n_steps)
-        units.append(Unit("rank", (int(rank),), "", gain_NS, over_S))
+        units.append(Unit("rank", (int(rank),), "", gain_NS, over_NCS[:, c]))
     return units
 
 
@@ -118,12 +122,15 @@ def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
     """
     found = []
     n_stages = len(scene.schema.stages)
+    tells = stage_tells(unit.over_NS[scene.used_N].mean(axis=0))
+    late_N = _late_steps(unit, scene)
     for s in range(n_stages + 1):
         gain_N = unit.gain_NS[:, s] * scene.used_N
-        present_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
-        if not present_N.any() or (s == n_stages and stage_tells(unit.over_S)):
+        led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
+        if not led_N.any() or (s == n_stages and tells):
             continue
-        clear_N = present_N & (gain_N >= scene.clear_s)
+        present_N = led_N | late_N
+        clear_N = led_N & (gain_N >= scene.clear_s)
         earlier = scene.earlier.get(unit.ranks[0], []) if unit.scope == "rank" else []
         course = course_of(
             present_N[scene.used_N],
@@ -134,13 +141,31 @@ def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
             scene.settings.min_persistence_fraction * keep,
         )
         stage = scene.schema.stages[s] if s < n_stages else None
-        found.append(_candidate(unit, stage, gain_N, present_N, course, scene))
+        found.append(_candidate(unit, stage, gain_N, (led_N, present_N), course, scene))
     return found
 
 
+def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
+    """Steps in which a unit that is late as a rule is so: by half of what it typically is, whoever came later still.
+
+    Where many jitter, somebody mostly comes after one who is always late.
+    """
+    over_N = unit.over_NS.sum(axis=1)
+    typical_s = float(np.median(over_N[scene.used_N]))
+    if typical_s < 2.0 * scene.present_s:
+        return np.zeros(len(over_N), dtype=np.bool_)
+    return np.asarray(scene.used_N & (over_N >= typical_s / 2))
+
+
 def _candidate(
-    unit: Unit, stage: str | None, gain_N: FloatArray, present_N: BoolArray, course: Course | None, scene: Scene
+    unit: Unit,
+    stage: str | None,
+    gain_N: FloatArray,
+    led_and_present_N: tuple[BoolArray, BoolArray],
+    course: Course | None,
+    scene: Scene,
 ) -> Candidate:
+    led_N, present_N = led_and_present_N
     filled_N = scene.used_N.copy()
     if course is not None:
         filled_N[scene.used_N] = course.filled_N
@@ -159,7 +184,7 @@ def _candidate(
         period_steps=course.period if course is not None else None,
         onset_step=course.onset if course is not None else None,
     )
-    return Candidate(suspect, float(gain_N.sum()), course)
+    return Candidate(suspect, float(gain_N.sum()), int(led_N.sum()), course)
 
 
 def stage_tells(over_S: FloatArray) -> bool:
@@ -225,7 +250,8 @@ def _group(
             cohort=name or None,
             onset_step=scene.first_step + (int(slow_N.argmax()) if slow_N.any() else 0),
         )
-        found.append(Candidate(suspect, gain_s * len(slow_N), Course("chronic", slow_N, scene.first_step)))
+        course = Course("chronic", slow_N, scene.first_step)
+        found.append(Candidate(suspect, gain_s * len(slow_N), int(slow_N.sum()), course))
 
     for s in np.flatnonzero(rise_S):
         half_s = (np.median(level_NS[:, s]) + normal_S[s]) / 2

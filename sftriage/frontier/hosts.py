@@ -8,7 +8,7 @@ import numpy as np
 
 from sftriage.frontier.arrays import FloatArray, RankArray
 from sftriage.frontier.candidates import MAX_LOOKED_AT, Unit, by_step
-from sftriage.frontier.roles import Roles
+from sftriage.frontier.roles import Roles, numbered
 from sftriage.frontier.whatif import LARGE_COHORT, SegmentReplay
 
 ALIKE_FRACTION = 0.75
@@ -19,9 +19,11 @@ def host_units(
     replays: Sequence[SegmentReplay], hosts: tuple[str, ...] | None, roles: Roles, n_steps: int
 ) -> list[Unit]:
     """The hosts of several ranks that held the others up most, each with its gains, if its ranks are slow alike."""
-    if hosts is None or len(set(hosts)) < 2:
+    if hosts is None:
         return []
-    names, host_R = np.unique(np.asarray(hosts), return_inverse=True)
+    names, host_R = numbered(hosts)
+    if len(names) < 2:
+        return []
     order = np.argsort(host_R, kind="stable")
     starts = np.searchsorted(host_R[order], np.arange(len(names)))
     in_order = bool((order == np.arange(len(order))).all())
@@ -42,7 +44,7 @@ def host_units(
         ranks = np.flatnonzero(host_R == h)
         if len(ranks) < 2 or led_H[h] <= 0.0:
             continue
-        unit = _unit(str(names[h]), h, ranks, replays, others, roles, n_steps)
+        unit = _unit(names[h], h, ranks, replays, others, roles, n_steps)
         if unit is not None:
             units.append(unit)
     return units
@@ -59,7 +61,7 @@ def _unit(
 ) -> Unit | None:
     """One host with its gains; None where its ranks have no peers elsewhere, or are not slow alike."""
     n_stages = replays[0].excess_MS.shape[1]
-    gain_NS, over_XS = np.zeros((n_steps, n_stages + 1)), np.zeros((len(ranks), n_stages))
+    gain_NS, over_NXS = np.zeros((n_steps, n_stages + 1)), np.zeros((n_steps, len(ranks), n_stages))
     for one, (first_M, second_M) in zip(replays, others, strict=True):
         excess_SMX = np.zeros((n_stages, one.walk.segment.n_rows, len(ranks)))
         for k, column in enumerate(one.walk.segment.local):
@@ -67,17 +69,18 @@ def _unit(
             reference_NX = _reference(one, k, ranks, roles, at)
             if reference_NX is None:
                 return None
-            excess_SMX[column.stage, at] += column.values_NR[:, ranks] - reference_NX
-        over_XS += excess_SMX.mean(axis=1).T
+            excess_NX = column.values_NR[:, ranks] - reference_NX
+            excess_SMX[column.stage, at] += excess_NX
+            over_NXS[:, :, column.stage] += excess_NX
         arrival_MX = one.walk.arrival_MR[:, ranks]
         removed = [*np.clip(excess_SMX, 0.0, None), np.clip(excess_SMX.sum(axis=0), 0.0, None)]
         left_MS = np.stack([(arrival_MX - removed_MX).max(axis=1) for removed_MX in removed], axis=1)
         gain_MS = np.clip(one.walk.last_M[:, None] - np.maximum(second_M[:, None], left_MS), 0.0, None)
         gain_NS += by_step(gain_MS * (first_M == host)[:, None], one.offset_S, n_steps)
-    over_X = over_XS.sum(axis=1)
+    over_X = over_NXS.sum(axis=2).mean(axis=0)
     if over_X.max() <= 0.0 or (over_X >= over_X.max() / 2).mean() < ALIKE_FRACTION:
         return None
-    return Unit("host", tuple(int(rank) for rank in ranks), name, gain_NS, np.median(over_XS, axis=0))
+    return Unit("host", tuple(int(rank) for rank in ranks), name, gain_NS, np.median(over_NXS, axis=1))
 
 
 def _reference(one: SegmentReplay, k: int, ranks: RankArray, roles: Roles, at: slice) -> FloatArray | None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, RankArray
 from sftriage.records import Window
 
-SAMPLE_RANKS = 1024
+SAMPLE_RANKS = 512
 """Statistics that many ranks have in common are taken from so many of them, drawn once: more would say the same."""
 
 
@@ -27,16 +28,25 @@ def roles_of(window: Window) -> Roles:
     n_ranks = window.durations_NRS.shape[1]
     if window.cohorts is None:
         return Roles(("",), np.zeros(n_ranks, dtype=np.intp), (np.arange(n_ranks),))
-    names, role_R = np.unique(np.asarray(window.cohorts), return_inverse=True)
-    members = tuple(np.flatnonzero(role_R == c) for c in range(len(names)))
-    return Roles(tuple(str(name) for name in names), role_R.reshape(-1), members)
+    names, role_R = numbered(window.cohorts)
+    return Roles(names, role_R, tuple(np.flatnonzero(role_R == c) for c in range(len(names))))
+
+
+def numbered(names: tuple[str, ...]) -> tuple[tuple[str, ...], RankArray]:
+    """The different names in the order in which they appear, and for each entry the number of its name."""
+    number: dict[str, int] = {}
+    entries = [number.setdefault(name, len(number)) for name in names]
+    return tuple(number), np.asarray(entries, dtype=np.intp)
 
 
 def sampled(ranks: RankArray) -> RankArray:
     """The ranks themselves, or `SAMPLE_RANKS` of them: always the same ones, in no step with any numbering of hosts."""
-    if len(ranks) <= SAMPLE_RANKS:
-        return ranks
-    return np.sort(np.random.default_rng(0).choice(ranks, SAMPLE_RANKS, replace=False))
+    return ranks if len(ranks) <= SAMPLE_RANKS else ranks[_sample(len(ranks))]
+
+
+@lru_cache(maxsize=64)
+def _sample(count: int) -> RankArray:
+    return np.sort(np.random.default_rng(0).choice(count, SAMPLE_RANKS, replace=False))
 
 
 def differ(window: Window, valid_N: BoolArray, local_S: BoolArray, min_s: float) -> bool:

@@ -109,17 +109,17 @@ def _leads(evidence: Evidence, settings: Settings, keep: float) -> bool:
 
     Its own other stages are no rivals to it. Who fills few steps must have twice what the next one has.
     """
-    first, n_steps = evidence.candidates[0], float(evidence.used_N.sum())
+    first = evidence.candidates[0]
     rivals = [other for other in evidence.candidates if not set(other.suspect.ranks) & set(first.suspect.ranks)]
     second_s = max((rival.total_s for rival in rivals), default=0.0)
     sparse = first.course is not None and first.course.pattern != "chronic"
     lead = 0.5 if sparse else settings.min_lead_fraction * keep
     if first.total_s - second_s < lead * first.total_s:
         return False
-    second = max((rival.suspect.persistence for rival in rivals if rival.suspect.scope == "rank"), default=0.0)
-    if first.suspect.scope != "rank" or second == 0.0 or sparse:
+    second = max((rival.led_steps for rival in rivals if rival.suspect.scope == "rank"), default=0)
+    if first.suspect.scope != "rank" or second == 0 or sparse:
         return True
-    return _ahead(n_steps * first.suspect.persistence, n_steps * second, settings)
+    return _ahead(first.led_steps, second, settings)
 
 
 def _ahead(first_steps: float, second_steps: float, settings: Settings) -> bool:

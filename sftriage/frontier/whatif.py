@@ -63,14 +63,13 @@ class SegmentReplay:
         """What mending all local stages of the leader would have saved."""
         return np.asarray(np.clip(np.minimum(self.margin_M, self.excess_MS.sum(axis=1)), 0.0, None))
 
-    def over_CS(self, ranks: RankArray, roles: Roles) -> FloatArray:
-        """Mean time of some ranks over their cohorts' medians, by stage (len(ranks) × S)."""
-        over_CS = np.zeros((len(ranks), self.excess_MS.shape[1]))
+    def over_NCS(self, ranks: RankArray, roles: Roles, n_steps: int) -> FloatArray:
+        """Time of some ranks over their cohorts' medians, by step and stage (N × len(ranks) × S)."""
+        over_NCS = np.zeros((n_steps, len(ranks), self.excess_MS.shape[1]))
         for column, reference_MC in zip(self.walk.segment.local, self.reference_KMC, strict=True):
-            n_steps = len(column.values_NR)
             reference_NC = reference_MC[column.offset : column.offset + n_steps][:, roles.role_R[ranks]]
-            over_CS[:, column.stage] += (column.values_NR[:, ranks] - reference_NC).mean(axis=0)
-        return over_CS
+            over_NCS[:, :, column.stage] += column.values_NR[:, ranks] - reference_NC
+        return over_NCS
 
 
 def replay(walks: list[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay]:
@@ -116,8 +115,7 @@ def _levels(values_MR: FloatArray, leader_M: RankArray, roles: Roles) -> tuple[F
     for c, ranks in enumerate(roles.members):
         cohort_MR = values_MR if len(roles.members) == 1 else values_MR[:, ranks]
         if len(ranks) >= LARGE_COHORT:
-            middle = (len(ranks) - 1) // 2
-            median_MC[:, c] = np.partition(cohort_MR.astype(np.float32), middle, axis=1)[:, middle]
+            median_MC[:, c] = _medians(cohort_MR)
             common_MC[:, c] = _lower_quartile(values_MR[:, sampled(ranks)])
         else:
             sorted_MR = np.sort(cohort_MR, axis=1)
@@ -126,6 +124,17 @@ def _levels(values_MR: FloatArray, leader_M: RankArray, roles: Roles) -> tuple[F
             median_MC[:, c] = median_without(sorted_MR, own_M, leads_M)
             common_MC[:, c] = sorted_MR[:, (len(ranks) - 1) // 4]
     return median_MC, common_MC
+
+
+def _medians(values_MR: FloatArray) -> FloatArray:
+    """For each row the (lower) median, in single precision: a row at a time, so that it stays in the cache."""
+    n_rows, n_ranks = values_MR.shape
+    row_R, median_M = np.empty(n_ranks, dtype=np.float32), np.empty(n_rows)
+    for m in range(n_rows):
+        row_R[:] = values_MR[m]
+        row_R.partition((n_ranks - 1) // 2)
+        median_M[m] = row_R[(n_ranks - 1) // 2]
+    return median_M
 
 
 def median_without(sorted_MR: FloatArray, own_M: FloatArray, leave_out_M: BoolArray) -> FloatArray:
