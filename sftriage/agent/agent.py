@@ -11,10 +11,11 @@ from operator import attrgetter
 from pathlib import Path
 
 from sftriage.agent.gather import Gatherer, Shape
+from sftriage.agent.rows import IntArray, slots_of, together
 from sftriage.capture import TorchCapture
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import RingInfo, RingReader, StepLog, find_rings
-from sftriage.records import CaptureRequest, CaptureResult, StepRecord, Window
+from sftriage.records import CaptureRequest, CaptureResult, JobStatus, RankStatus, Window
 
 log = logging.getLogger("sftriage")
 
@@ -51,7 +52,7 @@ class Agent:
     def poll(self, *, ended: bool = False) -> list[Window]:
         """Windows that have become ready since the last call; with ``ended``, the job's last ones too."""
         self._find()
-        by_attempt: dict[int, list[StepRecord]] = {}
+        found: dict[int, list[tuple[int, IntArray]]] = {}
         for path, (reader, kept) in list(self._readers.items()):
             try:
                 batch = reader.read()
@@ -65,15 +66,48 @@ class Agent:
             self.telemetry.steps += len(batch.records)
             self.telemetry.missed += batch.missed
             self.telemetry.torn += batch.torn
-            by_attempt.setdefault(reader.info.attempt, []).extend(batch.records)
+            found.setdefault(reader.info.attempt, []).append((reader.info.rank, slots_of(batch.raw, reader.info)))
         windows = []
         for attempt, gatherer in sorted(self._gatherers.items()):
-            records = sorted(by_attempt.get(attempt, ()), key=attrgetter("step"))
-            for record in records:
-                gatherer.add(record)
+            if attempt in found:
+                gatherer.add(*together(found[attempt]))
             # An attempt that another one has followed is over.
-            windows += gatherer.ready(ended=ended or attempt < max(self._gatherers))
+            over = attempt < max(self._gatherers)
+            windows += gatherer.ready(ended=ended or over)
+            if over:
+                del self._gatherers[attempt]
         return windows
+
+    def statuses(self) -> JobStatus | None:
+        """What the ranks of the newest attempt are doing now; None before there is one."""
+        attempt = max((reader.info.attempt for reader, _ in self._readers.values()), default=0)
+        newest = [pair for pair in self._readers.items() if pair[1][0].info.attempt == attempt]
+        ranks = []
+        for path, (reader, _) in newest:
+            try:
+                now = reader.status()
+            except RingError as error:
+                self._give_up(path, str(error))
+                continue
+            info = reader.info
+            ranks.append(
+                RankStatus(
+                    rank=info.rank,
+                    host=info.host,
+                    stage=now.stage,
+                    # Before the first step the header has no time yet.
+                    since_ns=max(now.since_ns, info.started_mono_ns),
+                    step=now.step,
+                    step_since_ns=now.step_since_ns,
+                    published=now.published,
+                    closed=now.closed,
+                    alive=now.alive,
+                )
+            )
+        if not ranks:
+            return None
+        info = newest[0][1][0].info
+        return JobStatus(info.schema, info.world_size, tuple(sorted(ranks, key=attrgetter("rank"))), info.attempt)
 
     def capture(self, request: CaptureRequest) -> CaptureResult | None:
         """Start a capture. What cannot even be started is a result at once."""
@@ -146,15 +180,18 @@ class Agent:
                 self._give_up(path, str(error))
                 continue
             info = reader.info
+            known = info.attempt in self._first_info
             first = self._first_info.setdefault(info.attempt, info)
             if (info.schema, info.world_size) != (first.schema, first.world_size):
                 self._give_up(path, f"{path}: rank {info.rank} records other stages than rank {first.rank}")
                 continue
             self._readers[path] = (reader, kept)
-            if info.attempt not in self._gatherers:
+            if not known:
                 self._gatherers[info.attempt] = Gatherer(
                     info.schema, info.world_size, self._shape, attempt=info.attempt
                 )
+            if info.attempt in self._gatherers:
+                self._gatherers[info.attempt].describe(info.rank, info.host, info.cohort)
 
     def _give_up(self, path: Path, reason: str) -> None:
         """A ring that cannot be read lowers coverage; it does not end the job's triage."""

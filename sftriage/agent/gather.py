@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sftriage.records import StageSchema, StepRecord, Window
+from sftriage.agent.rows import IntArray, StepRows
+from sftriage.recorder.layout import MAX_COUNT, STEP
+from sftriage.records import StageSchema, Window
 
-NS = 1e-9
 MAX_GAP_STEPS = 10_000
 """Steps that nobody recorded are a gap in the numbering; over a longer one the job is taken up anew."""
+
+_NEVER = int(np.iinfo(np.int64).min)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,18 @@ class Gatherer:
     """Windows of one attempt of a job from its ranks' steps, in whatever order they come.
 
     A window is ready when every rank has passed its last step. A rank that stays away does not hold the others up: once
-    another rank is a whole window further, the window goes out with the missing vectors missing.
+    another rank is a whole window further, the window goes out with the missing vectors missing. It goes out once:
+    what comes for it later counts in the windows after it, or not at all.
+
+    Nothing that was handed out changes, and the store holds two windows' steps at most, however far the ranks lie
+    apart. Windows that a call of `add` completes are kept until `ready` hands them out: whoever adds steps that fill
+    many windows has to ask in between.
+
+    Args:
+        schema: the stages of every rank.
+        world_size: ranks; steps of others are ignored.
+        shape: how windows are cut.
+        attempt: which start of the job this is.
     """
 
     def __init__(self, schema: StageSchema, world_size: int, shape: Shape, *, attempt: int = 0) -> None:
@@ -36,94 +48,131 @@ class Gatherer:
         self._shape = shape
         self._attempt = attempt
         self._world_size = world_size
-        self._n_sync = len(schema.sync)
-        self._latest_R = np.full(world_size, -1, dtype=np.int64)
-        self._next_first: int | None = None
-        self._early: list[StepRecord] = []
-        self._earliest = sys.maxsize
-        # A row a step from `_base` on: durations, outside and between in nanoseconds; NaN where nothing has come yet.
-        self._base = 0
-        self._rows_NRV: NDArray[np.float64] = self._empty(0)
-        self._capturing_N: NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        # Until the first step of the job is known, steps are kept as they came.
+        self._started = False
+        self._early: list[tuple[IntArray, IntArray]] = []
+        self._earliest = MAX_COUNT
+        self._seen_R = np.zeros(world_size, dtype=np.bool_)
+        self._latest_R = np.full(world_size, _NEVER)
+        self._fastest = _NEVER
+        self._next_first = _NEVER
+        # A window is given up when a rank is one window past it: no step further than that is ever in the store.
+        self._capacity_steps = 2 * shape.window_steps
+        self._rows = StepRows(schema, world_size, self._capacity_steps)
+        self._complete: list[Window] = []
+        self._hosts, self._cohorts = [""] * world_size, [""] * world_size
+        self._places: tuple[tuple[str, ...] | None, tuple[str, ...] | None] | None = None
 
-    def add(self, record: StepRecord) -> None:
-        """Take one rank's step. Incomplete steps and ranks beyond the world size count as missing."""
-        if not 0 <= record.rank < self._world_size:
+    def describe(self, rank: int, host: str, cohort: str = "") -> None:
+        """Say where a rank is and what role it has; windows from now on carry it."""
+        if 0 <= rank < self._world_size:
+            self._hosts[rank], self._cohorts[rank] = host, cohort
+            self._places = None
+
+    def add(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+        """Take steps of any ranks in any order. Incomplete ones, and ranks beyond the world size, count as missing.
+
+        Args:
+            ranks_B: the rank of each step.
+            slots_BW: the words of each step's slot, as a ring or a step log has them (see `recorder.layout`). Whoever
+                read them has checked them.
+        """
+        steps_B = slots_BW[:, STEP]
+        usable_B = (ranks_B >= 0) & (ranks_B < self._world_size) & (steps_B > -MAX_COUNT) & (steps_B < MAX_COUNT)
+        if not usable_B.all():
+            ranks_B, slots_BW = ranks_B[usable_B], slots_BW[usable_B]
+        if not len(ranks_B):
             return
-        if self._next_first is None:
-            self._early.append(record)
-            self._latest_R[record.rank] = max(self._latest_R[record.rank], record.step)
-            self._earliest = min(self._earliest, record.step)
-            if (self._latest_R >= 0).all() or record.step - self._earliest >= self._shape.window_steps:
-                self._start()
+        if self._started:
+            self._take(ranks_B, slots_BW)
             return
-        if record.step > int(self._latest_R.max()) + MAX_GAP_STEPS:
-            self._rows_NRV, self._capturing_N = self._empty(0), np.zeros(0, dtype=np.bool_)
-            self._base = self._next_first = record.step
-        self._put(record)
+        self._early.append((ranks_B.copy(), slots_BW.copy()))
+        self._seen_R[ranks_B] = True
+        self._earliest = min(self._earliest, int(slots_BW[:, STEP].min()))
+        self._fastest = max(self._fastest, int(slots_BW[:, STEP].max()))
+        if self._seen_R.all() or self._fastest - self._earliest >= self._shape.window_steps:
+            self._start()
 
     def ready(self, *, ended: bool = False) -> list[Window]:
         """Windows that are complete, oldest first; with ``ended``, those that no more steps will complete too."""
-        if ended and self._next_first is None and self._early:
+        if ended and self._early:
             self._start()
-        windows = []
-        while self._next_first is not None:
-            last = self._next_first + self._shape.window_steps - 1
-            fastest = int(self._latest_R.max())
-            everybody = bool((self._latest_R >= last).all())
-            given_up = fastest >= last + self._shape.window_steps or (ended and fastest >= last)
-            if not everybody and not given_up:
-                break
-            window = self._window(self._next_first)
-            if np.isfinite(window.durations_NRS).any():
-                windows.append(window)
-            self._next_first += self._shape.stride_steps
-            self._forget(self._next_first)
+        if self._started:
+            self._advance(ended=ended)
+        windows, self._complete = self._complete, []
         return windows
 
     def _start(self) -> None:
         """The job's first step is the earliest anybody has shown; what comes before the windows is warm-up."""
+        ranks_B = np.concatenate([ranks for ranks, _ in self._early])
+        slots_BW = np.concatenate([slots for _, slots in self._early])
+        self._started, self._early = True, []
+        self._fastest = self._earliest
         self._next_first = self._earliest + self._shape.warmup_steps
-        self._base = self._next_first
-        for record in self._early:
-            self._put(record)
-        self._early = []
+        self._take(ranks_B, slots_BW)
 
-    def _put(self, record: StepRecord) -> None:
-        self._latest_R[record.rank] = max(self._latest_R[record.rank], record.step)
-        row = record.step - self._base
-        if row < 0:
+    def _take(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+        """Put steps into the store, in order and with windows cut in between where it could not hold all of them."""
+        steps_B = slots_BW[:, STEP]
+        if int(steps_B.max()) < self._room():
+            self._put(ranks_B, slots_BW)
             return
-        if row >= len(self._rows_NRV):
-            self._grow(row + 1)
-        self._capturing_N[row] |= record.capturing
-        if record.complete:
-            self._rows_NRV[row, record.rank] = (*record.durations_ns, *record.outside_ns, record.between_ns)
+        order_B = np.argsort(steps_B, kind="stable")
+        ranks_B, slots_BW, steps_B = ranks_B[order_B], slots_BW[order_B], steps_B[order_B]
+        done = 0
+        while done < len(steps_B):
+            step = int(steps_B[done])
+            if step > self._fastest + MAX_GAP_STEPS:
+                self._start_over(step)
+            self._fastest = max(self._fastest, step)
+            self._advance()
+            end = int(np.searchsorted(steps_B, self._room()))
+            self._put(ranks_B[done:end], slots_BW[done:end])
+            done = end
 
-    def _empty(self, n_steps: int) -> NDArray[np.float64]:
-        return np.full((n_steps, self._world_size, len(self._schema.stages) + self._n_sync + 1), np.nan)
+    def _room(self) -> int:
+        """The first step that cannot be put into the store as things are."""
+        return min(self._next_first + self._capacity_steps, self._fastest + MAX_GAP_STEPS + 1)
 
-    def _grow(self, n_steps: int) -> None:
-        more = max(n_steps, 2 * self._shape.window_steps) - len(self._rows_NRV)
-        self._rows_NRV = np.concatenate([self._rows_NRV, self._empty(more)])
-        self._capturing_N = np.concatenate([self._capturing_N, np.zeros(more, dtype=np.bool_)])
+    def _start_over(self, step: int) -> None:
+        """What is in the store belongs to a part of the job that is over."""
+        self._advance(ended=True)
+        self._rows.clear(self._next_first, self._capacity_steps)
+        self._next_first = step
 
-    def _forget(self, before_step: int) -> None:
-        rows = before_step - self._base
-        self._rows_NRV, self._capturing_N = self._rows_NRV[rows:], self._capturing_N[rows:]
-        self._base = before_step
+    def _put(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+        steps_B = slots_BW[:, STEP]
+        np.maximum.at(self._latest_R, ranks_B, steps_B)
+        self._fastest = max(self._fastest, int(steps_B.max()))
+        late_B = steps_B < self._next_first
+        if late_B.any():
+            ranks_B, slots_BW = ranks_B[~late_B], slots_BW[~late_B]
+        self._rows.put(ranks_B, slots_BW)
+
+    def _advance(self, *, ended: bool = False) -> None:
+        """Cut the windows that are ready: every rank has passed them, or they are given up."""
+        n_steps, stride = self._shape.window_steps, self._shape.stride_steps
+        through = max(int(self._latest_R.min()), self._fastest if ended else self._fastest - n_steps)
+        while (last := self._next_first + n_steps - 1) <= through:
+            strides = 1
+            if self._rows.any_known(self._next_first, n_steps):
+                self._complete.append(self._window(self._next_first))
+            elif not self._rows.any_known(self._next_first, self._capacity_steps):
+                # A gap in the numbering: none of its windows holds anything.
+                strides += (through - last) // stride
+            self._rows.clear(self._next_first, strides * stride)
+            self._next_first += strides * stride
 
     def _window(self, first_step: int) -> Window:
-        row, n_stages = first_step - self._base, len(self._schema.stages)
-        if row + self._shape.window_steps > len(self._rows_NRV):
-            self._grow(row + self._shape.window_steps)
-        rows_NRV = self._rows_NRV[row : row + self._shape.window_steps] * NS
+        if self._places is None:
+            places = (tuple(self._hosts), tuple(self._cohorts))
+            self._places = (places[0] if any(places[0]) else None, places[1] if any(places[1]) else None)
+        hosts, cohorts = self._places
         return Window(
             schema=self._schema,
             first_step=first_step,
-            durations_NRS=rows_NRV[:, :, :n_stages],
-            outside_NRG=rows_NRV[:, :, n_stages : n_stages + self._n_sync] if self._n_sync else None,
-            between_NR=rows_NRV[:, :, -1],
-            capturing_N=self._capturing_N[row : row + self._shape.window_steps].copy(),
+            hosts=hosts,
+            cohorts=cohorts,
             attempt=self._attempt,
+            **self._rows.window(first_step, self._shape.window_steps),
         )

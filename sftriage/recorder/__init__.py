@@ -7,11 +7,12 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.mailbox import CaptureProgress, MailboxClient
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.ring import Batch, RingReader, RingStatus, find_rings
-from sftriage.recorder.steplog import LoggedSteps, StepLog, read_log
+from sftriage.recorder.steplog import LoggedSteps, LogReader, StepLog, read_log
 
 __all__ = [
     "Batch",
     "CaptureProgress",
+    "LogReader",
     "LoggedSteps",
     "MailboxClient",
     "Monitor",

@@ -236,18 +236,23 @@ class SlotCodec:
         self._outside = slice(self._durations.stop, info.slot_words - 1)
         self.slot_bytes = info.slot_bytes
 
+    def sequence(self, slot: bytes) -> int | None:
+        """The sequence number of one slot, or None if it is torn or damaged.
+
+        Args:
+            slot: exactly ``slot_bytes`` bytes.
+        """
+        words = self._whole(slot)
+        return None if words is None else words[SEQ]
+
     def decode(self, slot: bytes) -> tuple[int, StepRecord] | None:
         """The sequence number and the record of one slot, or None if it is torn or damaged.
 
         Args:
             slot: exactly ``slot_bytes`` bytes.
         """
-        words = self._words.unpack(slot)
-        if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
-            return None
-        durations_ns, outside_ns = words[self._durations], words[self._outside]
-        # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
-        if min(words[BETWEEN], words[WORK], *durations_ns, *outside_ns) < 0 or words[READY] < UNKNOWN:
+        words = self._whole(slot)
+        if words is None:
             return None
         flags = words[FLAGS]
         record = StepRecord(
@@ -255,8 +260,8 @@ class SlotCodec:
             step=words[STEP],
             start_ns=words[START],
             between_ns=words[BETWEEN],
-            durations_ns=durations_ns,
-            outside_ns=outside_ns,
+            durations_ns=words[self._durations],
+            outside_ns=words[self._outside],
             kind=kind_of(words[KIND], words[KIND_REST]),
             work=words[WORK],
             ready_ns=None if words[READY] == UNKNOWN else words[READY],
@@ -264,3 +269,12 @@ class SlotCodec:
             capturing=bool(flags & CAPTURING),
         )
         return words[SEQ], record
+
+    def _whole(self, slot: bytes) -> tuple[int, ...] | None:
+        words: tuple[int, ...] = self._words.unpack(slot)
+        if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
+            return None
+        # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
+        if min(words[BETWEEN], words[WORK], *words[DURATIONS:-1]) < 0 or words[READY] < UNKNOWN:
+            return None
+        return words

@@ -113,29 +113,69 @@ class StepLog:
         return 0
 
 
-def read_log(path: Path | str) -> LoggedSteps:
-    """Every step of a log that can be read, whatever happened to the rest of the file.
+class LogReader:
+    """Reads a step log from its beginning to its end, a bounded number of steps at a time.
+
+    No file is open between two reads: the logs of a job's every rank can be read side by side.
+
+    Args:
+        path: the log.
+
+    Attributes:
+        info: who wrote the ring that it was taken from.
+        skipped: slots so far that were damaged, half-written or out of order.
 
     Raises:
         RingError: the header cannot be read: foreign, truncated, of another version or byte order, or damaged.
     """
-    descriptor = files.open_regular(Path(path), os.O_RDONLY)
-    try:
-        info, _ = decode_header(LOG_MAGIC, files.read_at(descriptor, HEADER_BYTES, 0, str(path)), str(path))
-        codec = SlotCodec(info)
-        records: list[StepRecord] = []
-        skipped = last_seq = 0
-        at = HEADER_BYTES
-        while data := files.read_at(descriptor, _SLOTS_AT_A_TIME * codec.slot_bytes, at, str(path)):
-            at += len(data)
-            for start in range(0, len(data), codec.slot_bytes):
-                slot = data[start : start + codec.slot_bytes]
-                found = codec.decode(slot) if len(slot) == codec.slot_bytes else None
-                if found is None or found[0] <= last_seq:
-                    skipped += 1
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        self.info, _ = decode_header(LOG_MAGIC, self._bytes_at(0, HEADER_BYTES), str(path))
+        self.skipped = 0
+        self._codec = SlotCodec(self.info)
+        self._last_seq = 0
+        self._at: int | None = HEADER_BYTES
+
+    def read(self, slots: int = _SLOTS_AT_A_TIME) -> bytes:
+        """The next steps' slots, at most so many, as `Batch.raw` has them; nothing once all have been read.
+
+        Raises:
+            RingError: the file has gone, or the file system answered with an error.
+        """
+        size = self._codec.slot_bytes
+        whole: list[bytes] = []
+        while self._at is not None and not whole:
+            data = self._bytes_at(self._at, slots * size)
+            self._at = self._at + len(data) if len(data) == slots * size else None
+            for start in range(0, len(data), size):
+                slot = data[start : start + size]
+                seq = self._codec.sequence(slot) if len(slot) == size else None
+                if seq is None or seq <= self._last_seq:
+                    self.skipped += 1
                 else:
-                    last_seq = found[0]
-                    records.append(found[1])
-        return LoggedSteps(info, records, skipped)
-    finally:
-        os.close(descriptor)
+                    self._last_seq = seq
+                    whole.append(slot)
+        return b"".join(whole)
+
+    def _bytes_at(self, offset: int, size_bytes: int) -> bytes:
+        descriptor = files.open_regular(self.path, os.O_RDONLY)
+        try:
+            return files.read_at(descriptor, size_bytes, offset, str(self.path))
+        finally:
+            os.close(descriptor)
+
+
+def read_log(path: Path | str) -> LoggedSteps:
+    """Every step of a log that can be read, whatever happened to the rest of the file.
+
+    Raises:
+        RingError: as `LogReader`.
+    """
+    reader = LogReader(path)
+    codec, size = SlotCodec(reader.info), reader.info.slot_bytes
+    records: list[StepRecord] = []
+    while raw := reader.read():
+        found = (codec.decode(raw[at : at + size]) for at in range(0, len(raw), size))
+        records += [record for _, record in filter(None, found)]
+    return LoggedSteps(reader.info, records, reader.skipped)

@@ -108,6 +108,30 @@ def test_another_attempt_of_the_job_has_windows_of_its_own(agent, monitor, monke
     assert [(w.attempt, w.first_step) for w in agent.poll()] == [(1, 0)]
 
 
+def test_windows_say_where_the_ranks_are_and_what_roles_they_have(agent, monitor):
+    train(monitor(0, host="node-a", cohort="pp0"), monitor(1, host="node-a", cohort="pp1"), steps=4)
+    (window,) = agent.poll()
+    assert (window.hosts, window.cohorts) == (("node-a", "node-a"), ("pp0", "pp1"))
+    assert (window.kinds, window.work_NR, window.ready_NR) == (None, None, None)
+
+
+def test_an_attempt_that_another_one_has_followed_is_over(agent, monitor, monkeypatch):
+    first = monitor(0), monitor(1)
+    train(*first, steps=3)
+    assert agent.poll() == []
+    # GIVEN the job was started again, and a rank of the attempt before still takes steps
+    with monkeypatch.context() as environment:
+        environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        second = monitor(0), monitor(1)
+    train(*second, steps=3)
+    assert agent.poll() == []
+    train(*first, steps=8)
+    # THEN those make no windows
+    assert agent.poll() == []
+    train(*second, steps=1)
+    assert [(w.attempt, w.first_step) for w in agent.poll()] == [(1, 0)]
+
+
 def test_a_capture_of_a_rank_that_is_not_here_fails_at_once(agent, monitor):
     train(monitor(0), steps=1)
     agent.poll()

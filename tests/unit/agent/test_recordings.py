@@ -10,6 +10,7 @@ from sftriage.errors import InputError
 
 STAGES = np.array(["data", "forward", "backward", "other"])
 SYNC = np.array(["backward"])
+UNCLOSED = np.array(["data", "forward", "backward", "optimizer"])
 
 
 def durations(steps: int = 6, ranks: int = 2, stages: int = 4) -> np.ndarray:
@@ -50,6 +51,53 @@ def test_optional_arrays_travel_with_their_windows(tmp_path):
     np.testing.assert_allclose(last.ready_NR[0], [0.006, 0.007])
 
 
+def test_what_refines_the_durations_travels_too(tmp_path):
+    path = saved(
+        tmp_path / "job.npz",
+        outside_s=np.arange(12.0).reshape(6, 2, 1),
+        between_s=np.arange(12.0).reshape(6, 2),
+        work=np.arange(12).reshape(6, 2),
+        first_step=np.array(1000),
+    )
+    *_, last = load_recording(path).windows(Shape(3, 3, 0))
+    assert (last.first_step, last.last_step) == (1003, 1005)
+    np.testing.assert_array_equal(last.outside_NRG[:, :, 0], [[6, 7], [8, 9], [10, 11]])
+    np.testing.assert_array_equal(last.between_NR, last.outside_NRG[:, :, 0])
+    np.testing.assert_array_equal(last.work_NR, last.between_NR)
+
+
+def test_a_vector_of_nan_is_a_missing_step(tmp_path):
+    # GIVEN a recording in which rank 1 has no step 3, and what refines that step says either nothing or anything
+    nowhere = np.full((6, 2), 0.001)
+    nowhere[3, 1] = np.nan
+    path = saved(
+        tmp_path / "job.npz",
+        durations_s=changed(np.nan, (3, 1)),
+        between_s=nowhere,
+        outside_s=np.full((6, 2, 1), 0.002),
+        work=nowhere * 1000,
+        ready_s=changed(np.nan, (0, 0))[:, :, 0],
+    )
+    (window,) = load_recording(path).windows(Shape(50, 10, 0))
+    # THEN it is missing in the window, with all that belongs to it, and nothing else is
+    for values in (window.durations_NRS, window.outside_NRG, window.between_NR):
+        gone = np.argwhere(np.isnan(values.reshape(6, 2, -1)).all(axis=2))
+        assert gone.tolist() == [[3, 1]]
+        assert np.isnan(values).sum() == values[3, 1].size
+    assert window.work_NR[3].tolist() == [1, 0]
+    # AND a ready moment that nobody knows is unknown, wherever it is
+    assert np.argwhere(np.isnan(window.ready_NR)).tolist() == [[0, 0], [3, 1]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", ">f8"])
+def test_numbers_of_any_width_will_do_and_the_ranks_of_a_stage_lie_side_by_side(tmp_path, dtype):
+    values = (np.arange(48).reshape(6, 2, 4) % 7).astype(dtype)
+    (window,) = load_recording(saved(tmp_path / "job.npz", durations_s=values)).windows(Shape(6, 6, 0))
+    np.testing.assert_array_equal(window.durations_NRS, values)
+    assert window.durations_NRS.dtype == np.float64
+    assert all(window.durations_NRS[:, :, s].flags.c_contiguous for s in range(4))
+
+
 def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
     recording = load_recording(saved(tmp_path / "job.npz", sync=np.array([])))
     assert next(recording.windows(Shape(3, 2, 0))).schema.sync == ()
@@ -59,6 +107,9 @@ def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
     ("arrays", "said"),
     [
         ({"durations_s": changed(np.nan, (3, 1, 2))}, "durations_s is not a finite number at step 3, rank 1, stage 2"),
+        ({"durations_s": changed(np.nan, (3, 1, slice(3)))}, "stage 0 (nan) and 2 more; a missing step is NaN in all"),
+        ({"durations_s": np.full((6, 2, 4), np.nan)}, "not a finite number at step 0, rank 0, stage 0 (nan)"),
+        ({"durations_s": changed(np.inf, (3, 1))}, "not a finite number at step 3, rank 1, stage 0 (inf) and 3 more"),
         ({"durations_s": changed(np.inf, (0, 0, 0))}, "not a finite number at step 0, rank 0, stage 0 (inf)"),
         ({"durations_s": changed(-0.5, (2, 0, 1))}, "durations_s is negative at step 2, rank 0, stage 1 (-0.5)"),
         ({"durations_s": durations(stages=3)}, "has 3 stages on its last axis; stages names 4"),
@@ -71,6 +122,19 @@ def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
         ({"ready_s": np.zeros((6, 3))}, "ready_s has shape (6, 3); durations_s says (6, 2)"),
         ({"ready_s": -np.ones((6, 2))}, "ready_s is negative at step 0, rank 0 (-1.0) and 11 more"),
         ({"ready_s": np.zeros((6, 2)), "sync": np.array([])}, "sync names no stage that it would split"),
+        ({"ready_s": changed(np.inf, (1, 0))[:, :, 0]}, "ready_s is not a finite number at step 1, rank 0 (inf)"),
+        ({"between_s": changed(np.nan, (1, 0))[:, :, 0]}, "between_s is not a finite number at step 1, rank 0 (nan)"),
+        ({"between_s": np.zeros((6, 3))}, "between_s has shape (6, 3); durations_s says (6, 2)"),
+        ({"outside_s": np.zeros((6, 2))}, "outside_s has 2 axes, shape (6, 2); expected step x rank x sync stage"),
+        ({"outside_s": np.zeros((6, 2, 2))}, "outside_s has shape (6, 2, 2); durations_s and sync say (6, 2, 1)"),
+        ({"outside_s": -np.ones((6, 2, 1))}, "negative at step 0, rank 0, sync stage 0 (-1.0) and 11 more"),
+        ({"outside_s": np.zeros((6, 2, 1)), "stages": UNCLOSED}, "outside_s needs a last stage 'other'"),
+        ({"between_s": np.zeros((6, 2)), "stages": UNCLOSED}, "between_s needs a last stage 'other'"),
+        ({"work": -np.ones((6, 2))}, "work is negative at step 0, rank 0 (-1.0) and 11 more"),
+        ({"work": changed(np.inf, (1, 1))[:, :, 0]}, "work is not a finite number at step 1, rank 1 (inf)"),
+        ({"work": np.full((6, 2), "many")}, "work holds <U4; expected float64"),
+        ({"first_step": np.array(1.5)}, "first_step is float64 of shape (); expected one whole number"),
+        ({"first_step": np.array([1, 2])}, "first_step is int64 of shape (2,); expected one whole number"),
         ({"hosts": np.array(["a"])}, "hosts has 1 entries; durations_s has 2 on its rank axis"),
         ({"kinds": np.array(["train"])}, "kinds has 1 entries; durations_s has 6 on its step axis"),
     ],

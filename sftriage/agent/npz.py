@@ -1,0 +1,161 @@
+"""An ``.npz`` of durations that somebody else measured: what may be in it, and what is refused in which words."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sftriage.agent.rows import BoolArray, FloatArray
+from sftriage.errors import InputError, SchemaError
+from sftriage.recorder.layout import MAX_COUNT
+from sftriage.records import OTHER, StageSchema, Window
+
+_NOT_FINITE = "not a finite number"
+
+
+def load_npz(path: Path) -> Window:
+    """All of a recording as one window.
+
+    Raises:
+        InputError: not a readable ``.npz``, or what is in it cannot be used; the message names what and where.
+    """
+    try:
+        if not zipfile.is_zipfile(path):
+            raise InputError(f"{path}: not a readable .npz: it is not a zip archive")
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except InputError:
+        raise
+    except Exception as error:  # numpy, zipfile and zlib each raise what they like for a damaged file
+        raise InputError(f"{path}: not a readable .npz: {error}") from error
+    try:
+        return _window(arrays)
+    except SchemaError as error:
+        raise InputError(f"{path}: stages or sync: {error}") from error
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _window(arrays: dict[str, Any]) -> Window:
+    absent = [name for name in ("durations_s", "stages", "sync") if name not in arrays]
+    if absent:
+        there = ", ".join(sorted(arrays)) or "none"
+        raise InputError(f"array {' and '.join(absent)} missing (arrays there: {there})")
+    schema = StageSchema(_texts(arrays, "stages"), _texts(arrays, "sync"))
+    durations_NRS, missing_NR = _durations(arrays, len(schema.stages))
+    n_steps, n_ranks = missing_NR.shape
+    ready_NR = _refinement(arrays, "ready_s", missing_NR, unknown=True)
+    if ready_NR is not None and not schema.sync:
+        raise InputError("ready_s is given but sync names no stage that it would split")
+    for name in ("outside_s", "between_s"):
+        if name in arrays and schema.stages[-1] != OTHER:
+            raise InputError(f"{name} needs a last stage {OTHER!r}; the last one is {schema.stages[-1]!r}")
+    outside_NRG = _refinement(arrays, "outside_s", missing_NR, n_sync=len(schema.sync))
+    work_NR = _refinement(arrays, "work", missing_NR)
+    return Window(
+        schema=schema,
+        first_step=_first_step(arrays),
+        durations_NRS=durations_NRS,
+        outside_NRG=outside_NRG if schema.sync else None,
+        between_NR=_refinement(arrays, "between_s", missing_NR),
+        ready_NR=ready_NR,
+        hosts=_counted(arrays, "hosts", n_ranks, "rank"),
+        cohorts=_counted(arrays, "cohorts", n_ranks, "rank"),
+        kinds=_counted(arrays, "kinds", n_steps, "step"),
+        work_NR=None if work_NR is None else np.nan_to_num(work_NR, copy=False, nan=0.0),
+    )
+
+
+def _durations(arrays: dict[str, Any], n_named: int) -> tuple[FloatArray, BoolArray]:
+    """The durations, and the vectors (N, R) that are missing."""
+    values_NRS = _numbers(arrays, "durations_s", ("step", "rank", "stage"))
+    n_steps, n_ranks, n_stages = values_NRS.shape
+    if n_stages != n_named:
+        raise InputError(f"durations_s has {n_stages} stages on its last axis; stages names {n_named}")
+    if 0 in values_NRS.shape:
+        raise InputError(f"durations_s is empty: {n_steps} steps x {n_ranks} ranks x {n_stages} stages")
+    missing_NR: BoolArray = np.asarray(np.isnan(values_NRS).all(axis=2))
+    if missing_NR.all():
+        raise InputError(f"durations_s is {_NOT_FINITE} at step 0, rank 0, stage 0 (nan), nor anywhere else")
+    bad_NRS = ~np.isfinite(values_NRS) & ~missing_NR[:, :, None]
+    _refuse("durations_s", values_NRS, bad_NRS, _NOT_FINITE, "; a missing step is NaN in all its stages")
+    _refuse("durations_s", values_NRS, values_NRS < 0, "negative")
+    return values_NRS, missing_NR
+
+
+def _refinement(
+    arrays: dict[str, Any], name: str, missing_NR: BoolArray, *, n_sync: int | None = None, unknown: bool = False
+) -> FloatArray | None:
+    """An optional array by step and rank (and sync stage): NaN where the vector is missing.
+
+    Args:
+        arrays: the file's.
+        name: the array.
+        missing_NR: vectors that are missing.
+        n_sync: sync stages on its last axis; None where it has no such axis.
+        unknown: NaN is an answer anywhere.
+    """
+    if name not in arrays:
+        return None
+    shape = missing_NR.shape if n_sync is None else (*missing_NR.shape, n_sync)
+    values = _numbers(arrays, name, ("step", "rank", "sync stage")[: len(shape)])
+    if values.shape != shape:
+        said_by = "durations_s says" if n_sync is None else "durations_s and sync say"
+        raise InputError(f"{name} has shape {values.shape}; {said_by} {shape}")
+    missing = missing_NR if n_sync is None else np.broadcast_to(missing_NR[:, :, None], shape)
+    bad = np.isinf(values) if unknown else ~np.isfinite(values) & ~missing
+    _refuse(name, values, bad, _NOT_FINITE)
+    _refuse(name, values, values < 0, "negative")
+    values[missing_NR] = np.nan
+    return values
+
+
+def _numbers(arrays: dict[str, Any], name: str, axes: tuple[str, ...]) -> FloatArray:
+    """A copy in float64 (N, R, ...) whose memory has the third axis first: the ranks of one stage lie side by side."""
+    values = arrays[name]
+    if values.ndim != len(axes):
+        raise InputError(f"{name} has {values.ndim} axes, shape {values.shape}; expected {' x '.join(axes)}")
+    if not (np.issubdtype(values.dtype, np.floating) or np.issubdtype(values.dtype, np.integer)):
+        raise InputError(f"{name} holds {values.dtype}; expected float64{' seconds' if name.endswith('_s') else ''}")
+    if values.ndim == 2:
+        return np.array(values, dtype=np.float64, order="C")
+    return np.array(values.transpose(2, 0, 1), dtype=np.float64, order="C").transpose(1, 2, 0)
+
+
+def _refuse(name: str, values: FloatArray, bad: BoolArray, what: str, remark: str = "") -> None:
+    """Refuse the array if any place of it is bad: which one, and how many more. ``remark`` is for a NaN."""
+    n_bad = int(np.count_nonzero(bad))
+    if not n_bad:
+        return
+    at = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
+    axes = ("step", "rank", "stage" if name == "durations_s" else "sync stage")
+    place = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=False))
+    more = f" and {n_bad - 1} more" if n_bad > 1 else ""
+    raise InputError(f"{name} is {what} at {place} ({values[at]}){more}{remark if np.isnan(values[at]) else ''}")
+
+
+def _first_step(arrays: dict[str, Any]) -> int:
+    value = arrays.get("first_step", np.array(0))
+    if value.ndim or not np.issubdtype(value.dtype, np.integer) or not -MAX_COUNT < int(value) < MAX_COUNT:
+        raise InputError(f"first_step is {value.dtype} of shape {value.shape}; expected one whole number")
+    return int(value)
+
+
+def _texts(arrays: dict[str, Any], name: str) -> tuple[str, ...]:
+    values = arrays[name]
+    # An empty list of names saves as an empty float array: no sync stage is a legitimate thing to say.
+    if values.ndim != 1 or not (values.dtype.kind == "U" or values.size == 0):
+        raise InputError(f"{name} has {values.ndim} axes of {values.dtype}; expected one axis of strings")
+    return tuple(str(value) for value in values)
+
+
+def _counted(arrays: dict[str, Any], name: str, count: int, axis: str) -> tuple[str, ...] | None:
+    if name not in arrays:
+        return None
+    values = _texts(arrays, name)
+    if len(values) != count:
+        raise InputError(f"{name} has {len(values)} entries; durations_s has {count} on its {axis} axis")
+    return values

@@ -1,0 +1,169 @@
+"""The window store: the newest steps of all ranks, a row a step.
+
+Each value (a stage's duration, say) is an array of its own in which the ranks lie side by side: steps are put there as
+they are, a value at a time, and whoever accounts for a window passes over one stage of all its ranks without a gap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.recorder.layout import (
+    BETWEEN,
+    CAPTURING,
+    DURATIONS,
+    FLAGS,
+    INCOMPLETE,
+    KIND,
+    KIND_REST,
+    READY,
+    STEP,
+    WORK,
+    RingInfo,
+    kind_of,
+)
+from sftriage.records import StageSchema
+
+NS = 1e-9
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+def slots_of(raw: bytes, info: RingInfo) -> IntArray:
+    """Slots as a ring or a step log gave them (see `Batch.raw`), as an array of their words (B, W)."""
+    return np.frombuffer(raw, dtype=np.int64).reshape(-1, info.slot_words)
+
+
+def together(of_ranks: Sequence[tuple[int, IntArray]]) -> tuple[IntArray, IntArray]:
+    """Several ranks' slots as one batch: the rank of each row (B), and the rows (B, W)."""
+    ranks = np.array([rank for rank, _ in of_ranks], dtype=np.int64)
+    return ranks.repeat([len(slots) for _, slots in of_ranks]), np.concatenate([slots for _, slots in of_ranks])
+
+
+class StepRows:
+    """A ring of rows, one a step: all ranks' values in seconds, NaN where nothing has come.
+
+    A step's row is its number modulo the number of rows, so that nothing is moved when the store goes on. Axes: C rows,
+    V values, R ranks, B steps of single ranks that come together, W words of a slot (see `recorder.layout`).
+
+    Args:
+        schema: the stages.
+        world_size: ranks.
+        capacity_steps: rows. Steps that are in the store at the same time have to lie within so many of each other.
+    """
+
+    def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
+        n_stages, n_sync = len(schema.stages), len(schema.sync)
+        self._n_stages, self._n_ranks, self._n_rows = n_stages, world_size, capacity_steps
+        timed = [*range(DURATIONS, DURATIONS + n_stages + n_sync), BETWEEN]
+        self._words = np.array(timed)
+        self._values_VCR = np.full((len(timed), capacity_steps, world_size), np.nan)
+        # Made when the first rank says any: most jobs do without.
+        self._ready_CR: FloatArray | None = None
+        self._work_CR: FloatArray | None = None
+        self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
+        self._touched_C = np.zeros(capacity_steps, dtype=np.bool_)
+        self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
+        self._ready_said_C = np.zeros(capacity_steps, dtype=np.bool_)
+        self._work_said_C = np.zeros(capacity_steps, dtype=np.bool_)
+        self._kind_C2 = np.zeros((capacity_steps, 2), dtype=np.int64)
+        self._kind_rank_C = np.full(capacity_steps, world_size)
+
+    def put(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+        """Take steps; what a rank left half-way says what sort of step it was, and no times."""
+        row_B = slots_BW[:, STEP] % self._n_rows
+        flags_B = slots_BW[:, FLAGS]
+        self._touched_C[row_B] = True
+        self._capturing_C[row_B[flags_B & CAPTURING != 0]] = True
+        self._put_kinds(ranks_B, row_B, slots_BW)
+        complete_B = flags_B & INCOMPLETE == 0
+        if not complete_B.all():
+            ranks_B, row_B, slots_BW = ranks_B[complete_B], row_B[complete_B], slots_BW[complete_B]
+        self._known_C[row_B] = True
+        # One assignment a value: four times as fast as one for all, which numpy would make element by element.
+        at_B = row_B * self._n_ranks + ranks_B
+        for values_CR, word in zip(self._values_VCR, self._words, strict=True):
+            values_CR.reshape(-1)[at_B] = slots_BW[:, word] * NS
+        self._put_refinements(row_B, at_B, slots_BW)
+
+    def clear(self, first_step: int, n_steps: int) -> None:
+        """Forget steps, so that their rows can be those of later ones."""
+        rows = np.arange(first_step, first_step + min(n_steps, self._n_rows)) % self._n_rows
+        rows = rows[self._touched_C[rows]]
+        if not len(rows):
+            return
+        self._values_VCR[:, rows] = np.nan
+        if self._ready_CR is not None:
+            self._ready_CR[rows] = np.nan
+        if self._work_CR is not None:
+            self._work_CR[rows] = 0.0
+        for said_C in (self._known_C, self._touched_C, self._capturing_C, self._ready_said_C, self._work_said_C):
+            said_C[rows] = False
+        self._kind_C2[rows] = 0
+        self._kind_rank_C[rows] = self._n_ranks
+
+    def any_known(self, first_step: int, n_steps: int) -> bool:
+        """Whether any rank completed any of these steps."""
+        return bool(self._known_C[self._rows(first_step, n_steps)].any())
+
+    def window(self, first_step: int, n_steps: int) -> dict[str, Any]:
+        """What these steps give a `Window`: copies, with the ranks of one value side by side."""
+        rows = self._rows(first_step, n_steps)
+        values_NRV = self._copied(self._values_VCR, first_step, n_steps).transpose(1, 2, 0)
+        ready_CR = self._ready_CR if self._ready_said_C[rows].any() else None
+        work_CR = self._work_CR if self._work_said_C[rows].any() else None
+        kinds = tuple(kind_of(int(first), int(rest)) for first, rest in self._kind_C2[rows])
+        return {
+            "durations_NRS": values_NRV[:, :, : self._n_stages],
+            "outside_NRG": values_NRV[:, :, self._n_stages : -1] if len(self._words) > self._n_stages + 1 else None,
+            "between_NR": values_NRV[:, :, -1],
+            "ready_NR": None if ready_CR is None else self._copied(ready_CR[None], first_step, n_steps)[0],
+            "work_NR": None if work_CR is None else self._copied(work_CR[None], first_step, n_steps)[0],
+            "capturing_N": self._capturing_C[rows],
+            "kinds": kinds if any(kinds) else None,
+        }
+
+    def _put_kinds(self, ranks_B: IntArray, row_B: IntArray, slots_BW: IntArray) -> None:
+        """A step is of the kind that the lowest rank says that says any, in whatever order they come."""
+        said = np.flatnonzero(slots_BW[:, KIND] | slots_BW[:, KIND_REST])
+        if not len(said):
+            return
+        said = said[np.lexsort((ranks_B[said], row_B[said]))]
+        rows, first = np.unique(row_B[said], return_index=True)
+        lowest = said[first]
+        better = ranks_B[lowest] <= self._kind_rank_C[rows]
+        rows, lowest = rows[better], lowest[better]
+        self._kind_rank_C[rows] = ranks_B[lowest]
+        self._kind_C2[rows, 0], self._kind_C2[rows, 1] = slots_BW[lowest, KIND], slots_BW[lowest, KIND_REST]
+
+    def _put_refinements(self, row_B: IntArray, at_B: IntArray, slots_BW: IntArray) -> None:
+        said_B = slots_BW[:, READY] >= 0
+        if said_B.any():
+            if self._ready_CR is None:
+                self._ready_CR = np.full((self._n_rows, self._n_ranks), np.nan)
+            self._ready_CR.reshape(-1)[at_B[said_B]] = slots_BW[said_B, READY] * NS
+            self._ready_said_C[row_B[said_B]] = True
+        said_B = slots_BW[:, WORK] > 0
+        if said_B.any():
+            if self._work_CR is None:
+                self._work_CR = np.zeros((self._n_rows, self._n_ranks))
+            self._work_CR.reshape(-1)[at_B[said_B]] = slots_BW[said_B, WORK]
+            self._work_said_C[row_B[said_B]] = True
+
+    def _rows(self, first_step: int, n_steps: int) -> IntArray:
+        return np.arange(first_step, first_step + n_steps) % self._n_rows
+
+    def _copied(self, values_VCR: FloatArray, first_step: int, n_steps: int) -> FloatArray:
+        """The rows of these steps in order (V, N, R); the ring may turn over within them."""
+        start = first_step % self._n_rows
+        before_turn = min(n_steps, self._n_rows - start)
+        values_VNR = np.empty((len(values_VCR), n_steps, self._n_ranks))
+        values_VNR[:, :before_turn] = values_VCR[:, start : start + before_turn]
+        values_VNR[:, before_turn:] = values_VCR[:, : n_steps - before_turn]
+        return values_VNR
