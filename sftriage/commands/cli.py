@@ -11,6 +11,7 @@ from sftriage import __version__
 from sftriage.commands.analyze import analyze
 from sftriage.commands.decisions import decisions
 from sftriage.commands.demo import demo
+from sftriage.commands.explain import explain_decision
 from sftriage.commands.policy import policies
 from sftriage.commands.run import run
 from sftriage.commands.traces import traces
@@ -28,6 +29,7 @@ app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(demo)
 app.command()(analyze)
 app.command()(decisions)
+app.command("explain")(explain_decision)
 app.add_typer(traces, name="traces")
 app.add_typer(policies, name="policy")
 

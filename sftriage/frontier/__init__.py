@@ -8,6 +8,7 @@ would be saved by mending one suspect, `baseline` what the job's healthy profile
 from sftriage.frontier.accounting import Accounting, Walk, account, anchored, plain, walk
 from sftriage.frontier.baseline import Baseline, Profile, Typical, learned, profile
 from sftriage.frontier.evidence import Past
+from sftriage.frontier.explaining import Check, Explanation, explain
 from sftriage.frontier.judging import judge
 from sftriage.frontier.segments import Segment, segments
 from sftriage.frontier.settings import Settings
@@ -17,6 +18,8 @@ from sftriage.frontier.whatif import SegmentReplay, replay
 __all__ = [
     "Accounting",
     "Baseline",
+    "Check",
+    "Explanation",
     "Past",
     "Profile",
     "Segment",
@@ -28,6 +31,7 @@ __all__ = [
     "anchored",
     "assess",
     "classify",
+    "explain",
     "judge",
     "learned",
     "plain",

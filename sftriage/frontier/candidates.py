@@ -29,12 +29,14 @@ MAX_LOOKED_AT = 16
 class Candidate:
     """A suspect, and when it was there.
 
-    ``total_s`` is what mending it would have saved over the window, and ``led_steps`` in how many steps it would.
+    ``total_s`` is what mending it would have saved over the window, ``led_steps`` in how many steps it would, and
+    ``steady_s`` how much it is over its peers in the median step.
     """
 
     suspect: Suspect
     total_s: float
     led_steps: int
+    steady_s: float
     course: Course | None
 
 
@@ -122,8 +124,8 @@ def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
     """
     found = []
     n_stages = len(scene.schema.stages)
-    tells = stage_tells(unit.over_NS[scene.used_N].mean(axis=0))
     late_N = _late_steps(unit, scene)
+    tells = stage_tells(_over(unit, late_N, scene))
     for s in range(n_stages + 1):
         gain_N = unit.gain_NS[:, s] * scene.used_N
         led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
@@ -157,6 +159,15 @@ def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
     return np.asarray(scene.used_N & (over_N >= typical_s / 2))
 
 
+def _over(unit: Unit, late_N: BoolArray, scene: Scene) -> FloatArray:
+    """Where a unit is over its peers (S): in the mean step, or, where it is so in few, in these over the others."""
+    there_N = late_N | (scene.used_N & (unit.gain_NS[:, -1] >= scene.clear_s))
+    elsewhere_N = scene.used_N & ~there_N
+    if not there_N.any() or 2 * there_N.sum() >= scene.used_N.sum():
+        return np.asarray(unit.over_NS[scene.used_N].mean(axis=0))
+    return np.asarray(unit.over_NS[there_N].mean(axis=0) - np.median(unit.over_NS[elsewhere_N], axis=0))
+
+
 def _candidate(
     unit: Unit,
     stage: str | None,
@@ -184,7 +195,10 @@ def _candidate(
         period_steps=course.period if course is not None else None,
         onset_step=course.onset if course is not None else None,
     )
-    return Candidate(suspect, float(gain_N.sum()), int(led_N.sum()), course)
+    over_N = unit.over_NS[filled_N].sum(axis=1)
+    if stage is not None:
+        over_N = unit.over_NS[filled_N, scene.schema.stages.index(stage)]
+    return Candidate(suspect, float(gain_N.sum()), int(led_N.sum()), float(np.median(over_N)), course)
 
 
 def stage_tells(over_S: FloatArray) -> bool:
@@ -251,7 +265,7 @@ def _group(
             onset_step=scene.first_step + (int(slow_N.argmax()) if slow_N.any() else 0),
         )
         course = Course("chronic", slow_N, scene.first_step)
-        found.append(Candidate(suspect, gain_s * len(slow_N), int(slow_N.sum()), course))
+        found.append(Candidate(suspect, gain_s * len(slow_N), int(slow_N.sum()), gain_s, course))
 
     for s in np.flatnonzero(rise_S):
         half_s = (np.median(level_NS[:, s]) + normal_S[s]) / 2

@@ -11,8 +11,8 @@ from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.settings import Settings
 from sftriage.records import Pattern
 
-REGULAR_FRACTION = 0.8
-"""Of the gaps between the times a fault comes back, so many must be the period (or, with one missed, twice that)."""
+REGULAR_FRACTION = 0.6
+"""Of the times a rank held the others up, so many must be at one period; the others are hiccups."""
 
 MIN_TIMES = 4
 """A fault comes back when it has been there four times: three gaps that agree are no chance."""
@@ -80,17 +80,25 @@ def _run(present_N: BoolArray, min_steps: int) -> tuple[int, int] | None:
 
 
 def _recurring(clear_N: BoolArray, first_step: int, earlier: Sequence[int]) -> Course | None:
-    """A suspect that comes back at regular distance, or often and then at no regular one."""
+    """A suspect that comes back at regular distance, with other times between that are hiccups.
+
+    Of all periods, the one whose steps it fills best and which has most of its times. What comes back in no order is
+    not told from hiccups of the machine, and is no pattern.
+    """
     if not clear_N.any():
         return None
     steps = np.unique(np.concatenate([np.asarray(earlier, dtype=np.int64), first_step + np.flatnonzero(clear_N)]))
     # Steps in a row are one time.
     times = steps[np.concatenate([[True], np.diff(steps) > 1])]
-    if len(times) < MIN_TIMES:
-        return None
-    gaps = np.diff(times)
-    period = int(np.median(gaps))
-    as_expected = int(clear_N.sum()) >= 0.6 * (len(clear_N) // period)
-    if as_expected and np.isin(gaps, (period, 2 * period)).mean() >= REGULAR_FRACTION:
-        return Course("recurring", clear_N, int(times[0]), period)
-    return Course("recurring", clear_N, int(times[0])) if int(clear_N.sum()) > MIN_TIMES else None
+    best, found = 0.0, None
+    for period in range(2, int(times[-1] - times[0]) // (MIN_TIMES - 1) + 1):
+        phase = int(np.bincount(times % period, minlength=period).argmax())
+        regular = times[times % period == phase]
+        purity = len(regular) / len(times)
+        filled = len(regular) / ((regular[-1] - regular[0]) // period + 1)
+        here_N = clear_N & ((first_step + np.arange(len(clear_N))) % period == phase)
+        as_expected = here_N.sum() >= FILLED_FRACTION * (len(clear_N) // period) and here_N.any()
+        enough = len(regular) >= MIN_TIMES and purity >= REGULAR_FRACTION and filled >= FILLED_FRACTION
+        if enough and as_expected and purity * filled > best:
+            best, found = purity * filled, Course("recurring", here_N, int(regular[0]), period)
+    return found

@@ -12,8 +12,12 @@ class Settings:
     Attributes:
         min_gain_fraction: excess or gain below this is not worth a capture (5 %: above the jitter of a calm job, below
             what anybody would shrug off over weeks of training).
-        min_group_fraction: the same for what all ranks share, measured against the job's past instead of against
-            peers in the same step. 15 %: a machine's clock, neighbours and caches drift by several percent in minutes.
+        min_seen_fraction: of ``min_gain_fraction``, the gain that is enough for who is steadily later than its peers by
+            the whole of it (0.5: the peers' own jitter hides part of what mending it would save, and their lateness
+            hides it in some steps altogether).
+        min_group_fraction: ``min_gain_fraction`` for what all ranks share, measured against the job's past instead of
+            against peers in the same step (15 %: a machine's clock, neighbours and caches drift by several percent in
+            minutes).
         min_roaming_fraction: lateness without one who causes it. 10 %: ranks that share cores, switches or a file
             system take turns at being last all day, and nobody can act on less.
         max_jitter_fraction: lateness that jitter explains is forgiven up to here. 15 %: two ranks that take turns at
@@ -24,6 +28,8 @@ class Settings:
         min_explained_fraction: fraction of the excess that one suspect must explain (half: more than all others).
         min_lead_fraction: how far the first suspect's gain must be ahead of the runner-up's, as a fraction of the
             first's (0.25: neither of two within that would be a fair choice).
+        min_sparse_lead_fraction: the same for a suspect that fills only some of the steps (0.5: twice the runner-up's;
+            there are fewer steps to tell it by).
         min_lead_sigmas: how far the steps with the first suspect must outnumber those with the runner-up, in standard
             deviations of a fair coin (2: of two ranks that take turns, one leads 12 of 20 steps one time in four).
         present_fraction: a suspect is present in a step where its gain is over this fraction of ``min_gain_fraction``
@@ -39,6 +45,7 @@ class Settings:
     """
 
     min_gain_fraction: float = 0.05
+    min_seen_fraction: float = 0.5
     min_group_fraction: float = 0.15
     min_roaming_fraction: float = 0.10
     max_jitter_fraction: float = 0.15
@@ -46,6 +53,7 @@ class Settings:
     min_coverage_fraction: float = 0.95
     min_explained_fraction: float = 0.5
     min_lead_fraction: float = 0.25
+    min_sparse_lead_fraction: float = 0.5
     min_lead_sigmas: float = 2.0
     present_fraction: float = 0.5
     clear_sigmas: float = 3.0

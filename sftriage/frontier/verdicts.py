@@ -53,7 +53,7 @@ def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evi
     if accounting.exposed_s == 0.0:
         return _verdict(window, accounting, "healthy", (), (), numbers), None
     evidence = weigh(window, walks, accounting, valid_N, past, settings)
-    numbers |= _numbers(evidence, settings)
+    numbers |= _numbers(evidence, past, settings)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
     if _roles_differ(window, valid_N, evidence, settings):
         return _verdict(window, accounting, "needs_evidence", ("mixed_roles",), suspects, numbers), evidence
@@ -110,16 +110,28 @@ def _leads(evidence: Evidence, settings: Settings, keep: float) -> bool:
     Its own other stages are no rivals to it. Who fills few steps must have twice what the next one has.
     """
     first = evidence.candidates[0]
-    rivals = [other for other in evidence.candidates if not set(other.suspect.ranks) & set(first.suspect.ranks)]
-    second_s = max((rival.total_s for rival in rivals), default=0.0)
-    sparse = first.course is not None and first.course.pattern != "chronic"
-    lead = 0.5 if sparse else settings.min_lead_fraction * keep
-    if first.total_s - second_s < lead * first.total_s:
+    lead, min_lead = _lead(evidence, settings, keep)
+    if lead < min_lead:
         return False
-    second = max((rival.led_steps for rival in rivals if rival.suspect.scope == "rank"), default=0)
-    if first.suspect.scope != "rank" or second == 0 or sparse:
+    ranks = [one for one in evidence.candidates if one.suspect.scope == "rank"]
+    second = max((one.led_steps for one in ranks if one.suspect.rank != first.suspect.rank), default=0)
+    if first.suspect.scope != "rank" or second == 0 or _sparse(first):
         return True
     return _ahead(first.led_steps, second, settings)
+
+
+def _lead(evidence: Evidence, settings: Settings, keep: float) -> tuple[float, float]:
+    """How far the first is ahead of the next in what it would save, as a fraction of that, and how far it has to be."""
+    first = evidence.candidates[0]
+    rivals = [other for other in evidence.candidates if not set(other.suspect.ranks) & set(first.suspect.ranks)]
+    second_s = max((rival.total_s for rival in rivals), default=0.0)
+    min_lead = settings.min_sparse_lead_fraction if _sparse(first) else settings.min_lead_fraction * keep
+    return (first.total_s - second_s) / first.total_s if first.total_s > 0.0 else 0.0, min_lead
+
+
+def _sparse(candidate: Candidate) -> bool:
+    """Whether it fills only some of the steps, so that its steps cannot be weighed against anybody's."""
+    return candidate.course is not None and candidate.course.pattern != "chronic"
 
 
 def _ahead(first_steps: float, second_steps: float, settings: Settings) -> bool:
@@ -134,12 +146,30 @@ def _qualifies(candidate: Candidate, evidence: Evidence, settings: Settings, kee
     suspect = candidate.suspect
     single = suspect.scope in ("rank", "host")
     min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
-    if candidate.course is None or suspect.share < min_share:
+    if candidate.course is None or _share(candidate, evidence, settings) < min_share:
         return False
     if not single and suspect.persistence < settings.min_persistence_fraction * keep:
         return False
     wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
     return _explained_s(suspect, evidence) >= wanted_s
+
+
+def _share(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
+    """What a candidate is worth, as a fraction of the step: its gain, or more where it is steadily over its peers.
+
+    A delay that is always there is there in full, however much of it the jitter of others hides; it is a fraction of
+    the step as it would be without. A rank that is a little slow in all it does is what sharing a core looks like, and
+    one peer is no measure of what is steady.
+    """
+    suspect = candidate.suspect
+    peers = len(evidence.clear_gain_R) - len(suspect.ranks)
+    if suspect.pattern != "chronic" or suspect.stage is None or suspect.scope not in ("rank", "host") or peers < 3:
+        return suspect.share
+    if suspect.share < settings.min_seen_fraction * settings.min_gain_fraction:
+        return suspect.share
+    without_s = max(evidence.exposed_s - suspect.gain_s, suspect.gain_s)
+    # The median is known to about a tenth.
+    return max(suspect.share, candidate.steady_s / (0.9 * without_s) if without_s > 0.0 else 0.0)
 
 
 def _weighty_s(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
@@ -237,7 +267,8 @@ def _shared_reason(evidence: Evidence, settings: Settings) -> str:
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
 
 
-def _numbers(evidence: Evidence, settings: Settings) -> dict[str, float]:
+def _numbers(evidence: Evidence, past: Past, settings: Settings) -> dict[str, float]:
+    excess = evidence.excess
     return {
         "used_steps": float(evidence.used_N.sum()),
         "excess_s": evidence.excess.total_s,
@@ -251,7 +282,28 @@ def _numbers(evidence: Evidence, settings: Settings) -> dict[str, float]:
         "min_gain_s": settings.min_gain_fraction * evidence.exposed_s,
         "min_roaming_s": settings.min_roaming_fraction * evidence.exposed_s,
         "min_group_s": settings.min_group_fraction * evidence.exposed_s,
+        "shared_excess_s": excess.group_s + excess.sync_s,
+        "min_coverage": settings.min_coverage_fraction,
         "min_persistence": settings.min_persistence_fraction,
+        **(_numbers_of_first(evidence, past, settings) if evidence.candidates else {}),
+    }
+
+
+def _numbers_of_first(evidence: Evidence, past: Past, settings: Settings) -> dict[str, float]:
+    """What the first candidate was asked, see `_qualifies` and `_leads`."""
+    first = evidence.candidates[0]
+    keep = keep_fraction(past, first.suspect, settings)
+    single = first.suspect.scope in ("rank", "host")
+    lead, min_lead = _lead(evidence, settings, keep)
+    return {
+        "first_share": _share(first, evidence, settings),
+        "min_share": (settings.min_gain_fraction if single else settings.min_group_fraction) * keep,
+        "first_explained_s": _explained_s(first.suspect, evidence),
+        "wanted_s": settings.min_explained_fraction * keep * _weighty_s(first, evidence, settings),
+        "first_lead": lead,
+        "min_lead": min_lead,
+        "first_pattern": float(first.course is not None),
+        "min_pattern": 1.0,
     }
 
 

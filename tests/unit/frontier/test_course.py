@@ -30,6 +30,8 @@ class Case:
     job: Job = field(default_factory=Job)
 
 
+TICKS = (Fault("data", 1, 0.03, every(5)),)
+
 TRUTH = [
     Case("always", (Fault("data", 1, 0.02),), ("chronic", None, 0)),
     Case("from step 15 on", (Fault("data", 1, 0.03, from_step(15)),), ("chronic", None, 15)),
@@ -43,11 +45,8 @@ TRUTH = [
     Case("every twelfth step", (Fault("data", 1, 0.05, every(12)),), ("recurring", 12, 0)),
     Case("every fifth step, after the sync", (Fault("other", 1, 0.03, every(5, 3)),), ("recurring", 5, 3)),
     Case("every fifth step, by little", (Fault("data", 1, 0.015, every(5)),), ("recurring", 5, 0)),
-    Case(
-        "often, at no regular distance",
-        (Fault("data", 1, 0.05, at(2, 3, 11, 19, 22, 35, 36, 47)),),
-        ("recurring", None, 2),
-    ),
+    Case("every fifth step, and now and then", (*TICKS, Fault("data", 1, 0.05, at(7, 29))), ("recurring", 5, 0)),
+    Case("often, in no order", (Fault("data", 1, 0.05, at(2, 3, 11, 20, 22, 36, 37, 47)),), None),
     Case("in three steps", (Fault("data", 1, 0.05, at(2, 19, 22)),), None),
     Case("in one step", (Fault("data", 1, 0.5, at(20)),), None),
 ]

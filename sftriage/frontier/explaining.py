@@ -1,0 +1,94 @@
+"""Why a verdict is what it is: its numbers against their thresholds, and what would have changed the label.
+
+Nothing is looked at again: all that decided is in the verdict, so one that was recorded is explained as it was taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from sftriage.records import Suspect, Verdict
+
+Unit = Literal["s", "fraction", "steps"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One number against its threshold. ``met``: the number reaches it.
+
+    Attributes:
+        name: the number's name in the verdict.
+        what: what the number is, in words.
+        unit: of both: seconds a step, a fraction, or steps.
+    """
+
+    name: str
+    what: str
+    value: float
+    threshold: float
+    unit: Unit
+
+    @property
+    def met(self) -> bool:
+        """Whether the number reaches its threshold."""
+        return self.value >= self.threshold
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why: the checks that were made, who came second, and what would have changed the label."""
+
+    checks: tuple[Check, ...]
+    runner_up: Suspect | None
+    changes: tuple[str, ...]
+
+
+EXCESS: tuple[tuple[str, str, str, Unit], ...] = (
+    ("coverage", "vectors of ranks and steps that are there", "min_coverage", "fraction"),
+    ("late_excess_s", "lateness of the last rank over what is normal", "min_gain_s", "s"),
+    ("shared_excess_s", "what all ranks have in common over what is normal", "min_group_s", "s"),
+)
+FIRST: tuple[tuple[str, str, str, Unit], ...] = (
+    ("first_share", "first suspect: its gain or steady delay, of the step", "min_share", "fraction"),
+    ("first_explained_s", "first suspect: what it explains of the excess", "wanted_s", "s"),
+    ("first_lead", "first suspect: how far ahead of the next one", "min_lead", "fraction"),
+    ("first_pattern", "first suspect: there throughout, in a run of steps, or coming back", "min_pattern", "steps"),
+)
+
+
+def explain(verdict: Verdict) -> Explanation:
+    """The verdict's numbers against their thresholds, the runner-up, and what would have changed the label."""
+    numbers = verdict.numbers
+    tables = EXCESS + (FIRST if "first_share" in numbers else ())
+    checks = tuple(
+        Check(name, what, numbers[name], numbers[threshold], unit)
+        for name, what, threshold, unit in tables
+        if name in numbers and threshold in numbers
+    )
+    first = verdict.suspects[0] if verdict.suspects else None
+    rivals = [one for one in verdict.suspects[1:] if first is not None and not set(one.ranks) & set(first.ranks)]
+    return Explanation(checks, rivals[0] if rivals else None, _changes(verdict, checks))
+
+
+def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
+    """What would have to be different for another label."""
+    of_excess = [check for check in checks if not check.name.startswith("first_")]
+    of_first = [check for check in checks if check.name.startswith("first_")]
+    if verdict.label == "suspect":
+        # The check that was passed by the least is the one that would fail first.
+        close = min((check for check in of_first if check.threshold > 0.0), key=_surplus, default=None)
+        return (f"held, if this fell below its threshold: {close.what}",) if close is not None else ()
+    if "low_coverage" in verdict.reasons:
+        return ("looked into, once enough of the steps are complete",)
+    missed = [check.what for check in of_first if not check.met]
+    if verdict.label == "healthy":
+        found = [f"no longer healthy, if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]
+        return tuple(found)
+    if not of_first:
+        return ("a suspect, if mending one alone would save a good part of the excess",)
+    return tuple(f"a suspect, if this reached its threshold: {what}" for what in missed)
+
+
+def _surplus(check: Check) -> float:
+    return check.value / check.threshold

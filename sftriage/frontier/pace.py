@@ -1,0 +1,98 @@
+"""What is normal for a job that is looked at while it runs: its step, and how long it may stand still.
+
+Learned from what looks at the ranks' status have shown, for that is what a stall is judged from, and from windows what
+only they know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from statistics import median_low
+from typing import Literal
+
+import numpy as np
+
+from sftriage.records import RankStatus, Window
+
+NS = 1e-9
+PERIODS_KEPT = 63
+"""Steps whose median is the typical one: enough that a checkpoint among them does not count."""
+PAUSES_KEPT = 256
+KINDS_KEPT = 32
+"""A job that invents kinds of steps without end must not fill the memory."""
+
+Wait = Literal["step", "outside", "start", "idle"]
+"""What is waited for: a rank in an ordinary stage or a sync stage; one outside of them, as for an evaluation or a
+checkpoint; the job's first steps, before it has a pace; or nothing, for no rank is in a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A time in which no rank moved, and which ended by itself."""
+
+    wait: Wait
+    seconds: float
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """What is known of a job's own time.
+
+    Attributes:
+        periods_s: from the start of one step to that of the next, the latest ones, the first step left out.
+        pauses: those long enough to matter.
+        kinds_s: the longest step of every kind but the ordinary one.
+        unused: stages that most steps do not enter, as one for a checkpoint now and then.
+    """
+
+    periods_s: tuple[float, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+    kinds_s: Mapping[str, float] = field(default_factory=dict)
+    unused: frozenset[str] = frozenset()
+
+    @property
+    def typical_s(self) -> float:
+        """The typical step; 0 as long as nothing is known."""
+        return median_low(self.periods_s) if self.periods_s else 0.0
+
+    def longest_s(self, wait: Wait, since_ns: int) -> float:
+        """The longest that the job has stood still in this way since a moment, and gone on, or taken over a step."""
+        pauses = (pause.seconds for pause in self.pauses if pause.wait == wait and pause.ended_ns >= since_ns)
+        return max((*pauses, *self.kinds_s.values()), default=0.0)
+
+    def with_steps(self, before: RankStatus, after: RankStatus) -> Pace:
+        """The pace after a second look at a rank. Its first step is no measure: what is compiled is in it."""
+        starts = _starts(after) - _starts(before)
+        period_s = (after.step_since_ns - before.step_since_ns) * NS
+        if _starts(before) <= 1 or starts < 1 or period_s <= 0:
+            return self
+        return replace(self, periods_s=(*self.periods_s, period_s / starts)[-PERIODS_KEPT:])
+
+    def with_pause(self, pause: Pause, min_s: float, memory_s: float) -> Pace:
+        """The pace after a pause; one under ``min_s`` would never matter, one older than ``memory_s`` is forgotten."""
+        if pause.seconds < min_s:
+            return self
+        fresh = [one for one in self.pauses if (pause.ended_ns - one.ended_ns) * NS <= memory_s]
+        return replace(self, pauses=(*fresh, pause)[-PAUSES_KEPT:])
+
+    def with_window(self, window: Window) -> Pace:
+        """The pace after one more window: how long steps of each kind take, and which stages they enter."""
+        durations_NRS = window.durations_NRS
+        if not durations_NRS.size:
+            return self
+        unused_S = (durations_NRS == 0.0).mean(axis=(0, 1)) > 0.5
+        unused = frozenset(stage for stage, idle in zip(window.schema.stages, unused_S, strict=True) if idle)
+        kinds_s = dict(self.kinds_s)
+        for row, kind in enumerate(window.kinds or ()):
+            if kind and (kind in kinds_s or len(kinds_s) < KINDS_KEPT):
+                # (R) fmax passes over missing ranks, and a step that nobody has takes no time.
+                lengths_R = durations_NRS[row].sum(axis=1)
+                kinds_s[kind] = float(np.fmax.reduce(lengths_R, initial=kinds_s.get(kind, 0.0)))
+        return replace(self, unused=unused, kinds_s=kinds_s)
+
+
+def _starts(status: RankStatus) -> int:
+    """Steps that a rank has begun."""
+    return status.published + (status.stage is not None)

@@ -1,0 +1,329 @@
+"""A step in progress that does not end: told from what every rank is doing now, and since when (design §4, `stalled`).
+
+A job stands still as long as no rank enters or leaves a stage or a step. That, and not the length of the step, is held
+against the thresholds: a long step in which the ranks still move is slow, which is for the windows to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from sftriage.frontier.pace import NS, Pace, Pause, Wait
+from sftriage.records import OTHER, JobStatus, RankStatus, Suspect, Verdict, Window
+
+MAX_NAMED = 16
+"""Suspects that a verdict lists at most; ``missing_ranks`` counts them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallSettings:
+    """From when on standing still is a stall: past the floor, and past what is normal for the job.
+
+    Attributes:
+        floor_s: seconds, where ranks wait for others in an ordinary stage, or all of them for each other (60: a
+            storage system's hiccup or a retry of the network is over by then; collectives give up after 600 or 1800).
+        outside_floor_s: seconds, where who is missing is outside the ordinary stages (between steps, in ``other``, in a
+            stage that most steps do not enter), or where no rank waits (300: evaluations and checkpoints of one rank
+            are there, and so is a compilation on all of them; half of the time after which NCCL gives up).
+        start_floor_s: seconds, until every rank has ended its first step and a second one has shown the job's pace
+            (1800: large models compile, and load, for many minutes).
+        idle_floor_s: seconds, where no rank is in a step (3600: an evaluation of everything, before a release).
+        typical_factor: times the job's typical step (10: steps vary by batch, but no ordinary step takes ten).
+        longest_factor: times the longest that the job has stood still in the same way and gone on (3: the next
+            evaluation may find a busier file system than the last).
+        memory_s: seconds, how far back that goes (7200: evaluations and checkpoints come back within two hours; one
+            long pause must not hide stalls for the rest of a job).
+        max_gap_s: seconds between two looks, over which what was before the gap does not count (10: looks come ten
+            times a second; we, and perhaps the whole machine, were stopped).
+    """
+
+    floor_s: float = 60.0
+    outside_floor_s: float = 300.0
+    start_floor_s: float = 1800.0
+    idle_floor_s: float = 3600.0
+    typical_factor: float = 10.0
+    longest_factor: float = 3.0
+    memory_s: float = 7200.0
+    max_gap_s: float = 10.0
+
+    def floor_of(self, wait: Wait) -> float:
+        """The floor for a wait, in seconds: never under that of an ordinary stage."""
+        floors = {"outside": self.outside_floor_s, "start": self.start_floor_s, "idle": self.idle_floor_s}
+        return max(self.floor_s, floors.get(wait, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Who waits for whom, whether or not it has been for long.
+
+    Attributes:
+        wait: what is waited for.
+        missing: the ranks that are waited for; none where nothing tells them from the others.
+        reasons: why it is these, or none.
+        waiting: how many ranks wait in a sync stage.
+        step: the step in progress, or the last one.
+        lasts_since_ns: when that step began, or the last one ended.
+        moved_ns: when a rank last entered or left a stage or a step.
+    """
+
+    wait: Wait
+    missing: tuple[RankStatus, ...]
+    reasons: tuple[str, ...]
+    waiting: int
+    step: int
+    lasts_since_ns: int
+    moved_ns: int
+
+    def still_s(self, now_ns: int, watched_since_ns: int) -> float:
+        """For how long no rank has moved, as far as somebody looked; in seconds."""
+        return (now_ns - max(self.moved_ns, watched_since_ns)) * NS
+
+
+def stalled(
+    job: JobStatus,
+    pace: Pace,
+    settings: StallSettings,
+    now_ns: int,
+    *,
+    watched_since_ns: int = 0,
+    capturing: Collection[int] = (),
+) -> Verdict | None:
+    """The verdict on the step in progress, if it is a stall.
+
+    Args:
+        job: what every rank is doing.
+        pace: what is normal for the job.
+        settings: the thresholds.
+        now_ns: now, on the clock of ``job``, and not before it was taken.
+        watched_since_ns: nothing before this counts: nobody looked.
+        capturing: ranks that a profiler runs on; it may hold them up for as long as its time-box lasts.
+    """
+    standing = standing_of(job, pace, now_ns)
+    return _judged(standing, job, pace, settings, now_ns, watched_since_ns, capturing)
+
+
+def _judged(
+    standing: Standing | None,
+    job: JobStatus,
+    pace: Pace,
+    settings: StallSettings,
+    now_ns: int,
+    watched_since_ns: int,
+    capturing: Collection[int],
+) -> Verdict | None:
+    """See `stalled`."""
+    if standing is None or any(one.rank in capturing for one in standing.missing):
+        return None
+    still_s = standing.still_s(now_ns, watched_since_ns)
+    floor_s = settings.floor_of(standing.wait)
+    typical_s = pace.typical_s
+    longest_s = pace.longest_s(standing.wait, now_ns - int(settings.memory_s / NS))
+    threshold_s = max(floor_s, settings.typical_factor * typical_s, settings.longest_factor * longest_s)
+    if still_s < threshold_s:
+        return None
+    lasted_s = max(still_s, (now_ns - standing.lasts_since_ns) * NS)
+    numbers = {
+        "still_s": still_s,
+        "threshold_s": threshold_s,
+        "floor_s": floor_s,
+        "typical_step_s": typical_s,
+        "longest_still_s": longest_s,
+        "waiting_ranks": float(standing.waiting),
+        "missing_ranks": float(len(standing.missing)),
+        "unseen_ranks": float(max(0, job.world_size - len(job.ranks))),
+    }
+    return Verdict(
+        first_step=standing.step,
+        last_step=standing.step,
+        label="stalled",
+        reasons=standing.reasons,
+        suspects=_suspects(standing, job, still_s, lasted_s),
+        exposed_s=lasted_s,
+        advances_s={},
+        leaders={},
+        numbers=numbers,
+        sync=job.schema.sync_in_order,
+        attempt=job.attempt,
+    )
+
+
+def standing_of(job: JobStatus, pace: Pace, now_ns: int) -> Standing | None:
+    """Who waits for whom; None where the job has ended, or is about to."""
+    # A time that has not come yet is damage, and tells nothing.
+    seen = [one for one in job.ranks if one.since_ns <= now_ns]
+    live = [one for one in seen if one.alive and not one.closed]
+    stepping = [one for one in live if one.stage is not None]
+    if not live or (not stepping and len(live) < len(seen)):
+        return None
+    moved_ns = max(one.since_ns for one in live)
+    if not stepping:
+        last = max(one.step for one in live)
+        return Standing("idle", (), ("outside_steps",), 0, last, moved_ns, moved_ns)
+    waiting = [one for one in stepping if one.stage in job.schema.sync]
+    if waiting:
+        missing, reasons = _waited_for(job, seen, waiting)
+    else:
+        missing, reasons = _furthest_behind(live, job), ("no_rank_waits",)
+    step = min(one.step for one in stepping)
+    return Standing(
+        wait=_wait(live, missing, reasons, pace),
+        missing=tuple(missing),
+        reasons=reasons,
+        waiting=len(waiting),
+        step=step,
+        lasts_since_ns=min(one.step_since_ns for one in stepping if one.step == step),
+        moved_ns=moved_ns,
+    )
+
+
+def _waited_for(
+    job: JobStatus, seen: Sequence[RankStatus], waiting: Sequence[RankStatus]
+) -> tuple[list[RankStatus], tuple[str, ...]]:
+    """The ranks that have not arrived where the others wait, and why it is these.
+
+    A blocking exchange lets nobody go before all have come, so that who is not in it has not come, wherever its stage
+    stands in the order: stages may repeat within a step.
+    """
+    died = [one for one in seen if not one.alive and not one.closed]
+    local = [one for one in seen if one.alive and not one.closed and one.stage not in job.schema.sync]
+    if died or local:
+        return died + local, (("died",) if died else ()) + (("not_arrived",) if local else ())
+    behind = _furthest_behind(waiting, job)
+    if len(behind) < len(waiting):
+        return behind, ("not_arrived",)
+    # All are inside: one that has left for good may be missing, or one that was never seen.
+    left = [one for one in seen if one.closed]
+    if left:
+        return left, ("left_early",)
+    return [], ("in_sync", "unseen_ranks") if len(seen) < job.world_size else ("in_sync",)
+
+
+def _furthest_behind(ranks: Sequence[RankStatus], job: JobStatus) -> list[RankStatus]:
+    """The ranks that have got least far, by step and then by stage; between two steps is before the next one."""
+
+    def place(one: RankStatus) -> tuple[int, int]:
+        return (one.step + 1, -1) if one.stage is None else (one.step, job.schema.stages.index(one.stage))
+
+    first = min(place(one) for one in ranks)
+    return [one for one in ranks if place(one) == first]
+
+
+def _wait(live: Sequence[RankStatus], missing: Sequence[RankStatus], reasons: tuple[str, ...], pace: Pace) -> Wait:
+    """What is waited for, which says how long that may take."""
+    if "died" in reasons:
+        return "step"  # who is dead does not come, in a first step either
+    if not pace.periods_s or any(one.published == 0 for one in live):
+        return "start"
+    outside = [one for one in missing if one.stage in (None, OTHER) or one.stage in pace.unused]
+    if reasons == ("no_rank_waits",):
+        return "idle" if any(one.stage is None for one in missing) else "outside"
+    return "outside" if outside else "step"
+
+
+def _suspects(standing: Standing, job: JobStatus, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
+    """Who is missing: all ranks, whole hosts, and else rank by rank; the dead first, then who has not moved longest."""
+
+    def suspect(ranks: Sequence[RankStatus], *, host: str | None = None) -> Suspect:
+        stages = {one.stage or OTHER for one in ranks}
+        return Suspect(
+            scope="host" if host is not None else "rank" if len(ranks) == 1 else "all",
+            ranks=tuple(sorted(one.rank for one in ranks)),
+            stage=stages.pop() if len(stages) == 1 else None,
+            gain_s=still_s,
+            share=still_s / lasted_s if lasted_s else 1.0,
+            persistence=1.0,
+            rank=ranks[0].rank if len(ranks) == 1 and host is None else None,
+            host=host,
+            onset_step=standing.step,
+        )
+
+    if len(standing.missing) == len(job.ranks) > 1:
+        return (suspect(standing.missing),)
+    of_host: dict[str, list[RankStatus]] = {}
+    for one in sorted(standing.missing, key=lambda one: (one.alive, one.since_ns, one.rank)):
+        of_host.setdefault(one.host, []).append(one)
+    suspects = []
+    for host, ranks in of_host.items():
+        whole = host and 1 < len(ranks) == sum(one.host == host for one in job.ranks)
+        suspects += [suspect(ranks, host=host)] if whole else [suspect([one]) for one in ranks]
+    return tuple(suspects[:MAX_NAMED])
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What has to be kept from one look at a job to the next.
+
+    Attributes:
+        pace: what is normal for the job.
+        job: what the last look showed; None before the first.
+        standing: who waited for whom then.
+        looked_ns: when that was.
+        since_ns: since when there was no gap between two looks.
+        reported: the stall that was last reported, as long as it lasts, and what was waited for in it.
+        reported_ns: when a stall was last reported.
+    """
+
+    pace: Pace = Pace()  # noqa: RUF009  # frozen
+    job: JobStatus | None = None
+    standing: Standing | None = None
+    looked_ns: int = 0
+    since_ns: int = 0
+    reported: tuple[Verdict, Wait] | None = None
+    reported_ns: int = 0
+
+    def with_window(self, window: Window) -> Watch:
+        """The watch after one more window of the job."""
+        if self.job is not None and self.job.attempt != window.attempt:
+            return self
+        return replace(self, pace=self.pace.with_window(window))
+
+
+def look(
+    job: JobStatus, watch: Watch, settings: StallSettings, now_ns: int, capturing: Collection[int] = ()
+) -> tuple[Verdict | None, Watch]:
+    """The verdict where a stall has begun, or its suspects have changed, and what to keep for the next look.
+
+    A stall lasts until any rank ends a step; after that, the next one is another one.
+    """
+    if watch.job is not None and watch.job.attempt != job.attempt:
+        watch = Watch()
+    if watch.job is None or (now_ns - watch.looked_ns) * NS > settings.max_gap_s:
+        watch = replace(watch, since_ns=now_ns)
+    pace = _learned(job, watch, settings)
+    standing = standing_of(job, pace, now_ns)
+    reported = watch.reported
+    if watch.job is not None and _ended_steps(job) > _ended_steps(watch.job):
+        reported = None
+    verdict = _judged(standing, job, pace, settings, now_ns, watch.since_ns, capturing)
+    if verdict is None or standing is None or (reported is not None and _told(verdict) == _told(reported[0])):
+        return None, Watch(pace, job, standing, now_ns, watch.since_ns, reported, watch.reported_ns)
+    return verdict, Watch(pace, job, standing, now_ns, watch.since_ns, (verdict, standing.wait), now_ns)
+
+
+def _learned(job: JobStatus, watch: Watch, settings: StallSettings) -> Pace:
+    """The pace after a look: from how far the ranks have come since the last, and from a pause that is over."""
+    pace, was = watch.pace, watch.standing
+    if watch.job is None:
+        return pace
+    before = {one.rank: one for one in watch.job.ranks}
+    # Ranks keep step with each other: one tells the job's pace. A step that stalled does not.
+    known = next((one for one in job.ranks if one.rank in before), None)
+    if known is not None and before[known.rank].step_since_ns >= watch.reported_ns:
+        pace = pace.with_steps(before[known.rank], known)
+    if was is None or all(one.since_ns <= was.moved_ns for one in job.ranks):
+        return pace
+    # Nor is a stall that ended what the job does by itself; an evaluation that was taken for one is.
+    if watch.reported is not None and watch.reported[1] == "step":
+        return pace
+    pause = Pause(was.wait, was.still_s(watch.looked_ns, watch.since_ns), watch.looked_ns)
+    return pace.with_pause(pause, settings.floor_of(was.wait) / settings.longest_factor, settings.memory_s)
+
+
+def _ended_steps(job: JobStatus) -> int:
+    return sum(one.published for one in job.ranks)
+
+
+def _told(verdict: Verdict) -> tuple[object, ...]:
+    """What makes one stall another one to whoever reads of it."""
+    return verdict.reasons, tuple((one.scope, one.ranks, one.stage) for one in verdict.suspects)

@@ -1,0 +1,77 @@
+"""``sftriage explain``: why a window was decided as it was, from what was recorded."""
+
+import json
+
+import numpy as np
+import pytest
+
+from sftriage.controller import Controller, Journal
+from sftriage.policy import find, load
+from sftriage.records import StageSchema, Window
+from sftriage.traces.rundir import RunInfo, create
+
+INFO = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+SCHEMA = StageSchema(("data", "backward", "optimizer"), ("backward",))
+
+
+def window(first_step, late_ms):
+    """Four ranks of 50 ms steps; each of the given ranks is late in ``data`` by so many milliseconds."""
+    rng = np.random.default_rng(first_step)
+    durations_NRS = np.array([0.020, 0.025, 0.005]) * (1.0 + 0.01 * rng.standard_normal((50, 4, 3)))
+    for rank, late in late_ms.items():
+        durations_NRS[:, rank, 0] += late / 1e3
+    wait_NR = durations_NRS[:, :, 0].max(axis=1, keepdims=True) - durations_NRS[:, :, 0]
+    durations_NRS[:, :, 1] += wait_NR
+    return Window(SCHEMA, first_step, durations_NRS)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of three windows: healthy, a slow rank, and two that are slow alike."""
+    directory = create(tmp_path / "run", INFO, "")
+    journal = Journal(directory.decisions)
+    controller = Controller(load(find("default")), journal, directory.state)
+    for first_step, late_ms in ((0, {}), (50, {2: 20, 1: 4}), (100, {1: 20, 3: 20})):
+        controller.take(window(first_step, late_ms), 1_800_000_000.0 + first_step)
+    journal.close()
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("0-49", ["Healthy", "is under", "lateness of the last rank", "no longer healthy, if this reached"]),
+        ("70", ["Rank 2 is slow in data", "chronic since step 50", "Runner-up: nobody", "It would be held, if"]),
+        ("w50-99-r2-slow-rank-1", ["Rank 2 is slow in data", "Decided: capture"]),
+        ("149", ["Held: co_critical", "a suspect, if mending one alone", "What would resolve it: Several"]),
+    ],
+)
+def test_a_window_is_explained_from_its_numbers(sftriage, run, what, said):
+    # GIVEN a run, WHEN asked for a window or a capture, THEN what decided is said, and what would have changed it
+    outcome = sftriage("explain", what, "--run", run.path)
+    assert outcome.code == 0, outcome.err
+    for words in said:
+        assert words in outcome.out, outcome.out
+
+
+def test_a_program_gets_the_numbers(sftriage, run):
+    found = json.loads(sftriage("explain", "50-99", "--run", run.path, "--json").out)
+    checks = {check["name"]: check for check in found["explanation"]["checks"]}
+    assert checks["first_share"]["value"] >= checks["first_share"]["threshold"]
+    assert found["verdict"]["suspects"][0]["rank"] == 2
+    assert found["explanation"]["runner_up"] is None
+
+
+@pytest.mark.parametrize("what", ["999", "0-48", "w0-49-r0-x-1", "-", "²"])
+def test_what_is_not_there_is_named(sftriage, run, what):
+    outcome = sftriage("explain", "--run", run.path, "--", what)
+    assert outcome.code == 2
+    assert f"has no window or capture {what}" in outcome.err
+
+
+def test_a_damaged_record_is_named(sftriage, run):
+    decision = {"first_step": 0, "last_step": 9, "requests": []}
+    run.decisions.write_text(json.dumps({"type": "window", "verdict": {"label": 3}, "decision": decision}) + "\n")
+    outcome = sftriage("explain", "5", "--run", run.path)
+    assert outcome.code == 2
+    assert "the record of 5 is damaged" in outcome.err
