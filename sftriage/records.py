@@ -198,7 +198,7 @@ class Suspect:
         host: the host, where the scope is ``host``.
         cohort: the cohort, where the scope is ``cohort``.
         pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
-        period_steps: of a ``recurring`` one, the steps from one time to the next; None where they vary.
+        period_steps: of a ``recurring`` one, the steps from one time to the next.
         onset_step: the step it began at, or the first of the window where it was there already.
     """
 

@@ -13,7 +13,7 @@ from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.tables import frontier_table, windows_table
 from sftriage.commands.words import verdict_sentence
 from sftriage.controller import settings_of
-from sftriage.frontier import Baseline, Settings, judge
+from sftriage.frontier import Past, Settings, judge
 from sftriage.policy import load
 from sftriage.policy.schema import Detection
 from sftriage.records import Verdict
@@ -32,8 +32,9 @@ def analyze(
 ) -> None:
     """Say where the time of a recording went, window by window, and who is to be looked at.
 
-    An .npz holds durations_s (float64 seconds, step x rank x stage), stages and sync (strings), and optionally ready_s
-    (step x rank), hosts and cohorts (a string a rank) and kinds (a string a step).
+    An .npz holds durations_s (float64 seconds, step x rank x stage; a missing step is NaN in all its stages), stages
+    and sync (strings), and optionally ready_s, between_s and work (step x rank), outside_s (step x rank x sync stage),
+    hosts and cohorts (a string a rank), kinds (a string a step) and first_step.
     """
     recording = load_recording(path)
     detection = _detection(path)
@@ -62,11 +63,11 @@ def analyze(
 
 
 def judge_recording(recording: Recording, shape: Shape, settings: Settings) -> Iterator[Verdict]:
-    """Verdicts on a recording's windows in order, each attempt of the job with a baseline of its own."""
-    baselines: dict[int, Baseline | None] = {}
+    """Verdicts on a recording's windows in order, each attempt of the job with a past of its own."""
+    pasts: dict[int, Past] = {}
     for window in recording.windows(shape):
-        known = baselines.get(window.attempt)
-        verdict, baselines[window.attempt] = judge(window, known, settings)
+        known = pasts.get(window.attempt)
+        verdict, pasts[window.attempt] = judge(window, known, settings)
         yield verdict
 
 

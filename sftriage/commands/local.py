@@ -44,7 +44,7 @@ class Watcher(Protocol):
     """Who is told what happens. Called in the scheduler's thread, and once more from the main thread at the end."""
 
     def judged(self, judged: Judged) -> None:
-        """A window has been decided."""
+        """A window has been decided, or the step in progress has stalled."""
 
     def captured(self, result: CaptureResult, manifest: Manifest | None) -> None:
         """A capture has ended; with a manifest, it is in the store."""
@@ -157,10 +157,18 @@ class LocalRun:
                 self._watcher.judged(judged)
                 for request in judged.decision.requests:
                     self._start(request, ended=ended)
+            if not ended:
+                self._see_stall()
             for capture, result in self._agent.results():
                 self._ended(*self._collector.collect(capture, result, self._controller, self._agent.ranks))
         except Exception:
             log.exception("a turn of the triage loop failed; it goes on")
+
+    def _see_stall(self) -> None:
+        job = self._agent.statuses()
+        stall = None if job is None else self._controller.look(job, time.monotonic_ns(), time.time())
+        if stall is not None:
+            self._watcher.judged(stall)
 
     def _start(self, request: CaptureRequest, *, ended: bool) -> None:
         if ended:

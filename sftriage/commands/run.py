@@ -26,9 +26,12 @@ class Reporter:
         self.windows = self.captures = 0
 
     def judged(self, judged: Judged) -> None:
-        """A window has been decided: said where it differs from the one before."""
-        self.windows += 1
+        """A window has been decided: said where it differs from the one before. A stall is always said."""
         verdict = judged.verdict
+        if verdict.label == "stalled":
+            self.say(verdict_sentence(verdict))
+            return
+        self.windows += 1
         suspect = verdict.suspects[0] if verdict.label == "suspect" else None
         now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage))
         if now[0] != self._last[0] or (suspect and now != self._last):

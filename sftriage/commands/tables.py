@@ -13,7 +13,7 @@ from sftriage.commands.words import milliseconds, size, where, who
 from sftriage.records import Verdict
 from sftriage.traces import CaptureRow
 
-LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "needs_evidence": "yellow"}
+LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
 OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}
 
 

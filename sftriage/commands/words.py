@@ -17,10 +17,36 @@ REASONS: Mapping[str, str] = {
     "self_inflicted": "a capture was running",
 }
 
+STALLS: Mapping[str, str] = {
+    "not_arrived": "the others wait for ranks that have not arrived",
+    "died": "the others wait for ranks whose process has ended",
+    "left_early": "the others wait for ranks that have stopped recording",
+    "in_sync": "every rank is inside the same sync stage, where all of them look alike",
+    "no_rank_waits": "no rank waits in a sync stage, and these have got least far",
+    "outside_steps": "no rank is in a step",
+    "unseen_ranks": "some ranks show nothing",
+}
+"""Why a job stands still; where ranks are named, they follow."""
+
 
 def who(suspect: Suspect) -> str:
     """A suspect's scope."""
-    return f"rank {suspect.rank}" if suspect.scope == "rank" else "every rank"
+    if suspect.scope == "rank":
+        return f"rank {suspect.rank}"
+    if suspect.scope == "host":
+        return f"host {suspect.host} ({len(suspect.ranks)} ranks)"
+    return f"cohort {suspect.cohort} ({len(suspect.ranks)} ranks)" if suspect.scope == "cohort" else "every rank"
+
+
+def when(suspect: Suspect) -> str:
+    """Since when a suspect has been there, and whether it comes back."""
+    since = "" if suspect.onset_step is None else f" since step {suspect.onset_step}"
+    if suspect.pattern == "recurring":
+        every = f"every {suspect.period_steps} steps" if suspect.period_steps else "again and again"
+        return f"recurring {every}{since}"
+    if suspect.pattern == "one-off":
+        return f"one-off{since.replace('since', 'from')}, and has passed"
+    return f"chronic{since}"
 
 
 def where(suspect: Suspect) -> str:
@@ -40,8 +66,31 @@ def verdict_sentence(verdict: Verdict) -> str:
             f"of each {milliseconds(verdict.exposed_s)} step ({suspect.share:.0%}), "
             f"in {suspect.persistence:.0%} of {steps}."
         )
+    if verdict.label == "stalled":
+        return stall_sentence(verdict)
     reasons = "; ".join(REASONS.get(reason, reason) for reason in verdict.reasons)
     return f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
+
+
+def stall_sentence(verdict: Verdict) -> str:
+    """A stall in one sentence: since when, and who has not arrived, or why nobody is named."""
+    still_s = verdict.numbers.get("still_s", verdict.exposed_s)
+    step = "between steps" if "outside_steps" in verdict.reasons else f"in step {verdict.first_step}"
+    typical_s = verdict.numbers.get("typical_step_s", 0.0)
+    usual = f" (a step takes {milliseconds(typical_s)})" if typical_s else ""
+    why = "; ".join(STALLS.get(reason, reason) for reason in verdict.reasons)
+    who_where = ", ".join(f"{_missing(suspect)} in {where(suspect)}" for suspect in verdict.suspects)
+    more = verdict.numbers.get("missing_ranks", 0.0) - sum(len(suspect.ranks) for suspect in verdict.suspects)
+    if more > 0:
+        who_where += f" and {more:.0f} more"
+    return f"Stalled: no rank has moved for {still_s:.0f} s {step}{usual}; {why}{who_where and ': '}{who_where}."
+
+
+def _missing(suspect: Suspect) -> str:
+    ranks = ", ".join(map(str, suspect.ranks))
+    if suspect.scope == "host":
+        return f"host {suspect.host} (ranks {ranks})"
+    return f"rank {ranks}" if suspect.scope == "rank" else "every rank"
 
 
 def milliseconds(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""One job's controller: judges windows, asks the policy, remembers and records."""
+"""One job's controller: judges windows and standstills, asks the policy, remembers and records."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from pathlib import Path
 
 from sftriage.controller.journal import Journal
 from sftriage.errors import InputError
-from sftriage.frontier import Baseline, Settings, judge
+from sftriage.frontier import Past, Settings, judge
+from sftriage.frontier.stalls import StallSettings, Watch, look
 from sftriage.policy import LoadedPolicy, State, decide, finished, trigger
 from sftriage.policy.schema import Detection
-from sftriage.records import CaptureResult, Decision, Trigger, Verdict, Window
+from sftriage.records import CaptureResult, Decision, JobStatus, Trigger, Verdict, Window
 from sftriage.traces.rundir import write_atomically
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One window's verdict, and what is to be done about it."""
+    """A verdict, on a window or on a step that stalls, and what is to be done about it."""
 
     verdict: Verdict
     decision: Decision
@@ -31,8 +32,13 @@ def settings_of(detection: Detection) -> Settings:
     )
 
 
+def stall_settings_of(detection: Detection) -> StallSettings:
+    """What a policy's ``detection`` says about stalls; the other thresholds are as they are."""
+    return StallSettings(floor_s=detection.stalled_after_s)
+
+
 class Controller:
-    """Turns windows into decisions, under one policy.
+    """Turns windows, and what the ranks are doing now, into decisions, under one policy.
 
     What it must not forget (cooldowns, captures made and running) is in ``state_file`` before a decision is handed out,
     so that a controller that starts again goes on where it stopped.
@@ -51,7 +57,9 @@ class Controller:
         self._journal = journal
         self._state_file = state_file
         self._settings = settings_of(loaded.policy.spec.detection)
-        self._baselines: dict[int, Baseline | None] = {}
+        self._stall_settings = stall_settings_of(loaded.policy.spec.detection)
+        self._watch = Watch()
+        self._pasts: dict[int, Past] = {}
         self._triggers: dict[str, Trigger] = {}
         try:
             self._state = State.from_json(state_file.read_text(encoding="utf-8")) if state_file.exists() else State()
@@ -61,8 +69,24 @@ class Controller:
     def take(self, window: Window, now_s: float) -> Judged:
         """Judge a window, decide, and put both on record. ``now_s``: seconds since the epoch."""
         # A job that starts again may run elsewhere, or with other data: each attempt has its own past.
-        known = self._baselines.get(window.attempt)
-        verdict, self._baselines[window.attempt] = judge(window, known, self._settings)
+        known = self._pasts.get(window.attempt)
+        verdict, self._pasts[window.attempt] = judge(window, known, self._settings)
+        self._watch = self._watch.with_window(window)
+        return self._decided(verdict, now_s)
+
+    def look(self, job: JobStatus, now_ns: int, now_s: float) -> Judged | None:
+        """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
+
+        Args:
+            job: what every rank is doing.
+            now_ns: now, on the host's monotonic clock, read after ``job`` was.
+            now_s: seconds since the epoch.
+        """
+        capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
+        verdict, self._watch = look(job, self._watch, self._stall_settings, now_ns, capturing)
+        return None if verdict is None else self._decided(verdict, now_s)
+
+    def _decided(self, verdict: Verdict, now_s: float) -> Judged:
         decision, self._state = decide(verdict, self._loaded.policy, self._state, now_s)
         if decision.requests:
             self._remember()

@@ -49,6 +49,8 @@ def decide(verdict: Verdict, policy: TriagePolicy, state: State, now_s: float) -
     if verdict.label == "needs_evidence":
         reason = ", ".join(verdict.reasons) or "no reason given"
         return _decision(verdict, now_s, "hold", reason, resolves=resolves(verdict.reasons)), state
+    if verdict.label == "stalled":
+        return _on_stall(verdict, policy.spec.rules, now_s), state
     if suspect is None or not suspect.ranks:
         return _decision(verdict, now_s, "hold", f"{verdict.label}, but no rank is named"), state
 
@@ -111,6 +113,33 @@ def trigger(verdict: Verdict, loaded: LoadedPolicy, rule: str) -> Trigger:
 def _without_lost(state: State, now_s: float) -> State:
     """Without captures past their deadline: a trainer that died must not hold its place for ever."""
     return replace(state, running={key: one for key, one in state.running.items() if one.deadline_s > now_s})
+
+
+def _on_stall(verdict: Verdict, rules: Sequence[Rule], now_s: float) -> Decision:
+    """What to do about a stall: nothing heavy, for a profiler would start at a step that does not come."""
+    for rule in rules:
+        if _matches_stall(rule, verdict):
+            reason = f"observe-only: rule {rule.name} matched, {_standstill(verdict)}"
+            return _decision(verdict, now_s, "ignore", reason, rule=rule, resolves=resolves(verdict.reasons))
+    return _decision(verdict, now_s, "hold", _standstill(verdict), resolves=resolves(verdict.reasons))
+
+
+def _matches_stall(rule: Rule, verdict: Verdict) -> bool:
+    """Whether a rule is about a stall. One that asks for a scope, a stage or a gain wants a suspect that has it."""
+    if verdict.suspects:
+        return any(_matches(rule, verdict, suspect) for suspect in verdict.suspects)
+    asks = rule.match.scope or rule.match.stage or not rule.match.gain_condition.met(0.0, 0.0)
+    return rule.match.label == verdict.label and not asks
+
+
+def _standstill(verdict: Verdict) -> str:
+    """Why a job stands still, and for whom, if that is known."""
+    reason = ", ".join(verdict.reasons) or "no reason given"
+    if not verdict.suspects:
+        return reason
+    first = verdict.suspects[0]
+    others = sum(len(suspect.ranks) for suspect in verdict.suspects[1:])
+    return f"{reason}: {_who(first)} in {_where(first)}" + (f" and {others} more" if others else "")
 
 
 def _scope_matches(rule: Rule, suspect: Suspect) -> bool:
@@ -266,12 +295,18 @@ def _limits_in_numbers(limits: Limits, state: State) -> dict[str, float]:
 
 
 def _explained(suspect: Suspect, rule: Rule) -> str:
-    who = f"rank {suspect.ranks[0]}" if len(suspect.ranks) == 1 else f"{len(suspect.ranks)} ranks"
-    stage = suspect.stage or "all local stages"
     return (
-        f"rule {rule.name}: {stage} of {who} would save {1000 * suspect.gain_s:.3g} ms a step "
+        f"rule {rule.name}: {_where(suspect)} of {_who(suspect)} would save {1000 * suspect.gain_s:.3g} ms a step "
         f"({100 * suspect.share:.3g}%), in {100 * suspect.persistence:.3g}% of the steps"
     )
+
+
+def _who(suspect: Suspect) -> str:
+    return f"rank {suspect.ranks[0]}" if len(suspect.ranks) == 1 else f"{len(suspect.ranks)} ranks"
+
+
+def _where(suspect: Suspect) -> str:
+    return suspect.stage or "all local stages"
 
 
 def _clock(time_s: float) -> str:

@@ -22,8 +22,21 @@ RESOLVES: Mapping[str, str] = {
     "clock_limited": "Only the host's clock was recorded and the device runs asynchronously, "
     "so time may show in the wrong stage: record device time with CUDA events.",
     "self_inflicted": "A profiler was running inside this window and slowed it: wait for a window without a capture.",
+    "not_arrived": "The other ranks wait for the ranks that are named: "
+    "look at their stacks (py-spy dump --pid), and at what their stage reads from or calls.",
+    "died": "The process of a named rank is gone, and the others wait for it: "
+    "look for its last words, and in the kernel's log whether memory ran out; then restart the job.",
+    "left_early": "A named rank has stopped recording while the others wait in a step: "
+    "check that every rank takes the same number of steps (uneven data, a `break` on one rank).",
+    "in_sync": "All ranks are inside the same sync stage, where they look alike: compare their stacks "
+    "(py-spy dump --pid) or the flight recorder of torch.distributed, to find a collective that some did not enter.",
+    "no_rank_waits": "No rank is in a sync stage: look at the stacks of the ranks that have got least far, "
+    "and at what the others share with them (a file system, a collective in a stage that is not declared as sync).",
+    "outside_steps": "No rank is in a step: see whether the job still evaluates, saves or loads, "
+    "or look at the stacks of its ranks (py-spy dump --pid).",
+    "unseen_ranks": "Some ranks of the job show nothing here: see whether they run, and record.",
 }
-"""For each reason of a ``needs_evidence`` verdict, one plain sentence on what would resolve it."""
+"""For each reason of a ``needs_evidence`` or ``stalled`` verdict, one plain sentence on what would resolve it."""
 
 
 def resolves(reasons: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ Location = tuple[int | str, ...]
 
 _MIN_TRACE_BYTES, _MAX_TRACE_BYTES = 2**20, 2**36
 _MAX_COOLDOWN_S = 30 * 86400.0
+_MIN_STALL_S, _MAX_STALL_S = 1.0, 86400.0
 
 
 def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> Callable[[object], object]:
@@ -57,6 +58,7 @@ Stage = Annotated[str, BeforeValidator(_stage), Field(min_length=1, max_length=M
 Share = Annotated[str, BeforeValidator(_within(quantities.fraction, 0.0, 1.0, "0% to 100%"))]
 Gain = Annotated[str, BeforeValidator(_gain)]
 Cooldown = Annotated[str, BeforeValidator(_within(quantities.seconds, 0.0, _MAX_COOLDOWN_S, "0s to 30d"))]
+StallTime = Annotated[str, BeforeValidator(_within(quantities.seconds, _MIN_STALL_S, _MAX_STALL_S, "1s to 1d"))]
 TraceSize = Annotated[
     str, BeforeValidator(_within(quantities.size_bytes, _MIN_TRACE_BYTES, _MAX_TRACE_BYTES, "1Mi to 64Gi"))
 ]
@@ -83,17 +85,30 @@ class Detection(_Model):
     min_coverage: float = Field(
         default=0.95, ge=0, le=1, description="Fraction of the window's ranks and steps that must be present."
     )
+    stalled_after: StallTime = Field(
+        default="60s",
+        description="Time without any rank moving from which on a step may be `stalled`; "
+        "more is allowed where the job itself takes longer.",
+    )
 
     @cached_property
     def min_gain_fraction(self) -> float:
         """``min_gain`` as a fraction."""
         return quantities.fraction(self.min_gain)
 
+    @cached_property
+    def stalled_after_s(self) -> float:
+        """``stalled_after`` in seconds."""
+        return quantities.seconds(self.stalled_after)
+
 
 class Match(_Model):
     """Which verdicts a rule is about."""
 
-    label: Label = Field(default="suspect", description="The verdict's label. Only `suspect` leads to anything.")
+    label: Label = Field(
+        default="suspect",
+        description="The verdict's label: `suspect`, or `stalled`, which can only be observed.",
+    )
     scope: tuple[Scope, ...] = Field(
         default=(),
         strict=False,  # YAML has lists and no tuples
@@ -244,6 +259,8 @@ def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
         label = _mapping(rule, "match").get("label")
         if label in ("healthy", "needs_evidence"):
             yield (*where, "match", "label"), _idle_label(label, rule.get("capture") is not None)
+        if label == "stalled" and _starts_torch(rule):
+            yield (*where, "match", "label"), _STALLED_CAPTURE
 
 
 def _idle_label(label: str, captures: bool) -> str:
@@ -251,6 +268,17 @@ def _idle_label(label: str, captures: bool) -> str:
         why = "nothing is slow" if label == "healthy" else "the signal cannot say which rank to capture"
         return f"no capture on {label}, because {why}; only suspect may capture"
     return f"a rule on {label} would do nothing; such windows are put on record without a rule"
+
+
+_STALLED_CAPTURE = (
+    "no torch capture on stalled, because it starts at a rank's next step, and a stalled rank takes none; "
+    "a rule on stalled only observes"
+)
+
+
+def _starts_torch(rule: Any) -> bool:
+    captures = isinstance(rule, dict) and rule.get("capture") is not None
+    return captures and _mapping(rule, "capture").get("profiler", "torch") == "torch"
 
 
 def _mapping(holder: Any, name: str) -> dict[str, Any]:

@@ -18,6 +18,8 @@ NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 CAPTURING = {"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": {}, "cooldown": "10m"}
 DATA_ONLY = {"name": "slow-input", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
 OBSERVING = {"name": "watch", "match": {"gain": ">= 1%"}}
+ON_STALLS = {"name": "stalls", "match": {"label": "stalled"}}
+ON_STALLED_DATA = {"name": "stalled-data", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}}
 RUNNING_2 = {"w1-50-r2-x-1": Running(2, NOW + 60)}
 RUNNING_7 = {"w1-50-r7-x-1": Running(7, NOW + 60)}
 RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
@@ -38,7 +40,6 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
         ({"label": "needs_evidence", "ranks": None}, [CAPTURING], {}, "hold", "no reason given"),
         ({"ranks": None}, [CAPTURING], {}, "hold", "suspect, but no rank is named"),
         ({"ranks": ()}, [CAPTURING], {}, "hold", "suspect, but no rank is named"),
-        ({"label": "stalled"}, [CAPTURING], {}, "ignore", "no rule is about stalled"),
         ({"share": 0.031}, [CAPTURING], {}, "ignore", "gain 3.1% under 5% of rule slow-rank"),
         ({"gain_s": 0.002}, [DATA_ONLY], {}, "ignore", "gain 2 ms under 10 ms of rule slow-input"),
         (
@@ -117,6 +118,75 @@ def test_truth_table(
     assert (decision.outcome, decision.reason[: len(reason)]) == (outcome, reason)
     assert bool(decision.requests) == (outcome == "capture")
     assert bool(decision.resolves) == (outcome == "throttle" or bool(verdict.get("reasons")))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "rules", "outcome", "reason", "rule"),
+    [
+        ({"reasons": ("not_arrived",)}, [CAPTURING], "hold", "not_arrived: rank 2 in data", None),
+        ({"reasons": ("not_arrived",)}, [CAPTURING, OBSERVING], "hold", "not_arrived: rank 2 in data", None),
+        (
+            {"reasons": ("not_arrived",)},
+            [CAPTURING, ON_STALLS],
+            "ignore",
+            "observe-only: rule stalls matched, not_arrived: rank 2 in data",
+            "stalls",
+        ),
+        (
+            {"reasons": ("died",)},
+            [ON_STALLED_DATA, ON_STALLS],
+            "ignore",
+            "observe-only: rule stalled-data matched, died: rank 2 in data",
+            "stalled-data",
+        ),
+        (
+            {"reasons": ("not_arrived",), "stage": "forward"},
+            [ON_STALLED_DATA],
+            "hold",
+            "not_arrived: rank 2 in forward",
+            None,
+        ),
+        (
+            {"reasons": ("not_arrived",), "ranks": (4, 5), "stage": None},
+            [CAPTURING],
+            "hold",
+            "not_arrived: 2 ranks in all local stages",
+            None,
+        ),
+        # Nobody is named, and a rule that asks for somebody is about something else
+        ({"reasons": ("in_sync",), "ranks": None}, [CAPTURING], "hold", "in_sync", None),
+        ({"reasons": ("in_sync",), "ranks": None}, [ON_STALLED_DATA], "hold", "in_sync", None),
+        (
+            {"reasons": ("in_sync",), "ranks": None},
+            [ON_STALLED_DATA, ON_STALLS],
+            "ignore",
+            "observe-only: rule stalls matched, in_sync",
+            "stalls",
+        ),
+    ],
+)
+def test_a_stall_is_held_or_observed_with_advice_and_never_captured(
+    verdict: dict[str, Any],
+    rules: list[dict[str, Any]],
+    outcome: str,
+    reason: str,
+    rule: str | None,
+    make_policy: MakePolicy,
+    make_verdict: MakeVerdict,
+) -> None:
+    decision, state = decide(make_verdict("stalled", **verdict), make_policy(*rules), State(), NOW)
+    assert (decision.outcome, decision.reason, decision.rule) == (outcome, reason, rule)
+    assert (decision.label, decision.requests, state) == ("stalled", (), State())
+    assert decision.resolves == resolves(verdict["reasons"])
+
+
+def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others(
+    make_policy: MakePolicy, make_verdict: MakeVerdict
+) -> None:
+    verdict = make_verdict("stalled", reasons=("not_arrived",))
+    others = (replace(verdict.suspects[0], ranks=(3,)), replace(verdict.suspects[0], ranks=(4, 5)))
+    decision, _ = decide(replace(verdict, suspects=verdict.suspects + others), make_policy(CAPTURING), State(), NOW)
+    assert decision.reason == "not_arrived: rank 2 in data and 3 more"
 
 
 def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
@@ -214,6 +284,7 @@ def test_every_reason_of_the_design_says_what_would_resolve_it() -> None:
     assert set(RESOLVES) == {
         *("co_critical", "sync_ambiguous", "roaming", "low_coverage", "mixed_roles"),
         *("no_baseline", "clock_limited", "self_inflicted", "intermittent"),
+        *("not_arrived", "died", "left_early", "in_sync", "no_rank_waits", "outside_steps", "unseen_ranks"),
     }
     assert all(advice.endswith(".") and len(advice) > 40 for advice in RESOLVES.values())
     assert resolves(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."

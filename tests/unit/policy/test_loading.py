@@ -65,8 +65,8 @@ def test_every_mistake_is_said_at_once_where_it_is() -> None:
         "p.yaml:5:46: spec.detection.stride_steps: 10 steps from window to window leave gaps between "
         "windows of 5 steps",
         "p.yaml:5:60: spec.detection.min_gain: expected a percentage such as 5%, got 0.05",
-        "p.yaml:8:22: spec.rules[0].match.label: expected healthy or suspect or needs_evidence, got 'suspekt'; "
-        'did you mean "suspect"?',
+        "p.yaml:8:22: spec.rules[0].match.label: expected healthy or suspect or stalled or needs_evidence, "
+        "got 'suspekt'; did you mean \"suspect\"?",
         "p.yaml:8:38: spec.rules[0].match.stage: must be a list such as [data, h2d], got 'data'",
         "p.yaml:8:50: spec.rules[0].match.gain: expected a condition such as >= 5%, >= 10ms or >= 5% and >= 10ms, "
         "got '> 5%'",

@@ -48,6 +48,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         0.6,
         0.95,
     )
+    assert spec.detection.stalled_after_s == 60.0
     rule = spec.rules[0]
     assert rule.match.stage == ()
     assert rule.cooldown_s == 600.0
@@ -68,6 +69,9 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ({"detection": {"min_persistence": 1.01}}, ("spec", "detection", "min_persistence")),
         ({"detection": {"min_persistence": float("nan")}}, ("spec", "detection", "min_persistence")),
         ({"detection": {"min_gain": "101%"}}, ("spec", "detection", "min_gain")),
+        ({"detection": {"stalled_after": "500ms"}}, ("spec", "detection", "stalled_after")),
+        ({"detection": {"stalled_after": "2d"}}, ("spec", "detection", "stalled_after")),
+        ({"detection": {"stalled_after": 60}}, ("spec", "detection", "stalled_after")),
         ({"detection": {"stride_steps": 51}}, ("spec", "detection", "stride_steps")),
         ({"limits": {"captures_per_run": 0}}, ("spec", "limits", "captures_per_run")),
         ({"limits": {"concurrent_ranks": 0}}, ("spec", "limits", "concurrent_ranks")),
@@ -113,6 +117,15 @@ def test_a_model_made_without_yaml_is_checked_for_contradictions_too() -> None:
         ("spec", "rules", 0, "match", "label"),
         ("spec", "rules", 1, "name"),
     ]
+
+
+@pytest.mark.parametrize("capture", [{}, {"profiler": "torch"}, {"steps": 3}])
+def test_a_stall_can_be_observed_but_not_captured_by_torch(capture: dict[str, Any]) -> None:
+    rule = {"name": "stalls", "match": {"label": "stalled", "scope": ["rank"], "stage": ["data"]}}
+    assert TriagePolicy.model_validate(document(rules=[rule])).spec.rules[0].capture is None
+    with pytest.raises(ValidationError, match="a stalled rank takes none") as refused:
+        TriagePolicy.model_validate(document(rules=[{**rule, "capture": capture}]))
+    assert [error["loc"] for error in refused.value.errors()] == [("spec", "rules", 0, "match", "label")]
 
 
 def test_a_policy_cannot_be_changed_after_it_was_checked() -> None:

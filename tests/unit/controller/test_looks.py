@@ -1,0 +1,111 @@
+"""What the ranks are doing now goes in; a stall is decided, and on record, once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sftriage.controller import Controller, Journal, read_journal, stall_settings_of
+from sftriage.policy import parse
+from sftriage.policy.schema import Detection
+from sftriage.records import JobStatus, RankStatus, StageSchema, Window
+
+S = 1_000_000_000
+SCHEMA = StageSchema(("data", "save", "backward", "other"), ("backward",))
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: test}
+spec:
+  detection: {stalled_after: 2s}
+  rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3, max_seconds: 60}, cooldown: 10m}]
+"""
+
+
+def window(first_step: int, late_s: float = 0.0) -> Window:
+    """Twenty steps of three ranks that save nothing; rank 2 is late in data."""
+    local_R = np.array([0.01, 0.01, 0.01 + late_s])
+    durations_NRS = np.zeros((20, 3, 4))
+    durations_NRS[:, :, 0] = local_R
+    durations_NRS[:, :, 2] = 0.02 + local_R.max() - local_R
+    return Window(SCHEMA, first_step, durations_NRS)
+
+
+def status(stages: tuple[str, ...], step: int, since_s: float, attempt: int = 0) -> JobStatus:
+    since_ns = int(since_s * S)
+    ranks = [RankStatus(r, "h", stage, since_ns, step, since_ns, step, False, True) for r, stage in enumerate(stages)]
+    return JobStatus(SCHEMA, len(ranks), tuple(ranks), attempt)
+
+
+@pytest.fixture
+def controller(tmp_path):
+    """A controller that has seen the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
+    made = Controller(parse(POLICY, "test.yaml"), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    for step in range(10):
+        assert made.look(status(("backward",) * 3, step, 0.1 * step), int((0.1 * step + 0.01) * S), 100.0) is None
+    return made
+
+
+def journal(tmp_path):
+    return list(read_journal(tmp_path / "decisions.jsonl"))
+
+
+def looks(controller, job, first_s, last_s, now_s=100.0):
+    """Look once a second; what was decided."""
+    found = [controller.look(job, int(second * S), now_s) for second in np.arange(first_s, last_s)]
+    return [one for one in found if one is not None]
+
+
+def test_a_stall_is_decided_once_and_on_record_with_who_where_and_why(controller, tmp_path):
+    # WHEN rank 1 stays in data from the first second on, and the others wait
+    (judged,) = looks(controller, status(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
+    # THEN it is held, for no rule is about stalls
+    decision = judged.decision
+    assert (decision.outcome, decision.reason) == ("hold", "not_arrived: rank 1 in data")
+    assert "py-spy" in decision.resolves
+    # AND the journal has it, once
+    (entry,) = journal(tmp_path)
+    assert (entry["verdict"]["label"], entry["verdict"]["suspects"][0]["rank"]) == ("stalled", 1)
+    assert (entry["decision"]["first_step"], entry["decision"]["last_step"]) == (10, 10)
+    assert entry["verdict"]["numbers"]["threshold_s"] == 2.0
+
+
+def test_once_the_job_has_gone_on_the_next_stall_is_another_one(controller, tmp_path):
+    looks(controller, status(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
+    looks(controller, status(("backward",) * 3, 11, 9.1), 9.2, 10.0)
+    looks(controller, status(("backward", "data", "backward"), 12, 10.1), 10.2, 19.0)
+    assert [entry["decision"]["first_step"] for entry in journal(tmp_path)] == [10, 12]
+
+
+def test_a_rank_that_is_being_captured_is_no_stall_until_its_time_is_up(controller):
+    # GIVEN rank 2 is being captured, for at most 60 s and 120 s of grace
+    (request,) = controller.take(window(0, late_s=0.02), now_s=100.0).decision.requests
+    assert request.rank == 2
+    # WHEN it holds up the others
+    held_up = status(("backward", "backward", "data"), 10, 1.0)
+    # THEN that is not a stall, and from the deadline on it is
+    assert looks(controller, held_up, 1.1, 9.0, now_s=279.0) == []
+    assert len(looks(controller, held_up, 9.1, 12.0, now_s=281.0)) == 1
+
+
+def test_a_stage_that_the_windows_show_unused_is_given_more_time(controller):
+    saving = status(("save", "backward", "backward"), 10, 1.0)
+    controller.take(window(0), now_s=100.0)
+    assert looks(controller, saving, 1.1, 60.0) == []
+    assert len(looks(controller, saving, 60.1, 302.0)) == 1
+
+
+def test_another_attempt_starts_with_no_pace_and_gets_the_time_to_compile(controller):
+    again = status(("backward", "data", "backward"), 10, 20.0, attempt=1)
+    assert looks(controller, again, 21.0, 600.0) == []
+
+
+def test_a_job_that_ends_leaves_no_stall(controller):
+    job = status(("backward", "data", "backward"), 10, 1.0)
+    ended = replace(job, ranks=tuple(replace(one, stage=None, closed=True) for one in job.ranks))
+    assert looks(controller, ended, 1.1, 600.0) == []
+
+
+def test_the_policys_time_is_the_floor_and_never_above_the_others():
+    settings = stall_settings_of(Detection(stalled_after="20m"))
+    assert (settings.floor_of("step"), settings.floor_of("outside"), settings.floor_of("start")) == (1200, 1200, 1800)
