@@ -115,6 +115,24 @@ class Step:
             self._recording.fail(failure)
 
 
+class NotedStep(Step):
+    """A step whose kind and work are given as it begins; apart, for most steps are given none."""
+
+    __slots__ = ("_kind", "_work")
+
+    def __init__(self, recording: Recording, number: int | None, kind: object, work: object) -> None:
+        super().__init__(recording, number)
+        self._kind = kind
+        self._work = work
+
+    def __enter__(self) -> None:
+        try:
+            self._recording.begin(self._number)
+            self._recording.note(self._kind, self._work)
+        except Exception as error:
+            self._recording.fail(error)
+
+
 def stages_of(recording: Recording) -> dict[str, Stage]:
     """The context manager of every stage of a recording, by name."""
     found = {}

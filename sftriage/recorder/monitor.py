@@ -23,10 +23,12 @@ from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns, time_ns
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError, SchemaError, UsageError
-from sftriage.recorder.contexts import Step, stages_of
+from sftriage.recorder.contexts import NotedStep, Step, stages_of
 from sftriage.recorder.files import start_ticks
+from sftriage.recorder.gradients import watch_model
 from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox
@@ -35,12 +37,20 @@ from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingReader, RingWriter
 from sftriage.records import StageSchema
 
+if TYPE_CHECKING:
+    import torch
+
 RINGS_ENV = "SFTRIAGE_RINGS"
 SPOOL_ENV = "SFTRIAGE_SPOOL"
 JOB_ENV = "SFTRIAGE_JOB"
+HOST_ENV = "SFTRIAGE_HOST"
+COHORT_ENV = "SFTRIAGE_COHORT"
 
 DEFAULT_SLOTS = 4096
 _MAX_ATTEMPTS = 1000
+
+_ORDINARY = ""
+_NOT_SAID = 0
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
@@ -55,8 +65,10 @@ class Monitor:
         world_size: ranks in the job; by default ``WORLD_SIZE``, or 1.
         local_rank: this process's rank on its host; by default ``LOCAL_RANK``, or 0.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
-        host: the host's name; by default what the kernel says.
-        cohort: ranks with the same cohort do the same work, and are compared; by default all are one.
+        host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
+            so the node's has to be given.
+        cohort: ranks with the same cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all
+            are one.
         rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
         spool: directory for traces; by default ``SFTRIAGE_SPOOL``. Without one captures are refused.
         slots: steps that the ring holds before the oldest is overwritten.
@@ -100,16 +112,62 @@ class Monitor:
             # Runs when the monitor is dropped and at exit; the recording does not keep the monitor alive.
             weakref.finalize(self, self._recording.close)
 
-    def step(self, number: int | None = None) -> AbstractContextManager[None]:
+    def step(
+        self, number: int | None = None, *, kind: str = _ORDINARY, work: int = _NOT_SAID
+    ) -> AbstractContextManager[None]:
         """One training step, as a context manager.
 
         Args:
             number: the job's own number of the step, for one resumed from a checkpoint; by default one more than the
                 last, from 0.
+            kind: what sort of step it is, where it is not an ordinary one: ``"checkpoint"``, ``"evaluation"``. Steps of
+                a kind are compared with one another. Printable text of at most 16 bytes.
+            work: how much there is to do in it, in tokens or samples. `note` says either later on.
         """
-        if number is None or self._recording is None:
+        recording = self._recording
+        # By identity: it costs nothing, and no object given by mistake (a CUDA tensor!) is asked anything.
+        ordinary = kind is _ORDINARY and work is _NOT_SAID
+        if recording is None or (ordinary and number is None):
             return self._step
-        return Step(self._recording, number)
+        return Step(recording, number) if ordinary else NotedStep(recording, number, kind, work)
+
+    def note(self, kind: str | None = None, work: int | None = None) -> None:
+        """Say of the step that is open what sort it is, and how much: often that is known only once the batch is there.
+
+        What is said last counts, and counts for this step only.
+
+        Args:
+            kind: see `step`; None leaves it as it is.
+            work: see `step`; None leaves it as it is.
+        """
+        if self._recording is not None:
+            try:
+                self._recording.note(kind, work)
+            except Exception as error:
+                self._recording.fail(error)
+
+    def watch(self, model: torch.nn.Module) -> None:
+        """Also record when each step's last gradient is ready on this rank, before it waits for any other.
+
+        Inside the backward of DDP the ranks tie: one that is slow there makes all of them slow, and durations cannot
+        name it. That moment can: it splits the first sync stage into the rank's own work and the part that waits. Call
+        it once, before the first step, and again after the model was replaced or parameters were added to it::
+
+            model = DistributedDataParallel(network)
+            monitor.watch(model)
+
+        It puts hooks on parameters (``register_post_accumulate_grad_hook``): on all of them for a few steps, to learn
+        which gradients come last, then on just those. Gradients are not touched. ``close`` takes the hooks off.
+
+        Where there is no such moment (a step without backward, a step in which the order has just changed, a model
+        under FSDP) none is recorded.
+
+        Args:
+            model: all that is trained, as one module, in DDP or not; several as one ``nn.ModuleList``. A second call
+                takes the place of the first.
+        """
+        if self._recording is not None:
+            watch_model(self._recording, model)
 
     def stage(self, name: str) -> AbstractContextManager[None]:
         """One stage of the step that is open, as a context manager.
@@ -217,11 +275,13 @@ def _info(
             )
         }
         job = environment.get(JOB_ENV) or environment.get("TORCHELASTIC_RUN_ID") or ""
+        host = environment.get(HOST_ENV) or os.uname().nodename
+        cohort = environment.get(COHORT_ENV) or ""
         return RingInfo(
             **found,
             job=bounded_text(job if texts["job"] is None else texts["job"]),
-            host=bounded_text(os.uname().nodename if texts["host"] is None else texts["host"]),
-            cohort=bounded_text(texts["cohort"] or ""),
+            host=bounded_text(host if texts["host"] is None else texts["host"]),
+            cohort=bounded_text(cohort if texts["cohort"] is None else texts["cohort"]),
             schema=schema,
             started_mono_ns=monotonic_ns(),
             started_wall_ns=time_ns(),

@@ -18,24 +18,30 @@ import operator
 import os
 import weakref
 from array import array
-from collections.abc import Sequence
+from numbers import Integral
 from threading import get_ident
 from time import monotonic_ns
-from typing import Protocol
 from zlib import crc32
 
+from sftriage.errors import RingError
+from sftriage.recorder.hooks import ReadyWatch, StepHook
 from sftriage.recorder.layout import (
     BETWEEN,
     CAPTURING,
     DURATIONS,
     FLAGS,
     INCOMPLETE,
+    KIND,
+    KIND_REST,
     MAX_COUNT,
+    MAX_KIND_BYTES,
     READY,
     SEQ,
     START,
     STEP,
     UNKNOWN,
+    WORK,
+    kind_words,
 )
 from sftriage.recorder.log import warn
 from sftriage.recorder.ring import (
@@ -51,47 +57,8 @@ from sftriage.recorder.ring import (
 _NEVER = -1
 """No bell rings so often: the executor is asked at the next step whatever the bell says."""
 
-
-class StepHook(Protocol):
-    """What a recording drives at step boundaries, on the training thread: the executor of captures.
-
-    None of its methods raises.
-
-    Attributes:
-        bell: a word that changes when `before_step` has something to do.
-        busy: `before_step` is wanted at the next step whether the bell changes or not.
-        stepping: `after_step` is wanted at the end of this step.
-        annotating: `follow` is wanted at every switch of stages in this step.
-    """
-
-    bell: memoryview
-
-    @property
-    def busy(self) -> bool:
-        """See the class."""
-
-    @property
-    def stepping(self) -> bool:
-        """See the class."""
-
-    @property
-    def annotating(self) -> bool:
-        """See the class."""
-
-    def before_step(self, number: int) -> bool:
-        """Called before a step starts; says whether a heavy profiler touched the time around it."""
-
-    def after_step(self) -> None:
-        """Called after the step has been published."""
-
-    def follow(self, stages: Sequence[str]) -> None:
-        """Called with the stages that are open now, outermost first."""
-
-    def close(self, wait: bool) -> None:
-        """Called once, at the end; ``wait`` says whether it may take a while."""
-
-    def abandon(self) -> None:
-        """Called in a forked child, which has to keep its hands off."""
+_CACHED_KINDS = 64
+"""Encoded kinds that are remembered. A job has a handful; one that makes them up goes without."""
 
 
 class Recording:
@@ -105,16 +72,17 @@ class Recording:
     __slots__ = (
         "__weakref__",
         "_bell",
+        "_blank",
         "_body",
         "_ended",
         "_flags",
         "_heard",
         "_hook",
+        "_kinds",
         "_ring",
         "_seen",
         "_slot",
         "_tail",
-        "_zeros",
         "gate",
         "info",
         "live",
@@ -124,6 +92,7 @@ class Recording:
         "owner",
         "since",
         "stack",
+        "watch",
         "words",
     )
 
@@ -139,9 +108,9 @@ class Recording:
         self.words[READY] = UNKNOWN
         self._slot = memoryview(self.words)
         self._body = self._slot[:-1]
-        # All that a new step starts from zero: durations and outside times.
-        self._tail = self._slot[DURATIONS:-1]
-        self._zeros = array("q", bytes(self._tail.nbytes))
+        # All that a new step starts without: kind, work, ready moment, durations and outside times.
+        self._tail = self._slot[KIND:-1]
+        self._blank = array("q", self._tail)
         self.other = DURATIONS + len(schema.stages) - 1
         first_outside = DURATIONS + len(schema.stages)
         # Word of the slot, of each sync stage and of its outside time, in the order of the step.
@@ -159,6 +128,8 @@ class Recording:
         self._ended = 0
         self._heard = _NEVER
         self._seen: set[str] = set()
+        self._kinds: dict[str, tuple[int, int]] = {}
+        self.watch: ReadyWatch | None = None
         _recordings.add(self)
 
     def begin(self, number: int | None) -> None:
@@ -197,6 +168,26 @@ class Recording:
             self.misused("a step was ended that is not open in this thread")
             return
         self._publish(INCOMPLETE if incomplete else 0)
+
+    def note(self, kind: object, work: object) -> None:
+        """Say of the step open in this thread what sort it is, and how much; None leaves what was said before."""
+        if self.off:
+            return
+        if get_ident() != self.owner:
+            self.misused("a kind or work was given outside a step, or in another thread than the step's")
+            return
+        words = self.words
+        if kind is not None:
+            try:
+                words[KIND], words[KIND_REST] = self._encoded(kind)
+            except (TypeError, RingError):
+                self.misused(f"a step's kind has to be printable text of at most {MAX_KIND_BYTES} bytes", kind)
+        if work is not None:
+            # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
+            if isinstance(work, Integral) and 0 <= int(work) < MAX_COUNT:
+                words[WORK] = int(work)
+            else:
+                self.misused("a step's work has to be a whole number from 0 on", work)
 
     def enter_slowly(self, at: int) -> None:
         """`Stage.__enter__` where the gate is shut.
@@ -244,12 +235,16 @@ class Recording:
         if self.off:
             return
         self.live[MISUSE] += 1
+        if example is None:
+            self.say_once(what, "%s (more of this sort is only counted)", what)
+        else:
+            self.say_once(what, "%s: %r (more of this sort is only counted)", what, example)
+
+    def say_once(self, what: str, message: str = "%s", *arguments: object) -> None:
+        """Warn of each ``what`` once, in its own words where there is no message."""
         if what not in self._seen:
             self._seen.add(what)
-            if example is None:
-                warn("%s (more of this sort is only counted)", what)
-            else:
-                warn("%s: %r (more of this sort is only counted)", what, example)
+            warn(message, *(arguments or (what,)))
 
     def fail(self, error: Exception) -> None:
         """Turn the recording off for good: whatever is wrong here, training goes on."""
@@ -270,6 +265,8 @@ class Recording:
         try:
             # The hook first: as long as the ring is open, whoever waits for a result knows that one may come.
             try:
+                if self.watch is not None:
+                    self.watch.close()
                 self._hook.close(wait)
             finally:
                 self._ring.close()
@@ -294,6 +291,22 @@ class Recording:
             pass
         self.misused("a step's number has to be a whole number from 0 on", number)
         return self.words[STEP] + 1
+
+    def _encoded(self, kind: object) -> tuple[int, int]:
+        """A kind as a slot holds it.
+
+        Raises:
+            TypeError: it is no text.
+            RingError: it does not fit.
+        """
+        if not isinstance(kind, str):
+            raise TypeError
+        found = self._kinds.get(kind)
+        if found is None:
+            found = kind_words(kind)
+            if len(self._kinds) < _CACHED_KINDS:
+                self._kinds[kind] = found
+        return found
 
     def _consult(self, number: int) -> None:
         # Both before the hook looks: a bell that rings meanwhile is heard at the next step, and a hook that was busy
@@ -323,6 +336,9 @@ class Recording:
             del self.stack[1:]
         if len(self.outside) > 1:
             self._split_outside()
+        watch = self.watch
+        if watch is not None:
+            words[READY] = watch.collect(incomplete > 0)
         words[FLAGS] = self._flags | incomplete
         words[SEQ] += 1
         words[-1] = crc32(self._body)
@@ -330,7 +346,9 @@ class Recording:
         live = self.live
         live[SINCE] = now
         live[CURRENT_STAGE] = NO_STAGE
-        self._tail[:] = self._zeros
+        self._tail[:] = self._blank
+        if watch is not None and watch.due:
+            watch.settle()
         if self._flags:
             self._flags = 0
             if self._hook.stepping:

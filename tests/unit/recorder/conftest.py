@@ -12,10 +12,10 @@ from zlib import crc32
 
 import pytest
 
-from sftriage.recorder import contexts, recording
+from sftriage.recorder import contexts, gradients, recording
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.monitor import JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
+from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.recorder.ring import RingReader, RingWriter
 from sftriage.records import StageSchema, StepRecord
 
@@ -26,7 +26,7 @@ MakeInfo = Callable[..., RingInfo]
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may themselves run under torchrun, or beside a recorded job."""
     torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    for name in (RINGS_ENV, SPOOL_ENV, JOB_ENV, *torchrun):
+    for name in (RINGS_ENV, SPOOL_ENV, JOB_ENV, HOST_ENV, COHORT_ENV, *torchrun):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -120,8 +120,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(recording, "monotonic_ns", made)
-    monkeypatch.setattr(contexts, "monotonic_ns", made)
+    for module in (recording, contexts, gradients):
+        monkeypatch.setattr(module, "monotonic_ns", made)
     return made
 
 

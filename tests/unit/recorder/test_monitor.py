@@ -59,6 +59,28 @@ def test_arguments_go_before_the_environment(tmp_path, monkeypatch):
         assert info.schema.stages == ("fwd", "other")
 
 
+@pytest.mark.parametrize(
+    ("environment", "arguments", "host", "cohort"),
+    [
+        ({"SFTRIAGE_HOST": "node-3", "SFTRIAGE_COHORT": "pp0"}, {}, "node-3", "pp0"),
+        ({"SFTRIAGE_HOST": "node-3", "SFTRIAGE_COHORT": "pp0"}, {"host": "h", "cohort": "c"}, "h", "c"),
+        ({"SFTRIAGE_COHORT": "pp0"}, {"cohort": ""}, os.uname().nodename, ""),
+        ({"SFTRIAGE_HOST": "", "SFTRIAGE_COHORT": ""}, {}, os.uname().nodename, ""),
+        ({"SFTRIAGE_HOST": "n" * 300, "SFTRIAGE_COHORT": "a\nb"}, {}, "n" * 255, "a?b"),
+    ],
+)
+def test_host_and_cohort_come_from_arguments_then_the_environment(
+    tmp_path, monkeypatch, environment, arguments, host, cohort
+):
+    # GIVEN what a launcher, a pod's template, or the script says WHEN a monitor is made
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with Monitor(rings=tmp_path, **arguments) as monitor:
+        # THEN the script comes first, and an empty variable says nothing
+        assert monitor.info is not None
+        assert (monitor.info.host, monitor.info.cohort) == (host, cohort)
+
+
 def test_without_an_environment_it_is_rank_0_of_1(tmp_path):
     with Monitor(rings=tmp_path) as monitor:
         assert monitor.info is not None

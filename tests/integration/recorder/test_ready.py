@@ -1,0 +1,117 @@
+"""The moment the last gradient is ready, in real DDP jobs: one rank is slow inside its backward pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.recorder import RingReader
+from sftriage.records import StepRecord
+from tests.integration.jobs import bits
+from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
+
+JOBS = Path(__file__).parents[1] / "jobs"
+DEADLINE_S = 240.0
+
+
+def run_ranks(job: str, *arguments: object) -> list[str]:
+    """Run a job of two ranks to its end; what each has printed. They are gone afterwards, whatever happens."""
+    command = [sys.executable, str(JOBS / job), *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SFTRIAGE_")}
+    environment |= {"WORLD_SIZE": "2", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment["PYTHONPATH"] = str(JOBS.parents[2])
+    started = [
+        subprocess.Popen(
+            command,
+            env=environment | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [process.communicate(timeout=DEADLINE_S) for process in started]
+        for process, (_, errors) in zip(started, said, strict=True):
+            assert process.returncode == 0, errors
+        return [out for out, _ in said]
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate(timeout=DEADLINE_S)
+
+
+def ready_at_ns(record: StepRecord) -> int:
+    """When the last gradient was ready, on the host's clock: at the latest so much later as was spent in `other`."""
+    assert record.ready_ns is not None
+    return record.start_ns + record.durations_ns[0] + record.ready_ns
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_a_rank_that_is_slow_inside_backward_shows_in_its_moment_and_nowhere_else(rings, row):
+    # GIVEN two ranks, one of which pauses in its backward once the other has all its gradients
+    out = run_ranks("ready.py", row, rings)
+    if "does not work here" in out[0]:
+        pytest.skip(out[0].strip())
+    steps = []
+    for rank in range(2):
+        with RingReader(rings / f"rank-{rank}.0.ring") as ring:
+            batch = ring.read()
+            assert (len(batch.records), batch.torn, ring.status().misuse) == (STEPS, 0, 0)
+            steps.append(batch.records)
+    # THEN every step has a moment, but for the one in which a frozen layer turned out to be thawed
+    without = {THAWED_AT} if row == "thawed" else set()
+    for records in steps:
+        assert {record.step for record in records if record.ready_ns is None} == without
+    for fast, slow in zip(*steps, strict=True):
+        if fast.step in without:
+            continue
+        # AND the slow rank's is later by the pause
+        assert ready_at_ns(slow) + slow.outside_ns[0] >= ready_at_ns(fast) + PAUSE_S * 1e9
+        assert slow.rank == SLOW
+        for record in (fast, slow):
+            # AND both ranks' backward lasts until then: by its duration alone nobody could say which of them is slow
+            end_ns = record.start_ns + record.durations_ns[0] + record.durations_ns[1] + record.outside_ns[0]
+            assert end_ns >= ready_at_ns(slow)
+            assert record.ready_ns <= record.durations_ns[1]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory) -> list[dict[str, dict[str, int]]]:
+    """What each of two ranks found when it trained every case twice, plain and watched."""
+    out = run_ranks("bits.py", tmp_path_factory.mktemp("bits"), *bits.CASES)
+    return [{line["case"]: line for line in map(json.loads, text.splitlines())} for text in out]
+
+
+@pytest.mark.parametrize("case", bits.CASES)
+def test_watching_changes_no_bit_of_any_gradient(compared, case):
+    for found in (rank[case] for rank in compared):
+        if "skip" in found:
+            pytest.skip(found["skip"])
+        # GIVEN gradients of twelve steps and the parameters after them, of plain DDP and of DDP with its model watched
+        assert found["compared"] == bits.STEPS * found["parameters"] + found["parameters"]
+        # THEN not one bit differs
+        assert found["differ"] == 0
+        # AND the comparison was of something: there were gradients, and the watch saw their last one in every step
+        assert found["not_zero"] > found["compared"] / 2
+        assert (found["ready_plain"], found["ready_watched"]) == (0, bits.STEPS)
+
+
+def test_under_fsdp2_no_moment_is_made_up(rings):
+    # GIVEN two ranks under fully_shard, one of which pauses in its backward
+    ranks_found = [json.loads(line) for line in run_ranks("sharded.py", rings)]
+    for found in ranks_found:
+        # THEN watch() leaves the model alone, says so once, and no step has a moment
+        assert (found["hooks"], len(found["warnings"]), set(found["ready_ns"])) == (0, 1, {None})
+        assert "FSDP" in found["warnings"][0]
+    # AND this is why: on the rank that is not slow, too, the last gradient is accumulated after the other's pause
+    paused_ns = ranks_found[SLOW]["paused_ns"]
+    assert len(paused_ns) == STEPS
+    assert all(
+        last_ns > paused for found in ranks_found for last_ns, paused in zip(found["last_ns"], paused_ns, strict=True)
+    )

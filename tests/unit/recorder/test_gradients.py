@@ -1,0 +1,527 @@
+"""The ready moment of real models' backward passes, on a clock that only moves when told."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import os
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from sftriage.recorder import Monitor, gradients
+from sftriage.recorder.gradients import AUDIT_STEPS, FROZEN_A_STEP, KEPT, LESSON_STEPS, PATIENCE_STEPS
+
+WAIT_NS = 1000
+
+
+class Spend(torch.autograd.Function):
+    """Nothing, except that time passes in its backward."""
+
+    @staticmethod
+    def forward(context, value, clock, ns):
+        context.spent = clock, ns
+        return value.clone()
+
+    @staticmethod
+    def backward(context, grad):
+        clock, ns = context.spent
+        clock.passes(ns)
+        return grad, None, None
+
+
+class Chain(nn.Module):
+    """Layers in a row; the clock moves by 10 ns before the gradients of each, the last one's before the first one's."""
+
+    def __init__(self, clock, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(layers))
+        self.clock = [clock]
+        self.skipped: set[int] = set()
+
+    def forward(self, value):
+        value = value.clone().requires_grad_()
+        for index, layer in enumerate(self.layers):
+            if index not in self.skipped:
+                value = Spend.apply(layer(value), self.clock[0], 10)
+        return value
+
+
+def hooked(model) -> int:
+    return sum(bool(parameter._post_accumulate_grad_hooks) for parameter in model.parameters())
+
+
+def backward(model) -> None:
+    model(torch.ones(2, 3)).sum().backward()
+
+
+def train(watched, clock, model, steps: int = 1, stage: str = "backward"):
+    """Steps whose backward stage ends with a wait, as that of DDP does; their ready moments."""
+    for _ in range(steps):
+        with watched.monitor.step():
+            clock.passes(5)
+            with watched.monitor.stage(stage):
+                clock.passes(2)
+                backward(model)
+                clock.passes(WAIT_NS)
+    return [record.ready_ns for record in watched.steps()]
+
+
+def learn(watched, clock, model) -> None:
+    watched.monitor.watch(model)
+    train(watched, clock, model, LESSON_STEPS)
+    assert hooked(model) < len(list(model.parameters()))
+
+
+def test_the_moment_splits_the_sync_stage_while_it_learns_and_afterwards(watch, clock):
+    # GIVEN a model of four layers
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    assert hooked(model) == 8
+    # THEN all but the last few hooks go off after some steps, and every step says 2 + 4 * 10 ns
+    assert train(watched, clock, model, LESSON_STEPS) == [42] * LESSON_STEPS
+    assert hooked(model) == KEPT
+    assert train(watched, clock, model, 3) == [42] * 3
+    # AND the stage's duration is what it was: that much, and the wait
+    with watched.monitor.step(), watched.monitor.stage("backward"):
+        backward(model)
+        clock.passes(WAIT_NS)
+    assert watched.step().durations_ns[2] == 40 + WAIT_NS
+
+
+def test_without_watch_no_step_has_a_moment(watch, clock):
+    assert train(watch(), clock, Chain(clock), 2) == [None, None]
+
+
+def test_accumulation_counts_the_sync_stages_own_time_up_to_the_last_backward(watch, clock):
+    # GIVEN two backwards in a step, forward between them
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    for _ in range(2 * LESSON_STEPS):
+        with watched.monitor.step():
+            for _ in range(2):
+                with watched.monitor.stage("forward"):
+                    clock.passes(7)
+                with watched.monitor.stage("backward"):
+                    backward(model)
+                    clock.passes(3)
+    # THEN the moment is in the second one, in the stage's own time
+    assert [record.ready_ns for record in watched.steps()] == [40 + 3 + 40] * 2 * LESSON_STEPS
+
+
+def test_a_stage_inside_the_sync_stage_stops_its_clock_here_too(watch, clock):
+    # GIVEN a backward in which the job measures a stage of its own, in which the last gradient comes
+    watched, model = watch(("data", "backward"), ("backward",)), Chain(clock)
+    watched.monitor.watch(model)
+    for _ in range(2):
+        with watched.monitor.step(), watched.monitor.stage("backward"):
+            clock.passes(2)
+            with watched.monitor.stage("data"):
+                backward(model)
+            clock.passes(5)
+    assert [record.ready_ns for record in watched.steps()] == [2, 2]
+
+
+def test_a_backward_elsewhere_is_none_of_the_sync_stages(watch, clock):
+    # GIVEN backwards in another stage, outside every stage, and outside every step
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    assert train(watched, clock, model, stage="forward") == [None]
+    with watched.monitor.step():
+        backward(model)
+    backward(model)
+    assert watched.step().ready_ns is None
+    # AND one elsewhere after the sync stage, which leaves that one's moment as it was
+    with watched.monitor.step():
+        for stage in ("backward", "optimizer"):
+            with watched.monitor.stage(stage):
+                backward(model)
+    assert watched.step().ready_ns == 40
+
+
+def test_without_gradients_in_the_sync_stage_the_hooks_go_off_with_one_warning(watch, clock, caplog):
+    # GIVEN a script that calls backward() in a stage that is not the sync stage
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    for _ in range(2 * PATIENCE_STEPS):
+        with watched.monitor.step():
+            with watched.monitor.stage("forward"):
+                backward(model)
+            with watched.monitor.stage("backward"):
+                clock.passes(3)
+        watched.steps()
+        if not hooked(model):
+            break
+    assert hooked(model) == 0
+    assert [record.getMessage().count("'backward'") for record in caplog.records] == [1]
+    assert watched.misuse == 0
+
+
+def test_steps_without_backward_are_no_surprise(watch, clock, caplog):
+    # GIVEN a model that was learnt, then a long evaluation
+    watched, model = watch(), Chain(clock)
+    learn(watched, clock, model)
+    for _ in range(30):
+        with watched.monitor.step(kind="evaluation"), watched.monitor.stage("forward"):
+            clock.passes(3)
+    assert {record.ready_ns for record in watched.steps()} == {None}
+    # THEN nothing is learnt anew, and training goes on as before
+    assert hooked(model) == KEPT
+    assert train(watched, clock, model) == [42]
+    assert caplog.records == []
+
+
+@pytest.mark.parametrize("change", ["skipped", "frozen"])
+def test_when_the_last_gradients_stay_away_the_next_ones_are_learnt(watch, clock, change):
+    # GIVEN a model that was learnt WHEN its first layers, whose gradients come last, are unused or frozen
+    watched, model = watch(), Chain(clock)
+    learn(watched, clock, model)
+    if change == "skipped":
+        model.skipped = {0, 1, 2}
+    else:
+        model.layers[:3].requires_grad_(False)
+    # THEN the step in which that shows has no moment, and those after it the right one: one layer is left
+    assert train(watched, clock, model, 3) == [None, 12, 12]
+    train(watched, clock, model, LESSON_STEPS)
+    # AND when they come back they are known
+    model.skipped = set()
+    model.layers.requires_grad_(True)
+    for parameter in model.parameters():
+        parameter.grad = None
+    assert train(watched, clock, model) == [42]
+
+
+def test_layers_that_are_unused_now_and_then_become_known_both_ways(watch, clock):
+    # GIVEN a model whose first layer is skipped in every third step
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    found = []
+    for step in range(30):
+        model.skipped = {0} if step % 3 == 2 else set()
+        found += train(watched, clock, model)
+    assert found[2::3] == [32] * 10
+    assert found[::3] + found[1::3] == [42] * 20
+
+
+def test_an_order_that_changes_is_seen_by_those_that_were_kept(watch, clock):
+    # GIVEN two branches, one of them delayed; autograd runs the one that was made last first
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.branches = nn.ModuleList(nn.Linear(3, 3, bias=False) for _ in range(2))
+            self.order = [0, 1]
+
+        def forward(self, value):
+            value = value.clone().requires_grad_()
+            outputs = [Spend.apply(self.branches[index](value), clock, 10) for index in self.order]
+            return outputs[0] + outputs[1]
+
+    watched, model = watch(), Branches()
+    watched.monitor.watch(model)
+    assert train(watched, clock, model, LESSON_STEPS) == [22] * LESSON_STEPS
+    # WHEN the other one comes last THEN that step has no moment, and the next ones have
+    model.order = [1, 0]
+    assert train(watched, clock, model, 2) == [None, 22]
+
+
+@pytest.mark.parametrize("learnt", [True, False])
+def test_a_thawed_layer_is_noticed_though_the_known_ones_still_come(watch, clock, learnt):
+    # GIVEN a model whose first layer is frozen
+    watched, model = watch(), Chain(clock)
+    model.layers[0].requires_grad_(False)
+    watched.monitor.watch(model)
+    assert train(watched, clock, model, LESSON_STEPS if learnt else 1)[-1] == 32
+    # WHEN it is thawed THEN the step that shows it has no moment, and the next ones the right one
+    model.layers[0].requires_grad_(True)
+    assert train(watched, clock, model, 3) == [None, 42, 42]
+
+
+def test_parameters_frozen_in_turns_do_not_keep_it_learning(watch, clock):
+    # GIVEN two networks that are trained in turns, the other one frozen meanwhile, as a generator and a discriminator
+    watched = watch()
+    model = nn.ModuleList([Chain(clock, 6), Chain(clock, 8)])
+    watched.monitor.watch(model)
+    found, on = [], 0
+    for step in range(60):
+        mine, other = model[step % 2], model[1 - step % 2]
+        mine.requires_grad_(True)
+        other.requires_grad_(False)
+        on += hooked(mine) > KEPT
+        found += train(watched, clock, mine)
+    # THEN both become known, and the hooks are few
+    assert (found[40::2], found[41::2]) == ([62] * 10, [82] * 10)
+    assert on < 30
+    assert hooked(model) <= 2 * KEPT
+
+
+def test_many_frozen_parameters_are_looked_at_a_few_after_each_step(watch, clock):
+    # GIVEN 20 frozen layers, and the second one thawed
+    watched, model = watch(), Chain(clock, 20)
+    model.layers[:19].requires_grad_(False)
+    learn(watched, clock, model)
+    model.layers[1].requires_grad_(True)
+    # THEN within a turn of all 38 of them it is noticed
+    steps = 38 // FROZEN_A_STEP + 2
+    assert train(watched, clock, model, steps)[-1] == 192
+
+
+def test_what_nothing_else_shows_an_audit_finds(watch, clock):
+    # GIVEN a model that was learnt, and a layer with a name of its own that was not there then
+    watched, model = watch(), Chain(clock)
+    learn(watched, clock, model)
+    model.layers.insert(0, nn.Linear(3, 3))
+    found = []
+    for _ in range(AUDIT_STEPS + 1):
+        found += train(watched, clock, model)
+    # THEN its gradients are seen from the audit on
+    assert (found[0], found[-1]) == (42, 52)
+
+
+def test_shared_weights_and_a_parameter_used_twice_are_ready_after_their_last_use(watch, clock):
+    # GIVEN a first layer that is used again as the last one, as tied embeddings are
+    watched, model = watch(), Chain(clock)
+    model.layers[3] = model.layers[0]
+    watched.monitor.watch(model)
+    assert train(watched, clock, model, 2 * LESSON_STEPS) == [42] * 2 * LESSON_STEPS
+
+
+def test_a_step_left_half_way_teaches_nothing(watch, clock):
+    # GIVEN a backward that fails after the gradients of two layers
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+
+    def fails(grad):
+        raise ZeroDivisionError
+
+    def step() -> None:
+        with watched.monitor.step(), watched.monitor.stage("backward"):
+            value = model.layers[0](torch.ones(2, 3))
+            value.register_hook(fails)
+            model.layers[2](model.layers[1](value)).sum().backward()
+
+    for _ in range(LESSON_STEPS):
+        with pytest.raises(ZeroDivisionError):
+            step()
+    assert {(record.complete, record.ready_ns) for record in watched.steps()} == {(False, None)}
+    # THEN all hooks are still on, and the first whole step is the first lesson
+    assert hooked(model) == 8
+    assert train(watched, clock, model) == [42]
+
+
+def test_a_hook_on_another_thread_is_this_steps(watch, clock):
+    # GIVEN a backward that runs in another thread while this one waits for it, as on a CUDA device
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    for _ in range(2 * LESSON_STEPS):
+        with watched.monitor.step(), watched.monitor.stage("backward"):
+            thread = threading.Thread(target=backward, args=(model,))
+            thread.start()
+            thread.join(10)
+            clock.passes(WAIT_NS)
+    assert [record.ready_ns for record in watched.steps()] == [40] * 2 * LESSON_STEPS
+    assert watched.misuse == 0
+
+
+def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(watch, clock, monkeypatch):
+    # GIVEN a hook that is held up on its thread while the step that it is about ends and the next one begins
+    watched, model = watch(), Chain(clock, 1)
+    model.layers[0].bias = None
+    monitor = watched.monitor
+    monitor.watch(model)
+    held, go_on = threading.Event(), threading.Event()
+
+    def slow() -> int:
+        held.set()
+        assert go_on.wait(10)
+        return clock()
+
+    thread = threading.Thread(target=backward, args=(model,))
+    with monitor.step(), monitor.stage("backward"):
+        clock.passes(3)
+        with monkeypatch.context() as patched:
+            patched.setattr(gradients, "monotonic_ns", slow)
+            thread.start()
+            assert held.wait(10)
+    with monitor.step(), monitor.stage("backward"):
+        clock.passes(4)
+        go_on.set()
+        thread.join(10)
+    # THEN both slots are whole, and neither has a moment
+    assert [(record.ready_ns, record.durations_ns[2]) for record in watched.steps()] == [(None, 13), (None, 4)]
+
+
+def test_an_error_in_the_hook_ends_the_watch_and_nothing_else(watch, clock, caplog, monkeypatch):
+    # GIVEN a hook that fails
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+
+    def broken() -> int:
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(gradients, "monotonic_ns", broken)
+        # WHEN a step is trained THEN autograd hears nothing of it
+        assert train(watched, clock, model) == [None]
+    # AND the hooks are off, with one warning, while recording goes on
+    assert train(watched, clock, model) == [None]
+    assert (hooked(model), watched.monitor.active, watched.misuse) == (0, True, 0)
+    assert [record.getMessage().count("a bug") for record in caplog.records] == [1]
+
+
+def test_a_second_watch_takes_the_place_of_the_first(watch, clock):
+    watched, first, second = watch(), Chain(clock), Chain(clock, 6)
+    learn(watched, clock, first)
+    for _ in range(2):
+        watched.monitor.watch(second)
+    assert (hooked(first), hooked(second)) == (0, 12)
+    assert train(watched, clock, second, LESSON_STEPS + 1) == [62] * (LESSON_STEPS + 1)
+
+
+@pytest.mark.parametrize("end", ["close", "drop"])
+@pytest.mark.parametrize("steps", [0, LESSON_STEPS])
+def test_closing_or_dropping_the_monitor_takes_the_hooks_off(tmp_path, clock, end, steps):
+    # GIVEN a watched model with a hook of the user's own
+    model, called = Chain(clock), []
+    model.layers[0].weight.register_post_accumulate_grad_hook(lambda _: called.append(1))
+    monitor = Monitor(rings=tmp_path)
+    monitor.watch(model)
+    for _ in range(steps):
+        with monitor.step(), monitor.stage("backward"):
+            backward(model)
+    # WHEN the monitor goes THEN only that one is left
+    if end == "close":
+        monitor.close()
+        monitor.close()
+        monitor.watch(model)
+    else:
+        del monitor
+    assert hooked(model) == 1
+    backward(model)
+    assert len(called) == steps + 1
+
+
+def test_a_watched_model_can_be_collected_and_watching_ends_with_one_warning(watch, clock, caplog):
+    # GIVEN a watched model that the job lets go of
+    watched, model = watch(), Chain(clock)
+    learn(watched, clock, model)
+    gone, parameter = weakref.ref(model), weakref.ref(next(model.parameters()))
+    del model
+    gc.collect()
+    assert (gone(), parameter()) == (None, None)
+    # WHEN the job trains another one THEN it is told once
+    assert train(watched, clock, Chain(clock), 20) == [None] * 20
+    assert [record.getMessage().count("watch()") for record in caplog.records] == [1]
+
+
+def test_a_watched_model_can_be_copied_saved_and_swapped(watch, clock):
+    # GIVEN a watched model
+    watched, model = watch(), Chain(clock)
+    model.clock = [None]
+    watched.monitor.watch(model)
+    # WHEN it is copied, pickled and saved THEN the copies have no hooks and the same values
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert hooked(other) == 0
+        pairs = zip(model.parameters(), other.parameters(), strict=True)
+        assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+    assert hooked(model) == 8
+    # AND conversions that swap tensors work: they refuse one that somebody has a weak reference to
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        model.double()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert next(model.parameters()).dtype == torch.float64
+
+
+def test_a_forked_child_trains_on_unheard(watch, clock):
+    # GIVEN a child forked in the middle of a step
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    with watched.monitor.step(), watched.monitor.stage("backward"):
+        child = os.fork()
+        if not child:
+            ok = False
+            try:
+                backward(model)
+                watched.monitor.watch(model)
+                ok = watched.monitor._recording.watch._moment is None
+            finally:
+                os._exit(0 if ok else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        clock.passes(1)
+    # THEN the parent's step has no moment of it
+    assert watched.step().ready_ns is None
+
+
+class DTensor(nn.Parameter):
+    """By name, what the shards of a module are."""
+
+
+def with_shards() -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.weight = DTensor(torch.zeros(2, 2))
+    return model
+
+
+class Failing(nn.Module):
+    def parameters(self, recurse=True):
+        raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize(
+    ("model", "misuse"),
+    [(None, 1), ("model", 1), ({}, 1), (nn.Parameter(torch.zeros(2)), 1), (with_shards(), 0), (Failing(), 0)],
+    ids=["none", "text", "mapping", "parameter", "shards", "failing"],
+)
+def test_what_cannot_be_watched_is_one_warning_and_no_moment(watch, clock, caplog, model, misuse):
+    # GIVEN something without parameters, or whose gradients are accumulated only after an exchange
+    watched = watch()
+    for _ in range(2):
+        watched.monitor.watch(model)
+    assert (len(caplog.records), watched.misuse) == (1, 2 * misuse)
+    assert not isinstance(model, nn.Module) or Failing is type(model) or hooked(model) == 0
+    # THEN steps are recorded as before, and what was watched is let go of
+    assert train(watched, clock, Chain(clock), 2) == [None, None]
+
+
+def test_a_model_sharded_after_watch_is_let_go_of(watch, clock, caplog):
+    # GIVEN a watched model whose parameters are replaced by shards
+    watched, model = watch(), Chain(clock)
+    learn(watched, clock, model)
+    model.layers[0].weight = DTensor(torch.zeros(3, 3))
+    for _ in range(AUDIT_STEPS + 1):
+        train(watched, clock, model)
+    # THEN that is found out at the latest by the audit, and said
+    assert (hooked(model), len(caplog.records)) == (0, 1)
+    assert "FSDP" in caplog.text
+
+
+def test_a_schema_without_sync_stage_has_nothing_to_split(watch, clock, caplog):
+    watched, model = watch(("forward", "backward"), ()), Chain(clock)
+    watched.monitor.watch(model)
+    assert (hooked(model), watched.misuse, len(caplog.records)) == (0, 1, 1)
+    assert train(watched, clock, model) == [None]
+
+
+def test_a_model_with_everything_frozen_has_no_moment_until_it_is_thawed(watch, clock):
+    watched, model = watch(), Chain(clock)
+    model.requires_grad_(False)
+    watched.monitor.watch(model)
+    assert train(watched, clock, model, 3) == [None] * 3
+    model.requires_grad_(True)
+    assert train(watched, clock, model, 2) == [None, 42]
+
+
+def test_an_inert_monitor_puts_no_hook_on_anything(caplog):
+    monitor = Monitor()
+    model = nn.Linear(2, 2)
+    for nothing in (model, None, 7, Failing()):
+        monitor.watch(nothing)
+    assert (hooked(model), caplog.records) == (0, [])
