@@ -13,7 +13,8 @@ REASONS: Mapping[str, str] = {
     "roaming": "the rank that comes last changes from step to step",
     "low_coverage": "steps of some ranks are missing",
     "no_baseline": "all ranks became slower alike, before the job's normal step was known",
-    "intermittent": "the suspect is there, but not yet in most steps of the window",
+    "intermittent": "the suspect is there, but in few steps of the window, and in no order",
+    "mixed_roles": "the ranks do different work, and no cohorts are declared",
     "self_inflicted": "a capture was running",
 }
 
@@ -64,7 +65,7 @@ def verdict_sentence(verdict: Verdict) -> str:
         return (
             f"{who(suspect).capitalize()} is slow in {where(suspect)}: it costs the job {milliseconds(suspect.gain_s)} "
             f"of each {milliseconds(verdict.exposed_s)} step ({suspect.share:.0%}), "
-            f"in {suspect.persistence:.0%} of {steps}."
+            f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}."
         )
     if verdict.label == "stalled":
         return stall_sentence(verdict)

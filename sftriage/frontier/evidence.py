@@ -143,9 +143,7 @@ def weigh(
     )
 
 
-def _single(
-    replays: list[SegmentReplay], window: Window, roles: Roles, scene: Scene, past: Past
-) -> list[Candidate]:
+def _single(replays: list[SegmentReplay], window: Window, roles: Roles, scene: Scene, past: Past) -> list[Candidate]:
     """Ranks and hosts: the host where its ranks are slow alike, and otherwise the ranks."""
     n_steps = len(window.durations_NRS)
     found = []

@@ -59,9 +59,7 @@ def excess_of(
         exposed_s: mean exposed seconds a step.
         settings: the thresholds.
     """
-    late_s = max(
-        0.0, seen.typical.lateness_s - normal_lateness_s(seen, normal, n_ranks, exposed_s, settings)
-    )
+    late_s = max(0.0, seen.typical.lateness_s - normal_lateness_s(seen, normal, n_ranks, exposed_s, settings))
     if normal is None:
         group_s, sync_s = _shift(like, settings)
         return Excess(late_s, group_s, sync_s, from_baseline=False)

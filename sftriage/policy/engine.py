@@ -22,6 +22,10 @@ GRACE_S = 120.0
 _MAX_ID_LENGTH = 100
 
 
+PASSED = "Nothing to capture any more: wait whether it comes back; `sftriage explain` says in which steps it was."
+"""What would resolve the hold-off on a fault that is over."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     """Why a capture has to wait, and what would end the wait."""
@@ -53,6 +57,9 @@ def decide(verdict: Verdict, policy: TriagePolicy, state: State, now_s: float) -
         return _on_stall(verdict, policy.spec.rules, now_s), state
     if suspect is None or not suspect.ranks:
         return _decision(verdict, now_s, "hold", f"{verdict.label}, but no rank is named"), state
+    if suspect.pattern == "one-off":
+        # A trace of the steps after it would show healthy ones.
+        return _decision(verdict, now_s, "hold", "one-off, and has passed", resolves=PASSED), state
 
     rules = policy.spec.rules
     matching = [rule for rule in rules if _matches(rule, verdict, suspect)]

@@ -8,7 +8,7 @@ RESOLVES: Mapping[str, str] = {
     "co_critical": "Several ranks are late together, so mending one of them alone would save nothing: "
     "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
     "sync_ambiguous": "The excess is inside a stage where ranks wait for each other, and there all of them tie: "
-    "record when the last gradient is ready on each rank, which splits the stage into work and waiting.",
+    "call monitor.watch(model), so that the last ready gradient splits the stage into work and waiting.",
     "roaming": "A different rank leads from step to step: look for what moves with the data or the clock "
     "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
     "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "

@@ -189,6 +189,17 @@ def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others(
     assert decision.reason == "not_arrived: rank 2 in data and 3 more"
 
 
+def test_a_fault_that_has_passed_is_held(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+    # GIVEN a suspect that a rule would capture
+    verdict = make_verdict()
+    assert decide(verdict, make_policy(CAPTURING), State(), NOW)[0].outcome == "capture"
+    # WHEN it came and went within the window
+    passed = replace(verdict, suspects=(replace(verdict.suspects[0], pattern="one-off"),))
+    decision, state = decide(passed, make_policy(CAPTURING), State(), NOW)
+    # THEN no healthy steps are profiled in its stead
+    assert (decision.outcome, decision.reason, state) == ("hold", "one-off, and has passed", State())
+
+
 def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
     make_policy: MakePolicy, make_verdict: MakeVerdict
 ) -> None:

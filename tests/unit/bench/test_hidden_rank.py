@@ -1,0 +1,297 @@
+"""The pure parts of the hidden-rank matrix: what is drawn, what the rules say, and what counts as right."""
+
+import numpy as np
+import pytest
+
+from sftriage.records import StageSchema, Suspect, Verdict, Window
+from tests.bench.hidden_rank_matrix import report
+from tests.bench.hidden_rank_matrix.drawing import COURSES, FRACTIONS, SHARES, STRENGTHS, draw, shares
+from tests.bench.hidden_rank_matrix.recorded import Recorded
+from tests.bench.hidden_rank_matrix.rivals import RULES, columns_of, says
+from tests.bench.hidden_rank_matrix.rows import LOCAL_PLACES, STAGES, SYNC, Delay, Outcome, Pressure, Row, Truth
+from tests.bench.hidden_rank_matrix.scoring import (
+    HELD,
+    PART,
+    QUIET,
+    RIGHT,
+    WRONG,
+    Score,
+    Scored,
+    expected,
+    suspect_is,
+    verdict_did,
+)
+
+SCHEMA = StageSchema((*STAGES, "other"), SYNC)
+HEALTHY_MS = {"data": 20.0, "h2d": 5.0, "forward": 30.0, "backward": 40.0, "optimizer": 8.0, "other": 1.0}
+N_RANKS, SLOW = 4, 2
+
+
+def window(delay_ms=0.0, stage="data", *, jitter=0.01, split=False, n_steps=50):
+    """A window of a synchronous job in which one rank takes longer in one stage, and the others wait for it."""
+    rng = np.random.default_rng(7)
+    own_NRS = np.array([HEALTHY_MS[name] for name in SCHEMA.stages]) * (
+        1.0 + jitter * rng.standard_normal((n_steps, N_RANKS, len(SCHEMA.stages)))
+    )
+    between_NR = np.zeros((n_steps, N_RANKS))
+    if stage == "between":
+        between_NR[:, SLOW] += delay_ms
+    else:
+        own_NRS[:, SLOW, SCHEMA.stages.index(stage)] += delay_ms
+    backward = SCHEMA.stages.index("backward")
+    ready_NR = own_NRS[:, :, backward].copy()
+    late_R = np.zeros(N_RANKS)
+    for n in range(n_steps):
+        arrival_R = late_R + between_NR[n] + own_NRS[n, :, : backward + 1].sum(axis=1)
+        own_NRS[n, :, backward] += arrival_R.max() - arrival_R + 2.0
+        late_R = own_NRS[n, :, backward + 1 :].sum(axis=1)
+    return Window(SCHEMA, 0, own_NRS / 1e3, between_NR=between_NR / 1e3, ready_NR=ready_NR / 1e3 if split else None)
+
+
+def row(sort="local", truth=None, **values):
+    truth = truth or Truth("suspect", "rank", (SLOW,), "data", 0)
+    return Row(0, sort, "name", N_RANKS, 180, 1, "wait", False, truth, **values)
+
+
+def suspect(scope="rank", ranks=(SLOW,), stage="data"):
+    return Suspect(scope, ranks, stage, gain_s=0.01, share=0.1, persistence=1.0)
+
+
+class TestDrawing:
+    def test_the_same_arguments_draw_the_same_rows_and_another_seed_draws_others(self):
+        # WHEN two matrices are drawn from one seed, and one from another
+        one, same, other = draw(50, 4, 1), draw(50, 4, 1), draw(50, 4, 2)
+        # THEN the first two are alike and the third is not
+        assert one == same
+        assert one != other
+
+    @pytest.mark.parametrize("n_rows", [6, 16, 50, 77])
+    def test_every_row_is_drawn_and_every_sort_has_one(self, n_rows):
+        # WHEN a number of rows is shared out
+        found = shares(n_rows)
+        # THEN they are all there, and of each sort there is at least one
+        assert sum(found.values()) == n_rows
+        assert set(found) == set(SHARES)
+        assert min(found.values()) >= 1
+
+    def test_fifty_rows_are_shared_as_the_table_says(self):
+        assert shares(50) == SHARES
+
+    def test_fifty_rows_cover_all_there_is_to_draw(self):
+        # WHEN the usual matrix is drawn
+        rows = draw(50, 4, 1)
+        local = [drawn for drawn in rows if drawn.sort == "local"]
+        # THEN every place, rank, size, course and manner is in it
+        assert {drawn.delays[0].where for drawn in local} == set(LOCAL_PLACES)
+        assert {drawn.truth.ranks[0] for drawn in local} == set(range(4))
+        assert {drawn.fraction for drawn in local} == set(FRACTIONS)
+        assert {drawn.name.rsplit("-")[1] for drawn in local} == set(COURSES)
+        assert {drawn.delays[0].busy for drawn in local} == {False, True}
+        assert {drawn.profile for drawn in local} == {"wait", "compute"}
+        assert {drawn.name for drawn in rows if drawn.sort == "outside"} == set(STRENGTHS)
+        assert {drawn.name for drawn in rows if drawn.sort == "hold"} == {
+            "co-critical",
+            "roaming",
+            "in-sync",
+            "missing",
+        }
+        # AND the faults inside the sync that are to be named are recorded with the split, and the others without
+        assert all(drawn.split for drawn in rows if drawn.sort == "split")
+        assert not any(drawn.split for drawn in rows if drawn.name == "in-sync")
+
+    @pytest.mark.parametrize("n_ranks", [2, 3, 4, 5, 8])
+    @pytest.mark.parametrize("seed", range(5))
+    def test_every_row_can_be_run_and_its_truth_is_about_its_faults(self, n_ranks, seed):
+        for drawn in draw(40, n_ranks, seed):
+            # THEN faults are on ranks there are, in steps there are
+            assert all(set(delay.ranks) <= set(range(n_ranks)) for delay in drawn.delays)
+            assert all(0 <= delay.first < delay.last <= drawn.n_steps for delay in drawn.delays)
+            if drawn.truth.label == "suspect":
+                assert any(drawn.fraction_at(step) > 0 for step in range(drawn.n_steps))
+                assert drawn.fraction_at(drawn.truth.onset - 1) == 0
+            # AND a slow host has several ranks, and at most half of all
+            if drawn.sort == "host":
+                slow = {rank for rank, host in enumerate(drawn.hosts) if host == drawn.hosts[drawn.truth.ranks[0]]}
+                assert slow == set(drawn.truth.ranks)
+                assert 2 <= len(slow) <= max(2, n_ranks // 2)
+
+    def test_a_row_survives_being_written_down(self):
+        for drawn in draw(50, 4, 3):
+            assert Row.of(drawn.document()) == drawn
+
+
+class TestDelay:
+    @pytest.mark.parametrize(
+        ("delay", "fractions"),
+        [
+            (Delay("data", (0,), 0.1, 0, 4), [0.1, 0.1, 0.1, 0.1, 0.0]),
+            (Delay("data", (0,), 0.1, 1, 5, every=2), [0.0, 0.1, 0.0, 0.1, 0.0]),
+            (Delay("data", (0,), 0.1, 1, 5, full_at=3), [0.0, 0.0, 0.05, 0.1, 0.15]),
+        ],
+    )
+    def test_its_size_follows_its_course(self, delay, fractions):
+        assert [delay.fraction_at(step) for step in range(5)] == pytest.approx(fractions)
+
+    def test_one_that_roams_is_on_one_rank_at_a_time_and_on_all_of_them_in_time(self):
+        delay = Delay("data", (0, 1, 2), 0.1, 0, 100, roams=True)
+        seen = [delay.ranks_at(step) for step in range(100)]
+        assert all(len(ranks) == 1 for ranks in seen)
+        assert {rank for (rank,) in seen} == {0, 1, 2}
+
+
+class TestRivals:
+    @pytest.mark.parametrize("name", RULES)
+    @pytest.mark.parametrize("stage", ["data", "forward"])
+    def test_a_plain_straggler_is_found_by_every_rule(self, name, stage):
+        # GIVEN a rank that takes 60 ms more of a step of 100 in one stage
+        said = says(RULES[name], [window(60.0, stage)])
+        # THEN each rule has it first, and raises an alarm
+        assert (said.ranked[0].rank, said.ranked[0].stage) == (SLOW, stage)
+        assert said.alarm
+
+    @pytest.mark.parametrize("name", [name for name in RULES if name != "plain frontier"])
+    def test_one_after_the_sync_is_found_by_all_that_do_not_measure_from_the_step_start(self, name):
+        # GIVEN a rank that is slow after the sync, so that the others wait for it in the next step's backward
+        slow = window(60.0, "optimizer")
+        # THEN who compares stages by themselves finds it, and the plain frontier sees two ranks that took as long
+        said = says(RULES[name], [slow])
+        assert (said.ranked[0].rank, said.ranked[0].stage, said.alarm) == (SLOW, "optimizer", True)
+        assert not says(RULES["plain frontier"], [slow]).alarm
+
+    @pytest.mark.parametrize("name", RULES)
+    def test_a_calm_job_raises_no_alarm(self, name):
+        assert not says(RULES[name], [window(), window()]).alarm
+
+    @pytest.mark.parametrize("name", RULES)
+    def test_time_between_steps_is_seen_as_other(self, name):
+        said = says(RULES[name], [window(60.0, "between")])
+        assert (said.ranked[0].rank, said.ranked[0].stage) == (SLOW, "other")
+
+    @pytest.mark.parametrize("name", ["plain frontier", "per-stage maximum", "per-stage average", "own speed 0.75"])
+    def test_with_the_split_a_straggler_inside_backward_is_found(self, name):
+        said = says(RULES[name], [window(60.0, "backward", split=True)])
+        assert (said.ranked[0].rank, said.ranked[0].stage) == (SLOW, "backward")
+
+    @pytest.mark.parametrize("name", RULES)
+    def test_without_the_split_nobody_finds_it(self, name):
+        assert not says(RULES[name], [window(60.0, "backward")]).alarm
+
+    def test_own_speed_remembers_better_days(self):
+        # GIVEN all ranks slower in a stage than they were a window ago
+        before = window()
+        slower = np.array(before.durations_NRS)
+        slower[:, :, 0] *= 2.0
+        # THEN the window alone shows nothing, and the one before it gives them away
+        assert not says(RULES["own speed 0.75"], [Window(SCHEMA, 50, slower)]).alarm
+        healthy = Window(SCHEMA, 0, before.durations_NRS)
+        assert says(RULES["own speed 0.75"], [healthy, Window(SCHEMA, 50, slower)]).alarm
+
+    @pytest.mark.parametrize("name", RULES)
+    def test_a_rank_of_which_nothing_came_is_left_out(self, name):
+        # GIVEN a straggler, and another rank that recorded nothing
+        found = window(60.0, "data")
+        durations_NRS = np.array(found.durations_NRS)
+        durations_NRS[:, 0] = np.nan
+        # THEN the straggler keeps its number
+        assert says(RULES[name], [Window(SCHEMA, 0, durations_NRS)]).ranked[0].rank == SLOW
+
+    @pytest.mark.parametrize("name", RULES)
+    def test_nothing_is_said_of_a_window_without_a_complete_step(self, name):
+        assert says(RULES[name], [Window(SCHEMA, 0, np.full((5, 2, len(SCHEMA.stages)), np.nan))]).ranked == ()
+
+    def test_the_split_moves_no_time(self):
+        split, whole = columns_of(window(30.0, split=True)), columns_of(window(30.0))
+        assert split.step_s == pytest.approx(whole.step_s)
+
+
+class TestScoring:
+    @pytest.mark.parametrize(
+        ("found", "did"),
+        [
+            (suspect(), RIGHT),
+            (suspect(stage=None), PART),
+            (suspect(stage="forward"), WRONG),
+            (suspect(ranks=(1,)), WRONG),
+            (suspect("all", (0, 1, 2, 3)), WRONG),
+        ],
+    )
+    def test_a_single_fault_is_one_rank_and_one_stage(self, found, did):
+        assert suspect_is(found, row()) == did
+
+    @pytest.mark.parametrize("stage", [None, "forward"])
+    def test_a_rank_slowed_from_outside_may_be_named_for_any_stage(self, stage):
+        squeezed = row("outside", Truth("suspect", "rank", (SLOW,), None), pressure=Pressure("squeeze", SLOW, 2, 0))
+        assert suspect_is(suspect(stage=stage), squeezed) == RIGHT
+        assert suspect_is(suspect(ranks=(0,), stage=stage), squeezed) == WRONG
+
+    @pytest.mark.parametrize(
+        ("found", "did"),
+        [
+            (suspect("host", (0, 1)), RIGHT),
+            (suspect("host", (0, 1), None), PART),
+            (suspect("rank", (1,)), PART),
+            (suspect("host", (2, 3)), WRONG),
+        ],
+    )
+    def test_a_slow_host_is_all_its_ranks(self, found, did):
+        slow = row("host", Truth("suspect", "host", (0, 1), "data"), hosts=("a", "a", "b", "b"))
+        assert suspect_is(found, slow) == did
+
+    @pytest.mark.parametrize(
+        ("label", "suspects", "filled", "did"),
+        [
+            ("healthy", (), 0.1, QUIET),
+            ("needs_evidence", (suspect(),), 0.1, HELD),
+            ("suspect", (suspect(),), 0.1, RIGHT),
+            ("suspect", (suspect(),), 0.0, WRONG),  # the fault has not begun
+        ],
+    )
+    def test_a_verdict_is_held_against_its_own_window(self, label, suspects, filled, did):
+        verdict = Verdict(0, 49, label, (), suspects, 0.1, {}, {}, {})
+        assert verdict_did(verdict, row(), filled) == did
+
+    @pytest.mark.parametrize(
+        ("class_", "good"),
+        [
+            ("named", {RIGHT}),
+            ("below", {RIGHT, HELD, QUIET}),
+            ("hold", {HELD}),
+            ("healthy", {QUIET}),
+        ],
+    )
+    def test_a_wrong_name_never_is_what_was_asked(self, class_, good):
+        assert {did for did in (RIGHT, PART, WRONG, HELD, QUIET) if expected(class_, did)} == good
+
+    @pytest.mark.parametrize(
+        ("delay", "first_step"),
+        [
+            (Delay("data", (SLOW,), 0.1, 0, 180), 130),  # there to the end: the last window
+            (Delay("data", (SLOW,), 0.1, 60, 120), 70),  # the last one that lies inside it
+            (Delay("data", (SLOW,), 0.1, 65, 90), 60),  # the last one that holds most of it
+        ],
+    )
+    def test_the_window_that_counts_is_the_last_one_that_is_full_of_the_fault(self, delay, first_step):
+        windows = tuple(Window(SCHEMA, first, np.zeros((50, 4, 6))) for first in range(20, 131, 10))
+        recorded = Recorded(None, row(delays=(delay,)), Outcome(), windows)
+        assert recorded.windows[recorded.judged].first_step == first_step
+
+
+class TestReport:
+    def test_a_row_that_failed_is_reported_and_counts_for_nothing(self):
+        # GIVEN a row whose job did not run
+        failed = Scored(Recorded("row-000", row(), Outcome(failed="rank 1 ended"), ()), {}, None)
+        # THEN it is told, as not what was asked, and no rule has a row
+        assert "FAILED: rank 1 ended" in report.text([failed], {})
+        assert not failed.as_expected
+        assert all(found["rows"] == 0 for found in report.counts([failed]).values())
+
+    def test_each_rule_is_counted_for_itself(self):
+        # GIVEN a healthy row on which one rule named somebody, and the others did not
+        names = ("ours", *RULES)
+        scores = {name: Score(WRONG if name == "own speed 0.75" else QUIET, False, False, ()) for name in names}
+        windows = (Window(SCHEMA, 0, np.ones((50, 4, 6))),)
+        scored = Scored(Recorded("row-000", row("healthy", Truth("healthy")), Outcome(), windows), scores, None)
+        # THEN the false suspect is that one's
+        found = report.counts([scored])["healthy: false suspects"]
+        assert found["rows"] == 1
+        assert {name for name in names if found[name]} == {"own speed 0.75"}
