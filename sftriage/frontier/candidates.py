@@ -18,7 +18,7 @@ from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Scope, StageSchema, Suspect
 
-STAGE_TELLS_FRACTION = 0.7
+STAGE_TELLS_FRACTION = 0.6
 """A stage with this much of its whole scope's excess is the better name for it: a smaller place to look."""
 
 MAX_LOOKED_AT = 16

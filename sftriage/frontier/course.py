@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.settings import Settings
@@ -16,6 +17,9 @@ REGULAR_FRACTION = 0.6
 
 MIN_TIMES = 4
 """A fault comes back when it has been there four times: three gaps that agree are no chance."""
+
+MAX_PERIODS = 16
+"""Periods that are tried, the commonest distances first."""
 
 FILLED_FRACTION = 0.7
 """A run of steps is the fault's where it is there in so many of them: noise hides some."""
@@ -91,7 +95,7 @@ def _recurring(clear_N: BoolArray, first_step: int, earlier: Sequence[int]) -> C
     # Steps in a row are one time.
     times = steps[np.concatenate([[True], np.diff(steps) > 1])]
     best, found = 0.0, None
-    for period in range(2, int(times[-1] - times[0]) // (MIN_TIMES - 1) + 1):
+    for period in _periods(times):
         phase = int(np.bincount(times % period, minlength=period).argmax())
         regular = times[times % period == phase]
         purity = len(regular) / len(times)
@@ -102,3 +106,11 @@ def _recurring(clear_N: BoolArray, first_step: int, earlier: Sequence[int]) -> C
         if enough and as_expected and purity * filled > best:
             best, found = purity * filled, Course("recurring", here_N, int(regular[0]), period)
     return found
+
+
+def _periods(times: NDArray[np.int64]) -> list[int]:
+    """What the period may be: distances from one time to the next, or past one hiccup, that were met more than once."""
+    distances = np.concatenate([np.diff(times), times[2:] - times[:-2]])
+    periods, counts = np.unique(distances, return_counts=True)
+    commonest = np.argsort(-counts, kind="stable")[:MAX_PERIODS]
+    return [int(period) for period, count in zip(periods[commonest], counts[commonest], strict=True) if count > 1]

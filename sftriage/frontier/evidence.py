@@ -25,6 +25,10 @@ RANK_TELLS_FRACTION = 0.7
 """A rank with this much of its host's gain is the better name for it."""
 
 
+MAX_EARLIER = 64
+"""Earlier times of a rank that are looked at, the newest of them."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
@@ -174,7 +178,7 @@ def _earlier(past: Past, first_step: int) -> dict[int, list[int]]:
     for step, rank in past.events:
         if step < first_step:
             earlier.setdefault(rank, []).append(step)
-    return earlier
+    return {rank: steps[-MAX_EARLIER:] for rank, steps in earlier.items()}
 
 
 def _ranked(candidates: list[Candidate], min_total_s: float) -> tuple[Candidate, ...]:

@@ -144,8 +144,9 @@ STEADY = """
     from sftriage import Monitor
     monitor = Monitor(rings=sys.argv[1])
     def steps(count):
-        for _ in range(count):
-            with monitor.step():
+        for number in range(count):
+            with monitor.step(kind=("", "train")[number % 2], work=number) if number % 3 else monitor.step():
+                monitor.note(work=number + 1)
                 for name in ("data", "forward", "backward", "optimizer"):
                     with monitor.stage(name):
                         sum(range(50))

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.frontier import Settings, classify, judge
@@ -93,6 +93,7 @@ def test_what_comes_back_at_longer_intervals_is_found_over_windows():
     clear=st.integers(0, 2**80),
     earlier=st.lists(st.integers(0, 999), max_size=20, unique=True),
 )
+@settings(deadline=None)
 def test_any_course_is_coherent(present, clear, earlier):
     # GIVEN any steps with a suspect in them
     present_N = np.array(present)
