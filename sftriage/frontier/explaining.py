@@ -81,6 +81,8 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         return (f"held, if this fell below its threshold: {close.what}",) if close is not None else ()
     if "low_coverage" in verdict.reasons:
         return ("looked into, once enough of the steps are complete",)
+    if "self_inflicted" in verdict.reasons:
+        return ("looked into, without a capture in it",)
     missed = [check.what for check in of_first if not check.met]
     if verdict.label == "healthy":
         found = [f"no longer healthy, if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]

@@ -87,7 +87,8 @@ def _roles_differ(window: Window, valid_N: BoolArray, evidence: Evidence, settin
 def _since(first: Candidate, past: Past, window: Window) -> Suspect:
     """The suspect, which began when the windows before have seen it begin."""
     suspect, named = first.suspect, past.named
-    there_already = suspect.onset_step == window.first_step
+    # (a change within a window's first steps is not told from none)
+    there_already = suspect.onset_step is not None and suspect.onset_step <= window.first_step + 2
     if named is None or not there_already or (named.scope, named.ranks) != (suspect.scope, suspect.ranks):
         return suspect
     return replace(suspect, onset_step=named.onset_step)
