@@ -279,6 +279,10 @@ def test_what_nothing_else_shows_an_audit_finds(watch, clock):
         found += train(watched, clock, model)
     # THEN its gradients are seen from the audit on
     assert (found[0], found[-1]) == (42, 52)
+    # AND no hook was put on twice: closing leaves none
+    assert {len(parameter._post_accumulate_grad_hooks or ()) for parameter in model.parameters()} == {0, 1}
+    watched.monitor.close()
+    assert hooked(model) == 0
 
 
 def test_shared_weights_and_a_parameter_used_twice_are_ready_after_their_last_use(watch, clock):
@@ -301,6 +305,7 @@ def test_a_step_left_half_way_teaches_nothing(watch, clock):
         with watched.monitor.step(), watched.monitor.stage("backward"):
             value = model.layers[0](torch.ones(2, 3))
             value.register_hook(fails)
+            clock.passes(1)
             model.layers[2](model.layers[1](value)).sum().backward()
 
     for _ in range(LESSON_STEPS):
