@@ -280,7 +280,7 @@ def test_what_nothing_else_shows_an_audit_finds(watch, clock):
     # THEN its gradients are seen from the audit on
     assert (found[0], found[-1]) == (42, 52)
     # AND no hook was put on twice: closing leaves none
-    assert {len(parameter._post_accumulate_grad_hooks or ()) for parameter in model.parameters()} == {0, 1}
+    assert max(len(parameter._post_accumulate_grad_hooks or ()) for parameter in model.parameters()) == 1
     watched.monitor.close()
     assert hooked(model) == 0
 
