@@ -5,14 +5,15 @@ Only who arrives last can have a gain: so the ranks and hosts that led are looke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.baseline import Profile, Typical
-from sftriage.frontier.course import Course, course_of
+from sftriage.frontier.course import Course, course_of, recurring
+from sftriage.frontier.recurrence import Recurrence
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
@@ -29,11 +30,12 @@ MAX_LOOKED_AT = 16
 class Candidate:
     """A suspect, and when it was there.
 
-    ``total_s`` is what mending it would have saved over the window, ``led_steps`` in how many steps it would, and
-    ``steady_s`` how much it is over its peers in the median step.
+    ``gain_N`` is what mending it would have saved, step by step, and ``total_s`` over the window; ``led_steps`` in how
+    many steps it would, and ``steady_s`` how much it is over its peers in the median step.
     """
 
     suspect: Suspect
+    gain_N: FloatArray
     total_s: float
     led_steps: int
     steady_s: float
@@ -54,6 +56,11 @@ class Unit:
     gain_NS: FloatArray
     over_NS: FloatArray
 
+    @property
+    def late_NS(self) -> FloatArray:
+        """The same with a last column for all local stages together, as `gain_NS` has it."""
+        return np.column_stack([self.over_NS, self.over_NS.sum(axis=1)])
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
@@ -66,7 +73,7 @@ class Scene:
         first_step: the job's number of the window's first step.
         present_s: a suspect is present in a step where its gain is at least this many seconds.
         clear_s: and stands out of jitter from this many on.
-        earlier: for each rank, steps before the window in which it stood out.
+        recurring: for the ranks of a unit, what comes back there.
         settings: the thresholds.
     """
 
@@ -76,7 +83,7 @@ class Scene:
     first_step: int
     present_s: float
     clear_s: float
-    earlier: dict[int, list[int]]
+    recurring: Mapping[tuple[int, ...], Recurrence]
     settings: Settings
 
 
@@ -125,26 +132,39 @@ def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
     found = []
     n_stages = len(scene.schema.stages)
     late_N = _late_steps(unit, scene)
+    back = scene.recurring.get(unit.ranks)
+    again = None if back is None else recurring(back, scene.first_step, scene.used_N)
     tells = stage_tells(_over(unit, late_N, scene))
     for s in range(n_stages + 1):
         gain_N = unit.gain_NS[:, s] * scene.used_N
         led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
-        if not led_N.any() or (s == n_stages and tells):
+        if not led_N.any():
             continue
+        stage = scene.schema.stages[s] if s < n_stages else None
         present_N = led_N | late_N
-        clear_N = led_N & (gain_N >= scene.clear_s)
-        earlier = scene.earlier.get(unit.ranks[0], []) if unit.scope == "rank" else []
         course = course_of(
             present_N[scene.used_N],
-            clear_N[scene.used_N],
             scene.first_step,
-            earlier,
             scene.settings,
             scene.settings.min_persistence_fraction * keep,
         )
-        stage = scene.schema.stages[s] if s < n_stages else None
-        found.append(_candidate(unit, stage, gain_N, (led_N, present_N), course, scene))
+        if course is not None:
+            filled_N = scene.used_N.copy()
+            filled_N[scene.used_N] = course.filled_N
+            course = replace(course, filled_N=filled_N)
+        if s < n_stages or not tells:
+            found.append(_candidate(unit, stage, gain_N, (led_N, present_N), course, scene))
+        # (who is late by little in all steps may be so by more in some)
+        if back is not None and again is not None and s == _column(unit, back, again, scene):
+            found.append(_candidate(unit, stage, gain_N, (led_N, again.filled_N), again, scene))
     return found
+
+
+def _column(unit: Unit, back: Recurrence, again: Course, scene: Scene) -> int:
+    """Which stage of a unit comes back, or all: the one in which that is clearest, or that has nearly all of it."""
+    over_S = _over(unit, again.filled_N, scene, clear=False)
+    everything = len(over_S)
+    return int(over_S.argmax()) if back.column == everything and stage_tells(over_S) else back.column
 
 
 def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
@@ -159,9 +179,10 @@ def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
     return np.asarray(scene.used_N & (over_N >= typical_s / 2))
 
 
-def _over(unit: Unit, late_N: BoolArray, scene: Scene) -> FloatArray:
+def _over(unit: Unit, there_N: BoolArray, scene: Scene, *, clear: bool = True) -> FloatArray:
     """Where a unit is over its peers (S): in the mean step, or, where it is so in few, in these over the others."""
-    there_N = late_N | (scene.used_N & (unit.gain_NS[:, -1] >= scene.clear_s))
+    if clear:
+        there_N = there_N | (scene.used_N & (unit.gain_NS[:, -1] >= scene.clear_s))
     elsewhere_N = scene.used_N & ~there_N
     if not there_N.any() or 2 * there_N.sum() >= scene.used_N.sum():
         return np.asarray(unit.over_NS[scene.used_N].mean(axis=0))
@@ -177,9 +198,7 @@ def _candidate(
     scene: Scene,
 ) -> Candidate:
     led_N, present_N = led_and_present_N
-    filled_N = scene.used_N.copy()
-    if course is not None:
-        filled_N[scene.used_N] = course.filled_N
+    filled_N = scene.used_N if course is None or not course.filled_N.any() else course.filled_N
     gain_s, exposed_s = float(gain_N[filled_N].mean()), float(scene.exposed_N[filled_N].mean())
     suspect = Suspect(
         scope=unit.scope,
@@ -198,7 +217,7 @@ def _candidate(
     over_N = unit.over_NS[filled_N].sum(axis=1)
     if stage is not None:
         over_N = unit.over_NS[filled_N, scene.schema.stages.index(stage)]
-    return Candidate(suspect, float(gain_N.sum()), int(led_N.sum()), float(np.median(over_N)), course)
+    return Candidate(suspect, gain_N, float(gain_N.sum()), int(led_N.sum()), float(np.median(over_N)), course)
 
 
 def stage_tells(over_S: FloatArray) -> bool:
@@ -265,7 +284,8 @@ def _group(
             onset_step=scene.first_step + (int(slow_N.argmax()) if slow_N.any() else 0),
         )
         course = Course("chronic", slow_N, scene.first_step)
-        found.append(Candidate(suspect, gain_s * len(slow_N), int(slow_N.sum()), gain_s, course))
+        gain_N = np.full(len(scene.used_N), gain_s)
+        found.append(Candidate(suspect, gain_N, gain_s * len(slow_N), int(slow_N.sum()), gain_s, course))
 
     for s in np.flatnonzero(rise_S):
         half_s = (np.median(level_NS[:, s]) + normal_S[s]) / 2

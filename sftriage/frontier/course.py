@@ -1,25 +1,15 @@
-"""When a suspect was there: in which steps of a window, since when, and whether it comes back."""
+"""When a suspect was there: in which steps of a window, and since when."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray
+from sftriage.frontier.recurrence import Recurrence
 from sftriage.frontier.settings import Settings
 from sftriage.records import Pattern
-
-REGULAR_FRACTION = 0.6
-"""Of the times a rank held the others up, so many must be at one period; the others are hiccups."""
-
-MIN_TIMES = 4
-"""A fault comes back when it has been there four times: three gaps that agree are no chance."""
-
-MAX_PERIODS = 16
-"""Periods that are tried, the commonest distances first."""
 
 FILLED_FRACTION = 0.7
 """A run of steps is the fault's where it is there in so many of them: noise hides some."""
@@ -38,21 +28,12 @@ class Course:
     period: int | None = None
 
 
-def course_of(
-    present_N: BoolArray,
-    clear_N: BoolArray,
-    first_step: int,
-    earlier: Sequence[int],
-    settings: Settings,
-    min_persistence: float,
-) -> Course | None:
-    """The course of one suspect over a window, or None where it makes no pattern.
+def course_of(present_N: BoolArray, first_step: int, settings: Settings, min_persistence: float) -> Course | None:
+    """The course of one suspect over a window, or None where it fills neither most of it nor a run of its steps.
 
     Args:
         present_N: steps in which the suspect's gain was there.
-        clear_N: of these, the steps in which it stands out of jitter.
         first_step: the job's number of the window's first step.
-        earlier: steps before the window in which it stood out.
         settings: the thresholds.
         min_persistence: fraction of the window's steps that make it there throughout.
     """
@@ -65,7 +46,7 @@ def course_of(
     if run is not None and present_N[run[0] : run[1]].sum() >= FILLED_FRACTION * present_N.sum():
         filled_N = (np.arange(n_steps) >= run[0]) & (np.arange(n_steps) < (n_steps if to_the_end else run[1]))
         return Course("chronic" if to_the_end else "one-off", filled_N, first_step + run[0])
-    return _recurring(clear_N, first_step, earlier)
+    return None
 
 
 def _run(present_N: BoolArray, min_steps: int) -> tuple[int, int] | None:
@@ -83,34 +64,7 @@ def _run(present_N: BoolArray, min_steps: int) -> tuple[int, int] | None:
     return start, end
 
 
-def _recurring(clear_N: BoolArray, first_step: int, earlier: Sequence[int]) -> Course | None:
-    """A suspect that comes back at regular distance, with other times between that are hiccups.
-
-    Of all periods, the one whose steps it fills best and which has most of its times. What comes back in no order is
-    not told from hiccups of the machine, and is no pattern.
-    """
-    if not clear_N.any():
-        return None
-    steps = np.unique(np.concatenate([np.asarray(earlier, dtype=np.int64), first_step + np.flatnonzero(clear_N)]))
-    # Steps in a row are one time.
-    times = steps[np.concatenate([[True], np.diff(steps) > 1])]
-    best, found = 0.0, None
-    for period in _periods(times):
-        phase = int(np.bincount(times % period, minlength=period).argmax())
-        regular = times[times % period == phase]
-        purity = len(regular) / len(times)
-        filled = len(regular) / ((regular[-1] - regular[0]) // period + 1)
-        here_N = clear_N & ((first_step + np.arange(len(clear_N))) % period == phase)
-        as_expected = here_N.sum() >= FILLED_FRACTION * (len(clear_N) // period) and here_N.any()
-        enough = len(regular) >= MIN_TIMES and purity >= REGULAR_FRACTION and filled >= FILLED_FRACTION
-        if enough and as_expected and purity * filled > best:
-            best, found = purity * filled, Course("recurring", here_N, int(regular[0]), period)
-    return found
-
-
-def _periods(times: NDArray[np.int64]) -> list[int]:
-    """What the period may be: distances from one time to the next, or past one hiccup, that were met more than once."""
-    distances = np.concatenate([np.diff(times), times[2:] - times[:-2]])
-    periods, counts = np.unique(distances, return_counts=True)
-    commonest = np.argsort(-counts, kind="stable")[:MAX_PERIODS]
-    return [int(period) for period, count in zip(periods[commonest], counts[commonest], strict=True) if count > 1]
+def recurring(recurrence: Recurrence, first_step: int, used_N: BoolArray) -> Course:
+    """The course of what comes back, over those steps of a window that count."""
+    at_phase_N = (first_step + np.arange(len(used_N))) % recurrence.period == recurrence.phase
+    return Course("recurring", used_N & at_phase_N, recurrence.onset, recurrence.period)

@@ -10,12 +10,13 @@ import numpy as np
 from sftriage.frontier.accounting import Accounting, Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.baseline import Baseline, Profile, Regime, Typical, profile, regimes_of
-from sftriage.frontier.candidates import Candidate, Scene, group_candidates, rank_units, suspects_of
+from sftriage.frontier.candidates import Candidate, Scene, Unit, group_candidates, rank_units, suspects_of
 from sftriage.frontier.excess import Excess, excess_of, normal_lateness_s
 from sftriage.frontier.hosts import host_units
-from sftriage.frontier.roles import Roles, roles_of
+from sftriage.frontier.recurrence import History, recurrences
+from sftriage.frontier.roles import roles_of
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.whatif import SegmentReplay, replay
+from sftriage.frontier.whatif import replay
 from sftriage.records import Suspect, Window
 
 LISTED_FRACTION = 0.01
@@ -25,25 +26,19 @@ RANK_TELLS_FRACTION = 0.7
 """A rank with this much of its host's gain is the better name for it."""
 
 
-MAX_EARLIER = 64
-"""Earlier times of a rank that are looked at, the newest of them."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
     Attributes:
         baseline: the job's healthy steps.
-        events: (step, rank) of late arrivals that stood out, oldest first, for what comes back at long intervals.
+        history: how late ranks and hosts were in the last steps, for what comes back.
         named: the suspect of the window before.
-        last_step: the last step that has been looked at, or -1.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
-    events: tuple[tuple[int, int], ...] = ()
+    history: History = field(default_factory=History)
     named: Suspect | None = None
-    last_step: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +48,7 @@ class Evidence:
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
     step by step, as a mean. ``clear_gain_R`` is that by rank, summed over the steps in which it stands out of jitter,
-    and ``clear_steps_R`` how many those are; ``events`` are these steps.
+    and ``clear_steps_R`` how many those are; ``history`` is that of the past with this window.
     """
 
     exposed_s: float
@@ -68,7 +63,7 @@ class Evidence:
     best_gains_s: float
     clear_gain_R: FloatArray
     clear_steps_R: FloatArray
-    events: tuple[tuple[int, int], ...]
+    history: History
 
 
 def used_steps(window: Window, valid_N: BoolArray) -> BoolArray:
@@ -105,6 +100,9 @@ def weigh(
     exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
     present_s = settings.present_fraction * settings.min_gain_fraction * exposed_s
     clear_s = max(present_s, settings.clear_sigmas * whole.jitter_s)
+    units = rank_units(replays, roles, n_steps) + host_units(replays, window.hosts, roles, n_steps)
+    late_s = {unit.ranks: np.where(used_N[:, None], unit.late_NS, np.nan) for unit in units}
+    history = past.history.with_window(window.first_step, n_steps, late_s)
     scene = Scene(
         schema=window.schema,
         used_N=used_N,
@@ -112,10 +110,10 @@ def weigh(
         first_step=window.first_step,
         present_s=present_s,
         clear_s=clear_s,
-        earlier=_earlier(past, window.first_step),
+        recurring=recurrences(history, list(late_s), n_steps, present_s),
         settings=settings,
     )
-    candidates = _single(replays, window, roles, scene, past)
+    candidates = _single(units, scene, past)
     if normal is not None:
         group = group_candidates(like, normal, roles, scene, exposed_s)
         # What all ranks share is drift below its threshold, and no rival to a rank.
@@ -128,8 +126,6 @@ def weigh(
         np.bincount(leader_NG.ravel(), weights.ravel(), minlength=n_ranks).astype(np.float64)
         for weights in (gain_NG * clear_NG, clear_NG)
     ]
-    step_NG = np.broadcast_to(window.first_step + np.flatnonzero(used_N), leader_NG.shape)
-    clear = {(int(step), int(rank)) for step, rank in zip(step_NG[clear_NG], leader_NG[clear_NG], strict=True)}
     return Evidence(
         exposed_s=exposed_s,
         used_N=used_N,
@@ -143,22 +139,23 @@ def weigh(
         best_gains_s=float(gain_NG.sum()) / float(used_N.sum()),
         clear_gain_R=counts[0],
         clear_steps_R=counts[1],
-        events=tuple(sorted(clear)),
+        history=history,
     )
 
 
-def _single(replays: list[SegmentReplay], window: Window, roles: Roles, scene: Scene, past: Past) -> list[Candidate]:
+def _single(units: list[Unit], scene: Scene, past: Past) -> list[Candidate]:
     """Ranks and hosts: the host where its ranks are slow alike, and otherwise the ranks."""
-    n_steps = len(window.durations_NRS)
-    found = []
-    for unit in rank_units(replays, roles, n_steps):
-        found += suspects_of(unit, scene, _keep(past, ("rank",), unit.ranks, scene.settings))
-    for unit in host_units(replays, window.hosts, roles, n_steps):
-        here = suspects_of(unit, scene, _keep(past, ("host",), unit.ranks, scene.settings))
-        mine = [one for one in found if one.suspect.rank in unit.ranks]
-        best_s = max((one.total_s for one in here), default=0.0)
-        if max((one.total_s for one in mine), default=0.0) < RANK_TELLS_FRACTION * best_s:
-            found = [one for one in found if one.suspect.rank not in unit.ranks] + here
+    found: list[Candidate] = []
+    # ranks come first
+    for unit in units:
+        here = suspects_of(unit, scene, _keep(past, (unit.scope,), unit.ranks, scene.settings))
+        if unit.scope == "host":
+            mine = [one for one in found if one.suspect.rank in unit.ranks]
+            best_s = max((one.total_s for one in here), default=0.0)
+            if max((one.total_s for one in mine), default=0.0) >= RANK_TELLS_FRACTION * best_s:
+                continue
+            found = [one for one in found if one.suspect.rank not in unit.ranks]
+        found += here
     return found
 
 
@@ -173,15 +170,10 @@ def _keep(past: Past, scopes: tuple[str, ...], ranks: tuple[int, ...] | None, se
     return settings.keep_fraction if same else 1.0
 
 
-def _earlier(past: Past, first_step: int) -> dict[int, list[int]]:
-    earlier: dict[int, list[int]] = {}
-    for step, rank in past.events:
-        if step < first_step:
-            earlier.setdefault(rank, []).append(step)
-    return {rank: steps[-MAX_EARLIER:] for rank, steps in earlier.items()}
-
-
 def _ranked(candidates: list[Candidate], min_total_s: float) -> tuple[Candidate, ...]:
-    """What would have saved most first, without those that would hardly; of equals a whole scope before its stages."""
-    kept = [candidate for candidate in candidates if candidate.total_s >= min_total_s]
+    """What would have saved most first, without those that would hardly; of equals a whole scope before its stages.
+
+    What comes back in few steps saves little over all of them.
+    """
+    kept = [one for one in candidates if one.total_s >= min_total_s or one.suspect.pattern == "recurring"]
     return tuple(sorted(kept, key=lambda one: (-one.total_s, one.suspect.stage is not None)))

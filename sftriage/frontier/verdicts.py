@@ -53,11 +53,14 @@ def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evi
     if accounting.exposed_s == 0.0:
         return _verdict(window, accounting, "healthy", (), (), numbers), None
     evidence = weigh(window, walks, accounting, valid_N, past, settings)
+    first = _unambiguous(evidence, past, settings)
+    if first is not None:
+        others = tuple(one for one in evidence.candidates if one is not first)
+        evidence = replace(evidence, candidates=(first, *others))
     numbers |= _numbers(evidence, past, settings)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
     if _roles_differ(window, valid_N, evidence, settings):
         return _verdict(window, accounting, "needs_evidence", ("mixed_roles",), suspects, numbers), evidence
-    first = _unambiguous(evidence, past, settings)
     if first is not None:
         named = (_since(first, past, window), *suspects[1:])
         return _verdict(window, accounting, "suspect", (), named, numbers), evidence
@@ -95,14 +98,55 @@ def _since(first: Candidate, past: Past, window: Window) -> Suspect:
 
 
 def _unambiguous(evidence: Evidence, past: Past, settings: Settings) -> Candidate | None:
-    """The first candidate, if it explains the excess and is clearly ahead of everybody else."""
-    if not evidence.candidates:
-        return None
-    first = evidence.candidates[0]
-    keep = keep_fraction(past, first.suspect, settings)
-    if not _qualifies(first, evidence, settings, keep) or not _leads(evidence, settings, keep):
-        return None
-    return first
+    """The candidate that explains the excess and is clearly ahead of everybody else; None where none is or does.
+
+    What comes back fills too few steps to be ahead in all of them, and is judged in its own.
+    """
+    back = (one for one in evidence.candidates if one.suspect.pattern == "recurring")
+    again = next((one for one in back if _comes_back(one, evidence, past, settings)), None)
+    for first in evidence.candidates[:1]:
+        keep = keep_fraction(past, first.suspect, settings)
+        if _qualifies(first, evidence, settings, keep) and _leads(evidence, settings, keep):
+            same = again is not None and again.suspect.ranks == first.suspect.ranks
+            return again if same and _has_nearly_all(again, first) else first
+    return again
+
+
+def _has_nearly_all(again: Candidate | None, first: Candidate) -> bool:
+    """Whether who seems to be there throughout is so in the steps in which it comes back, and hardly in others."""
+    if again is None or again.course is None or first.total_s <= 0.0:
+        return False
+    return float(first.gain_N[again.course.filled_N].sum()) >= NEARLY_ALL * first.total_s
+
+
+def _comes_back(candidate: Candidate, evidence: Evidence, past: Past, settings: Settings) -> bool:
+    """Whether what comes back explains what is in its steps, and is clearly ahead there."""
+    keep = keep_fraction(past, candidate.suspect, settings)
+    return _qualifies(candidate, evidence, settings, keep) and _leads_in_its_steps(candidate, evidence, settings)
+
+
+def _leads_in_its_steps(candidate: Candidate, evidence: Evidence, settings: Settings) -> bool:
+    """Whether what comes back is clearly ahead of everybody in the steps in which it does, and of what else comes back.
+
+    What others gain there as anywhere is jitter. Ranks that take turns by the clock each come back at a period.
+    """
+    rivals = [one for one in evidence.candidates if not set(one.suspect.ranks) & set(candidate.suspect.ranks)]
+    own_s, _ = _gain_in_steps_of(candidate, candidate, evidence)
+    here = [_gain_in_steps_of(candidate, rival, evidence) for rival in rivals]
+    peculiar_s = [all_s - elsewhere_s for all_s, elsewhere_s in here]
+    again_s = [_gain_in_steps_of(one, one, evidence)[0] for one in rivals if one.suspect.pattern == "recurring"]
+    most_s = (1.0 - settings.min_sparse_lead_fraction) * own_s
+    return max((*peculiar_s, *again_s), default=0.0) <= most_s and all(all_s < own_s for all_s, _ in here)
+
+
+def _gain_in_steps_of(filling: Candidate, one: Candidate, evidence: Evidence) -> tuple[float, float]:
+    """What mending ``one`` would have saved in the steps that ``filling`` fills, and would in as many of the others."""
+    if filling.course is None:
+        return 0.0, 0.0
+    filled_N = filling.course.filled_N
+    others_N = evidence.used_N & ~filled_N
+    elsewhere_s = float(one.gain_N[others_N].mean()) if others_N.any() else 0.0
+    return float(one.gain_N[filled_N].sum()), elsewhere_s * float(filled_N.sum())
 
 
 def _leads(evidence: Evidence, settings: Settings, keep: float) -> bool:
@@ -164,7 +208,7 @@ def _share(candidate: Candidate, evidence: Evidence, settings: Settings) -> floa
     """
     suspect = candidate.suspect
     peers = len(evidence.clear_gain_R) - len(suspect.ranks)
-    if suspect.pattern != "chronic" or suspect.stage is None or suspect.scope not in ("rank", "host") or peers < 3:
+    if suspect.pattern == "one-off" or suspect.stage is None or suspect.scope not in ("rank", "host") or peers < 3:
         return suspect.share
     if suspect.share < settings.min_seen_fraction * settings.min_gain_fraction:
         return suspect.share
@@ -181,7 +225,7 @@ def _weighty_s(candidate: Candidate, evidence: Evidence, settings: Settings) -> 
     excess = evidence.excess
     late_s = excess.late_s
     if candidate.course is not None and candidate.suspect.scope in ("rank", "host"):
-        filled_s = evidence.seen.lateness_N[candidate.course.filled_N].mean()
+        filled_s = evidence.seen.lateness_N[candidate.course.filled_N[evidence.used_N]].mean()
         late_s = max(0.0, float(filled_s) - evidence.normal_late_s)
     shared_s = excess.group_s + excess.sync_s
     return late_s + (shared_s if shared_s >= settings.min_group_fraction * evidence.exposed_s else 0.0)
