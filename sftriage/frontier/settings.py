@@ -13,8 +13,10 @@ class Settings:
         min_gain_fraction: excess or gain below this is not worth a capture (5 %: above the jitter of a calm job, below
             what anybody would shrug off over weeks of training).
         min_seen_fraction: of ``min_gain_fraction``, the gain that is enough for who is steadily later than its peers by
-            the whole of it (0.5: the peers' own jitter hides part of what mending it would save, and their lateness
+            the whole of it (0.35: the peers' own jitter hides part of what mending it would save, and their lateness
             hides it in some steps altogether).
+        known_fraction: how exactly a gain is known (0.9: of one that is just at its threshold, half of the windows would
+            measure less).
         min_group_fraction: ``min_gain_fraction`` for what all ranks share, measured against the job's past instead of
             against peers in the same step (15 %: a machine's clock, neighbours and caches drift by several percent in
             minutes).
@@ -45,7 +47,8 @@ class Settings:
     """
 
     min_gain_fraction: float = 0.05
-    min_seen_fraction: float = 0.5
+    min_seen_fraction: float = 0.35
+    known_fraction: float = 0.9
     min_group_fraction: float = 0.15
     min_roaming_fraction: float = 0.10
     max_jitter_fraction: float = 0.15

@@ -200,21 +200,21 @@ def _qualifies(candidate: Candidate, evidence: Evidence, settings: Settings, kee
 
 
 def _share(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
-    """What a candidate is worth, as a fraction of the step: its gain, or more where it is steadily over its peers.
+    """What a candidate is worth, as a fraction of the step as it would be without.
 
-    A delay that is always there is there in full, however much of it the jitter of others hides; it is a fraction of
-    the step as it would be without. A rank that is a little slow in all it does is what sharing a core looks like, and
-    one peer is no measure of what is steady.
+    That is its gain, or more where it is steadily over its peers: a delay that is always there is there in full,
+    however much of it the jitter of others hides. A rank that is a little slow in all it does is what sharing a core
+    looks like, and one peer is no measure of what is steady.
     """
     suspect = candidate.suspect
+    if suspect.scope not in ("rank", "host") or suspect.share >= 0.5:
+        return suspect.share
+    share = suspect.share / (1.0 - suspect.share)
     peers = len(evidence.clear_gain_R) - len(suspect.ranks)
-    if suspect.pattern == "one-off" or suspect.stage is None or suspect.scope not in ("rank", "host") or peers < 3:
-        return suspect.share
-    if suspect.share < settings.min_seen_fraction * settings.min_gain_fraction:
-        return suspect.share
-    without_s = max(evidence.exposed_s - suspect.gain_s, suspect.gain_s)
-    # The median is known to about a tenth.
-    return max(suspect.share, candidate.steady_s / (0.9 * without_s) if without_s > 0.0 else 0.0)
+    enough = share >= settings.min_seen_fraction * settings.min_gain_fraction
+    if suspect.pattern != "one-off" and suspect.stage is not None and peers >= 3 and enough:
+        share = max(share, candidate.steady_s / max(evidence.exposed_s - suspect.gain_s, suspect.gain_s))
+    return share / settings.known_fraction
 
 
 def _weighty_s(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
