@@ -9,8 +9,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.commands.words import milliseconds, size, where, who
-from sftriage.records import Verdict
+from sftriage.commands.words import every, milliseconds, size, where, who
+from sftriage.records import Suspect, Verdict
 from sftriage.traces import CaptureRow
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
@@ -42,8 +42,8 @@ def _leader(verdict: Verdict, stage: str) -> str:
 def windows_table(verdicts: Iterable[Verdict]) -> Table:
     """A line a window."""
     table = Table(title="Windows", title_justify="left")
-    for column in ("steps", "verdict", "exposed", "first suspect", "gain", "in steps"):
-        table.add_column(column, justify="right" if column in ("exposed", "gain", "in steps") else "left")
+    for column in ("steps", "verdict", "exposed", "first suspect", "gain", "how often"):
+        table.add_column(column, justify="right" if column in ("exposed", "gain", "how often") else "left")
     for verdict in verdicts:
         suspect = verdict.suspects[0] if verdict.suspects else None
         label = verdict.label if not verdict.reasons else f"{verdict.label}: {', '.join(verdict.reasons)}"
@@ -53,9 +53,13 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
             milliseconds(verdict.exposed_s),
             escape(f"{who(suspect)}, {where(suspect)}") if suspect else "",
             f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})" if suspect else "",
-            f"{suspect.persistence:.0%}" if suspect else "",
+            _how_often(suspect) if suspect else "",
         )
     return table
+
+
+def _how_often(suspect: Suspect) -> str:
+    return every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
 
 
 def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:

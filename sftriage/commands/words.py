@@ -43,11 +43,15 @@ def when(suspect: Suspect) -> str:
     """Since when a suspect has been there, and whether it comes back."""
     since = "" if suspect.onset_step is None else f" since step {suspect.onset_step}"
     if suspect.pattern == "recurring":
-        every = f"every {suspect.period_steps} steps" if suspect.period_steps else "again and again"
-        return f"recurring {every}{since}"
+        return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'again and again'}{since}"
     if suspect.pattern == "one-off":
         return f"one-off{since.replace('since', 'from')}, and has passed"
     return f"chronic{since}"
+
+
+def every(period_steps: int) -> str:
+    """How often something comes back."""
+    return "every second step" if period_steps == 2 else f"every {period_steps} steps"
 
 
 def where(suspect: Suspect) -> str:
@@ -62,6 +66,12 @@ def verdict_sentence(verdict: Verdict) -> str:
         return f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.exposed_s)} a step)."
     if verdict.label == "suspect":
         suspect = verdict.suspects[0]
+        if suspect.pattern == "recurring" and suspect.period_steps:
+            return (
+                f"{who(suspect).capitalize()} is slow in {where(suspect)} {every(suspect.period_steps)} since "
+                f"step {suspect.onset_step}: it costs the job {milliseconds(suspect.gain_s)} ({suspect.share:.0%}) "
+                f"of such a step; {steps}."
+            )
         return (
             f"{who(suspect).capitalize()} is slow in {where(suspect)}: it costs the job {milliseconds(suspect.gain_s)} "
             f"of each {milliseconds(verdict.exposed_s)} step ({suspect.share:.0%}), "

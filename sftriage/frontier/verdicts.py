@@ -128,15 +128,27 @@ def _comes_back(candidate: Candidate, evidence: Evidence, past: Past, settings: 
 def _leads_in_its_steps(candidate: Candidate, evidence: Evidence, settings: Settings) -> bool:
     """Whether what comes back is clearly ahead of everybody in the steps in which it does, and of what else comes back.
 
-    What others gain there as anywhere is jitter. Ranks that take turns by the clock each come back at a period.
+    Ranks that take turns by the clock each come back at a period.
     """
-    rivals = [one for one in evidence.candidates if not set(one.suspect.ranks) & set(candidate.suspect.ranks)]
+    rivals = [_gain_in_steps_of(candidate, one, evidence)[0] for one in _rivals(candidate, evidence)]
     own_s, _ = _gain_in_steps_of(candidate, candidate, evidence)
+    ahead = all(rival_s < own_s for rival_s in rivals)
+    return ahead and _lead_in_its_steps(candidate, evidence) >= settings.min_sparse_lead_fraction
+
+
+def _lead_in_its_steps(candidate: Candidate, evidence: Evidence) -> float:
+    """How far it is ahead, as a fraction of its gain. What others gain in its steps as anywhere is jitter."""
+    own_s, _ = _gain_in_steps_of(candidate, candidate, evidence)
+    rivals = _rivals(candidate, evidence)
     here = [_gain_in_steps_of(candidate, rival, evidence) for rival in rivals]
-    peculiar_s = [all_s - elsewhere_s for all_s, elsewhere_s in here]
     again_s = [_gain_in_steps_of(one, one, evidence)[0] for one in rivals if one.suspect.pattern == "recurring"]
-    most_s = (1.0 - settings.min_sparse_lead_fraction) * own_s
-    return max((*peculiar_s, *again_s), default=0.0) <= most_s and all(all_s < own_s for all_s, _ in here)
+    second_s = max((0.0, *again_s, *(all_s - elsewhere_s for all_s, elsewhere_s in here)))
+    return (own_s - second_s) / own_s if own_s > 0.0 else 0.0
+
+
+def _rivals(candidate: Candidate, evidence: Evidence) -> list[Candidate]:
+    """The candidates that have no rank in common with one: its own other stages are none."""
+    return [one for one in evidence.candidates if not set(one.suspect.ranks) & set(candidate.suspect.ranks)]
 
 
 def _gain_in_steps_of(filling: Candidate, one: Candidate, evidence: Evidence) -> tuple[float, float]:
@@ -168,8 +180,7 @@ def _leads(evidence: Evidence, settings: Settings, keep: float) -> bool:
 def _lead(evidence: Evidence, settings: Settings, keep: float) -> tuple[float, float]:
     """How far the first is ahead of the next in what it would save, as a fraction of that, and how far it has to be."""
     first = evidence.candidates[0]
-    rivals = [other for other in evidence.candidates if not set(other.suspect.ranks) & set(first.suspect.ranks)]
-    second_s = max((rival.total_s for rival in rivals), default=0.0)
+    second_s = max((rival.total_s for rival in _rivals(first, evidence)), default=0.0)
     min_lead = settings.min_sparse_lead_fraction if _sparse(first) else settings.min_lead_fraction * keep
     return (first.total_s - second_s) / first.total_s if first.total_s > 0.0 else 0.0, min_lead
 
@@ -340,6 +351,8 @@ def _numbers_of_first(evidence: Evidence, past: Past, settings: Settings) -> dic
     keep = keep_fraction(past, first.suspect, settings)
     single = first.suspect.scope in ("rank", "host")
     lead, min_lead = _lead(evidence, settings, keep)
+    if first.suspect.pattern == "recurring":
+        lead = _lead_in_its_steps(first, evidence)
     return {
         "first_share": _share(first, evidence, settings),
         "min_share": (settings.min_gain_fraction if single else settings.min_group_fraction) * keep,
