@@ -15,7 +15,7 @@ class Settings:
         min_seen_fraction: of ``min_gain_fraction``, the gain that is enough for who is steadily later than its peers by
             the whole of it (0.35: the peers' own jitter hides part of what mending it would save, and their lateness
             hides it in some steps altogether).
-        known_fraction: how exactly a gain is known (0.9: of one at its threshold, half of the windows would measure less).
+        known_fraction: how exactly a gain is known (0.9: of one at its threshold, half of all windows see less).
         min_group_fraction: ``min_gain_fraction`` for what all ranks share, measured against the job's past instead of
             against peers in the same step (15 %: a machine's clock, neighbours and caches drift by several percent in
             minutes).
