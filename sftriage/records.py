@@ -123,6 +123,7 @@ class RankStatus:
         published: steps it has ended so far.
         closed: it has stopped recording.
         alive: its process is there.
+        special: the step in progress, or the last one, is of a kind of its own: a checkpoint, an evaluation.
     """
 
     rank: int
@@ -134,6 +135,7 @@ class RankStatus:
     published: int
     closed: bool
     alive: bool
+    special: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,6 +102,7 @@ class Agent:
                     published=now.published,
                     closed=now.closed,
                     alive=now.alive,
+                    special=now.special,
                 )
             )
         if not ranks:

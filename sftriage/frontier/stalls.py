@@ -24,7 +24,7 @@ class StallSettings:
         floor_s: seconds, where ranks wait for others in an ordinary stage, or all of them for each other (60: a
             storage system's hiccup or a retry of the network is over by then; collectives give up after 600 or 1800).
         outside_floor_s: seconds, where who is missing is outside the ordinary stages (between steps, in ``other``, in a
-            stage that most steps do not enter), or where no rank waits (300: evaluations and checkpoints of one rank
+            stage that most steps do not enter, or in a step that was given a kind), or where no rank waits (300: evaluations and checkpoints of one rank
             are there, and so is a compilation on all of them; half of the time after which NCCL gives up).
         start_floor_s: seconds, until every rank has ended its first step and a second one has shown the job's pace
             (1800: large models compile, and load, for many minutes).
@@ -215,7 +215,7 @@ def _wait(live: Sequence[RankStatus], missing: Sequence[RankStatus], reasons: tu
         return "step"  # who is dead does not come, in a first step either
     if not pace.periods_s or any(one.published == 0 for one in live):
         return "start"
-    outside = [one for one in missing if one.stage in (None, OTHER) or one.stage in pace.unused]
+    outside = [one for one in missing if one.special or one.stage in (None, OTHER) or one.stage in pace.unused]
     if reasons == ("no_rank_waits",):
         return "idle" if any(one.stage is None for one in missing) else "outside"
     return "outside" if outside else "step"

@@ -50,6 +50,7 @@ from sftriage.recorder.ring import (
     MISUSE,
     NO_STAGE,
     SINCE,
+    SPECIAL_STEP,
     STEP_SINCE,
     RingWriter,
 )
@@ -180,6 +181,7 @@ class Recording:
         if kind is not None:
             try:
                 words[KIND], words[KIND_REST] = self._encoded(kind)
+                self.live[SPECIAL_STEP] = words[STEP] if words[KIND] else -1
             except (TypeError, RingError):
                 self.misused(f"a step's kind has to be printable text of at most {MAX_KIND_BYTES} bytes", kind)
         if work is not None:

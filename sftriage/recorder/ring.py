@@ -10,6 +10,7 @@ slot ``(seq - 1) % slots``. The live words of its header::
     4  step_since_ns  when that step started
     5  misuse         calls the recorder could make no sense of
     6  closed         1 once the writer has taken its leave
+    7  special_step   number of the last step that was given a kind, or -1
 
 Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it is written back,
 so that the next store to it, a plain assignment in the training loop, waits for the disk. (The JVM's ``hsperfdata`` in
@@ -40,10 +41,10 @@ from sftriage.recorder.layout import (
 )
 from sftriage.records import StepRecord
 
-PUBLISHED, CURRENT_STAGE, SINCE, CURRENT_STEP, STEP_SINCE, MISUSE, CLOSED = range(7)
+PUBLISHED, CURRENT_STAGE, SINCE, CURRENT_STEP, STEP_SINCE, MISUSE, CLOSED, SPECIAL_STEP = range(8)
 NO_STAGE = -1
 
-_LIVE = struct.Struct("=7q")
+_LIVE = struct.Struct("=8q")
 _READS_TO_SETTLE = 8
 
 
@@ -71,6 +72,7 @@ class RingWriter:
         self.live = self._all[LIVE_AT // WORD_BYTES : HEADER_BYTES // WORD_BYTES]
         self.words = self._all[HEADER_BYTES // WORD_BYTES :]
         self.live[CURRENT_STAGE] = NO_STAGE
+        self.live[SPECIAL_STEP] = -1
 
     def publish(self, slot: array[int]) -> None:
         """Store a whole slot, its sequence number and CRC included, where its sequence number belongs."""
@@ -124,6 +126,7 @@ class RingStatus:
         published: steps published so far.
         misuse: calls the recorder could make no sense of.
         closed: the writer has taken its leave.
+        special: the step in progress, or the last one, was given a kind: it is no ordinary one.
         alive: the writer's process is running.
     """
 
@@ -134,6 +137,7 @@ class RingStatus:
     published: int
     misuse: int
     closed: bool
+    special: bool
     alive: bool
 
 
@@ -211,6 +215,7 @@ class RingReader:
             published=live[PUBLISHED],
             misuse=live[MISUSE],
             closed=bool(live[CLOSED]),
+            special=live[SPECIAL_STEP] == live[CURRENT_STEP],
             alive=self.writer_alive,
         )
 

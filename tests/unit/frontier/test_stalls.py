@@ -20,7 +20,7 @@ STEADY = Pace(periods_s=(0.1,) * 5, unused=frozenset({"save"}))
 
 
 def rank(number, what, still_s, host="h"):
-    """A rank's status from "STAGE@STEP", with "-" between steps, and perhaps "died" or "closed" after it."""
+    """A rank's status from "STAGE@STEP", with "-" between steps, and perhaps "died", "closed" or "special" after it."""
     place, _, fate = what.partition(" ")
     stage, _, step = place.partition("@")
     return RankStatus(
@@ -33,6 +33,7 @@ def rank(number, what, still_s, host="h"):
         published=int(step) + (stage == "-"),
         closed=fate == "closed",
         alive=fate != "died",
+        special=fate == "special",
     )
 
 
@@ -83,6 +84,8 @@ def test_from_the_floor_on_it_is_a_stall_and_not_before(ranks, reasons, suspects
         (["backward@50", "backward@50", "-@49"], 300, ("not_arrived",), [("rank", (2,), "other")]),
         (["backward@50", "backward@50", "other@50"], 300, ("not_arrived",), [("rank", (2,), "other")]),
         (["backward@50", "backward@50", "save@49"], 300, ("not_arrived",), [("rank", (2,), "save")]),
+        # A step that was given a kind is no ordinary one, from its first time on.
+        (["backward@50", "backward@50", "forward@50 special"], 300, ("not_arrived",), [("rank", (2,), "forward")]),
         # All ranks alike in a local stage may be an evaluation, or a compilation.
         (["forward@50", "forward@50", "forward@50"], 300, ("no_rank_waits",), [("all", (0, 1, 2), "forward")]),
         # On a device that runs ahead nobody waits in the sync stage itself, and still one is behind.

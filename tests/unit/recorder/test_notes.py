@@ -70,6 +70,29 @@ def test_a_note_may_come_while_the_step_is_open_and_the_last_one_counts(watch):
     assert watched.misuse == 0
 
 
+def test_who_looks_from_outside_sees_that_a_step_in_progress_is_no_ordinary_one(watch):
+    watched = watch()
+    monitor, special = watched.monitor, []
+
+    def look() -> None:
+        special.append(watched.reader.status().special)
+
+    # GIVEN an ordinary step, WHEN somebody looks at it, before and after it is said to be a checkpoint
+    with monitor.step():
+        look()
+        monitor.note(kind="checkpoint")
+        look()
+    # AND at an ordinary one after it, and at one that is a checkpoint for a while
+    with monitor.step():
+        look()
+    with monitor.step(kind="checkpoint"):
+        look()
+        monitor.note(kind="")
+        look()
+    # THEN it is seen while it is so
+    assert special == [False, True, False, True, False]
+
+
 def test_a_step_that_was_never_left_keeps_its_note_to_itself(watch):
     # GIVEN a step with a note that is still open when the next one begins
     watched = watch()
