@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.frontier.arrays import FloatArray, RankArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray
+from sftriage.frontier.roles import MEDIAN_RANKS, sampled
 from sftriage.frontier.segments import Column, Segment, complete_steps, segments
 from sftriage.records import Window
 
@@ -39,6 +40,8 @@ class Walk:
         leader_M: the rank that arrived last, at ``last_M``.
         end_M: when the segment ended: its exposed time.
         boundaries: for each column its stage, and row by row the frontier's advance over it and the rank in front.
+        some_KNX: for each local column the times of `MEDIAN_RANKS` sampled ranks, taken in passing, while they are at
+            hand (single precision); none where there are not more than these.
     """
 
     segment: Segment
@@ -47,31 +50,89 @@ class Walk:
     last_M: FloatArray
     end_M: FloatArray
     boundaries: tuple[tuple[int, FloatArray, RankArray], ...]
+    some_KNX: tuple[SingleArray, ...] = ()
+
+
+BLOCK_BYTES = 1 << 20
+"""Rows that are walked together: what the ranks have reached in them stays in the cache from column to column."""
 
 
 def walk(segment: Segment) -> Walk:
     """Go through a segment's columns once, keeping the frontier."""
-    reached_MR = np.zeros((segment.n_rows, segment.n_ranks))
-    frontier_M, leader_M = np.zeros(segment.n_rows), np.zeros(segment.n_rows, dtype=np.intp)
-    boundaries: list[tuple[int, FloatArray, RankArray]] = []
+    n_rows, n_ranks, n_local = segment.n_rows, segment.n_ranks, len(segment.local)
+    columns = segment.local if segment.own is None else (*segment.local, segment.own)
+    sample = sampled(np.arange(n_ranks), MEDIAN_RANKS)
+    passing = _Passing(
+        arrival_MR=np.empty((n_rows, n_ranks)),
+        at_KM=np.zeros((len(columns), n_rows)),
+        ahead_KM=np.zeros((len(columns), n_rows), dtype=np.intp),
+        sample=sample,
+        some_KNX=[np.empty((one.n_steps, len(sample)), np.float32) for one in segment.local if len(sample) < n_ranks],
+    )
+    n_together = max(1, BLOCK_BYTES // max(1, 8 * n_ranks))
+    for first in range(0, n_rows if n_ranks else 0, n_together):
+        passing.go_through(segment, slice(first, min(first + n_together, n_rows)))
+    # Before the first column, everybody is at the start.
+    frontier_KM = np.concatenate([np.zeros((1, n_rows)), passing.at_KM])
+    ahead_KM = np.concatenate([np.zeros((1, n_rows), dtype=np.intp), passing.ahead_KM])
+    advances = zip(columns, np.diff(frontier_KM, axis=0), passing.ahead_KM, strict=True) if n_ranks else ()
+    return Walk(
+        segment=segment,
+        arrival_MR=passing.arrival_MR,
+        leader_M=ahead_KM[n_local],
+        last_M=frontier_KM[n_local],
+        end_M=frontier_KM[-1],
+        boundaries=tuple((column.stage, advance_M, ahead_M) for column, advance_M, ahead_M in advances),
+        some_KNX=tuple(passing.some_KNX),
+    )
 
-    def through(column: Column, reached_MR: FloatArray) -> tuple[FloatArray, RankArray]:
-        if not segment.n_ranks:
-            return frontier_M, leader_M
-        ahead_M = reached_MR.argmax(axis=1)
-        at_M = np.take_along_axis(reached_MR, ahead_M[:, None], axis=1)[:, 0]
-        boundaries.append((column.stage, at_M - frontier_M, ahead_M))
-        return at_M, ahead_M
 
-    for column in segment.local:
-        reached_MR[column.offset : column.offset + len(column.values_NR)] += column.values_NR
-        frontier_M, leader_M = through(column, reached_MR)
-    last_M, last_leader_M = frontier_M, leader_M
-    if segment.own is not None:
-        ended_MR = reached_MR.copy()
-        ended_MR[: len(segment.own.values_NR)] += segment.own.values_NR
-        frontier_M, _ = through(segment.own, ended_MR)
-    return Walk(segment, reached_MR, last_leader_M, last_M, frontier_M, tuple(boundaries))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Passing:
+    """What is filled in on the way through a segment: after each column the frontier, and who is in front; see `Walk`.
+
+    ``sample`` are the ranks in ``some_KNX``.
+    """
+
+    arrival_MR: FloatArray
+    at_KM: FloatArray
+    ahead_KM: RankArray
+    sample: RankArray
+    some_KNX: list[SingleArray]
+
+    def go_through(self, segment: Segment, rows: slice) -> None:
+        """Fill in some of the rows."""
+        reached_BR = self.arrival_MR[rows]
+        reached_BR.fill(0.0)
+        for k, column in enumerate(segment.local):
+            steps, values_BR = self._pass(k, column, reached_BR, rows)
+            if self.some_KNX:
+                self.some_KNX[k][steps] = values_BR.take(self.sample, axis=1)
+        if segment.own is not None:
+            self._pass(len(segment.local), segment.own, reached_BR.copy(), rows)
+
+    def _pass(self, k: int, column: Column, reached_BR: FloatArray, rows: slice) -> tuple[slice, FloatArray]:
+        """Go through the k-th column; returns the steps that it has in these rows, and the ranks' times in them."""
+        first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
+        start, values_BR = first + column.offset - rows.start, column.at(slice(first, last))
+        reached_BR[start : start + last - first] += values_BR
+        ahead_B = reached_BR.argmax(axis=1)
+        self.at_KM[k, rows], self.ahead_KM[k, rows] = reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
+        return slice(first, last), values_BR
+
+
+def walked(window: Window) -> tuple[list[Walk], BoolArray]:
+    """The walks through a window's segments, and its complete steps (N).
+
+    Mostly all steps are complete, and no pass is spent on looking: what is missing is NaN, and in front of everybody.
+    """
+    complete_N = np.ones(len(window.durations_NRS), dtype=np.bool_)
+    with np.errstate(invalid="ignore", over="ignore"):
+        walks = [walk(segment) for segment in segments(window, complete_N)]
+    if all(np.isfinite(one.end_M).all() for one in walks):
+        return walks, complete_N
+    complete_N = complete_steps(window)
+    return [walk(segment) for segment in segments(window, complete_N)], complete_N
 
 
 def plain(window: Window) -> Accounting:
@@ -86,7 +147,8 @@ def plain(window: Window) -> Accounting:
 
 def anchored(window: Window) -> Accounting:
     """The accounting cut at the end of each sync stage, so that a delay after the last sync keeps its stage."""
-    return account([walk(segment) for segment in segments(window)], window)
+    walks, complete_N = walked(window)
+    return account(walks, window, int(complete_N.sum()))
 
 
 def account(walks: list[Walk], window: Window, n_steps: int | None = None) -> Accounting:

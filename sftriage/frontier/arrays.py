@@ -6,5 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
+SingleArray = NDArray[np.float32]
 BoolArray = NDArray[np.bool_]
 RankArray = NDArray[np.intp]
+
+
+def medians(values: FloatArray) -> FloatArray:
+    """The medians along the last axis, as `np.median` has them, at a fraction of its cost: of numbers, never of NaN."""
+    n_values = values.shape[-1]
+    middle = n_values // 2
+    parted = np.partition(values, middle, axis=-1)
+    if n_values % 2:
+        return np.asarray(parted[..., middle])
+    # Below the upper of the two in the middle, the largest is the lower one.
+    return np.asarray((parted[..., :middle].max(axis=-1) + parted[..., middle]) / 2)

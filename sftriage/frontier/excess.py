@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.frontier.arrays import FloatArray
+from sftriage.frontier.arrays import FloatArray, medians
 from sftriage.frontier.baseline import Profile, Typical
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA
@@ -87,7 +87,7 @@ def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
         return 0.0, 0.0
 
     def step_s(values_N: FloatArray, cut: int) -> float:
-        return float(np.median(values_N[cut:]) - np.median(values_N[:cut]))
+        return float(medians(values_N[cut:]) - medians(values_N[:cut]))
 
     cut = max(cuts, key=lambda at: step_s(total_N, at))
     rise_s = step_s(total_N, cut)

@@ -6,13 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sftriage.frontier.arrays import FloatArray, RankArray
+from sftriage.frontier.arrays import FloatArray, RankArray, medians
 from sftriage.frontier.candidates import MAX_LOOKED_AT, Unit, by_step
-from sftriage.frontier.roles import Roles, numbered
+from sftriage.frontier.roles import Roles, grouped, sampled
 from sftriage.frontier.whatif import LARGE_COHORT, SegmentReplay
 
 ALIKE_FRACTION = 0.75
 """So many of a host's ranks must be slow for the host to be: its best candidates share what is wrong with it."""
+
+
+Peers = Sequence[FloatArray]
+"""For each local column of a segment the medians on hosts other than the one looked at, by step and cohort."""
 
 
 def host_units(
@@ -21,80 +25,121 @@ def host_units(
     """The hosts of several ranks that held the others up most, each with its gains, if its ranks are slow alike."""
     if hosts is None:
         return []
-    names, host_R = numbered(hosts)
-    if len(names) < 2:
+    places = grouped(hosts)
+    if len(places.names) < 2:
         return []
-    order = np.argsort(host_R, kind="stable")
-    starts = np.searchsorted(host_R[order], np.arange(len(names)))
-    in_order = bool((order == np.arange(len(order))).all())
-    led_H = np.zeros(len(names))
-    others: list[tuple[RankArray, FloatArray]] = []
-    for one in replays:
-        arrival_MR = one.walk.arrival_MR if in_order else one.walk.arrival_MR[:, order]
-        last_MH = np.maximum.reduceat(arrival_MR, starts, axis=1)
-        first_M = last_MH.argmax(axis=1)
-        rows = np.arange(len(first_M))
-        last_M = last_MH[rows, first_M].copy()
-        last_MH[rows, first_M] = -np.inf
-        second_M = last_MH.max(axis=1)
-        led_H += np.bincount(first_M, np.minimum(last_M - second_M, np.maximum(one.lateness_M, 0.0)), len(names))
-        others.append((first_M, second_M))
+    led_H = np.zeros(len(places.names))
+    elsewhere = [_last_elsewhere(one, places) for one in replays]
+    for one, second_M in zip(replays, elsewhere, strict=True):
+        held_M = np.minimum(one.walk.last_M - second_M, np.maximum(one.lateness_M, 0.0))
+        led_H += np.bincount(places.role_R[one.walk.leader_M], held_M, len(led_H))
     units = []
     for h in np.argsort(-led_H, kind="stable")[:MAX_LOOKED_AT]:
-        ranks = np.flatnonzero(host_R == h)
-        if len(ranks) < 2 or led_H[h] <= 0.0:
+        ranks = places.members[h]
+        apart = _apart(ranks, roles)
+        if len(ranks) < 2 or led_H[h] <= 0.0 or apart is None:
             continue
-        unit = _unit(names[h], h, ranks, replays, others, roles, n_steps)
-        if unit is not None:
-            units.append(unit)
+        peers = [_peers(one, apart, n_steps) for one in replays]
+        over_NXS = _over(replays, peers, sampled(ranks), roles, n_steps)
+        if not _alike(over_NXS):
+            continue
+        gain_NS = np.zeros((n_steps, over_NXS.shape[2] + 1))
+        for one, mine, second_M in zip(replays, peers, elsewhere, strict=True):
+            gain_MS = np.zeros((len(second_M), gain_NS.shape[1]))
+            led_L = np.flatnonzero(places.role_R[one.walk.leader_M] == h)
+            gain_MS[led_L] = _gains(one, mine, ranks, roles, led_L, second_M[led_L])
+            gain_NS += by_step(gain_MS, one.offset_S, n_steps)
+        over_NS = medians(over_NXS.swapaxes(1, 2))
+        units.append(Unit("host", tuple(int(rank) for rank in ranks), places.names[h], gain_NS, over_NS))
     return units
 
 
-def _unit(
-    name: str,
-    host: int,
-    ranks: RankArray,
-    replays: Sequence[SegmentReplay],
-    others: Sequence[tuple[RankArray, FloatArray]],
-    roles: Roles,
-    n_steps: int,
-) -> Unit | None:
-    """One host with its gains; None where its ranks have no peers elsewhere, or are not slow alike."""
-    n_stages = replays[0].excess_MS.shape[1]
-    gain_NS, over_NXS = np.zeros((n_steps, n_stages + 1)), np.zeros((n_steps, len(ranks), n_stages))
-    for one, (first_M, second_M) in zip(replays, others, strict=True):
-        excess_SMX = np.zeros((n_stages, one.walk.segment.n_rows, len(ranks)))
-        for k, column in enumerate(one.walk.segment.local):
-            at = slice(column.offset, column.offset + len(column.values_NR))
-            reference_NX = _reference(one, k, ranks, roles, at)
-            if reference_NX is None:
+def _last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
+    """For each row the last arrival on a host other than the leader's (M): only that host has something to gain in it.
+
+    One pass over the arrivals, however many hosts there are: those of the hosts that lead are hidden meanwhile.
+    """
+    arrival_MR, host_M = one.walk.arrival_MR, places.role_R[one.walk.leader_M]
+    hidden = []
+    for h in np.unique(host_M):
+        at = np.ix_(np.flatnonzero(host_M == h), places.members[h])
+        hidden.append((at, arrival_MR[at]))
+        arrival_MR[at] = -np.inf
+    last_M = arrival_MR.max(axis=1)
+    for at, arrival_LX in hidden:
+        arrival_MR[at] = arrival_LX
+    return np.asarray(last_M)
+
+
+def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
+    """The ranks elsewhere of each cohort that a host is much of; None where a cohort of its ranks is nowhere else.
+
+    A host that is little of a large cohort hardly moves its median, and need not be left out of it.
+    """
+    apart = {}
+    elsewhere_R = np.ones(len(roles.role_R), dtype=np.bool_)
+    elsewhere_R[ranks] = False
+    for c in np.flatnonzero(np.bincount(roles.role_R[ranks])).tolist():
+        members = roles.members[c]
+        if len(members) < LARGE_COHORT or len(ranks) > len(members) // 10:
+            apart[c] = sampled(members[elsewhere_R[members]])
+            if not len(apart[c]):
                 return None
-            excess_NX = column.values_NR[:, ranks] - reference_NX
-            excess_SMX[column.stage, at] += excess_NX
-            over_NXS[:, :, column.stage] += excess_NX
-        arrival_MX = one.walk.arrival_MR[:, ranks]
-        removed = [*np.clip(excess_SMX, 0.0, None), np.clip(excess_SMX.sum(axis=0), 0.0, None)]
-        left_MS = np.stack([(arrival_MX - removed_MX).max(axis=1) for removed_MX in removed], axis=1)
-        gain_MS = np.clip(one.walk.last_M[:, None] - np.maximum(second_M[:, None], left_MS), 0.0, None)
-        gain_NS += by_step(gain_MS * (first_M == host)[:, None], one.offset_S, n_steps)
+    return apart
+
+
+def _peers(one: SegmentReplay, apart: dict[int, RankArray], n_steps: int) -> Peers:
+    peers = []
+    for column, reference_MC in zip(one.walk.segment.local, one.reference_KMC, strict=True):
+        median_NC = reference_MC[column.offset : column.offset + n_steps].copy()
+        for c, ranks in apart.items():
+            median_NC[:, c] = medians(column.of(ranks))
+        peers.append(median_NC)
+    return peers
+
+
+def _over(
+    replays: Sequence[SegmentReplay], peers: Sequence[Peers], ranks: RankArray, roles: Roles, n_steps: int
+) -> FloatArray:
+    """The time of some of a host's ranks over their peers', by step, rank and stage (N × X × S)."""
+    over_NXS = np.zeros((n_steps, len(ranks), replays[0].excess_MS.shape[1]))
+    for one, mine in zip(replays, peers, strict=True):
+        for column, median_NC in zip(one.walk.segment.local, mine, strict=True):
+            over_NXS[:, :, column.stage] += column.of(ranks) - median_NC[:, roles.role_R[ranks]]
+    return over_NXS
+
+
+def _alike(over_NXS: FloatArray) -> bool:
     over_X = over_NXS.sum(axis=2).mean(axis=0)
-    if over_X.max() <= 0.0 or (over_X >= over_X.max() / 2).mean() < ALIKE_FRACTION:
-        return None
-    return Unit("host", tuple(int(rank) for rank in ranks), name, gain_NS, np.median(over_NXS, axis=1))
+    return bool(over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= ALIKE_FRACTION)
 
 
-def _reference(one: SegmentReplay, k: int, ranks: RankArray, roles: Roles, at: slice) -> FloatArray | None:
-    """For each of a host's ranks the median of its cohort on other hosts (N × X); None where there is nobody."""
-    values_NR = one.walk.segment.local[k].values_NR
-    reference_NX = np.empty((len(values_NR), len(ranks)))
-    for c in np.unique(roles.role_R[ranks]):
-        peers = roles.members[c]
-        if len(peers) >= LARGE_COHORT and len(ranks) <= len(peers) // 10:
-            reference_N = one.reference_KMC[k][at, c]
-        else:
-            elsewhere = np.setdiff1d(peers, ranks)
-            if not len(elsewhere):
-                return None
-            reference_N = np.median(values_NR[:, elsewhere], axis=1)
-        reference_NX[:, roles.role_R[ranks] == c] = reference_N[:, None]
-    return reference_NX
+def _gains(
+    one: SegmentReplay, peers: Peers, ranks: RankArray, roles: Roles, led_L: RankArray, second_L: FloatArray
+) -> FloatArray:
+    """What mending each stage of a host, and in the last column all of them, would have saved in the rows that it led.
+
+    Stage by stage, for a host may have any number of ranks (L × S + 1; X ranks).
+    """
+    n_stages = one.excess_MS.shape[1]
+    arrival_LX = one.walk.arrival_MR[np.ix_(led_L, ranks)]
+    total_LX = np.zeros(arrival_LX.shape)
+    gain_LS = np.zeros((len(led_L), n_stages + 1))
+
+    def saved(excess_LX: FloatArray) -> FloatArray:
+        left_L = (arrival_LX - np.clip(excess_LX, 0.0, None)).max(axis=1)
+        return np.asarray(np.clip(one.walk.last_M[led_L] - np.maximum(second_L, left_L), 0.0, None))
+
+    for stage in sorted({column.stage for column in one.walk.segment.local}):
+        excess_LX = np.zeros(arrival_LX.shape)
+        for column, median_NC in zip(one.walk.segment.local, peers, strict=True):
+            if column.stage == stage:
+                step_L = led_L - column.offset
+                there_L = (step_L >= 0) & (step_L < len(median_NC))
+                step_L = step_L[there_L]
+                own_LX = column.at(np.ix_(step_L, ranks))
+                excess_LX[there_L] += own_LX - median_NC[np.ix_(step_L, roles.role_R[ranks])]
+        gain_LS[:, stage] = saved(excess_LX)
+        total_LX += excess_LX
+    gain_LS[:, -1] = saved(total_LX)
+    return gain_LS

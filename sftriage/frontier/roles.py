@@ -13,10 +13,16 @@ from sftriage.records import Window
 SAMPLE_RANKS = 512
 """Statistics that many ranks have in common are taken from so many of them, drawn once: more would say the same."""
 
+MEDIAN_RANKS = 2048
+"""Of more ranks than these the median is that of a sample: its error is 1.25 / √2048, 3 %, of one rank's jitter."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roles:
-    """The cohorts of a window's ranks (C of them), by name: the role of each rank, and the ranks of each role."""
+    """The cohorts of a window's ranks (C of them), by name: the role of each rank, and the ranks of each role.
+
+    Hosts are told apart in the same way.
+    """
 
     names: tuple[str, ...]
     role_R: RankArray
@@ -28,25 +34,32 @@ def roles_of(window: Window) -> Roles:
     n_ranks = window.durations_NRS.shape[1]
     if window.cohorts is None:
         return Roles(("",), np.zeros(n_ranks, dtype=np.intp), (np.arange(n_ranks),))
-    names, role_R = numbered(window.cohorts)
-    return Roles(names, role_R, tuple(np.flatnonzero(role_R == c) for c in range(len(names))))
+    return grouped(window.cohorts)
 
 
-def numbered(names: tuple[str, ...]) -> tuple[tuple[str, ...], RankArray]:
-    """The different names in the order in which they appear, and for each entry the number of its name."""
+@lru_cache(maxsize=8)
+def grouped(names: tuple[str, ...]) -> Roles:
+    """The ranks by the name that each of them has, in the order in which the names appear.
+
+    Remembered, for a job's windows have the same names, and a large job has many.
+    """
     number: dict[str, int] = {}
-    entries = [number.setdefault(name, len(number)) for name in names]
-    return tuple(number), np.asarray(entries, dtype=np.intp)
+    role_R = np.asarray([number.setdefault(name, len(number)) for name in names], dtype=np.intp)
+    by_role_R = np.argsort(role_R, kind="stable")
+    ends = np.cumsum(np.bincount(role_R, minlength=len(number)))
+    for shared in (role_R, by_role_R):
+        shared.setflags(write=False)
+    return Roles(tuple(number), role_R, tuple(np.split(by_role_R, ends[:-1])[: len(number)]))
 
 
-def sampled(ranks: RankArray) -> RankArray:
-    """The ranks themselves, or `SAMPLE_RANKS` of them: always the same ones, in no step with any numbering of hosts."""
-    return ranks if len(ranks) <= SAMPLE_RANKS else ranks[_sample(len(ranks))]
+def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
+    """The ranks themselves, or so many of them: always the same ones, in no step with any numbering of hosts."""
+    return ranks if len(ranks) <= at_most else ranks[_sample(len(ranks), at_most)]
 
 
 @lru_cache(maxsize=64)
-def _sample(count: int) -> RankArray:
-    return np.sort(np.random.default_rng(0).choice(count, SAMPLE_RANKS, replace=False))
+def _sample(count: int, size: int) -> RankArray:
+    return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
 
 
 def differ(window: Window, valid_N: BoolArray, local_S: BoolArray, min_s: float) -> bool:
@@ -62,7 +75,10 @@ def differ(window: Window, valid_N: BoolArray, local_S: BoolArray, min_s: float)
         min_s: a stage tells ranks apart where they differ by at least this many seconds, and by half.
     """
     ranks = sampled(np.arange(window.durations_NRS.shape[1]))
-    level_RS = window.durations_NRS[:, ranks][:, :, local_S][valid_N].mean(axis=0)
+    # (stage by stage, as a window's times lie in memory)
+    columns = (window.durations_NRS[:, :, s].take(ranks, axis=1) for s in np.flatnonzero(local_S))
+    level_SR = [values_NX[valid_N].mean(axis=0) for values_NX in columns]
+    level_RS = np.stack(level_SR, axis=1) if level_SR else np.zeros((len(ranks), 0))
     low_S, high_S = level_RS.min(axis=0, initial=np.inf), level_RS.max(axis=0, initial=0.0)
     tells_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)
     if tells_S.sum() < 2:

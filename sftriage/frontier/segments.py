@@ -7,12 +7,18 @@ peers' slow sync stage.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.records import OTHER, Window
+
+Index = slice | tuple[slice | RankArray, ...]
+"""Some steps, or some of them and for each a rank or ranks, as numpy takes them."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,11 +26,50 @@ class Column:
     """One stage's part of a segment: N steps × R ranks, seconds.
 
     Step n is in the segment's row ``n + offset``: what came after the last sync belongs to the row of the next step.
+    What is not a stage's whole time is worked out where it is looked at: a large job's window is not copied.
+
+    Attributes:
+        stage: which one it is.
+        whole_NR: its time, as recorded.
+        offset: see above.
+        over_NR: where given, only what is over this is in the column.
+        up_to_NR: where given, only what is up to this.
+        valid_NR: where given, the rest is left out and takes no time.
     """
 
     stage: int
-    values_NR: FloatArray
+    whole_NR: FloatArray
     offset: int = 0
+    over_NR: FloatArray | None = None
+    up_to_NR: FloatArray | None = None
+    valid_NR: BoolArray | None = None
+
+    @property
+    def n_steps(self) -> int:
+        """How many steps it has."""
+        return len(self.whole_NR)
+
+    @property
+    def values_NR(self) -> FloatArray:
+        """All of it."""
+        return self.at(slice(None))
+
+    def at(self, index: Index) -> FloatArray:
+        """The column's times at an index into it; not to be written to."""
+        return self._part(lambda whole_NR: whole_NR[index])
+
+    def of(self, ranks: RankArray) -> FloatArray:
+        """The times of some ranks, N × as many: much quicker than indexing is."""
+        return self._part(lambda whole_NR: whole_NR.take(ranks, axis=1))
+
+    def _part(self, part: Callable[[NDArray[Any]], NDArray[Any]]) -> FloatArray:
+        values = part(self.whole_NR)
+        if self.over_NR is not None:
+            values = values - part(self.over_NR)
+            np.maximum(values, 0.0, out=values)
+        if self.up_to_NR is not None:
+            values = np.minimum(values, part(self.up_to_NR))
+        return values if self.valid_NR is None else np.where(part(self.valid_NR), values, 0.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,15 +89,18 @@ class Segment:
 
 def complete_steps(window: Window) -> BoolArray:
     """Steps (N) for which every rank's vector is there, and what refines it. Others are left out, never filled in."""
-    # A sum is finite where all its terms are, but for the odd overflow: no such time is a measurement.
-    with np.errstate(invalid="ignore", over="ignore"):
-        total_N = np.zeros(len(window.durations_NRS))
+    # Times are not negative: the largest is finite where all are.
+    n_steps = len(window.durations_NRS)
+    valid_N = np.ones(n_steps, dtype=np.bool_)
+    if not window.durations_NRS.shape[1]:
+        return valid_N
+    with np.errstate(invalid="ignore"):
         for stage in range(window.durations_NRS.shape[2]):
-            total_N += window.durations_NRS[:, :, stage].sum(axis=1)
+            valid_N &= np.isfinite(window.durations_NRS[:, :, stage].max(axis=1))
         for refinement in (window.outside_NRG, window.between_NR, _ready(window)):
             if refinement is not None:
-                total_N += refinement.reshape(len(total_N), -1).sum(axis=1)
-    return np.isfinite(total_N)
+                valid_N &= np.isfinite(refinement.reshape(n_steps, -1).max(axis=1, initial=0.0))
+    return valid_N
 
 
 def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
@@ -64,48 +112,46 @@ def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
     n_steps, n_ranks, _ = window.durations_NRS.shape
     groups = _columns_by_segment(window)
     if not valid_N.all():
-        groups = [[_without(column, valid_N) for column in group] for group in groups]
+        valid_NR = np.broadcast_to(valid_N[:, None], (n_steps, n_ranks))
+        groups = [[replace(column, valid_NR=valid_NR) for column in group] for group in groups]
     tail, synced = groups[-1], groups[:-1]
     if not synced:
         return [Segment(tuple(tail), None, n_steps, n_ranks)]
-    late = [Column(column.stage, column.values_NR, offset=1) for column in tail]
+    late = [replace(column, offset=1) for column in tail]
     opening = Segment((*late, *synced[0][:-1]), synced[0][-1], n_steps + 1, n_ranks)
     return [opening, *(Segment(tuple(group[:-1]), group[-1], n_steps, n_ranks) for group in synced[1:])]
 
 
-def _without(column: Column, valid_N: BoolArray) -> Column:
-    return Column(column.stage, np.where(valid_N[:, None], column.values_NR, 0.0), column.offset)
-
-
 def _columns_by_segment(window: Window) -> list[list[Column]]:
     """Columns of each sync stage's segment in order, the sync stage's own last, and after them those of the tail."""
-    schema = window.schema
+    schema, outside_NRG = window.schema, window.outside_NRG
     groups: list[list[Column]] = [[]]
     if window.between_NR is not None:
         groups[0].append(Column(schema.stages.index(OTHER), window.between_NR))
     n_sync = 0
     for index, stage in enumerate(schema.stages):
-        values_NR = window.durations_NRS[:, :, index]
-        if stage == OTHER and window.outside_NRG is not None:
-            values_NR = np.maximum(values_NR - window.outside_NRG.sum(axis=2), 0.0)
+        column = Column(index, window.durations_NRS[:, :, index])
+        if stage == OTHER and outside_NRG is not None:
+            outside_NR = outside_NRG[:, :, 0] if outside_NRG.shape[2] == 1 else outside_NRG.sum(axis=2)
+            column = replace(column, over_NR=outside_NR)
         if stage not in schema.sync:
-            groups[-1].append(Column(index, values_NR))
+            groups[-1].append(column)
             continue
-        if window.outside_NRG is not None:
-            groups[-1].append(Column(schema.stages.index(OTHER), window.outside_NRG[:, :, n_sync]))
-        groups[-1].extend(_split_when_ready(index, values_NR, window, n_sync))
+        if outside_NRG is not None:
+            groups[-1].append(Column(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
+        groups[-1].extend(_split_when_ready(column, window, n_sync))
         groups.append([])
         n_sync += 1
     return groups
 
 
-def _split_when_ready(index: int, values_NR: FloatArray, window: Window, n_sync: int) -> list[Column]:
+def _split_when_ready(column: Column, window: Window, n_sync: int) -> list[Column]:
     """The sync stage's columns: with the moment of the last ready gradient, a local part and the part that waits."""
     ready_NR = _ready(window)
     if ready_NR is None or n_sync != 0:
-        return [Column(index, values_NR)]
-    local_NR = np.minimum(ready_NR, values_NR)
-    return [Column(index, local_NR), Column(index, values_NR - local_NR)]
+        return [column]
+    values_NR = column.values_NR
+    return [Column(column.stage, values_NR, up_to_NR=ready_NR), Column(column.stage, values_NR, over_NR=ready_NR)]
 
 
 MIN_READY_FRACTION = 0.5

@@ -24,8 +24,9 @@ class StallSettings:
         floor_s: seconds, where ranks wait for others in an ordinary stage, or all of them for each other (60: a
             storage system's hiccup or a retry of the network is over by then; collectives give up after 600 or 1800).
         outside_floor_s: seconds, where who is missing is outside the ordinary stages (between steps, in ``other``, in a
-            stage that most steps do not enter, or in a step that was given a kind), or where no rank waits (300: evaluations and checkpoints of one rank
-            are there, and so is a compilation on all of them; half of the time after which NCCL gives up).
+            stage that most steps do not enter, in a step that was given a kind), or where no rank waits (300:
+            evaluations and checkpoints of one rank are there, and so is a compilation on all of them; half of the time
+            after which NCCL gives up).
         start_floor_s: seconds, until every rank has ended its first step and a second one has shown the job's pace
             (1800: large models compile, and load, for many minutes).
         idle_floor_s: seconds, where no rank is in a step (3600: an evaluation of everything, before a release).

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import Accounting, account, walk
+from sftriage.frontier.accounting import Accounting, account, walked
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Evidence, Past, keep_fraction, weigh
 from sftriage.frontier.roles import differ
-from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.settings import Settings
 from sftriage.records import Label, Suspect, Verdict, Window
 
@@ -39,8 +38,7 @@ def classify(window: Window, past: Past | None = None, settings: Settings | None
 
 def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evidence | None]:
     """The verdict on one window, and what it was taken from; None where the window was not looked into."""
-    valid_N = complete_steps(window)
-    walks = [walk(segment) for segment in segments(window, valid_N)]
+    walks, valid_N = walked(window)
     accounting = account(walks, window, int(valid_N.sum()))
     coverage = 1.0 if valid_N.all() and valid_N.size else _coverage(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}

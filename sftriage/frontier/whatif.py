@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.frontier.accounting import Walk
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
-from sftriage.frontier.roles import Roles, sampled
+from sftriage.frontier.accounting import BLOCK_BYTES, Walk
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray, medians
+from sftriage.frontier.roles import MEDIAN_RANKS, Roles, sampled
+from sftriage.frontier.segments import Column
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
@@ -68,7 +69,7 @@ class SegmentReplay:
         over_NCS = np.zeros((n_steps, len(ranks), self.excess_MS.shape[1]))
         for column, reference_MC in zip(self.walk.segment.local, self.reference_KMC, strict=True):
             reference_NC = reference_MC[column.offset : column.offset + n_steps][:, roles.role_R[ranks]]
-            over_NCS[:, :, column.stage] += column.values_NR[:, ranks] - reference_NC
+            over_NCS[:, :, column.stage] += column.of(ranks) - reference_NC
         return over_NCS
 
 
@@ -83,12 +84,13 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     excess_MS = np.zeros((len(rows), n_stages))
     weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
     references, commons = [], []
-    for column in segment.local:
-        at = slice(column.offset, column.offset + len(column.values_NR))
+    for k, column in enumerate(segment.local):
+        some_NX = walk.some_KNX[k] if walk.some_KNX else None
+        at = slice(column.offset, column.offset + column.n_steps)
         reference_MC, common_MC = (np.zeros((len(rows), len(roles.members))) for _ in range(2))
-        reference_MC[at], common_MC[at] = _levels(column.values_NR, leader_M[at], roles)
+        reference_MC[at], common_MC[at] = _levels(column, some_NX, leader_M[at], roles)
         own_M = np.zeros(len(rows))
-        own_M[at] = np.take_along_axis(column.values_NR, leader_M[at][:, None], axis=1)[:, 0]
+        own_M[at] = column.at((np.arange(column.n_steps), leader_M[at]))
         excess_M = own_M - reference_MC[rows, roles.role_R[leader_M]]
         excess_MS[:, column.stage] += excess_M
         weight = float(np.abs(excess_M).sum())
@@ -96,7 +98,7 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
             weight_S[column.stage], offset_S[column.stage] = weight, column.offset
         references.append(reference_MC)
         commons.append(common_MC)
-    arrival_MC, _ = _levels(walk.arrival_MR, leader_M, roles)
+    arrival_MC, _ = _levels(Column(-1, walk.arrival_MR), None, leader_M, roles)
     return SegmentReplay(
         walk=walk,
         second_M=_second_largest(walk.arrival_MR, leader_M),
@@ -109,32 +111,42 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     )
 
 
-def _levels(values_MR: FloatArray, leader_M: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
-    """For each row and cohort the median without the leader, and what three quarters reach: (M × C, M × C)."""
-    median_MC, common_MC = (np.empty((len(values_MR), len(roles.members))) for _ in range(2))
+def _levels(
+    column: Column, some_NX: SingleArray | None, leader_N: RankArray, roles: Roles
+) -> tuple[FloatArray, FloatArray]:
+    """For each step and cohort the median without the leader, and what three quarters reach: (N × C, N × C)."""
+    median_NC, common_NC = (np.empty((column.n_steps, len(roles.members))) for _ in range(2))
     for c, ranks in enumerate(roles.members):
-        cohort_MR = values_MR if len(roles.members) == 1 else values_MR[:, ranks]
         if len(ranks) >= LARGE_COHORT:
-            median_MC[:, c] = _medians(cohort_MR)
-            common_MC[:, c] = _lower_quartile(values_MR[:, sampled(ranks)])
+            sample = sampled(ranks, MEDIAN_RANKS)
+            whole = len(roles.members) == 1
+            median_NC[:, c], common_NC[:, c] = _levels_of_many(column, sample, some_NX if whole else None)
         else:
-            sorted_MR = np.sort(cohort_MR, axis=1)
-            own_M = np.take_along_axis(values_MR, leader_M[:, None], axis=1)[:, 0]
-            leads_M = roles.role_R[leader_M] == c
-            median_MC[:, c] = median_without(sorted_MR, own_M, leads_M)
-            common_MC[:, c] = sorted_MR[:, (len(ranks) - 1) // 4]
-    return median_MC, common_MC
+            sorted_NX = np.sort(column.of(ranks), axis=1)
+            own_N = column.at((np.arange(column.n_steps), leader_N))
+            median_NC[:, c] = median_without(sorted_NX, own_N, roles.role_R[leader_N] == c)
+            common_NC[:, c] = sorted_NX[:, (len(ranks) - 1) // 4]
+    return median_NC, common_NC
 
 
-def _medians(values_MR: FloatArray) -> FloatArray:
-    """For each row the (lower) median, in single precision: a row at a time, so that it stays in the cache."""
-    n_rows, n_ranks = values_MR.shape
-    row_R, median_M = np.empty(n_ranks, dtype=np.float32), np.empty(n_rows)
-    for m in range(n_rows):
-        row_R[:] = values_MR[m]
-        row_R.partition((n_ranks - 1) // 2)
-        median_M[m] = row_R[(n_ranks - 1) // 2]
-    return median_M
+def _levels_of_many(column: Column, ranks: RankArray, some_NX: SingleArray | None) -> tuple[FloatArray, FloatArray]:
+    """For each step the (lower) median of many ranks, and what three quarters of them reach: (N, N).
+
+    In single precision, and a few steps at a time, so that they stay in the cache; ``some_NX`` are their times, where
+    these have been taken already.
+    """
+    middle, quarter = (len(ranks) - 1) // 2, (len(ranks) - 1) // 4
+    median_N, common_N = np.empty(column.n_steps), np.empty(column.n_steps)
+    n_together = max(1, BLOCK_BYTES // (8 * len(ranks)))
+    for first in range(0, column.n_steps, n_together):
+        steps = slice(first, first + n_together)
+        some_BX = column.at(steps).take(ranks, axis=1) if some_NX is None else some_NX[steps]
+        some_BX = some_BX.astype(np.float32)
+        some_BX.partition(middle, axis=1)
+        median_N[steps] = some_BX[:, middle]
+        some_BX[:, :middle].partition(quarter, axis=1)
+        common_N[steps] = some_BX[:, quarter]
+    return median_N, common_N
 
 
 def median_without(sorted_MR: FloatArray, own_M: FloatArray, leave_out_M: BoolArray) -> FloatArray:
@@ -161,18 +173,13 @@ def jitter_s(arrival_MR: FloatArray, roles: Roles) -> float:
     """
     residuals = []
     for members in roles.members:
-        part_MR = arrival_MR[:, sampled(members)]
+        part_MR = arrival_MR.take(sampled(members), axis=1)
         part_MR = part_MR[part_MR.any(axis=1)]
         if part_MR.size:
-            late_MR = part_MR - np.median(part_MR, axis=1, keepdims=True)
-            residuals.append((late_MR - np.median(late_MR, axis=0, keepdims=True)).ravel())
-    return float(MAD_TO_SIGMA * np.median(np.abs(np.concatenate(residuals)))) if residuals else 0.0
-
-
-def _lower_quartile(values_MR: FloatArray) -> FloatArray:
-    """For each row, what at least three quarters of the ranks reach (M)."""
-    at = (values_MR.shape[1] - 1) // 4
-    return np.partition(values_MR, at, axis=1)[:, at]
+            late_MR = part_MR - medians(part_MR)[:, None]
+            late_MR -= medians(late_MR.T.copy())
+            residuals.append(np.abs(late_MR, out=late_MR).ravel())
+    return float(MAD_TO_SIGMA * medians(np.concatenate(residuals))) if residuals else 0.0
 
 
 def _second_largest(values_MR: FloatArray, leader_M: RankArray) -> FloatArray:

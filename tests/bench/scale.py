@@ -1,6 +1,7 @@
 """What one core needs for the windows of a large job: gathering its steps, accounting for them, and a verdict.
 
-    python tests/bench/scale.py [--ranks 16384] [--stages 8] [--window 50] [--stride 10] [--hosts 2048] [--json]
+    python tests/bench/scale.py [--ranks 16384] [--stages 8] [--window 50] [--stride 10] [--hosts 2048]
+                                 [--scattered] [--json]
 
 The job is synthetic: every rank jitters, one is slow in `data`, and the others wait for it in `backward`. Making it up
 is not timed. Times are of the processor, which neighbours on the machine do not lengthen as they do the clock's, and
@@ -45,6 +46,7 @@ class Options:
     stride: int
     hosts: int
     rounds: int
+    scattered: bool = False
 
     @property
     def window_bytes(self) -> int:
@@ -73,7 +75,8 @@ class Job:
     def gatherer(self) -> Gatherer:
         gatherer = Gatherer(self.schema, self.options.ranks, self.shape)
         for rank in range(self.options.ranks):
-            gatherer.describe(rank, f"host-{rank * self.options.hosts // self.options.ranks}")
+            host = rank * self.options.hosts // self.options.ranks
+            gatherer.describe(rank, f"host-{rank % self.options.hosts if self.options.scattered else host}")
         return gatherer
 
     def slots(self) -> np.ndarray:
@@ -173,6 +176,7 @@ def measure(options: Options) -> dict[str, Any]:
         "window_steps": options.window,
         "stride_steps": options.stride,
         "hosts": options.hosts,
+        "scattered": options.scattered,
         "rounds": options.rounds,
         "python": platform.python_version(),
         "numpy": np.__version__,
@@ -229,13 +233,14 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=50, help="steps in a window")
     parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
     parser.add_argument("--hosts", type=int, default=2048)
+    parser.add_argument("--scattered", action="store_true", help="deal the ranks out to the hosts, not in rows")
     parser.add_argument("--rounds", type=int, default=7, help="windows that are timed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = vars(parser.parse_args())
-    as_json = given.pop("json")
+    as_json, scattered = given.pop("json"), given.pop("scattered")
     if given["ranks"] < 2 or not 3 <= given["stages"] <= 32 or min(given.values()) < 1:
         parser.error("at least 2 ranks, 3 to 32 stages, and 1 of everything else")
-    found = measure(Options(**given))
+    found = measure(Options(**given, scattered=scattered))
     if as_json:
         print(json.dumps(found))
     else:

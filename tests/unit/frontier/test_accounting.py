@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given, settings
 
 from sftriage.frontier import anchored, plain, segments, walk
+from sftriage.frontier.accounting import walked
+from sftriage.frontier.segments import complete_steps
 from sftriage.records import OTHER
 
 from .strategies import ANY, distinct_windows, windows
@@ -139,3 +141,40 @@ def test_the_simulator_and_the_anchored_accounting_agree_on_the_wall_clock():
     assert window.between_NR is not None
     elapsed_R = window.durations_NRS.sum(axis=(0, 2)) + window.between_NR.sum(axis=0)
     assert exposed_s == pytest.approx(elapsed_R.max(), rel=1e-9)
+
+
+@given(window=windows())
+@settings(max_examples=100, deadline=None)
+def test_a_walk_of_a_few_rows_at_a_time_is_a_walk(window):
+    # GIVEN any window, WHEN its segments are walked row by row, as those of a large job are
+    for segment in segments(window):
+        whole = walk(segment)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("sftriage.frontier.accounting.BLOCK_BYTES", 8)
+            by_row = walk(segment)
+        # THEN nothing differs from walking them at once
+        for name in ("arrival_MR", "leader_M", "last_M", "end_M"):
+            assert (getattr(by_row, name) == getattr(whole, name)).all()
+        for ours, theirs in zip(by_row.boundaries, whole.boundaries, strict=True):
+            assert ours[0] == theirs[0]
+            assert (ours[1] == theirs[1]).all()
+            assert (ours[2] == theirs[2]).all()
+        # AND everybody arrives when its local times are over
+        reached_MR = np.zeros((segment.n_rows, segment.n_ranks))
+        for column in segment.local:
+            reached_MR[column.offset : column.offset + column.n_steps] += column.values_NR
+        assert (whole.arrival_MR == reached_MR).all()
+
+
+@given(window=windows())
+@settings(max_examples=100, deadline=None)
+def test_complete_steps_are_those_in_which_nothing_is_missing(window):
+    # GIVEN any window, WHEN walked without looking for what is missing first
+    walks, complete_N = walked(window)
+    # THEN the steps that count are still those in which all is there
+    assert (complete_N == complete_steps(window)).all()
+    there_N = np.isfinite(window.durations_NRS).all(axis=(1, 2))
+    assert (complete_N <= there_N).all()
+    # AND the others take no time
+    assert all(np.isfinite(one.end_M).all() for one in walks)
+    assert all((one.end_M[: len(there_N)] >= 0.0).all() for one in walks)

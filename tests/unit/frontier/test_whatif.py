@@ -1,5 +1,7 @@
 """What mending one suspect would have saved, against a replay that does it the long way."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sftriage.frontier import segments, walk
-from sftriage.frontier.roles import Roles, roles_of
+from sftriage.frontier.arrays import medians
+from sftriage.frontier.roles import MEDIAN_RANKS, Roles, roles_of
 from sftriage.frontier.whatif import jitter_s, median_without, replay
 
 from .strategies import ORDINARY, windows
@@ -114,3 +117,28 @@ def test_jitter_is_what_is_left_without_levels_of_steps_and_ranks():
     assert jitter_s(arrival_MR, alike) == pytest.approx(0.001, rel=0.1)
     assert jitter_s(np.vstack([arrival_MR, np.zeros((500, 64))]), alike) == pytest.approx(0.001, rel=0.1)
     assert jitter_s(np.zeros((5, 64)), alike) == 0.0
+
+
+def test_of_very_many_ranks_a_sample_tells_the_median():
+    # GIVEN a job of more ranks than are sorted, one of them late
+    window = Job(n_ranks=2 * MEDIAN_RANKS, n_steps=4).run(Fault("data", 7, 0.050))
+    walks, roles = [walk(segment) for segment in segments(window)], roles_of(window)
+    seen = replay(walks, roles, len(window.schema.stages))[0]
+    # WHEN replayed, THEN the references are within a tenth of one rank's jitter of the medians of all of them
+    assert seen.walk.segment.local
+    for column, reference_MC in zip(seen.walk.segment.local, seen.reference_KMC, strict=True):
+        reference_N = reference_MC[column.offset : column.offset + 4, 0]
+        jitter_N = column.values_NR.std(axis=1)
+        assert (np.abs(reference_N - np.median(column.values_NR, axis=1)) <= 0.1 * jitter_N).all()
+    assert seen.gain_MS[:4, 0].sum() == pytest.approx(4 * 0.050, rel=0.1)
+    # AND it is the same whether the sample was taken in passing or is taken now
+    again = replay([replace(one, some_KNX=()) for one in walks], roles, len(window.schema.stages))[0]
+    for ours, theirs in zip(seen.reference_KMC + seen.common_KMC, again.reference_KMC + again.common_KMC, strict=True):
+        assert (ours == theirs).all()
+
+
+@given(values=VALUES)
+@settings(max_examples=100, deadline=None)
+def test_the_medians_are_those_of_numpy(values):
+    # GIVEN any rows, WHEN their medians are taken, THEN they are to the bit what numpy says
+    assert (medians(values) == np.median(values, axis=-1)).all()
