@@ -12,6 +12,11 @@ import pytest
 from tests.integration.processes import DEADLINE_S, descendants
 
 
+# Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
     """An environment in which a run's notes are its own."""
