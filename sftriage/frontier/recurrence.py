@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.arrays import FloatArray
 
 HISTORY_STEPS = 512
-"""Steps that are remembered. What comes back every 128 steps has been there four times in them."""
+"""Steps that are remembered."""
+
+MAX_PERIOD = 64
+"""The longest period that is looked for, in steps: there eight times in what is remembered."""
 
 MAX_SERIES = 64
 """Ranks and hosts whose steps are remembered, those that were looked at last."""
@@ -31,7 +35,7 @@ MAX_ODDS = 1e-2
 FILLED_FRACTION = 0.7
 """Of the times at which it is expected, so many must be there: noise hides some."""
 
-MAX_FOLDED = 32
+MAX_FOLDED = 24
 """Series that are folded, those with most lateness in them."""
 
 LEVELS = (0.5, 1.0, 2.0)
@@ -141,58 +145,99 @@ def _series(
 
 
 def _periods(n_steps: int) -> range:
-    return range(2, n_steps // MIN_TIMES + 1)
+    return range(2, min(n_steps // MIN_TIMES, MAX_PERIOD) + 1)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Plan:
+    """What folding so many steps looks at, whatever is in them. P periods, E entries, B bins.
+
+    Attributes:
+        period_P: the periods.
+        first_P: the bin of each period's phase 0; the others follow.
+        bin_PN: the bin of each step, period by period.
+        entries: for each level the entries: which period (E), and which of a series' latest steps, the latest first
+            (E).
+        n_bins: how many bins there are.
+    """
+
+    period_P: NDArray[np.intp]
+    first_P: NDArray[np.intp]
+    bin_PN: NDArray[np.intp]
+    entries: tuple[tuple[NDArray[np.intp], NDArray[np.intp]], ...]
+    n_bins: int
+
+
+@lru_cache(maxsize=8)
+def _plan(n_steps: int) -> _Plan:
+    period_P = np.asarray(_periods(n_steps), dtype=np.intp)
+    first_P = np.concatenate([[0], np.cumsum(period_P)])
+    bin_PN = first_P[:-1, None] + np.arange(n_steps) % period_P[:, None]
+    entries = []
+    for level in LEVELS:
+        drawn_P = _drawn(level, np.asarray(n_steps), period_P)
+        which_E = np.repeat(np.arange(len(period_P)), drawn_P)
+        place_E = np.arange(len(which_E)) - np.repeat(np.cumsum(drawn_P) - drawn_P, drawn_P)
+        entries.append((which_E, place_E))
+    return _Plan(period_P, first_P[:-1], bin_PN, tuple(entries), int(first_P[-1]))
+
+
+def _drawn(level: float, n_valid: NDArray[np.intp], period_P: NDArray[np.intp]) -> NDArray[np.intp]:
+    """How many of the latest steps are looked at."""
+    return np.asarray(np.minimum(np.ceil(level * n_valid / period_P), n_valid), dtype=np.intp)
 
 
 def _fold(late_CN: FloatArray) -> list[tuple[int, int, float]]:
-    """For each series: the period and phase that its latest steps would share least likely by chance, and log odds."""
-    valid_CN = np.isfinite(late_CN)
+    """For each series: the period and phase that its latest steps would share least likely by chance, and log odds.
+
+    (Period 0 where there is none.)
+    """
     n_series, n_steps = late_CN.shape
+    plan = _plan(n_steps)
+    if not len(plan.period_P):
+        return [(0, 0, 0.0)] * n_series
+    valid_CN = np.isfinite(late_CN)
     n_valid_C = valid_CN.sum(axis=1)
-    # place 0 is the latest step; what is not valid comes last
+    # what is not valid comes last
     order_CN = np.argsort(-np.where(valid_CN, late_CN, -np.inf), axis=1, kind="stable")
-    place_CN = np.empty_like(order_CN)
-    np.put_along_axis(place_CN, order_CN, np.broadcast_to(np.arange(n_steps), order_CN.shape), axis=1)
-    rows = np.arange(n_series)
-    best_C = np.zeros((n_series, 3))
-    for period in _periods(n_steps):
-        width = -(-n_steps // period) * period
-        n_Cp = _by_phase(valid_CN, period, width)
-        for level in LEVELS:
-            drawn_C = np.minimum(np.ceil(level * n_valid_C / period).astype(np.intp), n_valid_C)
-            c_Cp = _by_phase(valid_CN & (place_CN < drawn_C[:, None]), period, width)
-            phase_C = (c_Cp / np.maximum(n_Cp, 1)).argmax(axis=1)
-            c_C, n_C = c_Cp[rows, phase_C], n_Cp[rows, phase_C]
-            log_odds_C = _log_odds(c_C, n_C, drawn_C, n_valid_C)
-            better_C = (
-                (n_C >= MIN_TIMES)
-                & (drawn_C > 0)
-                & (log_odds_C < best_C[:, 2])
-                & (c_C > drawn_C * n_C / np.maximum(n_valid_C, 1))
-            )
-            best_C[better_C] = np.stack([np.full(n_series, period), phase_C, log_odds_C], axis=1)[better_C]
-    return [(int(period), int(phase), float(odds)) for period, phase, odds in best_C]
+    times_CP = -(-n_valid_C[:, None] // plan.period_P)
+    best_C: list[tuple[int, int, float]] = [(0, 0, 0.0)] * n_series
+    for level, (which_E, place_E) in zip(LEVELS, plan.entries, strict=True):
+        drawn_CP = _drawn(level, n_valid_C[:, None], plan.period_P)
+        bin_CE = plan.bin_PN[which_E, order_CN[:, place_E]]
+        if not valid_CN.all():
+            bin_CE[place_E >= drawn_CP[:, which_E]] = plan.n_bins
+        bin_CE += np.arange(n_series)[:, None] * (plan.n_bins + 1)
+        counts_CB = np.bincount(bin_CE.ravel(), minlength=n_series * (plan.n_bins + 1)).reshape(n_series, -1)
+        most_CP = np.maximum.reduceat(counts_CB[:, :-1], plan.first_P, axis=1)
+        odds_CP = _log_odds(most_CP, np.maximum(times_CP, most_CP), drawn_CP, n_valid_C[:, None])
+        for c, p in enumerate(odds_CP.argmin(axis=1)):
+            if odds_CP[c, p] >= best_C[c][2]:
+                continue
+            period, first = int(plan.period_P[p]), plan.first_P[p]
+            phase = int(counts_CB[c, first : first + period].argmax())
+            n_times, n_late = int(valid_CN[c, phase::period].sum()), int(most_CP[c, p])
+            n_drawn, of = int(drawn_CP[c, p]), int(n_valid_C[c])
+            if n_times < MIN_TIMES or n_late * of <= n_drawn * n_times:
+                continue
+            found = float(_log_odds(*map(np.asarray, (n_late, n_times, n_drawn, of))))
+            best_C[c] = min(best_C[c], (period, phase, found), key=lambda one: one[2])
+    return best_C
 
 
-def _by_phase(flags_CN: BoolArray, period: int, width: int) -> NDArray[np.intp]:
-    padded = np.zeros((len(flags_CN), width), dtype=np.bool_)
-    padded[:, : flags_CN.shape[1]] = flags_CN
-    return np.asarray(padded.reshape(len(flags_CN), -1, period).sum(axis=1))
-
-
-def _log_odds(
-    c_C: NDArray[np.intp], n_C: NDArray[np.intp], drawn_C: NDArray[np.intp], of_C: NDArray[np.intp]
-) -> FloatArray:
+def _log_odds(c: NDArray[np.intp], n: NDArray[np.intp], drawn: NDArray[np.intp], of: NDArray[np.intp]) -> FloatArray:
     """Log of the chance that of ``drawn`` steps, taken from ``of``, just ``c`` are among certain ``n``.
 
-    (That of as many or more is hardly larger, where it is small.)
+    (That of as many or more is hardly larger, where it is small. Where chance alone would bring more, it is 0.)
     """
 
     def log_choose(a: NDArray[np.intp], b: NDArray[np.intp]) -> FloatArray:
         return np.asarray(_LOG_FACTORIALS[a] - _LOG_FACTORIALS[b] - _LOG_FACTORIALS[a - b])
 
-    missed_C = np.minimum(drawn_C - c_C, of_C - n_C)
-    return log_choose(n_C, c_C) + log_choose(of_C - n_C, missed_C) - log_choose(of_C, drawn_C)
+    n = np.minimum(n, of)
+    missed = np.minimum(drawn - c, of - n)
+    log_odds = log_choose(n, c) + log_choose(of - n, missed) - log_choose(of, drawn)
+    return np.asarray(np.where(c * of > drawn * n, log_odds, 0.0))
 
 
 def _onset(late_N: FloatArray, period: int, phase: int, window_steps: int) -> int | None:

@@ -35,7 +35,7 @@ def find(history, min_s=0.001):
         (5, 0.010, 300, 200),
         (12, 0.010, 150, 0),
         (40, 0.030, 300, 0),
-        (100, 0.030, 480, 0),
+        (60, 0.030, 480, 0),
     ],
 )
 def test_a_period_is_found_among_hiccups_as_large(period, delay_s, n_steps, began):
