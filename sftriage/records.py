@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sftriage.errors import SchemaError
 
@@ -33,7 +33,8 @@ Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
 Scope = Literal["rank", "host", "cohort", "all"]
 Pattern = Literal["chronic", "recurring", "one-off"]
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
-Profiler = Literal["torch"]
+Profiler = Literal["torch", "nsys", "stacks"]
+Role = Literal["suspect", "control"]
 CaptureState = Literal["done", "failed", "refused"]
 
 
@@ -267,6 +268,9 @@ class Trigger:
 class CaptureRequest:
     """One time-boxed run of a profiler on one rank. Bounded in steps, seconds and bytes, whatever the profiler does.
 
+    ``options`` are the profiler's own, ready for JSON: switches, and for nsys a word and a list of words. ``role`` says
+    whether the rank is suspected, or a healthy peer to compare with.
+
     Raises:
         ValueError: a bound that is no bound, or an id that could not be a file name.
     """
@@ -278,14 +282,17 @@ class CaptureRequest:
     warmup_steps: int
     max_seconds: float
     max_bytes: int
-    options: Mapping[str, bool] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    role: Role = "suspect"
 
     def __post_init__(self) -> None:
         """A request travels through a file that another process reads: check it wherever it is made."""
         if not CAPTURE_ID.fullmatch(self.capture_id):
             raise ValueError(f"capture id {self.capture_id!r} is not a plain file name")
-        if self.profiler != "torch":
+        if self.profiler not in get_args(Profiler):
             raise ValueError(f"unknown profiler {self.profiler!r}")
+        if self.role not in get_args(Role):
+            raise ValueError(f"unknown role {self.role!r}")
         if not (1 <= self.steps <= 1000 and 0 <= self.warmup_steps <= 100 and self.rank >= 0):
             raise ValueError(f"steps {self.steps}, warmup_steps {self.warmup_steps} or rank {self.rank} out of bounds")
         if not (0 < self.max_seconds <= 3600 and self.max_bytes > 0):
@@ -316,7 +323,7 @@ class Decision:
     """What was done about one window, why, and the numbers it was taken from.
 
     ``requests`` is not empty exactly when ``outcome`` is ``capture``. ``resolves`` says, for a hold-off, what would
-    resolve it.
+    resolve it. ``notify`` names the rules whose notifications are due, whatever the outcome is.
     """
 
     time_s: float
@@ -330,6 +337,7 @@ class Decision:
     numbers: Mapping[str, float] = field(default_factory=dict)
     requests: tuple[CaptureRequest, ...] = ()
     attempt: int = 0
+    notify: tuple[str, ...] = ()
 
 
 def plain(record: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Protocol
@@ -22,12 +22,12 @@ from sftriage.commands.collect import Collector
 from sftriage.commands.launcher import Launcher
 from sftriage.commands.rings import make_rings_directory, remove_rings_directory
 from sftriage.commands.runs import DEFAULT_ROOT, new_run_id, remember
-from sftriage.controller import Controller, Journal, Judged
+from sftriage.controller import Controller, Journal, Judged, Notifier, Origin, PolicyFiles, in_force
 from sftriage.errors import UsageError
-from sftriage.policy import LoadedPolicy
+from sftriage.policy import LoadedPolicy, PolicySet
 from sftriage.records import CaptureRequest, CaptureResult
 from sftriage.traces import Manifest
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.traces.rundir import RunInfo, create, write_atomically
 
 log = logging.getLogger("sftriage")
 
@@ -38,6 +38,8 @@ ANSWER_GRACE_S = 60.0
 """Past its time-box, how long a rank has to export and answer before its capture is given up."""
 LAST_ANSWER_S = 15.0
 """How long after the launcher's end a capture may still need to be written out by trainers that are leaving."""
+NOTIFY_GRACE_S = 10.0
+"""How long after the end of a run it may take to tell who is still to be told."""
 
 
 class Watcher(Protocol):
@@ -56,10 +58,11 @@ class LocalRun:
     Args:
         command: the launcher and its arguments.
         job: the job's name.
-        loaded: the policy.
-        policy_text: the policy as it was read.
+        policy: the policy, several that are in force together, or files that are watched for other ones.
+        policy_text: the policy as it was read, or the first of several.
         out: the run directory to make; by default a new one under ``sftriage-runs`` here.
         watcher: who is told what happens.
+        more_texts: of several policies, the others as they were read.
 
     Raises:
         UsageError: there is no such launcher, or the run directory cannot be made. Nothing is left behind.
@@ -69,10 +72,11 @@ class LocalRun:
         self,
         command: tuple[str, ...],
         job: str,
-        loaded: LoadedPolicy,
+        policy: LoadedPolicy | PolicySet | PolicyFiles,
         policy_text: str,
         out: Path | None,
         watcher: Watcher,
+        more_texts: Sequence[str] = (),
     ) -> None:
         if command and shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -80,25 +84,31 @@ class LocalRun:
         run_id = new_run_id(now)
         self._command, self._job, self._watcher = command, job, watcher
         self._rings = make_rings_directory(run_id)
+        policies = in_force(policy)
         info = RunInfo(
             run_id=run_id,
             job=job,
             created_at=now.isoformat(timespec="seconds"),
             command=command,
-            policy=loaded.policy.metadata.name,
-            policy_sha256=loaded.sha256,
+            policy=", ".join(one.policy.metadata.name for one in policies.loaded),
+            policy_sha256=policies.loaded[0].sha256,
             rings=str(self._rings),
         )
         try:
             self.directory = create(out or Path(DEFAULT_ROOT) / run_id, info, policy_text)
+            for number, text in enumerate(more_texts, start=2):
+                write_atomically(self.directory.path / f"policy-{number}.yaml", text)
         except BaseException:
             remove_rings_directory(self._rings)
             raise
-        detection = loaded.policy.spec.detection
+        detection = policies.detection
         shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
         self._agent = Agent(self._rings, self.directory.steps, self.directory.spool, shape)
         self._journal = Journal(self.directory.decisions)
-        self._controller = Controller(loaded, self._journal, self.directory.state)
+        self._notifier = Notifier()
+        self._controller = Controller(
+            policy, self._journal, self.directory.state, self._notifier, Origin(job, info.run_id)
+        )
         self._collector = Collector(self.directory, info)
         self._scheduler = BackgroundScheduler(
             executors={"default": ThreadPoolExecutor(1)},
@@ -135,6 +145,7 @@ class LocalRun:
             self._agent.close()
             self._journal.close()
             remove_rings_directory(self._rings)
+            self._notifier.close(NOTIFY_GRACE_S)
 
     @property
     def telemetry_problems(self) -> tuple[str, ...]:
@@ -169,11 +180,18 @@ class LocalRun:
         stall = None if job is None else self._controller.look(job, time.monotonic_ns(), time.time())
         if stall is not None:
             self._watcher.judged(stall)
+            for request in stall.decision.requests:
+                self._start(request, ended=False)
 
     def _start(self, request: CaptureRequest, *, ended: bool) -> None:
         if ended:
             gone = CaptureResult(request.capture_id, request.rank, "failed", "the job ended before the capture began")
             self._ended(gone, None)
+            return
+        if request.profiler != "torch":
+            # Never torch.profiler in another's place: of a rank that stands still it would wait for a step.
+            detail = f"there is no {request.profiler} here yet; only torch"
+            self._ended(CaptureResult(request.capture_id, request.rank, "refused", detail), None)
             return
         failed = self._agent.capture(request)
         if failed is not None:
@@ -190,7 +208,7 @@ class LocalRun:
             self._ended(result, None)
 
     def _ended(self, result: CaptureResult, manifest: Manifest | None) -> None:
-        self._controller.ended(result)
+        self._controller.ended(result, time.time())
         self._watcher.captured(result, manifest)
 
     def _finish(self) -> None:

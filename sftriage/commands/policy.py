@@ -1,32 +1,73 @@
-"""``sftriage policy``: check policies before they are used."""
+"""``sftriage policy``: check policies before they are used, and try them on what was recorded."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import difflib
+import json
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+import yaml
+from pydantic import TypeAdapter, ValidationError
 
-from sftriage.commands.output import notices, results
-from sftriage.policy import PolicyError, find, load, shipped
+from sftriage.agent import Shape, load_recording
+from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.policy_report import ReplayReport
+from sftriage.controller import read_journal
+from sftriage.controller.replay import replay
+from sftriage.errors import InputError, UsageError
+from sftriage.policy import LoadedPolicy, PolicyError, TriagePolicy, find, load, load_set, shipped
+from sftriage.records import Verdict
+from sftriage.traces.rundir import RunDirectory, read_info
 
-policies = typer.Typer(help="Check policies, and list those that ship with sftriage.", no_args_is_help=True)
+policies = typer.Typer(help="Check policies, try them on recordings, and list those there are.", no_args_is_help=True)
+
+Files = Annotated[list[str], typer.Argument(help="Policy files, or names of shipped policies.")]
+
+_EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
+"""When a recording that does not say began: on a Saturday, at midnight."""
 
 
 @policies.command("validate")
 def validate(
-    files: Annotated[list[str], typer.Argument(help="Policy files, or names of shipped policies.")],
+    files: Files,
+    as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False,
 ) -> None:
     """Check policies; every mistake is shown with its file, line, column and field."""
-    mistaken = False
-    for name in files:
-        try:
-            load(find(name))
-        except PolicyError as error:
-            mistaken = True
-            notices().print(str(error), soft_wrap=True, markup=False)
-    if mistaken:
+    checked = [_checked(name) for name in files]
+    if as_json:
+        print_json([_plain_check(name, outcome) for name, outcome in zip(files, checked, strict=True)])
+    for outcome in checked:
+        if isinstance(outcome, PolicyError | UsageError) and not as_json:
+            notices().print(str(outcome), soft_wrap=True, markup=False)
+    if any(not isinstance(outcome, LoadedPolicy) for outcome in checked):
         raise typer.Exit(2)
-    results().print(f"{len(files)} valid", markup=False)
+    if not as_json:
+        results().print(f"{len(files)} valid", markup=False)
+
+
+@policies.command("show")
+def show(
+    file: Annotated[str, typer.Argument(help="A policy file, or the name of a shipped policy.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """Print a policy with every default filled in."""
+    document = load(find(file)).policy.filled()
+    if as_json:
+        print_json(document)
+    else:
+        sys.stdout.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100))
+
+
+@policies.command("schema")
+def schema() -> None:
+    """Print the JSON Schema of a policy, for editors and CI."""
+    described = TriagePolicy.model_json_schema(by_alias=True)
+    document = {"$schema": "https://json-schema.org/draft/2020-12/schema", **described}
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
 @policies.command("list")
@@ -34,3 +75,109 @@ def list_policies() -> None:
     """List the policies that ship with sftriage."""
     for name, path in shipped().items():
         results().print(f"{name:20} {path}", soft_wrap=True, markup=False)
+
+
+@policies.command("test")
+def try_out(
+    files: Files,
+    on: Annotated[Path, typer.Option("--on", help="A run directory, or an .npz as `sftriage analyze` takes it.")],
+    expect: Annotated[
+        Path | None, typer.Option(help="Compare with an outcome that was saved; if it differs, show how and exit 1.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Save the outcome, to compare with later.")] = None,
+    start: Annotated[
+        datetime | None,
+        typer.Option(help="When the recording began, in UTC; matters to `active`.", show_default="the run's, or 2000"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """Replay a recording: what would have been captured, held or throttled under these policies, and why.
+
+    The clock is that of the recorded steps. A capture is taken to run its steps and to go well; what it would have cost
+    the job, no recording knows. Stalls are replayed from a run's own record of them.
+    """
+    if expect is not None and save is not None:
+        raise UsageError("--expect compares and --save replaces: give one of them")
+    report = _replayed(files, on, start)
+    text = report.text()
+    if expect is not None and (difference := _difference(expect, text)):
+        sys.stdout.write(difference)
+        raise typer.Exit(1)
+    if save is not None:
+        _save(save, text)
+    if as_json:
+        print_json(report.values())
+    else:
+        sys.stdout.write(text)
+
+
+def _checked(name: str) -> LoadedPolicy | PolicyError | UsageError:
+    try:
+        return load(find(name))
+    except (PolicyError, UsageError) as error:
+        return error
+
+
+def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) -> dict[str, Any]:
+    if isinstance(outcome, LoadedPolicy):
+        policy = outcome.policy.metadata.name
+        return {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
+    if isinstance(outcome, PolicyError):
+        problems = [
+            {"line": one.line, "column": one.column, "field": one.path, "message": one.message}
+            for one in outcome.problems
+        ]
+    else:
+        problems = [{"line": 0, "column": 0, "field": "", "message": str(outcome)}]
+    return {"file": name, "valid": False, "problems": problems}
+
+
+def _replayed(files: list[str], on: Path, start: datetime | None) -> ReplayReport:
+    tried = load_set(files)
+    recording = load_recording(on)
+    detection = tried.detection
+    shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+    name, began, stalls = on.name, _EPOCH_2000, []
+    if on.is_dir():
+        run = RunDirectory(on)
+        info = read_info(run)
+        name, began, stalls = info.run_id, _moment(info.created_at, run), _stalls(run)
+    start_s = (began if start is None else start.replace(tzinfo=start.tzinfo or timezone.utc)).timestamp()
+    replayed = list(replay(recording.windows(shape), tried, start_s, stalls))
+    return ReplayReport(tuple(one.policy.metadata.name for one in tried.loaded), name, start_s, replayed)
+
+
+def _moment(text: str, run: RunDirectory) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InputError(f"{run.info_file}: created_at: {error}") from None
+    return moment.replace(tzinfo=moment.tzinfo or timezone.utc)
+
+
+def _stalls(run: RunDirectory) -> list[Verdict]:
+    """The stalls that a run has on record, in order."""
+    entries = [entry["verdict"] for entry in read_journal(run.decisions) if isinstance(entry.get("verdict"), dict)]
+    stalled = [verdict for verdict in entries if verdict.get("label") == "stalled"]
+    try:
+        return TypeAdapter(list[Verdict]).validate_python(stalled)
+    except ValidationError as error:
+        raise InputError(f"{run.decisions}: a stall's record is damaged: {str(error).splitlines()[0]}") from error
+
+
+def _difference(expect: Path, text: str) -> str:
+    """How the outcome differs from the saved one, as a unified diff; empty where it does not."""
+    try:
+        saved = expect.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise UsageError(f"--expect {expect}: {why}; an outcome is saved with --save") from error
+    lines = difflib.unified_diff(saved.splitlines(), text.splitlines(), "expected", "replayed", lineterm="")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--save {path}: {error.strerror}") from error

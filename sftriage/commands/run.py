@@ -10,9 +10,9 @@ import typer
 from sftriage.commands.local import LocalRun
 from sftriage.commands.output import notices
 from sftriage.commands.words import place, size, verdict_sentence
-from sftriage.controller import Judged
+from sftriage.controller import Judged, PolicyFiles
 from sftriage.errors import UsageError
-from sftriage.policy import find, load
+from sftriage.policy import find
 from sftriage.records import CaptureResult
 from sftriage.traces import Manifest
 
@@ -61,8 +61,13 @@ class Reporter:
 def run(
     command: Annotated[list[str], typer.Argument(help="The launcher and its arguments, after --.", show_default=False)],
     policy: Annotated[
-        str, typer.Option(help="A policy file, or the name of one that ships with sftriage.")
-    ] = "default",
+        list[str] | None,
+        typer.Option(
+            help="A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
+            "in order, under the strictest limits. A file that changes while the job runs takes effect.",
+            show_default="default",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Run directory to make.", show_default="a new one under sftriage-runs")
     ] = None,
@@ -76,12 +81,14 @@ def run(
     """
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
-    policy_file = find(policy)
-    loaded = load(policy_file)
+    paths = [find(name) for name in policy or ["default"]]
+    files = PolicyFiles(paths)
     reporter = Reporter()
     job_name = job or job_of(command)
-    local = LocalRun(tuple(command), job_name, loaded, policy_file.read_text(encoding="utf-8"), out, reporter)
-    reporter.say(f"watching under policy {loaded.policy.metadata.name}; run directory {place(local.directory.path)}")
+    first, *others = [path.read_text(encoding="utf-8") for path in paths]
+    local = LocalRun(tuple(command), job_name, files, first, out, reporter, others)
+    names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
+    reporter.say(f"watching under policy {names}; run directory {place(local.directory.path)}")
     status = local.execute()
     if not local.steps_seen:
         reporter.say("no trainer recorded a step: does the script use sftriage.Monitor?")

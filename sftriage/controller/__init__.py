@@ -1,6 +1,21 @@
 """The per-job side: the one place that sees the whole flow from window to decision."""
 
-from sftriage.controller.controller import Controller, Judged, settings_of, stall_settings_of
+from sftriage.controller.controller import Controller, Judged, in_force, settings_of, stall_settings_of
 from sftriage.controller.journal import Entry, Journal, read_journal
+from sftriage.controller.notices import Origin
+from sftriage.controller.notify import Notifier
+from sftriage.controller.policies import PolicyFiles
 
-__all__ = ["Controller", "Entry", "Journal", "Judged", "read_journal", "settings_of", "stall_settings_of"]
+__all__ = [
+    "Controller",
+    "Entry",
+    "Journal",
+    "Judged",
+    "Notifier",
+    "Origin",
+    "PolicyFiles",
+    "in_force",
+    "read_journal",
+    "settings_of",
+    "stall_settings_of",
+]

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sftriage.controller.costs import Ledger
 from sftriage.controller.journal import Journal
+from sftriage.controller.notices import Origin, notice_of
+from sftriage.controller.notify import Destination, Notifier
+from sftriage.controller.peers import peers_of
+from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import InputError
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.stalls import StallSettings, Watch, look
-from sftriage.policy import LoadedPolicy, State, decide, finished, trigger
-from sftriage.policy.schema import Detection
-from sftriage.records import CaptureResult, Decision, JobStatus, Trigger, Verdict, Window
+from sftriage.policy import LoadedPolicy, PolicySet, State, charged, decide, finished, trigger
+from sftriage.policy.schema import Detection, Rule
+from sftriage.records import CaptureResult, Decision, JobStatus, Trigger, Verdict, Window, plain
 from sftriage.traces.rundir import write_atomically
+
+log = logging.getLogger("sftriage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +46,19 @@ def stall_settings_of(detection: Detection) -> StallSettings:
     return StallSettings(floor_s=detection.stalled_after_s)
 
 
+def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
+    """The policies that are in force now."""
+    if isinstance(policy, PolicyFiles):
+        return policy.current
+    return policy if isinstance(policy, PolicySet) else PolicySet((policy,))
+
+
+def _destinations(rules: Iterable[Rule]) -> list[Destination]:
+    """Who is to be told, once each, whichever rules ask for it."""
+    webhooks = [one.webhook for rule in rules for one in rule.notify]
+    return list(dict.fromkeys(Destination(one.format, one.url_from_env, one.url_from_file) for one in webhooks))
+
+
 class Controller:
     """Turns windows, and what the ranks are doing now, into decisions, under one policy.
 
@@ -44,22 +66,34 @@ class Controller:
     so that a controller that starts again goes on where it stopped.
 
     Args:
-        loaded: the policy.
+        policy: the policy, several that are in force together, or files that are watched for other ones.
         journal: where everything goes on record.
         state_file: where the engine's state is kept.
+        notifier: who tells whom a rule wants told; without one, nobody is.
+        origin: whose decisions these are, for those who are told.
 
     Raises:
         InputError: the state file is there and is not one.
     """
 
-    def __init__(self, loaded: LoadedPolicy, journal: Journal, state_file: Path) -> None:
-        self._loaded = loaded
+    def __init__(
+        self,
+        policy: LoadedPolicy | PolicySet | PolicyFiles,
+        journal: Journal,
+        state_file: Path,
+        notifier: Notifier | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self._files = policy if isinstance(policy, PolicyFiles) else None
         self._journal = journal
         self._state_file = state_file
-        self._settings = settings_of(loaded.policy.spec.detection)
-        self._stall_settings = stall_settings_of(loaded.policy.spec.detection)
+        self._notifier = notifier
+        self._origin = origin or Origin("job", "run")
+        self._adopt(in_force(policy))
         self._watch = Watch()
+        self._last: Window | None = None
         self._pasts: dict[int, Past] = {}
+        self._ledgers: dict[int, Ledger] = {}
         self._triggers: dict[str, Trigger] = {}
         try:
             self._state = State.from_json(state_file.read_text(encoding="utf-8")) if state_file.exists() else State()
@@ -68,11 +102,14 @@ class Controller:
 
     def take(self, window: Window, now_s: float) -> Judged:
         """Judge a window, decide, and put both on record. ``now_s``: seconds since the epoch."""
+        self._follow(now_s)
+        self._charge(window, now_s)
         # A job that starts again may run elsewhere, or with other data: each attempt has its own past.
         known = self._pasts.get(window.attempt)
         verdict, self._pasts[window.attempt] = judge(window, known, self._settings)
         self._watch = self._watch.with_window(window)
-        return self._decided(verdict, now_s)
+        self._last = window
+        return self._decided(verdict, now_s, peers_of(verdict, window))
 
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> Judged | None:
         """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
@@ -84,24 +121,74 @@ class Controller:
         """
         capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
         verdict, self._watch = look(job, self._watch, self._stall_settings, now_ns, capturing)
-        return None if verdict is None else self._decided(verdict, now_s)
+        if verdict is None:
+            return None
+        # No window comes while the job stands still.
+        self._follow(now_s)
+        last = self._last if self._last is not None and self._last.attempt == job.attempt else None
+        return self._decided(verdict, now_s, peers_of(verdict, last, [one.rank for one in job.ranks]))
 
-    def _decided(self, verdict: Verdict, now_s: float) -> Judged:
-        decision, self._state = decide(verdict, self._loaded.policy, self._state, now_s)
-        if decision.requests:
+    def _charge(self, window: Window, now_s: float) -> None:
+        """Charge to the budget what captures have cost, once the steps just after them have been seen."""
+        ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window)
+        self._ledgers[window.attempt] = ledger
+        for cost in costs:
+            if cost.cost_s is not None and cost.cost_s > 0.0:
+                self._state = charged(self._state, cost.cost_s)
+                self._remember()
+            self._journal.cost({"time_s": now_s, "attempt": window.attempt, **plain(cost)})
+
+    def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
+        known = self._state
+        decision, self._state = decide(verdict, self._policies, known, now_s, peers)
+        if self._state != known:
             self._remember()
-            for request in decision.requests:
-                self._triggers[request.capture_id] = trigger(verdict, self._loaded, decision.rule or "")
+        for request in decision.requests:
+            rule = decision.rule or ""
+            self._triggers[request.capture_id] = trigger(verdict, self._policies, rule, request.rank)
         self._journal.window(verdict, decision)
+        self._tell(verdict, decision)
         return Judged(verdict, decision)
+
+    def _adopt(self, policies: PolicySet) -> None:
+        self._policies = policies
+        self._settings = settings_of(policies.detection)
+        self._stall_settings = stall_settings_of(policies.detection)
+        # Said now, and not when somebody should have been told; a job does not stay away for it.
+        for destination in _destinations(planned.rule for planned in policies.plan.rules) if self._notifier else ():
+            if (problem := destination.problem()) is not None:
+                log.error("notify %s: %s; nobody is told", destination, problem)
+
+    def _follow(self, now_s: float) -> None:
+        """Take over what the policy files say now, if that has changed and is valid; either way it goes on record."""
+        change = None if self._files is None else self._files.poll()
+        if change is None:
+            return
+        if change.kind == "changed":
+            self._adopt(change.policies)
+        for line in change.said():
+            log.error("%s", line) if change.kind == "refused" else log.warning("%s", line)
+        self._journal.policy({"time_s": now_s, **change.record()})
+
+    def _tell(self, verdict: Verdict, decision: Decision) -> None:
+        """Have those told who are to be told of a decision."""
+        if self._notifier is None or not decision.notify:
+            return
+        wanted = [planned.rule for planned in self._policies.plan.rules if planned.name in decision.notify]
+        self._notifier.notify(notice_of(verdict, decision, self._origin, decision.notify), _destinations(wanted))
 
     def trigger_of(self, capture_id: str) -> Trigger:
         """Why a capture exists."""
         return self._triggers[capture_id]
 
-    def ended(self, result: CaptureResult) -> None:
-        """Put on record what became of a capture; its ranks may be captured again."""
-        self._state = finished(self._state, result.capture_id)
+    def ended(self, result: CaptureResult, now_s: float | None = None) -> None:
+        """Put on record what became of a capture; its ranks may be captured again.
+
+        Args:
+            result: what became of it.
+            now_s: seconds since the epoch; without it, the capture is taken to have ended when it was asked for.
+        """
+        self._state = finished(self._state, result, now_s)
         self._remember()
         self._journal.capture(result)
 

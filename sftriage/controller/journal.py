@@ -1,14 +1,15 @@
 """The journal: a line of JSON for everything that was decided, and for everything that became of it.
 
-A line is written whole, or is cut short by a crash and passed over when read. There are two types: ``window`` (a
-verdict and the decision taken on it) and ``capture`` (a result).
+A line is written whole, or is cut short by a crash and passed over when read. There are three types: ``window`` (a
+verdict and the decision taken on it), ``capture`` (a result) and ``policy`` (other policies were found while running,
+and taken over or refused).
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -35,6 +36,14 @@ class Journal:
     def capture(self, result: CaptureResult) -> None:
         """What became of a capture."""
         self._append({"type": "capture", "result": plain(result)})
+
+    def policy(self, change: Mapping[str, Any]) -> None:
+        """Policies that were taken over or refused."""
+        self._append({"type": "policy", "change": plain(change)})
+
+    def cost(self, cost: Mapping[str, Any]) -> None:
+        """What captures cost the job."""
+        self._append({"type": "cost", "cost": plain(cost)})
 
     def close(self) -> None:
         """Close the file."""

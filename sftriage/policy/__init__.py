@@ -1,29 +1,37 @@
 """Policies: the schema of ``policies/*.yaml``, the reading of them, and the engine that decides.
 
-`load` and `parse` turn YAML into a checked `TriagePolicy`; `decide` turns a verdict into a recorded decision.
+`load` and `parse` turn YAML into a checked `TriagePolicy`, `load_set` several files into a `PolicySet`; `decide` turns
+a verdict into a recorded decision, and `finished` and `charged` tell the engine what became of a capture.
 """
 
 from __future__ import annotations
 
-from sftriage.policy.engine import decide, finished, trigger
+from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy, find, load, parse, shipped
+from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.reasons import RESOLVES, resolves
 from sftriage.policy.schema import TriagePolicy
-from sftriage.policy.state import Running, State
+from sftriage.policy.state import Failures, Running, State, Streak, charged, finished
+from sftriage.policy.triggers import trigger
 
 __all__ = [
     "RESOLVES",
+    "Failures",
     "LoadedPolicy",
     "PolicyError",
+    "PolicySet",
     "Problem",
     "Running",
     "State",
+    "Streak",
     "TriagePolicy",
+    "charged",
     "decide",
     "find",
     "finished",
     "load",
+    "load_set",
     "parse",
     "resolves",
     "shipped",

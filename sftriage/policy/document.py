@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 from yaml.constructor import SafeConstructor
 
+from sftriage.policy.fields import Location
 from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import shown
-from sftriage.policy.schema import Location
 
 MAX_DEPTH = 20
 """Deeper than any policy, shallower than Python's recursion limit."""

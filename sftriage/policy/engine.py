@@ -6,238 +6,289 @@ capture is a decision like any other, with its reason and its numbers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta, timezone
 
-from sftriage.policy.loading import LoadedPolicy
+from sftriage.policy import limits, telling
+from sftriage.policy.limits import Chosen, Refusal
+from sftriage.policy.plan import Plan, PlannedRule
+from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.reasons import resolves
-from sftriage.policy.schema import Capture, Limits, Rule, TriagePolicy
-from sftriage.policy.state import Running, State
-from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Trigger, Verdict
-
-GRACE_S = 120.0
-"""Past its time-box, how long a capture counts as running: to reach a step boundary, export and report."""
+from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.state import State, Streak, opened, started
+from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
 
 _MAX_ID_LENGTH = 100
-
 
 PASSED = "Nothing to capture any more: wait whether it comes back; `sftriage explain` says in which steps it was."
 """What would resolve the hold-off on a fault that is over."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Refusal:
-    """Why a capture has to wait, and what would end the wait."""
-
-    reason: str
-    resolves: str
-
-
-def decide(verdict: Verdict, policy: TriagePolicy, state: State, now_s: float) -> tuple[Decision, State]:
+def decide(
+    verdict: Verdict, policy: TriagePolicy | PolicySet, state: State, now_s: float, peers: Sequence[int] = ()
+) -> tuple[Decision, State]:
     """What to do about one window, and the state to pass to the next call.
 
-    The first rule that matches and has a capture decides; where only rules without one match, the first of them is put
-    on record. Of a scope of many ranks, the first ``limits.concurrent_ranks`` are captured.
+    Rules are tried in order: the first that matches for as many windows as it wants, and that no limit keeps from
+    capturing, decides. Where none may, the first that a limit kept from it is put on record; where only rules without a
+    capture match, the first of them.
 
     Args:
         verdict: the window's verdict.
-        policy: the policy in force.
+        policy: the policy in force, or several.
         state: what the run has done so far.
         now_s: seconds on a clock that a restart does not reset (the Unix epoch).
+        peers: ranks to compare a suspect with, the most typical of its cohort first.
     """
-    state = _without_lost(state, now_s)
-    if verdict.label == "healthy":
-        return _decision(verdict, now_s, "ignore", "healthy"), state
-    suspect = verdict.suspects[0] if verdict.suspects else None
-    if verdict.label == "needs_evidence":
-        reason = ", ".join(verdict.reasons) or "no reason given"
-        return _decision(verdict, now_s, "hold", reason, resolves=resolves(verdict.reasons)), state
+    state = opened(state, now_s)
+    plan = policy.plan
     if verdict.label == "stalled":
-        return _on_stall(verdict, policy.spec.rules, now_s), state
-    if suspect is None or not suspect.ranks:
-        return _decision(verdict, now_s, "hold", f"{verdict.label}, but no rank is named"), state
+        return _on_stall(verdict, plan, state, now_s, peers)
+    suspect = verdict.suspects[0] if verdict.suspects else None
+    if verdict.label != "suspect" or suspect is None or not suspect.ranks:
+        # A capture hides what goes on: whoever was suspected before it may be so again after it.
+        kept = state if verdict.reasons == ("self_inflicted",) else _without_streak(state)
+        return _without_suspect(verdict, now_s), kept
+    group = plan.group(verdict, suspect)
+    matching = group.reached(suspect)
+    state = _continued(state, verdict, suspect, matching) if group.lasting else _without_streak(state)
+    due: tuple[str, ...] = ()
+    if group.notifying:
+        due, state = _notifications(matching, state, now_s)
+    case = _Case(verdict, plan, state, now_s, peers, due)
     if suspect.pattern == "one-off":
         # A trace of the steps after it would show healthy ones.
-        return _decision(verdict, now_s, "hold", "one-off, and has passed", resolves=PASSED), state
-
-    rules = policy.spec.rules
-    matching = [rule for rule in rules if _matches(rule, verdict, suspect)]
+        return case.decision("hold", "one-off, and has passed", resolves=PASSED), state
     if not matching:
-        return _decision(verdict, now_s, "ignore", _nearest(rules, verdict, suspect)), state
-    rule = next((rule for rule in matching if rule.capture is not None), matching[0])
-    if rule.capture is None:
-        reason = f"observe-only: rule {rule.name} matched"
-        return _decision(verdict, now_s, "ignore", reason, rule=rule), state
+        return case.decision("ignore", telling.shortfall(group.nearest, verdict, suspect)), state
+    return case.decided(matching, lambda _: suspect.ranks, lambda rule: telling.explained(suspect, rule))
 
-    ranks = _ranks(suspect, policy.spec.limits, state)
-    numbers = _limits_in_numbers(policy.spec.limits, state)
-    refusal = _refusal(ranks, rule, policy.spec.limits, state, now_s)
-    if refusal is not None:
-        decision = _decision(
-            verdict, now_s, "throttle", refusal.reason, rule=rule, resolves=refusal.resolves, numbers=numbers
-        )
-        return decision, state
-    requests = _requests(ranks, verdict, rule, rule.capture, state)
-    decision = _decision(
-        verdict, now_s, "capture", _explained(suspect, rule), rule=rule, numbers=numbers, requests=requests
+
+def _without_suspect(verdict: Verdict, now_s: float) -> Decision:
+    if verdict.label == "healthy":
+        return _decision(verdict, now_s, "ignore", "healthy")
+    if verdict.label == "needs_evidence":
+        reason = ", ".join(verdict.reasons) or "no reason given"
+        return _decision(verdict, now_s, "hold", reason, resolves=resolves(verdict.reasons))
+    return _decision(verdict, now_s, "hold", f"{verdict.label}, but no rank is named")
+
+
+def _on_stall(verdict: Verdict, plan: Plan, state: State, now_s: float, peers: Sequence[int]) -> tuple[Decision, State]:
+    """What to do about a stall. It is no window: it neither continues nor breaks what windows show."""
+    stalled = {rule.name: ranks for rule in plan.on("stalled") if (ranks := _waited_for(rule, verdict)) is not None}
+    matching = [rule for rule in plan.on("stalled") if rule.name in stalled]
+    due, state = _notifications(matching, state, now_s)
+    # Where nobody is named there is nobody to capture.
+    able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
+    case = _Case(verdict, plan, state, now_s, peers, due, resolves(verdict.reasons))
+    if not able:
+        return case.decision("hold", telling.standstill(verdict)), state
+    return case.decided(
+        able,
+        lambda rule: stalled[rule.name],
+        lambda rule: f"rule {rule.name}: {telling.standstill(verdict)}",
+        f", {telling.standstill(verdict)}",
     )
-    return decision, _started(state, rule, requests, now_s)
 
 
-def finished(state: State, capture_id: str) -> State:
-    """The state once a capture has ended, however it ended. An id that is not running changes nothing."""
-    return replace(state, running={key: one for key, one in state.running.items() if key != capture_id})
+def _waited_for(rule: PlannedRule, verdict: Verdict) -> tuple[int, ...] | None:
+    """The ranks of a stall's suspects that a rule is about; None if it is not about this stall at all.
 
-
-def trigger(verdict: Verdict, loaded: LoadedPolicy, rule: str) -> Trigger:
-    """What goes into the manifest of a capture that ``rule`` asked for because of ``verdict``.
-
-    Raises:
-        ValueError: the verdict has no suspect, or the policy has no such rule.
+    Where nobody is named, a rule that asks for a scope, a stage or a gain is about something else.
     """
-    if not verdict.suspects:
-        raise ValueError("a verdict without a suspect triggers nothing")
-    if rule not in {one.name for one in loaded.policy.spec.rules}:
-        raise ValueError(f"policy {loaded.policy.metadata.name} has no rule {rule!r}")
-    suspect = verdict.suspects[0]
-    return Trigger(
-        first_step=verdict.first_step,
-        last_step=verdict.last_step,
-        label=verdict.label,
-        scope=suspect.scope,
-        ranks=suspect.ranks,
-        stage=suspect.stage,
-        gain_s=suspect.gain_s,
-        share=suspect.share,
-        persistence=suspect.persistence,
-        policy=loaded.policy.metadata.name,
-        policy_sha256=loaded.sha256,
-        rule=rule,
-    )
-
-
-def _without_lost(state: State, now_s: float) -> State:
-    """Without captures past their deadline: a trainer that died must not hold its place for ever."""
-    return replace(state, running={key: one for key, one in state.running.items() if one.deadline_s > now_s})
-
-
-def _on_stall(verdict: Verdict, rules: Sequence[Rule], now_s: float) -> Decision:
-    """What to do about a stall: nothing heavy, for a profiler would start at a step that does not come."""
-    for rule in rules:
-        if _matches_stall(rule, verdict):
-            reason = f"observe-only: rule {rule.name} matched, {_standstill(verdict)}"
-            return _decision(verdict, now_s, "ignore", reason, rule=rule, resolves=resolves(verdict.reasons))
-    return _decision(verdict, now_s, "hold", _standstill(verdict), resolves=resolves(verdict.reasons))
-
-
-def _matches_stall(rule: Rule, verdict: Verdict) -> bool:
-    """Whether a rule is about a stall. One that asks for a scope, a stage or a gain wants a suspect that has it."""
     if verdict.suspects:
-        return any(_matches(rule, verdict, suspect) for suspect in verdict.suspects)
-    asks = rule.match.scope or rule.match.stage or not rule.match.gain_condition.met(0.0, 0.0)
-    return rule.match.label == verdict.label and not asks
+        found = [suspect for suspect in verdict.suspects if rule.matches(verdict.label, suspect)]
+        return tuple(rank for suspect in found for rank in suspect.ranks) if found else None
+    asks = rule.scopes or rule.stages or not rule.reached(0.0, 0.0)
+    return None if asks else ()
 
 
-def _standstill(verdict: Verdict) -> str:
-    """Why a job stands still, and for whom, if that is known."""
-    reason = ", ".join(verdict.reasons) or "no reason given"
-    if not verdict.suspects:
-        return reason
-    first = verdict.suspects[0]
-    others = sum(len(suspect.ranks) for suspect in verdict.suspects[1:])
-    return f"{reason}: {_who(first)} in {_where(first)}" + (f" and {others} more" if others else "")
+def _without_streak(state: State) -> State:
+    return state if state.streak is None else replace(state, streak=None)
 
 
-def _scope_matches(rule: Rule, suspect: Suspect) -> bool:
-    return not rule.match.scope or suspect.scope in rule.match.scope
-
-
-def _stage_matches(rule: Rule, suspect: Suspect) -> bool:
-    return not rule.match.stage or suspect.stage in rule.match.stage
-
-
-def _matches(rule: Rule, verdict: Verdict, suspect: Suspect) -> bool:
-    return (
-        rule.match.label == verdict.label
-        and _scope_matches(rule, suspect)
-        and _stage_matches(rule, suspect)
-        and rule.match.gain_condition.met(suspect.share, suspect.gain_s)
+def _continued(state: State, verdict: Verdict, suspect: Suspect, matching: Sequence[PlannedRule]) -> State:
+    """The state with one more window for each rule that waits for several of the same suspect."""
+    before = state.streak
+    ranks = tuple(suspect.ranks)
+    same = (
+        before is not None
+        and (before.attempt, before.scope, before.stage) == (verdict.attempt, suspect.scope, suspect.stage)
+        and tuple(before.ranks) == ranks
     )
+    counted = before.windows if before is not None and same else {}
+    windows = {}
+    for rule in matching:
+        if rule.windows > 1:
+            so_far = counted.get(rule.name, 0)
+            windows[rule.name] = so_far + 1 if so_far < rule.windows else so_far
+    if same and windows == counted:
+        return state
+    streak = Streak(verdict.attempt, suspect.scope, ranks, suspect.stage, windows) if windows else None
+    return replace(state, streak=streak)
 
 
-def _nearest(rules: Sequence[Rule], verdict: Verdict, suspect: Suspect) -> str:
-    """Why nothing matched, told of the rule that came closest: scope and stage first, then the lowest threshold."""
-
-    def distance(rule: Rule) -> tuple[bool, bool, bool, float, float]:
-        gain = rule.match.gain_condition
-        misses = (
-            rule.match.label != verdict.label,
-            not _scope_matches(rule, suspect),
-            not _stage_matches(rule, suspect),
-        )
-        return *misses, gain.min_share, gain.min_gain_s
-
-    rule = min(rules, key=distance)
-    if rule.match.label != verdict.label:
-        return f"no rule is about {verdict.label}"
-    if not _scope_matches(rule, suspect):
-        return f"scope {suspect.scope} is not one of {', '.join(rule.match.scope)} of rule {rule.name}"
-    if not _stage_matches(rule, suspect):
-        where = f"stage {suspect.stage}" if suspect.stage else "a whole rank"
-        return f"{where} is not one of {', '.join(rule.match.stage)} of rule {rule.name}"
-    return f"{rule.match.gain_condition.shortfall(suspect.share, suspect.gain_s)} of rule {rule.name}"
+def _seen(rule: PlannedRule, state: State) -> int:
+    """For how many windows a rule that matches this one has matched."""
+    return 1 if rule.windows == 1 or state.streak is None else state.streak.windows.get(rule.name, 1)
 
 
-def _ranks(suspect: Suspect, limits: Limits, state: State) -> tuple[int, ...]:
-    """The ranks to capture: no more than may run at once, nor than the run has left."""
-    left = max(0, limits.captures_per_run - state.captures)
-    return tuple(dict.fromkeys(suspect.ranks))[: min(limits.concurrent_ranks, left)]
+def _ready(matching: Sequence[PlannedRule], state: State) -> list[PlannedRule]:
+    """Those of the rules that have matched for as many windows as they want."""
+    seen = state.streak.windows if state.streak is not None else {}
+    return [rule for rule in matching if rule.windows == 1 or seen.get(rule.name, 1) >= rule.windows]
 
 
-def _refusal(ranks: Sequence[int], rule: Rule, limits: Limits, state: State, now_s: float) -> _Refusal | None:
-    """Why these ranks cannot be captured now. What lasts longest is said first."""
-    if not ranks:
-        return _Refusal(
-            f"captures_per_run: {state.captures} of {limits.captures_per_run} captures made",
-            "Raise limits.captures_per_run, or start another run.",
-        )
-    if rule.name in state.fired_s:
-        until_s = state.fired_s[rule.name] + rule.cooldown_s
-        if now_s < until_s:
-            return _Refusal(f"cooldown of rule {rule.name} until {_clock(until_s)}", "Wait for the cooldown to end.")
-    running = {one.rank: capture_id for capture_id, one in sorted(state.running.items())}
-    for rank in ranks:
-        if rank in running:
-            return _Refusal(f"rank {rank} is being captured already ({running[rank]})", "Wait for that capture to end.")
-    if len(running) + len(ranks) > limits.concurrent_ranks:
-        return _Refusal(
-            f"concurrent_ranks: {len(running)} of {limits.concurrent_ranks} ranks are being captured, "
-            f"{len(ranks)} more asked for",
-            "Wait for a running capture to end, or raise limits.concurrent_ranks.",
-        )
-    return None
-
-
-def _requests(
-    ranks: Sequence[int], verdict: Verdict, rule: Rule, capture: Capture, state: State
-) -> tuple[CaptureRequest, ...]:
-    return tuple(
-        CaptureRequest(
-            capture_id=_capture_id(verdict, rank, rule, state.captures + number),
-            rank=rank,
-            profiler=capture.profiler,
-            steps=capture.steps,
-            warmup_steps=capture.warmup_steps,
-            max_seconds=float(capture.max_seconds),
-            max_bytes=capture.max_trace_bytes,
-            options=capture.torch.model_dump(),
-        )
-        for number, rank in enumerate(ranks, start=1)
+def _notifications(matching: Sequence[PlannedRule], state: State, now_s: float) -> tuple[tuple[str, ...], State]:
+    """The rules whose notifications are due, and the state once they have gone out."""
+    due = tuple(
+        rule.name
+        for rule in _ready(matching, state)
+        if rule.notifies
+        and (rule.name not in state.notified_s or now_s >= state.notified_s[rule.name] + rule.cooldown_s)
     )
+    return due, replace(state, notified_s={**state.notified_s, **dict.fromkeys(due, now_s)}) if due else state
 
 
-def _capture_id(verdict: Verdict, rank: int, rule: Rule, number: int) -> str:
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """One window with all that a decision on it is taken from."""
+
+    verdict: Verdict
+    plan: Plan
+    state: State
+    now_s: float
+    peers: Sequence[int]
+    due: tuple[str, ...]
+    advice: str = ""
+
+    def decided(
+        self,
+        matching: Sequence[PlannedRule],
+        ranks_of: Callable[[PlannedRule], tuple[int, ...]],
+        why: Callable[[PlannedRule], str],
+        found: str = "",
+    ) -> tuple[Decision, State]:
+        """The decision between rules that match, and the state after it.
+
+        Args:
+            matching: the rules, at least one, in order.
+            ranks_of: the ranks that a rule is to capture.
+            why: why a rule captures them.
+            found: what a rule that only observes has to say.
+        """
+        ready = _ready(matching, self.state)
+        capturing = [rule for rule in ready if rule.capture is not None]
+        if capturing:
+            return self._captured(capturing, ranks_of, why)
+        waiting = next((rule for rule in matching if rule.capture is not None), None)
+        if waiting is None and ready:
+            reason = f"observe-only: rule {ready[0].name} matched{found}"
+            return self.decision("ignore", reason, rule=ready[0]), self.state
+        first = waiting or matching[0]
+        reason = f"rule {first.name}: window {_seen(first, self.state)} of {first.windows}"
+        outcome: Outcome = "ignore" if waiting is None else "hold"
+        decision = self.decision(outcome, reason, rule=first, resolves="Wait whether the next windows match too.")
+        return decision, self.state
+
+    def _captured(
+        self,
+        capturing: Sequence[PlannedRule],
+        ranks_of: Callable[[PlannedRule], tuple[int, ...]],
+        why: Callable[[PlannedRule], str],
+    ) -> tuple[Decision, State]:
+        """The first of the rules that nothing keeps from capturing does it; or why none may."""
+        refusal = limits.of_the_run(self.plan, self.state, self.now_s)
+        if refusal is not None:
+            return self._throttled(capturing[0], refusal)
+        fired_s, failures = self.state.last_fired_s(), self.state.failures
+        tried: dict[int, tuple[Chosen, Refusal | None]] = {}
+        before: tuple[int, ...] | None = None
+        for rule in capturing:
+            if rule.name in fired_s or rule.name in failures:
+                until_s = limits.waits_until_s(rule, fired_s.get(rule.name), failures.get(rule.name))
+                if self.now_s < until_s:
+                    refusal = refusal or limits.waits(rule, failures.get(rule.name), until_s)
+                    continue
+            # There may be a thousand rules: those that want the same of the same ranks are told the same.
+            ranks = ranks_of(rule)
+            if ranks is not before:
+                before = ranks
+                tried.clear()
+            if rule.wish not in tried:
+                tried[rule.wish] = self._chosen(rule, ranks)
+            chosen, refused = tried[rule.wish]
+            if refused is None:
+                requests = self._requests(rule, chosen)
+                decision = self.decision("capture", why(rule) + _beside(chosen), rule=rule, requests=requests)
+                return decision, started(self.state, rule.name, requests, self.now_s)
+            refusal = refusal or refused
+        assert refusal is not None, "a rule that nothing refused captures"
+        return self._throttled(capturing[0], refusal)
+
+    def _throttled(self, rule: PlannedRule, refusal: Refusal) -> tuple[Decision, State]:
+        return self.decision("throttle", refusal.reason, rule=rule, resolves=refusal.resolves), self.state
+
+    def _chosen(self, rule: PlannedRule, ranks: tuple[int, ...]) -> tuple[Chosen, Refusal | None]:
+        """Whom a rule captures, and what keeps it from them."""
+        capture = rule.capture
+        assert capture is not None, "only rules with a capture are asked"
+        bounds = self.plan.bounds
+        suspected = {rank for suspect in self.verdict.suspects for rank in suspect.ranks}
+        healthy = [rank for rank in self.peers if rank not in suspected] if capture.control_ranks else []
+        chosen = limits.choose(capture, ranks, healthy, limits.left(bounds, self.state, self.now_s))
+        return chosen, limits.of_the_ranks(chosen, bounds, self.state)
+
+    def _requests(self, rule: PlannedRule, chosen: Chosen) -> tuple[CaptureRequest, ...]:
+        capture = rule.capture
+        assert capture is not None, "only rules with a capture fire"
+        asked = max(self.state.asked, self.state.captures)
+        stacks = capture.profiler == "stacks"
+        return tuple(
+            CaptureRequest(
+                capture_id=_capture_id(self.verdict, rank, rule, asked + number),
+                rank=rank,
+                profiler=capture.profiler,
+                # Stacks are taken at once, and a request is bounded in steps all the same.
+                steps=1 if stacks else capture.steps,
+                warmup_steps=0 if stacks else capture.warmup_steps,
+                max_seconds=float(capture.max_seconds),
+                max_bytes=capture.max_trace_bytes,
+                options=capture.options,
+                role="suspect" if number <= len(chosen.ranks) else "control",
+            )
+            for number, rank in enumerate(chosen.ranks + chosen.controls, start=1)
+        )
+
+    def decision(
+        self,
+        outcome: Outcome,
+        reason: str,
+        *,
+        rule: PlannedRule | None = None,
+        resolves: str = "",
+        requests: tuple[CaptureRequest, ...] = (),
+    ) -> Decision:
+        """The decision; a rule that wants to capture brings the limits along."""
+        numbers: dict[str, float] = {}
+        if rule is not None:
+            if rule.windows > 1:
+                numbers["windows"] = _seen(rule, self.state)
+            if rule.capture is not None:
+                numbers |= limits.in_numbers(self.plan.bounds, self.state, self.now_s)
+        return _decision(
+            self.verdict, self.now_s, outcome, reason, rule, resolves or self.advice, numbers, requests, self.due
+        )
+
+
+def _beside(chosen: Chosen) -> str:
+    if not chosen.controls:
+        return ""
+    ranks = ", ".join(map(str, chosen.controls))
+    return f"; beside it rank{'s' if len(chosen.controls) > 1 else ''} {ranks}, to compare with"
+
+
+def _capture_id(verdict: Verdict, rank: int, rule: PlannedRule, number: int) -> str:
     """``w<first>-<last>-r<rank>-<rule>-<number>``: readable, a plain file name, unique by its number in the run."""
     head = f"w{verdict.first_step}-{verdict.last_step}-r{rank}-"
     # A job that starts again counts its steps again, perhaps with a controller that has lost its state.
@@ -245,26 +296,16 @@ def _capture_id(verdict: Verdict, rank: int, rule: Rule, number: int) -> str:
     return head + rule.name[: _MAX_ID_LENGTH - len(head) - len(tail)] + tail
 
 
-def _started(state: State, rule: Rule, requests: Sequence[CaptureRequest], now_s: float) -> State:
-    begun = {request.capture_id: Running(request.rank, now_s + request.max_seconds + GRACE_S) for request in requests}
-    return replace(
-        state,
-        captures=state.captures + len(requests),
-        fired_s={**state.fired_s, rule.name: now_s},
-        running={**state.running, **begun},
-    )
-
-
 def _decision(
     verdict: Verdict,
     now_s: float,
     outcome: Outcome,
     reason: str,
-    *,
-    rule: Rule | None = None,
+    rule: PlannedRule | None = None,
     resolves: str = "",
     numbers: Mapping[str, float] | None = None,
     requests: tuple[CaptureRequest, ...] = (),
+    notify: tuple[str, ...] = (),
 ) -> Decision:
     return Decision(
         time_s=now_s,
@@ -275,48 +316,8 @@ def _decision(
         reason=reason,
         rule=rule.name if rule else None,
         resolves=resolves,
-        numbers={**_gain_in_numbers(verdict, rule), **(numbers or {})},
+        numbers={**telling.gain_in_numbers(verdict, rule), **(numbers or {})},
         requests=requests,
         attempt=verdict.attempt,
+        notify=notify,
     )
-
-
-def _gain_in_numbers(verdict: Verdict, rule: Rule | None) -> dict[str, float]:
-    numbers = {"exposed_s": verdict.exposed_s}
-    if verdict.suspects:
-        first = verdict.suspects[0]
-        numbers |= {"gain_s": first.gain_s, "share": first.share, "persistence": first.persistence}
-    if rule is not None:
-        gain = rule.match.gain_condition
-        numbers |= {"min_share": gain.min_share, "min_gain_s": gain.min_gain_s, "cooldown_s": rule.cooldown_s}
-    return numbers
-
-
-def _limits_in_numbers(limits: Limits, state: State) -> dict[str, float]:
-    return {
-        "captures": state.captures,
-        "captures_per_run": limits.captures_per_run,
-        "running_ranks": len(state.running),
-        "concurrent_ranks": limits.concurrent_ranks,
-    }
-
-
-def _explained(suspect: Suspect, rule: Rule) -> str:
-    return (
-        f"rule {rule.name}: {_where(suspect)} of {_who(suspect)} would save {1000 * suspect.gain_s:.3g} ms a step "
-        f"({100 * suspect.share:.3g}%), in {100 * suspect.persistence:.3g}% of the steps"
-    )
-
-
-def _who(suspect: Suspect) -> str:
-    return f"rank {suspect.ranks[0]}" if len(suspect.ranks) == 1 else f"{len(suspect.ranks)} ranks"
-
-
-def _where(suspect: Suspect) -> str:
-    return suspect.stage or "all local stages"
-
-
-def _clock(time_s: float) -> str:
-    """The time in UTC; by addition, because the C library's conversion has a narrower range."""
-    moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=time_s)
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -7,8 +7,8 @@ import hashlib
 import os
 import stat
 import typing
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +16,42 @@ from pydantic import BaseModel, ValidationError
 
 from sftriage.errors import UsageError
 from sftriage.policy import document as documents
-from sftriage.policy.document import Document
+from sftriage.policy.contradictions import contradictions
+from sftriage.policy.document import Document, Place
+from sftriage.policy.fields import Location
 from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import shown
-from sftriage.policy.schema import Location, TriagePolicy, contradictions
+from sftriage.policy.schema import TriagePolicy
 
 MAX_FILE_BYTES = 256 * 1024
 """A thousand rules fit; a document beyond this is not a policy."""
+
+_LISTS = {
+    "scope": "[rank, host]",
+    "pattern": "[chronic, recurring]",
+    "ranks": "[0, 8]",
+    "trace": "[cuda, nvtx]",
+    "gather": "[next_windows]",
+    "notify": "[{webhook: {url_from_env: NAME}}]",
+    "rules": "[{name: slow-rank, match: {}}]",
+}
+"""What a list of each field looks like."""
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """A checked policy, the sha256 of the bytes it was read from, and where they were."""
+    """A checked policy, the sha256 of the bytes it was read from, and where they were.
+
+    ``places`` says where in the text each of its values stands, so that what is wrong only beside another policy can be
+    said as well as what is wrong by itself.
+    """
 
     policy: TriagePolicy
     sha256: str
     source: str
+    places: Mapping[Location, Place] = field(default_factory=dict, repr=False, compare=False)
 
 
 def load(path: str | os.PathLike[str]) -> LoadedPolicy:
@@ -125,7 +143,7 @@ def _checked(text: str, raw: bytes, source: str) -> LoadedPolicy:
         _add(document, ((found["loc"], found) for found in error.errors()))
     if document.problems or policy is None:
         raise PolicyError(source, [problem for group in document.problems.values() for problem in group])
-    return LoadedPolicy(policy, hashlib.sha256(raw).hexdigest(), source)
+    return LoadedPolicy(policy, hashlib.sha256(raw).hexdigest(), source, document.values)
 
 
 def _add(document: Document, found: Iterable[tuple[Location, Any]]) -> None:
@@ -134,6 +152,7 @@ def _add(document: Document, found: Iterable[tuple[Location, Any]]) -> None:
     for location, what in found:
         if location in taken:
             continue
+        taken.add(location)
         message = what if isinstance(what, str) else _message(what)
         unknown = not isinstance(what, str) and what["type"] == "extra_forbidden"
         document.refuse(location, message, document.place(location, of_key=unknown))
@@ -152,7 +171,7 @@ def _message(found: Any) -> str:
     if kind == "value_error":
         return str(found["ctx"]["error"])
     said = {
-        "tuple_type": "must be a list such as [data, h2d]",
+        "tuple_type": "must be a list such as " + _LISTS.get(str(location[-1]), "[data, h2d]"),
         "model_type": "must be a mapping of fields",
         "string_type": "must be text (quote it if it looks like something else)",
         "string_pattern_mismatch": "must be lower-case letters, digits and -, with no - at either end",
@@ -196,4 +215,12 @@ def _fields(location: Location) -> list[str]:
 
 
 def _choices(location: Location) -> list[str]:
-    return [str(choice) for choice in typing.get_args(_annotation(location))]
+    return list(_literals(_annotation(location)))
+
+
+def _literals(kind: Any) -> Iterator[str]:
+    if typing.get_origin(kind) is typing.Literal:
+        yield from map(str, typing.get_args(kind))
+        return
+    for inner in typing.get_args(kind):
+        yield from _literals(inner)

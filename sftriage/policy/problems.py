@@ -13,15 +13,20 @@ MAX_SHOWN = 50
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One mistake. ``line`` and ``column`` count from 1; a line of 0 means the document as a whole."""
+    """One mistake. ``line`` and ``column`` count from 1; a line of 0 means the document as a whole.
+
+    ``source`` is the file it is in, where several are looked at together.
+    """
 
     line: int
     column: int
     path: str
     message: str
+    source: str = ""
 
     def said(self, source: str) -> str:
         """The problem as one line: ``FILE:LINE:COLUMN: field: message``."""
+        source = self.source or source
         place = f"{source}:{self.line}:{self.column}" if self.line else source
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
 
@@ -31,7 +36,7 @@ class PolicyError(InputError):
 
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
         self.source = source
-        self.problems = tuple(sorted(problems))
+        self.problems = tuple(sorted(problems, key=lambda problem: (problem.source, problem)))
         lines = [problem.said(source) for problem in self.problems[:MAX_SHOWN]]
         if len(self.problems) > MAX_SHOWN:
             lines.append(f"{source}: and {len(self.problems) - MAX_SHOWN} more")

@@ -15,6 +15,7 @@ _PERCENT = re.compile(rf"({_NUMBER})\s?%")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|d|h|m|s)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 _BYTES = re.compile(rf"({_NUMBER})\s?([KMGT]i|[kKMGT]|)(B?)")
+_WINDOWS = re.compile(r"([0-9]{1,6}) windows?")
 _AT_LEAST = re.compile(r">=\s*(\S.*)")
 
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
@@ -53,6 +54,14 @@ def size_bytes(text: object) -> int:
     if found is None or not found[2] + found[3]:
         raise ValueError(f"expected a size with its unit (Ki, Mi, Gi, KB, MB, GB) such as 512Mi, got {shown(text)}")
     return int(float(found[1]) * _MULTIPLES[found[2]])
+
+
+def windows(text: object) -> int:
+    """``"2 windows"`` as 2."""
+    found = _WINDOWS.fullmatch(text) if isinstance(text, str) else None
+    if found is None:
+        raise ValueError(f"expected a number of windows such as 2 windows, got {shown(text)}")
+    return int(found[1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,75 +6,55 @@ strings with their unit, and what is optional has a default. The parsed number o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic.config import JsonDict
+from apscheduler.triggers.cron import CronTrigger
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from sftriage.errors import SchemaError
-from sftriage.policy import quantities
-from sftriage.records import MAX_STAGE_NAME_BYTES, Label, Profiler, Scope, StageSchema
+from sftriage.policy import cron, quantities
+from sftriage.policy.capture import Capture
+from sftriage.policy.contradictions import (
+    CAPTURES_PER_HOUR,
+    CAPTURES_PER_RUN,
+    CONCURRENT_RANKS,
+    STRIDE_STEPS,
+    WINDOW_STEPS,
+    contradictions,
+    unsaid,
+)
+from sftriage.policy.fields import (
+    AbsolutePath,
+    Age,
+    Budget,
+    Cooldown,
+    Cron,
+    EnvironmentName,
+    Gain,
+    Held,
+    Model,
+    Name,
+    Share,
+    Stage,
+    StallTime,
+    StoreSize,
+    TimeZone,
+    Windows,
+    left_out,
+    only_one,
+)
+from sftriage.policy.plan import Plan
+from sftriage.records import Label, Pattern, Scope
 
 API_VERSION = "sftriage.dev/v1alpha1"
 
-Location = tuple[int | str, ...]
-"""The way to a value of a document: field names and list indices."""
 
-_MIN_TRACE_BYTES, _MAX_TRACE_BYTES = 2**20, 2**36
-_MAX_COOLDOWN_S = 30 * 86400.0
-_MIN_STALL_S, _MAX_STALL_S = 1.0, 86400.0
-
-
-def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> Callable[[object], object]:
-    """A validator that keeps the text of a quantity and refuses one that cannot be read or is out of bounds."""
-
-    def check(value: object) -> object:
-        if not low <= parse(value) <= high:
-            raise ValueError(f"expected {bounds}, got {quantities.shown(value)}")
-        return value
-
-    return check
-
-
-def _gain(value: object) -> object:
-    quantities.gain(value)
-    return value
-
-
-def _stage(value: object) -> object:
-    if isinstance(value, str):
-        try:
-            StageSchema((value,))
-        except SchemaError as error:
-            raise ValueError(str(error)) from None
-    return value
-
-
-Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
-Stage = Annotated[str, BeforeValidator(_stage), Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES)]
-Share = Annotated[str, BeforeValidator(_within(quantities.fraction, 0.0, 1.0, "0% to 100%"))]
-Gain = Annotated[str, BeforeValidator(_gain)]
-Cooldown = Annotated[str, BeforeValidator(_within(quantities.seconds, 0.0, _MAX_COOLDOWN_S, "0s to 30d"))]
-StallTime = Annotated[str, BeforeValidator(_within(quantities.seconds, _MIN_STALL_S, _MAX_STALL_S, "1s to 1d"))]
-TraceSize = Annotated[
-    str, BeforeValidator(_within(quantities.size_bytes, _MIN_TRACE_BYTES, _MAX_TRACE_BYTES, "1Mi to 64Gi"))
-]
-
-
-class _Model(BaseModel):
-    """Strict, so that ``steps: yes`` is a mistake and not 1; frozen, so that a policy is the one that was checked."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class Detection(_Model):
+class Detection(Model):
     """How windows are cut and when a window counts as slow."""
 
-    window_steps: int = Field(default=50, ge=2, le=10_000, description="Steps in a window.")
-    stride_steps: int = Field(default=10, ge=1, le=10_000, description="Steps from one window to the next.")
+    window_steps: int = Field(default=WINDOW_STEPS, ge=2, le=10_000, description="Steps in a window.")
+    stride_steps: int = Field(default=STRIDE_STEPS, ge=1, le=10_000, description="Steps from one window to the next.")
     warmup_steps: int = Field(
         default=20, ge=0, le=1_000_000, description="Steps at the start of a job that are not judged."
     )
@@ -102,18 +82,19 @@ class Detection(_Model):
         return quantities.seconds(self.stalled_after)
 
 
-class Match(_Model):
+class Match(Model):
     """Which verdicts a rule is about."""
 
     label: Label = Field(
         default="suspect",
-        description="The verdict's label: `suspect`, or `stalled`, which can only be observed.",
+        description="The verdict's label: `suspect`, or `stalled`, of which only stacks can be taken.",
     )
     scope: tuple[Scope, ...] = Field(
         default=(),
         strict=False,  # YAML has lists and no tuples
         max_length=8,
-        description="Who the suspect may be: `rank`, or `all` ranks together; none named means either.",
+        description="Who the suspect may be: one `rank`, the ranks of a `host` or of a `cohort`, or `all`; "
+        "none named means any.",
     )
     stage: tuple[Stage, ...] = Field(
         default=(),
@@ -123,74 +104,163 @@ class Match(_Model):
     )
     gain: Gain = Field(default=">= 0%", description="What the suspect must be worth, such as `>= 5% and >= 10ms`.")
 
+    pattern: tuple[Pattern, ...] = Field(
+        default=(),
+        strict=False,  # YAML has lists and no tuples
+        max_length=3,
+        description="How the fault behaves: `chronic`, it is there to stay; `recurring`, it comes back; `one-off`, it "
+        "has passed, and is never captured; none named means any.",
+    )
+
     @cached_property
     def gain_condition(self) -> quantities.GainCondition:
         """``gain``, parsed."""
         return quantities.gain(self.gain)
 
 
-class TorchOptions(_Model):
-    """What torch.profiler records beside operators and kernels. Each costs time and memory: off unless asked for."""
+class Webhook(Model):
+    """Where to send a message. The address is a secret, so the policy says only where to find it."""
 
-    record_shapes: bool = Field(default=False, description="Record the shapes of operators' inputs.")
-    with_stack: bool = Field(default=False, description="Record the Python stack of each operator.")
-    profile_memory: bool = Field(default=False, description="Record allocations.")
-
-
-class Capture(_Model):
-    """One time-boxed run of a profiler on a suspect rank."""
-
-    profiler: Profiler = Field(default="torch", description="The profiler to run.")
-    steps: int = Field(default=5, ge=1, le=1000, description="Steps to record.")
-    warmup_steps: int = Field(default=1, ge=0, le=100, description="Steps the profiler runs before those that count.")
-    max_seconds: int = Field(
-        default=60, ge=1, le=3600, description="Seconds after which the capture ends, whatever happens."
+    url_from_env: EnvironmentName | None = Field(
+        default=None, description="The environment variable that holds the address.", json_schema_extra=left_out
     )
-    max_bytes: TraceSize = Field(default="512Mi", description="Size over which a trace is not kept.")
-    torch: TorchOptions = Field(default=TorchOptions(), description="Options of the torch profiler.")
-
-    @cached_property
-    def max_trace_bytes(self) -> int:
-        """``max_bytes`` as a number."""
-        return quantities.size_bytes(self.max_bytes)
-
-
-def _left_out(schema: JsonDict) -> None:
-    """Describe a field that is there or left out, never null: a CRD knows neither `anyOf` nor `default: null`."""
-    choices = schema.pop("anyOf")
-    schema.pop("default")
-    if isinstance(choices, list) and isinstance(choices[0], dict):
-        schema.update(choices[0])
+    url_from_file: AbsolutePath | None = Field(
+        default=None, description="The file that holds the address.", json_schema_extra=left_out
+    )
+    format: Literal["cloudevents", "slack"] = Field(
+        default="cloudevents", description="`cloudevents`: a CloudEvents 1.0 envelope; `slack`: what Slack takes."
+    )
 
 
-class Rule(_Model):
-    """If a verdict matches, capture; or, without a capture, put on record that it would have matched."""
+class Notification(Model):
+    """Who is told that a rule matches."""
+
+    webhook: Webhook = Field(description="An HTTP POST of what was decided.")
+
+
+class Rule(Model):
+    """If verdicts match, capture, and tell somebody; or, with neither, put on record that it would have matched."""
 
     name: Name = Field(description="Unique in the policy; goes into capture ids and manifests.")
     match: Match = Field(description="Which verdicts the rule is about.")
+    lasting: Windows = Field(
+        default="1 window",
+        alias="for",
+        description="For how many windows in a row the same suspect must match, such as `2 windows`; "
+        "windows that overlap count each.",
+    )
     capture: Capture | None = Field(
         default=None,
         description="What to capture; a rule without it observes only.",
-        json_schema_extra=_left_out,
+        json_schema_extra=left_out,
     )
-    cooldown: Cooldown = Field(default="10m", description="Time after a capture in which this rule starts no other.")
+    notify: tuple[Notification, ...] = Field(
+        default=(),
+        strict=False,  # YAML has lists and no tuples
+        max_length=16,
+        description="Who is told when the rule matches, captured or not; again only after the cooldown.",
+    )
+    cooldown: Cooldown = Field(
+        default="10m",
+        description="Time after a capture in which this rule starts no other, and after a message in which it sends "
+        "none.",
+    )
 
     @cached_property
     def cooldown_s(self) -> float:
         """``cooldown`` in seconds."""
         return quantities.seconds(self.cooldown)
 
+    @cached_property
+    def windows(self) -> int:
+        """``for`` as a number."""
+        return quantities.windows(self.lasting)
 
-class Limits(_Model):
-    """What captures may cost a job, over all rules."""
 
-    captures_per_run: int = Field(
-        default=3, ge=1, le=10_000, description="Captures in one run; one rank captured once is one."
+class OnNeedsEvidence(Model):
+    """What happens on a window that cannot be decided."""
+
+    hold: Held = Field(
+        default=True,
+        description="Start nothing heavy; only true.",
+        json_schema_extra={"enum": [True]},
     )
-    concurrent_ranks: int = Field(default=2, ge=1, le=1024, description="Ranks that may be captured at the same time.")
+    gather: tuple[Literal["bucket_ready", "nvml", "next_windows"], ...] = Field(
+        default=(),
+        strict=False,  # YAML has lists and no tuples
+        max_length=3,
+        description="Cheap evidence that may resolve it: when the last gradients are ready, what the GPUs say of "
+        "themselves, more windows.",
+    )
 
 
-class Spec(_Model):
+class Limits(Model):
+    """What captures may cost a job, over all rules. One rank captured once is one capture, a control rank's too."""
+
+    captures_per_hour: int = Field(
+        default=CAPTURES_PER_HOUR,
+        ge=1,
+        le=10_000,
+        description="Captures asked for in any hour, whatever becomes of them.",
+    )
+    captures_per_run: int = Field(
+        default=CAPTURES_PER_RUN,
+        ge=1,
+        le=10_000,
+        description="Captures in one run; one that is refused or fails is not counted.",
+    )
+    concurrent_ranks: int = Field(
+        default=CONCURRENT_RANKS, ge=1, le=1024, description="Ranks that may be captured at the same time."
+    )
+    overhead_budget: Budget = Field(
+        default="0.5%",
+        description="Share of the run's time that captures may cost the job; when it is spent, captures wait.",
+    )
+
+    @cached_property
+    def overhead_fraction(self) -> float:
+        """``overhead_budget`` as a fraction."""
+        return quantities.fraction(self.overhead_budget)
+
+
+class Active(Model):
+    """When captures are allowed. Everything else happens at any time."""
+
+    cron: Cron = Field(
+        default="* * * * *",
+        description="The minutes in which captures may start, as minute, hour, day, month and weekday (by name), "
+        "all of which have to match.",
+    )
+    timezone: TimeZone = Field(default="UTC", description="The time zone of `cron`, such as Europe/Berlin.")
+
+    @cached_property
+    def trigger(self) -> CronTrigger | None:
+        """The minutes of ``cron``; None if it is all of them."""
+        return None if self.cron.split() == ["*"] * 5 else cron.trigger(self.cron, cron.zone(self.timezone))
+
+
+class Retention(Model):
+    """How long traces are kept. What is not said is not limited."""
+
+    age: Age | None = Field(default=None, description="Traces older than this are removed.", json_schema_extra=left_out)
+    bytes: StoreSize | None = Field(
+        default=None,
+        description="Size of all traces over which the oldest are removed.",
+        json_schema_extra=left_out,
+    )
+
+    @cached_property
+    def age_s(self) -> float | None:
+        """``age`` in seconds."""
+        return None if self.age is None else quantities.seconds(self.age)
+
+    @cached_property
+    def size_bytes(self) -> int | None:
+        """``bytes`` as a number."""
+        return None if self.bytes is None else quantities.size_bytes(self.bytes)
+
+
+class Spec(Model):
     """What the policy says."""
 
     detection: Detection = Field(default=Detection(), description="How windows are cut and judged.")
@@ -198,28 +268,42 @@ class Spec(_Model):
         strict=False,
         max_length=1000,
         json_schema_extra={"minItems": 1},  # pydantic's own would count an invalid rule as one that is missing
-        description="Tried in order; the first with a capture decides.",
+        description="Tried in order; the first that may capture decides.",
+    )
+    on_needs_evidence: OnNeedsEvidence = Field(
+        default=OnNeedsEvidence(), description="What happens on a window that cannot be decided."
     )
     limits: Limits = Field(default=Limits(), description="What captures may cost a job.")
+    active: Active = Field(default=Active(), description="When captures are allowed.")
+    retention: Retention | None = Field(
+        default=None, description="How long traces are kept; for ever without it.", json_schema_extra=left_out
+    )
 
 
-class Metadata(_Model):
+class Metadata(Model):
     """How the policy is called."""
 
     name: Name = Field(description="The policy's name.")
 
 
-class TriagePolicy(_Model):
+class TriagePolicy(Model):
     """A triage policy.
 
     Raises:
         pydantic.ValidationError: on construction, with the location of everything that is wrong.
     """
 
-    api_version: Literal["sftriage.dev/v1alpha1"] = Field(alias="apiVersion", description="Version of this format.")
-    kind: Literal["TriagePolicy"] = Field(description="Always TriagePolicy.")
+    api_version: Literal["sftriage.dev/v1alpha1"] = Field(
+        alias="apiVersion", description="Version of this format.", json_schema_extra=only_one
+    )
+    kind: Literal["TriagePolicy"] = Field(description="Always TriagePolicy.", json_schema_extra=only_one)
     metadata: Metadata = Field(description="How the policy is called.")
     spec: Spec = Field(description="What the policy says.")
+
+    @cached_property
+    def plan(self) -> Plan:
+        """What the policy comes to."""
+        return Plan(self.spec.rules, [self.spec.limits], [self.spec.active])
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> TriagePolicy:
@@ -227,60 +311,22 @@ class TriagePolicy(_Model):
             InitErrorDetails(
                 type=PydanticCustomError("contradiction", "{said}", {"said": message}), loc=where, input=None
             )
-            for where, message in contradictions(self.model_dump())
+            for where, message in contradictions(self.model_dump(by_alias=True, exclude_unset=True))
         ]
         if found:
             raise ValidationError.from_exception_data("TriagePolicy", found)
         return self
 
+    def filled(self) -> dict[str, Any]:
+        """The policy as plain data with every default filled in, ready to be written as YAML and read again.
 
-def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
-    """What is wrong between fields that are each right, as (location, message).
-
-    Works on plain data of any shape, so that these are reported together with the mistakes inside the fields.
-    """
-    spec = _mapping(document, "spec")
-    detection = _mapping(spec, "detection")
-    window, stride = (detection.get(name) for name in ("window_steps", "stride_steps"))
-    if isinstance(window, int) and isinstance(stride, int) and stride > window:
-        yield (
-            ("spec", "detection", "stride_steps"),
-            (f"{stride} steps from window to window leave gaps between windows of {window} steps"),
-        )
-    rules = spec.get("rules")
-    if rules in ([], ()):
-        yield ("spec", "rules"), "no rule; a policy that captures nothing has rules without a capture"
-    seen: dict[str, int] = {}
-    for index, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
-        where: Location = ("spec", "rules", index)
-        name = rule.get("name") if isinstance(rule, dict) else None
-        if isinstance(name, str) and seen.setdefault(name, index) != index:
-            yield (*where, "name"), f"a second rule named {name!r}; the first is spec.rules[{seen[name]}]"
-        label = _mapping(rule, "match").get("label")
-        if label in ("healthy", "needs_evidence"):
-            yield (*where, "match", "label"), _idle_label(label, rule.get("capture") is not None)
-        if label == "stalled" and _starts_torch(rule):
-            yield (*where, "match", "label"), _STALLED_CAPTURE
-
-
-def _idle_label(label: str, captures: bool) -> str:
-    if captures:
-        why = "nothing is slow" if label == "healthy" else "the signal cannot say which rank to capture"
-        return f"no capture on {label}, because {why}; only suspect may capture"
-    return f"a rule on {label} would do nothing; such windows are put on record without a rule"
-
-
-_STALLED_CAPTURE = (
-    "no torch capture on stalled, because it starts at a rank's next step, and a stalled rank takes none; "
-    "a rule on stalled only observes"
-)
-
-
-def _starts_torch(rule: Any) -> bool:
-    captures = isinstance(rule, dict) and rule.get("capture") is not None
-    return captures and _mapping(rule, "capture").get("profiler", "torch") == "torch"
-
-
-def _mapping(holder: Any, name: str) -> dict[str, Any]:
-    value = holder.get(name) if isinstance(holder, dict) else None
-    return value if isinstance(value, dict) else {}
+        Left out is what would be a mistake to say: the options of profilers that are not used, for one.
+        """
+        filled = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        for rule in filled["spec"]["rules"]:
+            capture = rule.get("capture")
+            if capture is None:
+                continue
+            for word in unsaid(capture):
+                capture.pop(word, None)
+        return filled

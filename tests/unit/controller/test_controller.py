@@ -95,3 +95,28 @@ def test_the_policys_thresholds_are_the_verdicts_thresholds():
         0.8,
         0.5,
     )
+
+
+NOTIFYING = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: test}
+spec:
+  rules:
+    - {name: page, match: {gain: ">= 5%"}, notify: [{webhook: {url_from_env: HOOK}}], cooldown: 10m}
+    - {name: slow, match: {gain: ">= 5%"}, for: 3 windows, capture: {control_ranks: 1}}
+"""
+
+
+def test_a_restart_forgets_neither_who_was_told_nor_how_often_a_suspect_was_seen(tmp_path):
+    def start(number):
+        journal = Journal(tmp_path / "decisions.jsonl")
+        return Controller(parse(NOTIFYING, "test.yaml"), journal, tmp_path / "state.json")
+
+    # WHEN each window is judged by another controller
+    decisions = [start(n).take(window(20 * n, late_s=0.02), now_s=100.0 + n).decision for n in range(3)]
+    # THEN somebody is told once, and the third window in a row is captured
+    assert [decision.notify for decision in decisions] == [("page",), (), ()]
+    assert [decision.outcome for decision in decisions] == ["hold", "hold", "capture"]
+    # AND a healthy rank is captured beside the suspect
+    assert [(one.rank, one.role) for one in decisions[2].requests] == [(2, "suspect"), (0, "control")]

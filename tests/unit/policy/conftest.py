@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sftriage.policy import TriagePolicy
-from sftriage.records import Suspect, Verdict
+from sftriage.records import Pattern, Scope, Suspect, Verdict
 
 MakePolicy = Callable[..., TriagePolicy]
 MakeVerdict = Callable[..., Verdict]
@@ -14,13 +14,13 @@ MakeVerdict = Callable[..., Verdict]
 
 @pytest.fixture(scope="session")
 def make_policy() -> MakePolicy:
-    def make(*rules: dict[str, Any], **limits: int) -> TriagePolicy:
+    def make(*rules: dict[str, Any], active: dict[str, str] | None = None, **limits: int | str) -> TriagePolicy:
         return TriagePolicy.model_validate(
             {
                 "apiVersion": "sftriage.dev/v1alpha1",
                 "kind": "TriagePolicy",
                 "metadata": {"name": "p"},
-                "spec": {"rules": list(rules), "limits": limits},
+                "spec": {"rules": list(rules), "limits": limits, **({"active": active} if active else {})},
             }
         )
 
@@ -39,9 +39,12 @@ def make_verdict() -> MakeVerdict:
         first_step: int = 100,
         reasons: tuple[str, ...] = (),
         attempt: int = 0,
+        pattern: Pattern = "chronic",
+        scope: Scope | None = None,
     ) -> Verdict:
         one = len(ranks or ()) == 1
-        suspects = () if ranks is None else (Suspect("rank" if one else "all", ranks, stage, gain_s, share, 0.9),)
+        scope = scope or ("rank" if one else "all")
+        suspects = () if ranks is None else (Suspect(scope, ranks, stage, gain_s, share, 0.9, pattern=pattern),)
         return Verdict(
             first_step=first_step,
             last_step=first_step + 49,

@@ -8,13 +8,14 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.policy import RESOLVES, LoadedPolicy, Running, State, TriagePolicy, decide, finished, resolves, trigger
-from sftriage.policy.engine import GRACE_S
+from sftriage.policy.state import GRACE_S
 from sftriage.records import Verdict
 
 MakePolicy = Callable[..., TriagePolicy]
 MakeVerdict = Callable[..., Verdict]
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+BEGUN = State(started_s=NOW - 1000)
 CAPTURING = {"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": {}, "cooldown": "10m"}
 DATA_ONLY = {"name": "slow-input", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
 OBSERVING = {"name": "watch", "match": {"gain": ">= 1%"}}
@@ -77,7 +78,7 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
         ),
         (
             {"ranks": (2, 3)},
-            [CAPTURING],
+            [{**CAPTURING, "capture": {"sample": 2}}],
             {"running": RUNNING_7},
             "throttle",
             "concurrent_ranks: 1 of 2 ranks are being captured, 2 more asked for",
@@ -174,9 +175,9 @@ def test_a_stall_is_held_or_observed_with_advice_and_never_captured(
     make_policy: MakePolicy,
     make_verdict: MakeVerdict,
 ) -> None:
-    decision, state = decide(make_verdict("stalled", **verdict), make_policy(*rules), State(), NOW)
+    decision, state = decide(make_verdict("stalled", **verdict), make_policy(*rules), BEGUN, NOW)
     assert (decision.outcome, decision.reason, decision.rule) == (outcome, reason, rule)
-    assert (decision.label, decision.requests, state) == ("stalled", (), State())
+    assert (decision.label, decision.requests, state) == ("stalled", (), BEGUN)
     assert decision.resolves == resolves(verdict["reasons"])
 
 
@@ -195,9 +196,9 @@ def test_a_fault_that_has_passed_is_held(make_policy: MakePolicy, make_verdict: 
     assert decide(verdict, make_policy(CAPTURING), State(), NOW)[0].outcome == "capture"
     # WHEN it came and went within the window
     passed = replace(verdict, suspects=(replace(verdict.suspects[0], pattern="one-off"),))
-    decision, state = decide(passed, make_policy(CAPTURING), State(), NOW)
+    decision, state = decide(passed, make_policy(CAPTURING), BEGUN, NOW)
     # THEN no healthy steps are profiled in its stead
-    assert (decision.outcome, decision.reason, state) == ("hold", "one-off, and has passed", State())
+    assert (decision.outcome, decision.reason, state) == ("hold", "one-off, and has passed", BEGUN)
 
 
 def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
@@ -205,7 +206,7 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
 ) -> None:
     capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "torch": {"record_shapes": True}}
     policy = make_policy({"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": "90s"})
-    decision, state = decide(make_verdict(attempt=1), policy, State(captures=1), NOW)
+    decision, state = decide(make_verdict(attempt=1), policy, replace(BEGUN, captures=1, asked=1), NOW)
     (request,) = decision.requests
     assert request.capture_id == "w100-149-r2-slow-rank-a1-2"
     assert (request.rank, request.profiler, request.steps, request.warmup_steps) == (2, "torch", 7, 2)
@@ -220,20 +221,32 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
         "min_share": 0.05,
         "min_gain_s": 0.0,
         "cooldown_s": 90.0,
+        "for_windows": 1,
+        "sample": 1,
+        "control_ranks": 0,
         "captures": 1,
         "captures_per_run": 3,
+        "captures_last_hour": 0,
+        "captures_per_hour": 4,
         "running_ranks": 0,
         "concurrent_ranks": 2,
+        "spent_s": 0.0,
+        "budget_s": 5.0,
+        "overhead_budget": 0.005,
     }
     assert state == State(
-        captures=2, fired_s={"slow-rank": NOW}, running={request.capture_id: Running(2, NOW + 30 + GRACE_S)}
+        captures=2,
+        asked=2,
+        hour_s=(NOW,),
+        running={request.capture_id: Running(2, NOW + 30 + GRACE_S, "slow-rank", NOW)},
+        started_s=NOW - 1000,
     )
 
 
 def test_of_many_ranks_the_first_are_captured_as_far_as_the_limits_go(
     make_policy: MakePolicy, make_verdict: MakeVerdict
 ) -> None:
-    policy = make_policy(CAPTURING, captures_per_run=3, concurrent_ranks=2)
+    policy = make_policy({**CAPTURING, "capture": {"sample": 2}}, captures_per_run=3, concurrent_ranks=2)
     everybody = make_verdict(ranks=(4, 5, 6, 7))
     first, state = decide(everybody, policy, State(), NOW)
     assert [request.rank for request in first.requests] == [4, 5]
@@ -318,7 +331,10 @@ def test_state_comes_back_from_json() -> None:
         '{"captures": true}',
         '{"fired_s": {"a": NaN}}',
         '{"running": {"x": {"rank": 1}}}',
-        '{"version": 2}',
+        '{"version": 3}',
+        '{"streak": {"attempt": 0}}',
+        '{"failures": {"a": {"count": 0, "fired_s": 0, "failed_s": 0}}}',
+        '{"spent_s": -1}',
         '{"surprise": 1}',
         "[" * 100_000,
     ],

@@ -81,7 +81,8 @@ def test_every_mistake_is_said_at_once_where_it_is() -> None:
         "p.yaml:18:7: spec.rules[2].cooldown: said twice: here and on line 17, column 7",
         "p.yaml:19:11: anchor &all refused: a policy has no aliases",
         "p.yaml:20:23: tag 'tag:yaml.org,2002:int' refused: a policy is plain data",
-        "p.yaml:21:5: spec.limits.colour: unknown field; there are: captures_per_run, concurrent_ranks",
+        "p.yaml:21:5: spec.limits.colour: unknown field; there are: captures_per_hour, captures_per_run, "
+        "concurrent_ranks, overhead_budget",
     ]
 
 
@@ -99,14 +100,20 @@ def test_every_mistake_is_said_at_once_where_it_is() -> None:
         (HEAD + "  rules: \x07\n", "p.yaml:5:10: not valid YAML: character '\\x07' is not allowed"),
         (HEAD + "  rules: \ud800\n", "p.yaml:5:10: not valid YAML: character '\\ud800' is not allowed"),
         (HEAD + "  a: &x [1]\n  b: *x\n", "p.yaml:6:6: alias *x refused: write the value out"),
-        (HEAD + "  <<: {rules: []}\n", "p.yaml:5:3: spec.'<<': unknown field; there are: detection, rules, limits"),
+        (
+            HEAD + "  <<: {rules: []}\n",
+            "p.yaml:5:3: spec.'<<': unknown field; there are: detection, rules, ",
+        ),
         (
             HEAD + "  rules: !!python/object/apply:os.system [id]\n",
             "p.yaml:5:10: tag 'tag:yaml.org,2002:python/object/apply:os.system' refused: a policy is plain data",
         ),
         (GOOD + "  limits:\n", "p.yaml:9:3: spec.limits: has no value; give it one, or leave the field out"),
         (GOOD + "  [a]: 1\n", "p.yaml:9:3: spec.'?': expected a field name, got a list or a mapping"),
-        (GOOD + '  "\\e[2J": 1\n', "p.yaml:9:3: spec.'\\x1b[2J': unknown field; there are: detection, rules, limits"),
+        (
+            GOOD + '  "\\e[2J": 1\n',
+            "p.yaml:9:3: spec.'\\x1b[2J': unknown field; there are: detection, rules, ",
+        ),
         (
             GOOD + "  limits: {captures_per_run: " + "9" * 5000 + "}\n",
             "p.yaml:9:30: spec.limits.captures_per_run: '9999",
@@ -183,7 +190,7 @@ def test_a_policy_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytes
     assert find("mine.yaml") == Path("mine.yaml")
     assert find("default") == shipped()["default"]
     with pytest.raises(
-        UsageError, match="no policy 'defualt': not a file, nor one of those shipped: default, observe-only"
+        UsageError, match="no policy 'defualt': not a file, nor one of those shipped: default, hang, observe-only"
     ):
         find("defualt")
 
@@ -201,5 +208,7 @@ def test_every_shipped_policy_loads_and_says_who_it_is_for(name: str) -> None:
 def test_the_shipped_policies_are_those_of_the_repository() -> None:
     repository = Path(__file__).parents[3] / "policies"
     assert sorted(shipped()) == sorted(path.stem for path in repository.iterdir())
-    assert {"default", "observe-only"} <= set(shipped())
+    assert set(shipped()) == {
+        *("default", "hang", "observe-only", "slow-compute-nsys", "slow-input", "stragglers-chronic")
+    }
     assert all(rule.capture is None for rule in load(find("observe-only")).policy.spec.rules)

@@ -29,15 +29,115 @@ def test_json_schema_can_become_a_crd() -> None:
     """GIVEN the published schema THEN every field is described, of one type, and none is null by default."""
     schema = TriagePolicy.model_json_schema()
     found = dict(properties(schema))
-    assert len(found) > 25
+    assert len(found) > 60
     for name, described in found.items():
         model = schema["$defs"].get(described.get("$ref", "").rpartition("/")[2], {})
         assert described.get("description", model.get("description")), name
         assert ("type" in described) != ("$ref" in described), name
         assert isinstance(described.get("type", ""), str), name
         assert described.get("default", "") is not None, name
-    text = str(schema)
-    assert not [word for word in ("anyOf", "oneOf", "allOf", "'null'") if word in text]
+
+
+def words(schema: object) -> Iterator[tuple[str, object]]:
+    """Every keyword of a schema with its value, however deep. Names of fields are no keywords."""
+    if isinstance(schema, list):
+        for inner in schema:
+            yield from words(inner)
+    if isinstance(schema, dict):
+        for word, value in schema.items():
+            yield word, value
+            named = word in ("properties", "$defs") and isinstance(value, dict)
+            yield from words(list(value.values()) if named else [] if word == "default" else value)
+
+
+def test_json_schema_keeps_to_what_a_crd_knows() -> None:
+    """GIVEN the published schema THEN no keyword of a union, of a constant or of null is anywhere in it."""
+    found = list(words(TriagePolicy.model_json_schema(by_alias=True)))
+    assert ("enum", ["sftriage.dev/v1alpha1"]) in found
+    assert ("enum", [True]) in found
+    assert not [word for word, _ in found if word in ("anyOf", "oneOf", "allOf", "not", "const", "prefixItems")]
+    assert not [word for word, value in found if value is None or (word == "type" and not isinstance(value, str))]
+    assert "null" not in [value for word, value in found if word == "type"]
+
+
+FULL = {
+    "detection": {"window_steps": 50, "stride_steps": 10, "warmup_steps": 20, "min_gain": "5%"},
+    "rules": [
+        {
+            "name": "slow-input",
+            "match": {
+                "label": "suspect",
+                "scope": ["rank", "host", "cohort", "all"],
+                "stage": ["data", "h2d"],
+                "gain": ">= 5% and >= 10ms",
+                "pattern": ["chronic", "recurring"],
+            },
+            "for": "2 windows",
+            "capture": {
+                "profiler": "torch",
+                "sample": 2,
+                "control_ranks": 1,
+                "steps": 5,
+                "warmup_steps": 1,
+                "max_seconds": 60,
+                "max_bytes": "512Mi",
+                "torch": {"record_shapes": False, "with_stack": False},
+            },
+            "cooldown": "10m",
+        },
+        {
+            "name": "page-me",
+            "match": {"label": "suspect", "gain": ">= 30%"},
+            "notify": [{"webhook": {"url_from_env": "SFTRIAGE_WEBHOOK"}}],
+        },
+        {
+            "name": "deep",
+            "match": {},
+            "capture": {
+                "profiler": "nsys",
+                "ranks": [0, 1],
+                "nsys": {"trace": ["cuda"], "sample": "cpu", "sqlite": False},
+            },
+        },
+        {"name": "hang", "match": {"label": "stalled"}, "capture": {"profiler": "stacks", "stacks": {"native": True}}},
+    ],
+    "on_needs_evidence": {"hold": True, "gather": ["bucket_ready", "nvml", "next_windows"]},
+    "limits": {"captures_per_hour": 4, "captures_per_run": 50, "concurrent_ranks": 3, "overhead_budget": "0.5%"},
+    "active": {"cron": "* * * * *", "timezone": "UTC"},
+    "retention": {"age": "14d", "bytes": "50Gi"},
+}
+
+
+def test_the_whole_document_is_read() -> None:
+    spec = TriagePolicy.model_validate(document(**FULL)).spec
+    slow, page, deep, hang = spec.rules
+    assert (slow.windows, page.windows, page.capture) == (2, 1, None)
+    assert page.notify[0].webhook.url_from_env == "SFTRIAGE_WEBHOOK"
+    assert slow.capture is not None
+    assert deep.capture is not None
+    assert hang.capture is not None
+    assert (slow.capture.sample, slow.capture.control_ranks, deep.capture.ranks) == (2, 1, (0, 1))
+    assert slow.capture.options == {"record_shapes": False, "with_stack": False, "profile_memory": False}
+    assert deep.capture.options == {"trace": ["cuda"], "sample": "cpu", "sqlite": False}
+    assert hang.capture.options == {"native": True, "flight_recorder": False}
+    assert (spec.limits.overhead_fraction, spec.active.trigger) == (0.005, None)
+    assert spec.retention is not None
+    assert (spec.retention.age_s, spec.retention.size_bytes) == (14 * 86400, 50 * 2**30)
+
+
+def test_a_policy_filled_in_says_the_same_and_is_valid() -> None:
+    """GIVEN every kind of rule WHEN its defaults are filled in THEN it reads as before, and fills in as itself."""
+    policy = TriagePolicy.model_validate(document(**FULL))
+    filled = policy.filled()
+    again = TriagePolicy.model_validate(filled)
+    assert again == policy
+    assert again.filled() == filled
+    slow, _, deep, hang = filled["spec"]["rules"]
+    assert slow["for"] == "2 windows"
+    assert not {"nsys", "stacks", "ranks"} & set(slow["capture"])
+    assert not {"torch", "stacks", "sample"} & set(deep["capture"])
+    assert not {"torch", "nsys", "steps", "warmup_steps"} & set(hang["capture"])
+    assert "None" not in str(filled)
 
 
 def test_defaults_are_those_of_the_documentation() -> None:
@@ -56,7 +156,10 @@ def test_defaults_are_those_of_the_documentation() -> None:
     assert (rule.capture.steps, rule.capture.warmup_steps, rule.capture.max_seconds) == (5, 1, 60)
     assert rule.capture.max_trace_bytes == 512 * 2**20
     assert rule.capture.torch.model_dump() == {"record_shapes": False, "with_stack": False, "profile_memory": False}
-    assert (spec.limits.captures_per_run, spec.limits.concurrent_ranks) == (3, 2)
+    assert (rule.windows, rule.notify, rule.capture.sample, rule.capture.control_ranks) == (1, (), 1, 0)
+    assert (spec.limits.captures_per_hour, spec.limits.captures_per_run, spec.limits.concurrent_ranks) == (4, 3, 2)
+    assert spec.limits.overhead_fraction == 0.005
+    assert (spec.on_needs_evidence.hold, spec.on_needs_evidence.gather, spec.retention) == (True, (), None)
 
 
 @pytest.mark.parametrize(

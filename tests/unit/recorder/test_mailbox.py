@@ -137,7 +137,7 @@ GOOD = plain(REQUEST)
         GOOD | {"steps": 10**30},
         GOOD | {"max_seconds": float("nan")},
         GOOD | {"max_seconds": "9"},
-        GOOD | {"profiler": "nsys"},
+        GOOD | {"profiler": "perf"},
         GOOD | {"options": [1]},
         GOOD | {"options": {"with_stack": 1}},
     ],

@@ -1,0 +1,165 @@
+"""What a replayed policy would have done, as text that compares well: the same on every machine, and on every day."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from sftriage.commands.words import size, where, who
+from sftriage.controller.replay import Replayed
+from sftriage.records import Outcome, plain
+
+OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
+
+# A number of its own; not one in a name such as `slow-2` or `h2d`.
+_NUMBER = re.compile(r"(?<![\w-])\d[\d.,:TZ-]*%?")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """A replay of policies on a recording.
+
+    Attributes:
+        policies: the names of the policies.
+        recording: what the recording is called.
+        start_s: when its first window began.
+        replayed: every window and every stall, in order.
+    """
+
+    policies: tuple[str, ...]
+    recording: str
+    start_s: float
+    replayed: Sequence[Replayed]
+
+    def text(self) -> str:
+        """The timeline, with what follows on one another for the same reason in one line, and the summary."""
+        lines = [line for group in self._groups() for line in self._lines(group)]
+        return "\n".join([*_aligned(lines), "", *self._summary()]) + "\n"
+
+    def values(self) -> dict[str, Any]:
+        """All of it as plain values."""
+        return {
+            "policies": list(self.policies),
+            "recording": self.recording,
+            "outcomes": self._counts(),
+            "captures": self._captures,
+            "notifications": self._messages,
+            "windows": [
+                {
+                    "time_s": one.time_s,
+                    "after_s": one.time_s - self.start_s,
+                    "label": one.verdict.label,
+                    "reasons": list(one.verdict.reasons),
+                    "suspect": plain(one.verdict.suspects[0]) if one.verdict.suspects else None,
+                    "decision": plain(one.decision),
+                    "captured_steps": plain(one.captured_steps),
+                }
+                for one in self.replayed
+            ],
+        }
+
+    @property
+    def _captures(self) -> int:
+        return sum(len(one.decision.requests) for one in self.replayed)
+
+    @property
+    def _messages(self) -> int:
+        return sum(len(one.decision.notify) for one in self.replayed)
+
+    def _counts(self) -> dict[Outcome, int]:
+        counted = Counter(one.decision.outcome for one in self.replayed)
+        return {outcome: counted[outcome] for outcome in OUTCOMES}
+
+    def _groups(self) -> Iterable[list[Replayed]]:
+        numbered = enumerate(self.replayed)
+        for _, group in groupby(numbered, key=lambda pair: _likeness(*pair)):
+            yield [one for _, one in group]
+
+    def _lines(self, group: list[Replayed]) -> Iterable[tuple[str, ...]]:
+        first, last = group[0].decision, group[-1].decision
+        steps = f"{first.first_step}-{last.last_step}" if first.first_step != last.last_step else f"{first.first_step}"
+        attempt = f"attempt {first.attempt}, " if first.attempt else ""
+        count = _counted(len(group), "window") if first.label != "stalled" else "stall"
+        about = f"{first.reason}{_about(group[0])}"
+        yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
+        for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
+            what = f"steps {recorded[0]} to {recorded[1]}, no more" if recorded else "at once, no more"
+            healthy = ", healthy, to compare with" if request.role == "control" else ""
+            bounds = f"{request.max_seconds:g} s and {size(request.max_bytes)}"
+            yield *[""] * 4, f"rank {request.rank}{healthy}: {request.profiler}, {what} than {bounds}"
+        for rule in first.notify:
+            yield *[""] * 4, f"rule {rule} notifies"
+
+    def _summary(self) -> Iterable[str]:
+        """Markdown, for a pull request."""
+        yield f"### Policy {', '.join(self.policies)} on {self.recording}"
+        yield ""
+        if not self.replayed:
+            yield "No window: the recording is shorter than the warm-up and one window."
+            return
+        lasted = _elapsed(max(one.time_s for one in self.replayed) - self.start_s)
+        counted = [_counted(self._captures, "capture")]
+        if self._messages:
+            counted.append(_counted(self._messages, "notification"))
+        yield f"{_counted(len(self.replayed), 'decision')} in {lasted}; {', '.join(counted)}."
+        yield ""
+        yield "| outcome | windows | why |"
+        yield "|---|---:|---|"
+        for outcome, windows in self._counts().items():
+            why = Counter(_kind(one) for one in self.replayed if one.decision.outcome == outcome)
+            said = ", ".join(f"{reason} ({count})" for reason, count in sorted(why.items(), key=lambda one: -one[1]))
+            yield f"| {outcome} | {windows} | {said.replace('|', '&#124;')} |"
+
+
+def _likeness(number: int, one: Replayed) -> tuple[object, ...]:
+    """What windows have in common that are one line. A capture, a message and a stall are lines of their own."""
+    decision, verdict = one.decision, one.verdict
+    alone = number if decision.requests or decision.notify or verdict.label == "stalled" else None
+    named = (verdict.suspects[0].ranks, verdict.suspects[0].stage) if verdict.label == "suspect" else None
+    return alone, decision.attempt, decision.outcome, decision.rule, _masked(decision.reason), named
+
+
+def _about(one: Replayed) -> str:
+    """The suspect, where the reason does not name it."""
+    if one.verdict.label != "suspect" or one.decision.outcome == "capture":
+        return ""
+    first = one.verdict.suspects[0]
+    return f" ({who(first)} in {where(first)}, {1000 * first.gain_s:.3g} ms a step, {first.pattern})"
+
+
+def _kind(one: Replayed) -> str:
+    """A reason without its particulars."""
+    decision = one.decision
+    if decision.outcome == "capture":
+        return f"rule {decision.rule}"
+    # What a rule has to say follows on its name.
+    rule = re.match(r"rule \S+: ", decision.reason)
+    head = rule[0] if rule else ""
+    return _masked(head + re.split(r": | until | \(", decision.reason.removeprefix(head))[0])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _masked(reason: str) -> str:
+    return _NUMBER.sub("N", reason)
+
+
+def _elapsed(seconds: float) -> str:
+    minutes, rest = divmod(max(0.0, seconds), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02}:{rest:04.1f}"
+
+
+def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
+    """Columns as wide as their widest entry; the last as it is."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
+    return [
+        "  ".join([*(part.ljust(width) for part, width in zip(line[:-1], widths, strict=True)), line[-1]]).rstrip()
+        for line in lines
+    ]

@@ -1,0 +1,101 @@
+"""What captures cost the job, measured: the steps in them and just after them against those before, over all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sftriage.records import Window
+
+AFTER_STEPS = 10
+"""Steps after a capture that may still be slower for it: its trace is exported and packed meanwhile."""
+
+BEFORE_STEPS = 50
+"""Steps before a capture whose median is what a step takes without one."""
+
+MIN_BEFORE_STEPS = 5
+"""Of fewer, nothing is known of what a step takes without a capture."""
+
+KEPT_STEPS = 2048
+"""Steps that are remembered: the longest capture, and what is before and after it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the captures that touched some steps cost the job.
+
+    Attributes:
+        first_step: the first step that a profiler touched.
+        last_step: the last one.
+        cost_s: by how much these, and the `AFTER_STEPS` after them, took longer than as many before would have; below
+            nothing where the machine was quicker meanwhile, and None where nothing is known of before.
+        before_s: what a step took before.
+    """
+
+    first_step: int
+    last_step: int
+    cost_s: float | None
+    before_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The last steps of one attempt of a job: for each, how long the slowest rank took, and whether a profiler ran.
+
+    Attributes:
+        steps: by number, in order.
+        settled: the last step up to which captures have been accounted for.
+    """
+
+    steps: Mapping[int, tuple[float, bool]] = field(default_factory=dict)
+    settled: int = -1
+
+    def after(self, window: Window) -> tuple[Ledger, list[Cost]]:
+        """The ledger with one more window, and what has become known by it."""
+        steps = dict(self.steps)
+        last = max(steps, default=-1)
+        for n, took_s in enumerate(_took_s(window)):
+            number = window.first_step + n
+            if number > last:
+                steps[number] = (took_s, window.capturing_N is not None and bool(window.capturing_N[n]))
+        for number in list(steps)[: max(0, len(steps) - KEPT_STEPS)]:
+            del steps[number]
+        ledger, costs = Ledger(steps, self.settled), []
+        while (cost := ledger._next()) is not None:
+            costs.append(cost)
+            ledger = Ledger(steps, cost.last_step + AFTER_STEPS)
+        return ledger, costs
+
+    def _next(self) -> Cost | None:
+        """What the next captures cost, if what comes just after them has been seen."""
+        touched = [number for number, (_, capturing) in self.steps.items() if capturing and number > self.settled]
+        if not touched:
+            return None
+        first = last = touched[0]
+        for number in touched:
+            if number - last > AFTER_STEPS:
+                break
+            last = number
+        if last + AFTER_STEPS > max(self.steps):
+            return None
+        before = [
+            took_s
+            for number, (took_s, capturing) in self.steps.items()
+            if self.settled < number < first and not capturing and np.isfinite(took_s)
+        ][-BEFORE_STEPS:]
+        if len(before) < MIN_BEFORE_STEPS:
+            return Cost(first, last, None, None)
+        before_s = float(np.median(before))
+        during = [took_s for number, (took_s, _) in self.steps.items() if first <= number <= last + AFTER_STEPS]
+        return Cost(first, last, float(np.nansum(np.asarray(during) - before_s)), before_s)
+
+
+def _took_s(window: Window) -> list[float]:
+    """What each step took the slowest rank, from the end of the step before; NaN for one that nobody saw."""
+    took_NR = window.durations_NRS.sum(axis=2)
+    if window.between_NR is not None:
+        took_NR = took_NR + np.nan_to_num(window.between_NR, nan=0.0)
+    # (fmax passes over missing ranks)
+    return [float(took_s) for took_s in np.fmax.reduce(took_NR, axis=1, initial=np.nan)]

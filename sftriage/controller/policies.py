@@ -1,0 +1,167 @@
+"""Policy files, watched while a job runs: a valid change is taken over, an invalid one is said and changes nothing.
+
+A file is looked at by its size, its times and its place on the disk, and read only when one of these has changed: that
+sees an edit, a file put in another's place, and the symbolic links that Kubernetes turns when a ConfigMap changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sftriage.errors import InputError, UsageError
+from sftriage.policy import PolicyError, PolicySet, Problem, load_set
+from sftriage.policy.loading import MAX_FILE_BYTES
+from sftriage.policy.schema import Detection
+
+SETTLED_S = 2.0
+"""A file that changed this recently may change again within the clock's grain, unseen: it is read once more."""
+
+_Signature = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What became of the policies: ``changed`` to others, ``refused`` (the last good ones hold), or ``restored``.
+
+    ``problems`` has a line for each mistake of those refused; ``later`` names the fields whose change has to wait for
+    another run.
+    """
+
+    kind: Literal["changed", "refused", "restored"]
+    policies: PolicySet
+    problems: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+
+    def said(self) -> tuple[str, ...]:
+        """The change in lines for people."""
+        name = ", ".join(one.policy.metadata.name for one in self.policies.loaded)
+        if self.kind == "refused":
+            return (f"the policy has changed and is not valid; going on under {name} as it was", *self.problems)
+        if self.kind == "restored":
+            return (f"the policy is again the one in force: {name}",)
+        waiting = f"; {', '.join(self.later)} will take effect with another run" if self.later else ""
+        return (f"the policy has changed: now under {name}{waiting}",)
+
+    def record(self) -> dict[str, Any]:
+        """The change as plain values: with the whole of what was taken over, for no other file may keep it."""
+        return {
+            "kind": self.kind,
+            "policies": [
+                {
+                    "name": one.policy.metadata.name,
+                    "sha256": one.sha256,
+                    "document": one.policy.filled() if self.kind == "changed" else None,
+                }
+                for one in self.policies.loaded
+            ],
+            "problems": list(self.problems),
+            "later": list(self.later),
+        }
+
+
+def _later(begun: Detection, new: Detection) -> tuple[str, ...]:
+    """What of a policy takes effect only with another run: how windows are cut is settled when a run begins."""
+    names = ("window_steps", "stride_steps", "warmup_steps")
+    return tuple(f"detection.{name}" for name in names if getattr(begun, name) != getattr(new, name))
+
+
+class PolicyFiles:
+    """The policies of some files, in the order of the files.
+
+    Args:
+        paths: the files.
+        now: seconds since the epoch, on the clock that dates files.
+
+    Raises:
+        PolicyError: one of them cannot be used, or not with the others. To begin with, all have to be good.
+        UsageError: one of them is not there.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        # Absolute, so that a file that goes is never taken for the name of a policy that ships.
+        self._paths = tuple(path.absolute() for path in paths)
+        self._now = now
+        self._signatures = [_signature(path) for path in self._paths]
+        self._settled = False
+        self._good = self._considered = self._contents()
+        self._doubted: tuple[str, ...] | None = None
+        self.current = _load(self._paths)
+        self._begun = self.current.detection
+
+    def poll(self) -> Change | None:
+        """Look whether the files have changed; what has become of the policies, if anything has.
+
+        What is wrong is returned once for each content that is wrong.
+        """
+        signatures = [_signature(path) for path in self._paths]
+        if signatures == self._signatures and self._settled:
+            return None
+        self._signatures = signatures
+        newest_s = max((max(one[-2:]) / 1e9 for one in signatures if one), default=0.0)
+        self._settled = self._now() - newest_s > SETTLED_S
+        contents = self._contents()
+        if contents == self._considered:
+            return None
+        try:
+            policies = _load(self._paths)
+        except (PolicyError, UsageError) as error:
+            return self._refused(contents, error)
+        self._doubted = None
+        self._considered = contents
+        restored = contents == self._good
+        self._good = contents
+        if restored:
+            return Change("restored", self.current)
+        self.current = policies
+        return Change("changed", policies, later=_later(self._begun, policies.detection))
+
+    def _refused(self, contents: tuple[str, ...], error: InputError | UsageError) -> Change | None:
+        if not self._settled and contents != self._doubted:
+            # Perhaps only half written: let it be there a second time before anybody is alarmed.
+            self._doubted = contents
+            return None
+        self._considered = contents
+        return Change("refused", self.current, tuple(str(error).splitlines()))
+
+    def _contents(self) -> tuple[str, ...]:
+        return tuple(_content(path) for path in self._paths)
+
+
+def _load(paths: Sequence[Path]) -> PolicySet:
+    gone = [path for path in paths if not path.exists()]
+    if gone:
+        raise PolicyError(str(gone[0]), [Problem(0, 0, "", "no such file", str(path)) for path in gone])
+    return load_set(paths)
+
+
+def _signature(path: Path) -> _Signature:
+    """What changes when a file does, or when another takes its place; empty for one that is not there."""
+    try:
+        at = path.stat()
+    except OSError:
+        return ()
+    return at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns
+
+
+def _content(path: Path) -> str:
+    """The sha256 of a file's bytes, or why there is none. Larger than any policy may be, its beginning will do."""
+    try:
+        # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
+        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(number, "rb") as file:
+            if not stat.S_ISREG(os.fstat(number).st_mode):
+                return "not a regular file"
+            return hashlib.sha256(file.read(MAX_FILE_BYTES + 1)).hexdigest()
+    except OSError as error:
+        return error.strerror or type(error).__name__

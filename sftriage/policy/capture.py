@@ -1,0 +1,93 @@
+"""What a rule captures: the profiler, how much of it, and each profiler's own options under its own name."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+from sftriage.policy import quantities
+from sftriage.policy.contradictions import CONTROL_RANKS, PROFILER, SAMPLE
+from sftriage.policy.fields import Model, Rank, TraceSize
+from sftriage.records import Profiler
+
+
+class TorchOptions(Model):
+    """What torch.profiler records beside operators and kernels. Each costs time and memory: off unless asked for."""
+
+    record_shapes: bool = Field(default=False, description="Record the shapes of operators' inputs.")
+    with_stack: bool = Field(default=False, description="Record the Python stack of each operator.")
+    profile_memory: bool = Field(default=False, description="Record allocations.")
+
+
+class NsysOptions(Model):
+    """What Nsight Systems records of the process, from outside of it."""
+
+    trace: tuple[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"], ...] = Field(
+        default=("cuda", "nvtx", "osrt"),
+        strict=False,  # YAML has lists and no tuples
+        max_length=7,
+        json_schema_extra={"minItems": 1},  # pydantic's own would count an invalid entry as one that is missing
+        description="The interfaces whose calls are recorded.",
+    )
+    sample: Literal["none", "cpu"] = Field(
+        default="none", description="Whether the stacks of the process are sampled (`cpu`), which slows it."
+    )
+    sqlite: bool = Field(default=True, description="Export the report to SQLite too, which other programs can read.")
+
+
+class StacksOptions(Model):
+    """What is taken along with the Python stacks of all threads."""
+
+    native: bool = Field(default=False, description="The frames of C and C++ too; the process stops for longer.")
+    flight_recorder: bool = Field(
+        default=False, description="The flight recorder of torch.distributed too: the collectives entered and left."
+    )
+
+
+class Capture(Model):
+    """One time-boxed run of a profiler on a suspect's ranks."""
+
+    profiler: Profiler = Field(
+        default=PROFILER,
+        description="`torch`: operators and kernels; `nsys`: Nsight Systems; `stacks`: where the rank stands.",
+    )
+    sample: int = Field(
+        default=SAMPLE,
+        ge=1,
+        le=1024,
+        description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
+    )
+    ranks: tuple[Rank, ...] = Field(
+        default=(),
+        strict=False,  # YAML has lists and no tuples
+        max_length=1024,
+        description="These ranks, instead of the suspect's.",
+    )
+    control_ranks: int = Field(
+        default=CONTROL_RANKS,
+        ge=0,
+        le=16,
+        description="So many healthy peers too, in the same steps, to compare with.",
+    )
+    steps: int = Field(default=5, ge=1, le=1000, description="Steps to record.")
+    warmup_steps: int = Field(default=1, ge=0, le=100, description="Steps the profiler runs before those that count.")
+    max_seconds: int = Field(
+        default=60, ge=1, le=3600, description="Seconds after which the capture ends, whatever happens."
+    )
+    max_bytes: TraceSize = Field(default="512Mi", description="Size over which a trace is not kept.")
+    torch: TorchOptions = Field(default=TorchOptions(), description="Options of the torch profiler.")
+    nsys: NsysOptions = Field(default=NsysOptions(), description="Options of Nsight Systems.")
+    stacks: StacksOptions = Field(default=StacksOptions(), description="Options of taking stacks.")
+
+    @cached_property
+    def max_trace_bytes(self) -> int:
+        """``max_bytes`` as a number."""
+        return quantities.size_bytes(self.max_bytes)
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """The options of the profiler that is chosen, ready for JSON."""
+        chosen: BaseModel = getattr(self, self.profiler)
+        return chosen.model_dump(mode="json")

@@ -1,0 +1,187 @@
+"""What is wrong between fields of a policy that are each right, and limits under which nothing could ever happen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from sftriage.policy.fields import Location
+from sftriage.records import Profiler
+
+# Defaults that others are held against.
+WINDOW_STEPS, STRIDE_STEPS = 50, 10
+PROFILER: Profiler = "torch"
+SAMPLE = 1
+"""What is slow alike looks alike: one of the suspect's ranks shows it, and each more costs the job."""
+CONTROL_RANKS = 0
+CAPTURES_PER_HOUR = 4
+CAPTURES_PER_RUN = 3
+CONCURRENT_RANKS = 2
+
+PROFILERS: tuple[str, ...] = get_args(Profiler)
+
+_LIMITS = {
+    "captures_per_hour": CAPTURES_PER_HOUR,
+    "captures_per_run": CAPTURES_PER_RUN,
+    "concurrent_ranks": CONCURRENT_RANKS,
+}
+
+
+def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
+    """What is wrong between fields that are each right, as (location, message).
+
+    Works on plain data of any shape, in which only what was said is there, so that these are reported together with the
+    mistakes inside the fields.
+    """
+    spec = _mapping(document, "spec")
+    yield from _in_detection(_mapping(spec, "detection"))
+    yield from _in_limits(_mapping(spec, "limits"))
+    if spec.get("retention") == {}:
+        yield ("spec", "retention"), "says neither age nor bytes; without retention traces are kept for ever"
+    rules = spec.get("rules")
+    if rules in ([], ()):
+        yield ("spec", "rules"), "no rule; a policy that captures nothing has rules without a capture"
+    seen: dict[str, int] = {}
+    for index, rule in enumerate(rules if isinstance(rules, list | tuple) else ()):
+        where: Location = ("spec", "rules", index)
+        name = rule.get("name") if isinstance(rule, dict) else None
+        if isinstance(name, str) and seen.setdefault(name, index) != index:
+            yield (*where, "name"), f"a second rule named {name!r}; the first is spec.rules[{seen[name]}]"
+        if isinstance(rule, dict):
+            yield from _in_rule(rule, where, _mapping(spec, "limits"))
+
+
+def unsaid(capture: dict[str, Any]) -> set[str]:
+    """The fields of a capture that mean nothing beside its others."""
+    profiler = capture.get("profiler", PROFILER)
+    words = {other for other in PROFILERS if other != profiler}
+    if profiler == "stacks":
+        words |= {"steps", "warmup_steps"}
+    return words | {"sample" if capture.get("ranks") else "ranks"}
+
+
+def asked_for(capture: dict[str, Any]) -> tuple[int, str]:
+    """How many ranks a capture runs on at once, and which of its fields say so."""
+    ranks, sample, control = (
+        capture.get(name, default) for name, default in (("ranks", ()), ("sample", SAMPLE), ("control_ranks", 0))
+    )
+    if not (isinstance(ranks, list | tuple) and _is_count(sample) and _is_count(control)):
+        return 0, ""
+    suspects = len(ranks) or sample
+    said = f"ranks: {len(ranks)}" if ranks else f"sample: {sample}"
+    return suspects + control, said + (f", control_ranks: {control}" if control else "")
+
+
+def _in_detection(detection: dict[str, Any]) -> Iterator[tuple[Location, str]]:
+    window = detection.get("window_steps", WINDOW_STEPS)
+    stride = detection.get("stride_steps", STRIDE_STEPS)
+    if isinstance(window, int) and isinstance(stride, int) and stride > window:
+        at = "stride_steps" if "stride_steps" in detection else "window_steps"
+        message = f"{stride} steps from window to window leave gaps between windows of {window} steps"
+        yield ("spec", "detection", at), message
+
+
+def _in_limits(limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
+    for name, none in (*((name, 0) for name in _LIMITS), ("overhead_budget", "0%")):
+        value = limits.get(name)
+        if value == none and not isinstance(value, bool):
+            yield ("spec", "limits", name), f"{none} would allow no capture ever; {_OBSERVE}"
+
+
+_OBSERVE = "a policy that is only to observe has rules without a capture"
+
+
+def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
+    match = _mapping(rule, "match")
+    label, pattern = match.get("label"), match.get("pattern")
+    captures = rule.get("capture") is not None
+    capture = _mapping(rule, "capture")
+    if label in ("healthy", "needs_evidence"):
+        yield (*where, "match", "label"), _idle_label(label, captures, bool(rule.get("notify")))
+    if label == "stalled":
+        profiler = capture.get("profiler", PROFILER)
+        if captures and profiler in PROFILERS and profiler != "stacks":
+            yield (*where, "match", "label"), _STALLED_CAPTURE.format(profiler)
+        if pattern:
+            yield (*where, "match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
+        if rule.get("for") not in (None, "1 window", "1 windows"):
+            yield (
+                (*where, "for"),
+                "no windows on stalled: a stall is reported once; detection.stalled_after says how long it must last",
+            )
+    elif captures and pattern and set(map(str, pattern)) == {"one-off"}:
+        yield (
+            (*where, "match", "pattern"),
+            "no capture on one-off alone, because the fault has passed and healthy steps would be captured",
+        )
+    yield from _in_capture(capture, (*where, "capture"))
+    if captures:
+        yield from _under_limits(capture, (*where, "capture"), limits)
+    notify = rule.get("notify")
+    for index, one in enumerate(notify if isinstance(notify, list | tuple) else ()):
+        yield from _in_webhook(one, (*where, "notify", index))
+
+
+def _in_capture(capture: dict[str, Any], where: Location) -> Iterator[tuple[Location, str]]:
+    profiler = capture.get("profiler", PROFILER)
+    for other in PROFILERS if profiler in PROFILERS else ():
+        if other != profiler and other in capture:
+            yield (*where, other), f"options of {other} do nothing where the profiler is {profiler}"
+    if profiler == "stacks":
+        for name in ("steps", "warmup_steps"):
+            if name in capture:
+                yield (*where, name), "stacks are taken at once, wherever a step stands; they take no steps"
+    ranks = capture.get("ranks")
+    if isinstance(ranks, list | tuple) and ranks:
+        twice = sorted({rank for rank in ranks if isinstance(rank, int) and ranks.count(rank) > 1})
+        if twice:
+            yield (*where, "ranks"), f"named twice: {', '.join(map(str, twice))}"
+        if "sample" in capture:
+            yield (*where, "sample"), "of ranks that are named, all are captured; say sample or ranks"
+
+
+def _under_limits(capture: dict[str, Any], where: Location, limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
+    """A limit under which a rule could never capture as many ranks as it says."""
+    wanted, said = asked_for(capture)
+    for name, default in _LIMITS.items():
+        most = limits.get(name, default)
+        if _is_count(most) and 0 < most < wanted:
+            at = next((word for word in ("ranks", "sample", "control_ranks") if capture.get(word)), "sample")
+            message = f"{wanted} captures at once ({said}), but limits.{name} is {most}"
+            yield (*where, at), message
+            return
+
+
+def _in_webhook(notification: Any, where: Location) -> Iterator[tuple[Location, str]]:
+    if not (isinstance(notification, dict) and isinstance(notification.get("webhook"), dict)):
+        return
+    webhook = notification["webhook"]
+    where = (*where, "webhook")
+    if "url" in webhook:
+        yield (*where, "url"), "an address is a secret and stays out of the policy; say url_from_env or url_from_file"
+    elif len({"url_from_env", "url_from_file"} & set(webhook)) != 1:
+        yield where, "say where its address is found: either url_from_env or url_from_file"
+
+
+def _idle_label(label: str, captures: bool, notifies: bool) -> str:
+    if captures:
+        why = "nothing is slow" if label == "healthy" else "the signal cannot say which rank to capture"
+        return f"no capture on {label}, because {why}; only suspect may capture"
+    if notifies:
+        return f"no message on {label}, because such windows come all the time; they are put on record without a rule"
+    return f"a rule on {label} would do nothing; such windows are put on record without a rule"
+
+
+_STALLED_CAPTURE = (
+    "no {} capture on stalled, because it starts at a rank's next step, and a stalled rank takes none; "
+    "a rule on stalled takes stacks, or only observes"
+)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _mapping(holder: Any, name: str) -> dict[str, Any]:
+    value = holder.get(name) if isinstance(holder, dict) else None
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,119 @@
+"""Policies under a job that runs: changed, broken, several of them, and telling somebody."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.controller import read_journal
+from tests.integration.processes import wait_until
+from tests.unit.controller.hooks import hooked
+
+LOOP = Path(__file__).parent / "jobs" / "loop.py"
+STUCK = Path(__file__).parent / "jobs" / "stuck.py"
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: NAME}
+spec:
+  detection: {window_steps: 20, stride_steps: 10, warmup_steps: 10}
+  rules: [{name: NAME, match: {gain: ">= 5%"}}]
+"""
+
+
+def policy(name):
+    return POLICY.replace("NAME", name)
+
+
+def entries(path, kind):
+    return [entry for entry in read_journal(path / "decisions.jsonl") if entry["type"] == kind]
+
+
+@pytest.fixture
+def observing(environment):
+    """An environment in which nothing on this host is reached through a proxy."""
+    return {**environment, "no_proxy": "127.0.0.1"}
+
+
+def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_not(start, tmp_path):
+    # GIVEN a job watched under two policies
+    first, second, out = tmp_path / "first.yaml", tmp_path / "second.yaml", tmp_path / "run"
+    first.write_text(policy("first"), encoding="utf-8")
+    second.write_text(policy("second"), encoding="utf-8")
+    arguments = ("run", "--policy", first, "--policy", second, "--out", out, "--job", "j")
+    run = start(*arguments, "--", sys.executable, LOOP, "2", "1000000", "0")
+    wait_until(lambda: entries(out, "window"))
+    assert (out / "policy.yaml").read_text(encoding="utf-8") == policy("first")
+    assert (out / "policy-2.yaml").read_text(encoding="utf-8") == policy("second")
+    # WHEN one of them breaks, and then is another
+    second.write_text(policy("second").replace("5%", "5"), encoding="utf-8")
+    (refused,) = wait_until(lambda: entries(out, "policy"))
+    second.write_text(policy("third"), encoding="utf-8")
+    _, changed = wait_until(lambda: len(found := entries(out, "policy")) == 2 and found)
+    decided = len(entries(out, "window"))
+    wait_until(lambda: len(entries(out, "window")) > decided)
+    run.terminate()
+    _, err = run.communicate(timeout=60)
+    # THEN both are on record and said, with the place of the mistake
+    assert (refused["change"]["kind"], changed["change"]["kind"]) == ("refused", "changed")
+    assert [one["name"] for one in changed["change"]["policies"]] == ["first", "third"]
+    assert f"{second}:7:" in err
+    assert "now under first, third" in err
+
+
+def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(policy("x").replace("5%", "5"), encoding="utf-8")
+    run = start("run", "--policy", broken, "--out", tmp_path / "run", "--", "touch", tmp_path / "started")
+    _, err = run.communicate(timeout=60)
+    assert (run.returncode, (tmp_path / "started").exists(), (tmp_path / "run").exists()) == (2, False, False)
+    assert f"{broken}:7:" in err
+
+
+def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp_path, observing):
+    notifying, end, out = tmp_path / "notifying.yaml", tmp_path / "end", tmp_path / "run"
+    notify = "notify: [{webhook: {url_from_env: HOOK}}]"
+    wide = policy("page-me").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 40")
+    notifying.write_text(wide.replace('">= 5%"}', '">= 5%"}, ' + notify), encoding="utf-8")
+    # GIVEN a webhook that fails at first
+    with hooked(500) as hook:
+        arguments = ("run", "--policy", notifying, "--out", out, "--job", "j", "--", sys.executable, STUCK, end)
+        run = start(*arguments, env={**observing, "HOOK": hook.url})
+        # WHEN a rank is slow
+        _, _, failed = hook.next()
+        _, _, event = hook.next()
+        end.touch()
+        _, err = run.communicate(timeout=60)
+    # THEN it is told, with who and where, and the address is nowhere
+    assert run.returncode == 0, err
+    assert event == failed
+    assert (event["type"], event["data"]["job"], event["data"]["rules"]) == ("dev.sftriage.decision", "j", ["page-me"])
+    assert event["data"]["verdict"]["suspects"][0]["ranks"] == [1]
+    written = [path.read_bytes() for path in out.rglob("*") if path.is_file()]
+    assert not any(b"top-secret" in content for content in [*written, err.encode()])
+    assert "answered 500; trying again" in err
+
+
+def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(start, tmp_path):
+    wanting, end, out = tmp_path / "wanting.yaml", tmp_path / "end", tmp_path / "run"
+    wide = policy("wanting").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 40")
+    wanting.write_text(wide.replace('">= 5%"}', '">= 5%"}, capture: {profiler: nsys}'), encoding="utf-8")
+    run = start("run", "--policy", wanting, "--out", out, "--", sys.executable, STUCK, end)
+    (refused, *_) = wait_until(lambda: entries(out, "capture"))
+    end.touch()
+    run.communicate(timeout=60)
+    assert (refused["result"]["state"], refused["result"]["rank"]) == ("refused", 1)
+    assert "there is no nsys here yet" in refused["result"]["detail"]
+
+
+def test_a_webhook_that_is_not_there_is_no_reason_not_to_run(start, tmp_path, observing):
+    notifying = tmp_path / "notifying.yaml"
+    notify = "notify: [{webhook: {url_from_env: NOT_SET}}]"
+    notifying.write_text(policy("page-me").replace('">= 5%"}', '">= 5%"}, ' + notify), encoding="utf-8")
+    run = start(
+        "run", "--policy", notifying, "--out", tmp_path / "run", "--", "true", env=dict(os.environ, **observing)
+    )
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 0
+    assert "notify webhook of $NOT_SET: the variable is not set; nobody is told" in err

@@ -1,0 +1,202 @@
+"""`sftriage policy`: policies checked, shown and tried out, for people and for programs."""
+
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from sftriage.controller import Journal
+from sftriage.policy import parse, shipped
+from sftriage.records import Decision, Suspect, Verdict
+from sftriage.traces.rundir import RunInfo, create
+
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: mine}
+spec:
+  detection: {window_steps: 20, stride_steps: 10, warmup_steps: 10}
+  rules: [{name: slow-input, match: {stage: [data], gain: ">= 10%"}, capture: {steps: 3}, cooldown: 10m}]
+"""
+STAGES = ["data", "forward", "backward", "optimizer", "other"]
+
+
+@pytest.fixture
+def policy(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(POLICY, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def job(tmp_path):
+    """A job of 100 ms steps; from step 60 of 120 on rank 2 is 30 ms late in data."""
+    steps, ranks = 120, 4
+    noise = np.random.default_rng(7).normal(1.0, 0.01, (steps, ranks, len(STAGES)))
+    durations = np.array([0.01, 0.03, 0.0, 0.01, 0.001]) * noise
+    durations[60:, 2, 0] += 0.03
+    arrival = durations[:, :, 0] + durations[:, :, 1]
+    arrival[1:] += durations[:-1, :, 3] + durations[:-1, :, 4]
+    durations[:, :, 2] = 0.05 + arrival.max(axis=1, keepdims=True) - arrival
+    path = tmp_path / "job.npz"
+    np.savez(path, durations_s=durations, stages=STAGES, sync=["backward"])
+    return path
+
+
+def test_the_timeline_says_what_would_have_happened_and_why(sftriage, policy, job):
+    outcome = sftriage("policy", "test", policy, "--on", job)
+    assert (outcome.code, outcome.err) == (0, "")
+    timeline, summary = outcome.out.split("\n\n### ")
+    lines = timeline.splitlines()
+    # THEN windows decided alike are one line
+    assert "windows" in lines[0]
+    assert lines[0].endswith("ignore    healthy")
+    # AND the capture stands by itself, with whom, how and when
+    (at,) = [number for number, line in enumerate(lines) if "  capture  " in line]
+    assert "rule slow-input: data of rank 2 would save" in lines[at]
+    assert "rank 2: torch, steps " in lines[at + 1]
+    assert "no more than 60 s and 512.0 MiB" in lines[at + 1]
+    # AND then it is held while the profiler runs, and throttled by the cooldown
+    assert "hold      self_inflicted" in lines[at + 2]
+    assert "throttle  cooldown of rule slow-input until 2000-01-01T00:10:" in lines[at + 3]
+    assert "(rank 2 in data, " in lines[at + 3]
+    # AND the summary is Markdown
+    assert summary.startswith("Policy mine on job.npz\n\n")
+    assert "; 1 capture." in summary
+    assert "| capture | 1 | rule slow-input (1) |" in summary
+    assert "cooldown of rule slow-input (" in summary
+
+
+def test_json_has_every_window_with_its_decision(sftriage, policy, job):
+    said = json.loads(sftriage("policy", "test", policy, "--on", job, "--json").out)
+    assert (said["policies"], said["recording"], said["captures"]) == (["mine"], "job.npz", 1)
+    assert said["outcomes"]["capture"] == 1
+    assert sum(said["outcomes"].values()) == len(said["windows"]) == 10
+    (captured,) = [window for window in said["windows"] if window["decision"]["outcome"] == "capture"]
+    assert captured["suspect"]["ranks"] == [2]
+    first, last = captured["captured_steps"][0]
+    assert last - first == 2
+
+
+def test_a_saved_outcome_is_met_until_something_changes_and_then_the_difference_is_shown(
+    sftriage, policy, job, tmp_path
+):
+    saved = tmp_path / "expected.txt"
+    assert sftriage("policy", "test", policy, "--on", job, "--save", saved).code == 0
+    assert sftriage("policy", "test", policy, "--on", job, "--expect", saved).code == 0
+    # WHEN the policy changes so that it captures no more
+    policy.write_text(POLICY.replace("[data]", "[forward]"), encoding="utf-8")
+    outcome = sftriage("policy", "test", policy, "--on", job, "--expect", saved)
+    # THEN that is a failure, with a unified diff
+    assert outcome.code == 1
+    assert outcome.out.startswith("--- expected\n+++ replayed\n@@")
+    assert "\n-| capture | 1 | rule slow-input (1) |\n" in outcome.out
+    assert "\n+| capture | 0 |  |\n" in outcome.out
+
+
+def test_the_outcome_is_the_same_wherever_the_files_lie(sftriage, policy, job, tmp_path, monkeypatch):
+    first = sftriage("policy", "test", policy, "--on", job).out
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for path in (policy, job):
+        path.rename(elsewhere / path.name)
+    monkeypatch.chdir(elsewhere)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert sftriage("policy", "test", "mine.yaml", "--on", "job.npz").out == first
+
+
+def test_an_expected_outcome_that_is_not_there_says_how_to_make_one(sftriage, policy, job, tmp_path):
+    outcome = sftriage("policy", "test", policy, "--on", job, "--expect", tmp_path / "nothing")
+    assert outcome.code == 2
+    assert "an outcome is saved with --save" in outcome.err
+
+
+def test_comparing_and_replacing_at_once_is_refused(sftriage, policy, job, tmp_path):
+    saved = tmp_path / "x"
+    outcome = sftriage("policy", "test", policy, "--on", job, "--expect", saved, "--save", saved)
+    assert (outcome.code, saved.exists()) == (2, False)
+
+
+def test_a_recording_shorter_than_a_window_and_its_warm_up_is_judged_as_it_is(sftriage, policy, tmp_path):
+    path = tmp_path / "short.npz"
+    np.savez(path, durations_s=np.full((5, 2, 2), 0.01), stages=["a", "b"], sync=["b"])
+    outcome = sftriage("policy", "test", policy, "--on", path)
+    assert (outcome.code, "steps 0-4" in outcome.out) == (0, True)
+
+
+def test_the_clock_starts_when_it_is_told_to(sftriage, policy, job):
+    outcome = sftriage("policy", "test", policy, "--on", job, "--start", "2026-07-01T08:00:00")
+    assert "cooldown of rule slow-input until 2026-07-01T08:10:" in outcome.out
+
+
+def test_a_run_is_called_by_its_name_and_its_stalls_are_replayed(sftriage, tmp_path):
+    # GIVEN a run that stalled before its first window
+    info = RunInfo("run-1", "job", "2026-03-01T00:00:00+00:00", ("true",), "mine", "0" * 64, "/nowhere")
+    run = create(tmp_path / "run", info, POLICY)
+    suspect = Suspect("rank", (1,), "data", 90.0, 1.0, 1.0, rank=1)
+    verdict = Verdict(7, 7, "stalled", ("not_arrived",), (suspect,), 90.0, {}, {}, {"still_s": 90.0})
+    journal = Journal(run.decisions)
+    journal.window(verdict, Decision(1.0, 7, 7, "stalled", "hold", "not_arrived: rank 1 in data"))
+    journal.close()
+    policy = tmp_path / "watching.yaml"
+    policy.write_text(POLICY.replace('{stage: [data], gain: ">= 10%"}, capture: {steps: 3}', "{label: stalled}"))
+    # WHEN a policy with a rule on stalls is tried on it
+    outcome = sftriage("policy", "test", policy, "--on", run.path)
+    # THEN the stall is decided by that rule
+    assert outcome.code == 0
+    assert "0:01:30.0  steps 7  stall  ignore  observe-only: rule slow-input matched" in outcome.out
+    assert "### Policy mine on run-1" in outcome.out
+
+
+def test_a_run_without_a_window_says_so(sftriage, policy, tmp_path):
+    info = RunInfo("run-1", "job", "2026-03-01T00:00:00+00:00", ("true",), "mine", "0" * 64, "/nowhere")
+    run = create(tmp_path / "run", info, POLICY)
+    outcome = sftriage("policy", "test", policy, "--on", run.path)
+    assert (outcome.code, "No window" in outcome.out) == (0, True)
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_what_is_shown_is_a_policy_again_with_nothing_left_to_fill_in(sftriage, tmp_path, name):
+    shown = sftriage("policy", "show", name).out
+    again = parse(shown, "shown.yaml").policy
+    assert again.filled() == yaml.safe_load(shown)
+    assert json.loads(sftriage("policy", "show", name, "--json").out) == yaml.safe_load(shown)
+
+
+def test_every_default_is_shown(sftriage, policy):
+    shown = yaml.safe_load(sftriage("policy", "show", policy).out)
+    assert shown["spec"]["limits"]["concurrent_ranks"] == 2
+    assert shown["spec"]["rules"][0]["match"]["label"] == "suspect"
+    assert shown["spec"]["rules"][0]["capture"]["max_bytes"] == "512Mi"
+
+
+def test_the_schema_is_one_that_a_crd_can_take(sftriage):
+    schema = json.loads(sftriage("policy", "schema").out)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["properties"]["apiVersion"]["type"] == "string"
+    text = json.dumps(schema)
+    assert not [word for word in ("anyOf", "oneOf", '"null"') if word in text]
+
+
+def test_validate_tells_programs_where_each_mistake_is(sftriage, policy, tmp_path):
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(POLICY.replace("steps: 3", "stepz: 3"), encoding="utf-8")
+    outcome = sftriage("policy", "validate", policy, broken, "no-such-policy", "--json")
+    assert outcome.code == 2
+    good, bad, absent = json.loads(outcome.out)
+    assert (good["valid"], good["policy"], good["problems"]) == (True, "mine", [])
+    (problem,) = bad["problems"]
+    assert (problem["line"], problem["field"]) == (7, "spec.rules[0].capture.stepz")
+    assert 'did you mean "steps"' in problem["message"]
+    assert (absent["valid"], "no policy 'no-such-policy'" in absent["problems"][0]["message"]) == (False, True)
+
+
+def test_all_files_are_checked_and_not_only_up_to_the_first_that_is_not_there(sftriage, policy, tmp_path):
+    broken = tmp_path / "broken.yaml"
+    broken.write_text(POLICY.replace("steps: 3", "stepz: 3"), encoding="utf-8")
+    outcome = sftriage("policy", "validate", "no-such-policy", broken)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "no policy 'no-such-policy'" in outcome.err
+    assert f"{broken}:7:" in outcome.err

@@ -1,0 +1,92 @@
+"""What a capture cost the job: its steps and those just after it against those before."""
+
+import numpy as np
+import pytest
+
+from sftriage.controller.costs import AFTER_STEPS, KEPT_STEPS, Ledger
+from sftriage.records import StageSchema, Window
+
+SCHEMA = StageSchema(("forward", "other"))
+
+
+def windows(took_s, capturing, length=50, stride=10, ranks=3):
+    """Overlapping windows over steps that take the slowest rank so long, in two stages and the time between."""
+    took_s, capturing = np.asarray(took_s, dtype=float), np.asarray(capturing, dtype=bool)
+    for first in range(0, len(took_s) - length + 1, stride):
+        part = took_s[first : first + length]
+        durations_NRS = np.empty((length, ranks, 2))
+        durations_NRS[:, :, 0], durations_NRS[:, :, 1] = part[:, None] * 0.5, part[:, None] * 0.25
+        durations_NRS[:, 1:, 0] *= 0.9
+        between_NR = np.broadcast_to(part[:, None] * 0.25, (length, ranks))
+        yield Window(SCHEMA, first, durations_NRS, between_NR=between_NR, capturing_N=capturing[first : first + length])
+
+
+def costs_of(took_s, capturing, **cut):
+    ledger, found = Ledger(), []
+    for window in windows(took_s, capturing, **cut):
+        ledger, costs = ledger.after(window)
+        found += costs
+    return found
+
+
+def job(n_steps=200, *captures):
+    """Steps of 100 ms, and captures: (first, last, extra seconds in each of its steps, and in the ten after)."""
+    took_s, capturing = np.full(n_steps, 0.1), np.zeros(n_steps, dtype=bool)
+    for first, last, during_s, after_s in captures:
+        capturing[first : last + 1] = True
+        took_s[first : last + 1] += during_s
+        took_s[last + 1 : last + 1 + AFTER_STEPS] += after_s
+    return took_s, capturing
+
+
+@pytest.mark.parametrize(
+    ("captures", "expected"),
+    [
+        # One capture: its steps, and those just after it.
+        ([(80, 85, 0.05, 0.0)], [(80, 85, 0.3)]),
+        ([(80, 85, 0.05, 0.01)], [(80, 85, 0.4)]),
+        # A capture that cost nothing, or less than that.
+        ([(80, 85, 0.0, 0.0)], [(80, 85, 0.0)]),
+        ([(80, 85, -0.01, 0.0)], [(80, 85, -0.06)]),
+        # Two that are apart are told apart, two that overlap or follow at once are one.
+        ([(60, 62, 0.1, 0.0), (120, 122, 0.2, 0.0)], [(60, 62, 0.3), (120, 122, 0.6)]),
+        ([(60, 62, 0.1, 0.0), (66, 68, 0.1, 0.0)], [(60, 68, 0.6)]),
+        # What is not over yet is not known yet.
+        ([(180, 199, 0.1, 0.0)], []),
+        # Of a capture at the very beginning nothing is known to compare with.
+        ([(2, 5, 0.1, 0.0)], [(2, 5, None)]),
+    ],
+)
+def test_what_captures_cost(captures, expected):
+    found = costs_of(*job(200, *captures))
+    assert [(one.first_step, one.last_step) for one in found] == [one[:2] for one in expected]
+    for one, (*_, cost_s) in zip(found, expected, strict=True):
+        assert one.cost_s == (None if cost_s is None else pytest.approx(cost_s))
+
+
+def test_a_cost_is_told_once_however_the_windows_overlap():
+    took_s, capturing = job(300, (80, 85, 0.05, 0.0), (200, 205, 0.05, 0.0))
+    for stride in (1, 7, 10, 50):
+        assert [round(one.cost_s, 6) for one in costs_of(took_s, capturing, stride=stride)] == [0.3, 0.3]
+
+
+def test_missing_ranks_and_steps_do_not_count():
+    # GIVEN a step of the capture that nobody saw, and a rank that is missing throughout
+    took_s, capturing = job(200, (80, 85, 0.05, 0.0))
+    ledger, found = Ledger(), []
+    for window in windows(took_s, capturing):
+        window.durations_NRS[:, 2] = np.nan
+        at = 82 - window.first_step
+        if 0 <= at < 50:
+            window.durations_NRS[at] = np.nan
+        ledger, costs = ledger.after(window)
+        found += costs
+    # THEN the cost is that of the other steps
+    assert [one.cost_s for one in found] == [pytest.approx(0.25)]
+
+
+def test_a_long_job_is_remembered_within_bounds():
+    ledger = Ledger()
+    for window in windows(np.full(3 * KEPT_STEPS, 0.1), np.zeros(3 * KEPT_STEPS, dtype=bool), stride=50):
+        ledger, _ = ledger.after(window)
+    assert len(ledger.steps) == KEPT_STEPS

@@ -1,0 +1,209 @@
+"""Policy files that change while a job runs: good changes are taken over, bad ones are said once and change nothing."""
+
+import os
+
+import numpy as np
+import pytest
+
+from sftriage.controller import Controller, Journal, PolicyFiles, read_journal
+from sftriage.controller import policies as module
+from sftriage.policy import PolicyError
+from sftriage.records import StageSchema, Window
+
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {{name: {name}}}
+spec:
+  detection: {{window_steps: {window}}}
+  rules: [{{name: any, match: {{gain: ">= {gain}"}}, capture: {{steps: 3}}, cooldown: 0s}}]
+"""
+BROKEN = POLICY.format(name="broken", window=50, gain="5")
+A, B = (POLICY.format(name=name, window=50, gain="5%") for name in "ab")
+LATER_S = 1e12
+"""A time at which whatever has been written has long settled."""
+
+
+def kinds(files, polls=3):
+    """What a few polls one after the other have to say."""
+    return [change.kind for change in (files.poll() for _ in range(polls)) if change]
+
+
+def name(files):
+    return files.current.loaded[0].policy.metadata.name
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_text(A, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def files(path):
+    return PolicyFiles([path], now=lambda: LATER_S)
+
+
+def test_to_begin_with_the_file_has_to_be_good(path):
+    path.write_text(BROKEN, encoding="utf-8")
+    with pytest.raises(PolicyError, match=r"spec.rules\[0\].match.gain"):
+        PolicyFiles([path])
+
+
+def test_nothing_is_said_while_nothing_changes(files):
+    assert (kinds(files), name(files)) == ([], "a")
+
+
+def test_a_valid_change_is_taken_over_at_the_next_look(path, files):
+    path.write_text(B, encoding="utf-8")
+    change = files.poll()
+    assert (change.kind, change.policies.loaded[0].policy.metadata.name, name(files)) == ("changed", "b", "b")
+    assert kinds(files) == []
+
+
+def test_a_file_put_in_anothers_place_is_seen(path, files, tmp_path):
+    # GIVEN an editor that writes a new file of the same size and dates, and renames it
+    new = tmp_path / "new"
+    new.write_text(B, encoding="utf-8")
+    before = path.stat()
+    os.utime(new, ns=(before.st_atime_ns, before.st_mtime_ns))
+    new.rename(path)
+    assert (kinds(files), name(files)) == (["changed"], "b")
+
+
+def test_the_symbolic_links_of_a_config_map_are_followed(tmp_path):
+    # GIVEN a mounted ConfigMap: policy.yaml -> ..data/policy.yaml, ..data -> ..1
+    for version, text in (("..1", A), ("..2", B)):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "policy.yaml").write_text(text, encoding="utf-8")
+        os.utime(tmp_path / version / "policy.yaml", ns=(10**18, 10**18))
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "policy.yaml").symlink_to("..data/policy.yaml")
+    files = PolicyFiles([tmp_path / "policy.yaml"], now=lambda: LATER_S)
+    assert name(files) == "a"
+    # WHEN Kubernetes turns ..data, as it does, by a rename
+    (tmp_path / "..tmp").symlink_to("..2")
+    (tmp_path / "..tmp").rename(tmp_path / "..data")
+    # THEN that is a change
+    assert (kinds(files), name(files)) == (["changed"], "b")
+
+
+def test_an_invalid_change_keeps_the_last_good_policy_and_is_said_once(path, files):
+    path.write_text(BROKEN, encoding="utf-8")
+    change = files.poll()
+    assert (change.kind, name(files)) == ("refused", "a")
+    assert any(f"{path}:7:" in line and "spec.rules[0].match.gain" in line for line in change.problems)
+    assert kinds(files) == []
+    # WHEN it is saved again as it is
+    path.write_text(BROKEN, encoding="utf-8")
+    # THEN it has been said; another mistake has not
+    assert kinds(files) == []
+    path.write_text(BROKEN + "#", encoding="utf-8")
+    assert kinds(files) == ["refused"]
+
+
+def test_going_back_to_what_was_good_is_said_too(path, files):
+    path.write_text(BROKEN, encoding="utf-8")
+    assert kinds(files) == ["refused"]
+    path.write_text(A, encoding="utf-8")
+    assert (kinds(files), name(files)) == (["restored"], "a")
+
+
+def test_a_file_that_is_gone_keeps_the_last_good_policy_until_it_is_back(path, files):
+    path.unlink()
+    change = files.poll()
+    assert (change.kind, name(files)) == ("refused", "a")
+    assert f"{path}: no such file" in change.problems[0]
+    assert kinds(files) == []
+    path.write_text(B, encoding="utf-8")
+    assert (kinds(files), name(files)) == (["changed"], "b")
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "directory"])
+def test_what_is_no_file_is_refused_and_not_waited_for(path, files, make):
+    path.unlink()
+    make(path)
+    assert (kinds(files), name(files)) == (["refused"], "a")
+
+
+def test_a_file_half_written_alarms_nobody(path):
+    # GIVEN a file that was changed just now
+    files = PolicyFiles([path], now=lambda: path.stat().st_mtime)
+    path.write_text(B[: len(B) // 2], encoding="utf-8")
+    assert files.poll() is None
+    # WHEN the rest comes
+    path.write_text(B, encoding="utf-8")
+    # THEN all that was ever said is that there is another policy
+    assert (kinds(files), name(files)) == (["changed"], "b")
+    # AND one that stays half is said, at the second look
+    path.write_text(B[: len(B) // 2], encoding="utf-8")
+    assert [files.poll(), files.poll().kind, files.poll()] == [None, "refused", None]
+
+
+def test_a_change_within_the_clocks_grain_is_seen(path, monkeypatch):
+    # GIVEN a file system whose dates are too coarse to tell two changes apart
+    coarse = module._signature(path)
+    monkeypatch.setattr(module, "_signature", lambda _: coarse)
+    files = PolicyFiles([path], now=lambda: path.stat().st_mtime)
+    assert files.poll() is None
+    path.write_text(B, encoding="utf-8")
+    assert (kinds(files), name(files)) == (["changed"], "b")
+
+
+def test_a_settled_file_is_not_read_again(files, monkeypatch):
+    files.poll()
+    monkeypatch.setattr(module, "_content", lambda _: pytest.fail("read"))
+    assert kinds(files) == []
+
+
+def test_what_has_to_wait_for_another_run_is_said(path, files):
+    path.write_text(POLICY.format(name="a", window=100, gain="5%"), encoding="utf-8")
+    change = files.poll()
+    assert (change.kind, change.later) == ("changed", ("detection.window_steps",))
+    assert "detection.window_steps will take effect with another run" in change.said()[0]
+    # WHEN it is as it was when the run began
+    path.write_text(POLICY.format(name="a", window=50, gain="6%"), encoding="utf-8")
+    assert files.poll().later == ()
+
+
+SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+
+
+def window(first_step):
+    """Twenty steps of four ranks, in which rank 2 is 20 ms late in data: two fifths of the step."""
+    local_R = np.array([0.01, 0.01, 0.03, 0.01])
+    durations_NRS = np.zeros((20, 4, 3))
+    durations_NRS[:, :, 0] = local_R
+    durations_NRS[:, :, 1] = 0.02 + local_R.max() - local_R
+    return Window(SCHEMA, first_step, durations_NRS)
+
+
+def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_record(path, files, tmp_path, caplog):
+    # GIVEN a controller whose policy wants more than the suspect is worth
+    path.write_text(POLICY.format(name="high", window=50, gain="90%"), encoding="utf-8")
+    assert files.poll().kind == "changed"
+    controller = Controller(files, Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    assert controller.take(window(0), 100.0).decision.outcome == "ignore"
+    # WHEN the policy is broken, and then changed to one that wants less
+    path.write_text(BROKEN, encoding="utf-8")
+    assert controller.take(window(20), 101.0).decision.outcome == "ignore"
+    path.write_text(B, encoding="utf-8")
+    judged = controller.take(window(40), 102.0)
+    # THEN the window after the change is decided by it, and the capture names it
+    assert judged.decision.outcome == "capture"
+    assert controller.trigger_of(judged.decision.requests[0].capture_id).policy == "b"
+    # AND the mistake and the change are in the log and in the journal, before the windows that they came with
+    assert "going on under high as it was" in caplog.text
+    assert "now under b" in caplog.text
+    entries = list(read_journal(tmp_path / "decisions.jsonl"))
+    assert [entry["type"] for entry in entries] == ["window", "policy", "window", "policy", "window"]
+    refused, changed = entries[1]["change"], entries[3]["change"]
+    assert (refused["kind"], refused["policies"][0]["name"], refused["policies"][0]["document"]) == (
+        "refused",
+        "high",
+        None,
+    )
+    assert "spec.rules[0].match.gain" in refused["problems"][0]
+    assert (changed["kind"], changed["time_s"], changed["policies"][0]["name"]) == ("changed", 102.0, "b")
+    assert changed["policies"][0]["document"]["spec"]["rules"][0]["match"]["gain"] == ">= 5%"

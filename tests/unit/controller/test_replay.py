@@ -1,0 +1,164 @@
+"""Recorded windows through a policy, on the clock of the recording."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.controller.replay import replay
+from sftriage.policy import PolicySet, parse
+from sftriage.records import StageSchema, Suspect, Verdict, Window
+
+SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+STEP_S = 0.05
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {{name: test}}
+spec:
+  detection: {{window_steps: 20, stride_steps: 20, warmup_steps: 0}}
+  rules:
+    - name: any
+      match: {{gain: ">= 5%"}}
+      capture: {{steps: {steps}, warmup_steps: 1, max_seconds: {max_seconds}}}
+      cooldown: {cooldown}
+  limits: {{captures_per_run: 100, captures_per_hour: 100, overhead_budget: 100%}}
+"""
+
+
+def policy(cooldown="0s", steps=3, max_seconds=60):
+    text = POLICY.format(cooldown=cooldown, steps=steps, max_seconds=max_seconds)
+    return PolicySet((parse(text, "test.yaml"),))
+
+
+def window(first_step, late_s=0.02, attempt=0, n_steps=20):
+    """Twenty steps of four ranks, 50 ms each; rank 2 is late in data, and the others wait for it in backward."""
+    local_R = np.array([0.01, 0.01, 0.01 + late_s, 0.01])
+    durations_NRS = np.zeros((n_steps, 4, 3))
+    durations_NRS[:, :, 0] = local_R
+    durations_NRS[:, :, 1] = STEP_S - local_R
+    return Window(SCHEMA, first_step, durations_NRS, attempt=attempt)
+
+
+def stall(step, seconds, attempt=0):
+    suspect = Suspect("rank", (1,), "data", seconds, 1.0, 1.0, rank=1)
+    return Verdict(step, step, "stalled", ("not_arrived",), (suspect,), seconds, {}, {}, {}, attempt=attempt)
+
+
+def outcomes(replayed):
+    return [one.decision.outcome for one in replayed]
+
+
+def test_the_clock_is_that_of_the_recorded_steps():
+    # GIVEN windows of 20 steps of 50 ms that overlap by half
+    windows = [window(first, late_s=0.0) for first in (0, 10, 20)]
+    times = [one.time_s for one in replay(windows, policy(), start_s=1000.0)]
+    assert times == [pytest.approx(1000.0 + seconds) for seconds in (1.0, 1.5, 2.0)]
+
+
+def test_what_lies_between_steps_is_time_too_and_a_step_nobody_saw_took_as_long_as_the_last():
+    # GIVEN 10 ms between steps, one rank's step missing, and one that nobody has
+    seen = window(0, late_s=0.0)
+    seen.durations_NRS[3, 1] = np.nan
+    seen.durations_NRS[7] = np.nan
+    seen = replace(seen, between_NR=np.full((20, 4), 0.01))
+    (one,) = replay([seen], policy(), 0.0)
+    assert one.time_s == pytest.approx(20 * 0.06)
+    # AND steps between two windows are steps nobody saw
+    *_, last = replay([window(0, late_s=0.0), window(60, late_s=0.0)], policy(), 0.0)
+    assert last.time_s == pytest.approx(80 * STEP_S)
+
+
+def test_a_capture_runs_its_steps_and_the_window_that_holds_them_is_its_own_doing():
+    replayed = list(replay([window(first) for first in (0, 20, 40)], policy(), 0.0))
+    # THEN the capture is of the steps after its window and its warm-up
+    assert replayed[0].captured_steps == ((21, 23),)
+    assert [request.rank for request in replayed[0].decision.requests] == [2]
+    # AND the window that holds them is held, and the one after it is captured again
+    assert outcomes(replayed) == ["capture", "hold", "capture"]
+    assert replayed[1].verdict.reasons == ("self_inflicted",)
+    assert replayed[1].verdict.numbers["capturing_steps"] == 4.0
+
+
+def test_a_recorded_profiler_is_still_one():
+    seen = replace(window(0), capturing_N=np.arange(20) == 5)
+    (one,) = replay([seen], policy(), 0.0)
+    assert (one.decision.outcome, one.verdict.reasons) == ("hold", ("self_inflicted",))
+
+
+def test_a_cooldown_is_told_by_the_recordings_clock():
+    # GIVEN a window each second, and a cooldown of two and a half
+    replayed = list(replay([window(20 * number) for number in range(6)], policy("2500ms"), 0.0))
+    assert outcomes(replayed) == ["capture", "hold", "throttle", "capture", "hold", "throttle"]
+
+
+def test_a_capture_that_takes_more_steps_than_there_is_time_for_ends_with_its_time_box():
+    # GIVEN a capture of 100 steps within a second, which is 20 steps
+    wanted = policy(steps=100, max_seconds=1)
+    # WHEN a second has passed
+    replayed = list(replay([window(0), window(20), window(40)], wanted, 0.0))
+    # THEN it is over, and what comes after is not its doing
+    assert outcomes(replayed) == ["capture", "hold", "capture"]
+
+
+def test_another_attempt_has_a_past_and_captures_of_its_own():
+    windows = [window(0), window(0, attempt=1), window(20, attempt=1)]
+    replayed = list(replay(windows, policy(), 0.0))
+    # THEN the first attempt's capture marks no step of the second
+    assert outcomes(replayed) == ["capture", "capture", "hold"]
+    assert replayed[1].time_s == pytest.approx(2.0)
+
+
+def test_a_stall_is_decided_where_it_was_and_when_it_was_noticed():
+    windows = [window(0, late_s=0.0), window(20, late_s=0.0)]
+    replayed = list(replay(windows, policy(), 0.0, [stall(25, 90.0), stall(50, 60.0)]))
+    assert [(one.verdict.label, one.verdict.first_step) for one in replayed] == [
+        ("healthy", 0),
+        ("stalled", 25),
+        ("healthy", 20),
+        ("stalled", 50),
+    ]
+    assert replayed[1].time_s == pytest.approx(91.0)
+    assert replayed[1].decision.outcome == "hold"
+
+
+def test_no_windows_no_decisions():
+    assert list(replay([], policy(), 0.0)) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from([0.0, 0.005, 0.02, 0.05]), min_size=1, max_size=12))
+def test_every_window_has_one_decision_and_the_same_again_when_replayed_again(delays):
+    windows = [window(20 * number, late_s) for number, late_s in enumerate(delays)]
+    first, second = (list(replay(windows, policy("2s"), 0.0)) for _ in range(2))
+    assert first == second
+    assert [one.decision.first_step for one in first] == [one.first_step for one in windows]
+    assert all((one.decision.outcome == "capture") == bool(one.captured_steps) for one in first)
+    assert not any(one.decision.outcome == "capture" for one in first if one.verdict.label != "suspect")
+
+
+STACKS = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: test}
+spec:
+  detection: {window_steps: 20, stride_steps: 20, warmup_steps: 0}
+  rules: [{name: hung, match: {label: stalled}, capture: {profiler: stacks, control_ranks: 1}, cooldown: 0s}]
+"""
+
+
+def test_stacks_are_taken_at_once_and_make_no_window_their_own_doing():
+    wanted = PolicySet((parse(STACKS, "test.yaml"),))
+    windows = [window(first, late_s=0.0) for first in (0, 20, 40)]
+    replayed = list(replay(windows, wanted, 0.0, [stall(25, 90.0), stall(45, 90.0)]))
+    assert outcomes(replayed) == ["ignore", "capture", "ignore", "capture", "ignore"]
+    # AND the clock never goes back, though the recorded steps do not show the stall
+    assert [one.time_s for one in replayed] == sorted(one.time_s for one in replayed)
+    # AND of the rank that is waited for, and of a healthy one beside it
+    assert [(request.rank, request.role) for request in replayed[1].decision.requests] == [
+        (1, "suspect"),
+        (0, "control"),
+    ]
+    assert replayed[1].captured_steps == (None, None)

@@ -1,0 +1,167 @@
+"""Policies with a mistake of every kind: each is refused, where it is, with its reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from sftriage.policy import PolicyError, parse
+
+HEAD = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\nspec:\n"
+GOOD = HEAD + "  rules: [{name: slow-rank, match: {}, capture: {}}]\n"
+
+
+def lines_of(text: str) -> list[str]:
+    with pytest.raises(PolicyError) as refused:
+        parse(text, "p.yaml")
+    return str(refused.value).split("\n")
+
+
+RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
+
+
+@pytest.mark.parametrize(
+    ("label", "fields", "said"),
+    [
+        ("suspect", "for: 2", ".for: expected a number of windows such as 2 windows, got 2"),
+        ("suspect", "for: 2 steps", ".for: expected a number of windows such as 2 windows, got '2 steps'"),
+        ("suspect", "for: 0 windows", ".for: expected 1 window to 1000 windows, got '0 windows'"),
+        ("suspect", "four: 2 windows", '.four: unknown field; did you mean "for"?'),
+        ("suspect, scope: [rnak]", "", ".match.scope[0]: expected rank or host or cohort or all, got 'rnak'; did yo"),
+        ("suspect, scope: rank", "", ".match.scope: must be a list such as [rank, host], got 'rank'"),
+        (
+            "suspect, pattern: [cronic]",
+            "",
+            ".match.pattern[0]: expected chronic or recurring or one-off, got 'cronic'; ",
+        ),
+        (
+            "suspect, pattern: [one-off]",
+            "capture: {}",
+            ".match.pattern: no capture on one-off alone, because the fault",
+        ),
+        (
+            "stalled",
+            "capture: {}",
+            ".match.label: no torch capture on stalled, because it starts at a rank's next step",
+        ),
+        ("stalled", "capture: {profiler: nsys}", ".match.label: no nsys capture on stalled, because it starts at a"),
+        ("stalled, pattern: [chronic]", "", ".match.pattern: no pattern on stalled: the step has not ended"),
+        ("stalled", "for: 2 windows", ".for: no windows on stalled: a stall is reported once; detection.stalled_aft"),
+        ("needs_evidence", "notify: []", ".match.label: a rule on needs_evidence would do nothing; such windows"),
+        (
+            "needs_evidence",
+            "notify: [{webhook: {url_from_env: A}}]",
+            ".match.label: no message on needs_evidence, because such windows come all the time",
+        ),
+        (
+            "suspect",
+            "capture: {profiler: tourch}",
+            ".capture.profiler: expected torch or nsys or stacks, got 'tourch'; ",
+        ),
+        ("suspect", "capture: {nsys: {}}", ".capture.nsys: options of nsys do nothing where the profiler is torch"),
+        (
+            "suspect",
+            "capture: {profiler: nsys, torch: {with_stack: true}}",
+            ".capture.torch: options of torch do nothing where the profiler is nsys",
+        ),
+        (
+            "suspect",
+            "capture: {profiler: nsys, nsys: {trace: [cuda, nvtz]}}",
+            ".capture.nsys.trace[1]: expected cuda or ",
+        ),
+        (
+            "suspect",
+            "capture: {profiler: nsys, nsys: {sample: gpu}}",
+            ".capture.nsys.sample: expected none or cpu, got ",
+        ),
+        (
+            "suspect",
+            "capture: {profiler: stacks, steps: 2}",
+            ".capture.steps: stacks are taken at once, wherever a step",
+        ),
+        ("suspect", "capture: {ranks: [0], sample: 1}", ".capture.sample: of ranks that are named, all are captured"),
+        ("suspect", "capture: {ranks: [3, 1, 3]}", ".capture.ranks: named twice: 3"),
+        ("suspect", "capture: {ranks: [-1]}", ".capture.ranks[0]: must be greater than or equal to 0, got -1"),
+        ("suspect", "capture: {ranks: 0}", ".capture.ranks: must be a list such as [0, 8], got 0"),
+        ("suspect", "capture: {sample: 0}", ".capture.sample: must be greater than or equal to 1, got 0"),
+        (
+            "suspect",
+            "capture: {sample: 2, control_ranks: 1}",
+            ".capture.sample: 3 captures at once (sample: 2, control_ranks: 1), but limits.captures_per_run is 2",
+        ),
+        (
+            "suspect",
+            "capture: {ranks: [0, 1, 2]}",
+            ".capture.ranks: 3 captures at once (ranks: 3), but limits.captures_p",
+        ),
+        (
+            "suspect",
+            "notify: [{webhook: {url: 'https://example.org/secret'}}]",
+            ".notify[0].webhook.url: an address is a secret and stays out of the policy; say url_from_env or url_fro",
+        ),
+        (
+            "suspect",
+            "notify: [{webhook: {}}]",
+            ".notify[0].webhook: say where its address is found: either url_from_env",
+        ),
+        (
+            "suspect",
+            "notify: [{webhook: {url_from_env: A, url_from_file: /a}}]",
+            ".notify[0].webhook: say where its address is found: either url_from_env or url_from_file",
+        ),
+        ("suspect", "notify: [{webhook: {url_from_file: a}}]", ".notify[0].webhook.url_from_file: "),
+        (
+            "suspect",
+            "notify: [{webhook: {url_from_env: A, format: teams}}]",
+            ".notify[0].webhook.format: expected clou",
+        ),
+        ("suspect", "notify: {webhook: {url_from_env: A}}", ".notify: must be a list such as [{webhook: "),
+    ],
+)
+def test_a_rule_that_cannot_be_meant_is_refused_with_its_reason(label: str, fields: str, said: str) -> None:
+    """GIVEN a rule with one mistake THEN that is what is said, once, and of that field."""
+    (line,) = lines_of(HEAD + "  limits: {captures_per_run: 2}\n  rules:\n" + RULE % (label, fields))
+    assert line.partition(": spec.rules[0]")[2].startswith(said), line
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            "limits: {captures_per_hour: 0}",
+            "limits.captures_per_hour: 0 would allow no capture ever; a policy that is only",
+        ),
+        ("limits: {captures_per_run: 0}", "limits.captures_per_run: 0 would allow no capture ever"),
+        ("limits: {concurrent_ranks: 0}", "limits.concurrent_ranks: 0 would allow no capture ever"),
+        ("limits: {overhead_budget: 0%}", "limits.overhead_budget: 0% would allow no capture ever"),
+        ("limits: {overhead_budget: 0.5}", "limits.overhead_budget: expected a percentage such as 5%, got 0.5"),
+        ("limits: {overhead_budget: 101%}", "limits.overhead_budget: expected 0.01% to 100%, got '101%'"),
+        (
+            "on_needs_evidence: {hold: false}",
+            "on_needs_evidence.hold: only true: that nothing heavy starts on a window",
+        ),
+        (
+            "on_needs_evidence: {gather: [torch]}",
+            "on_needs_evidence.gather[0]: expected bucket_ready or nvml or next_win",
+        ),
+        ("active: {cron: '* * * *'}", "active.cron: expected minute, hour, day, month and weekday such as "),
+        ("active: {cron: '61 * * * *'}", "active.cron: expected minute, hour, day, month and weekday such as "),
+        ("active: {cron: '* * * * 1-5'}", "active.cron: expected the weekday by name, such as mon-fri, got '1-5'"),
+        ("active: {cron: '* * 31 2 *'}", "active.cron: expected a time that comes, but '* * 31 2 *' never does"),
+        ("active: {cron: 5}", "active.cron: expected minute, hour, day, month and weekday such as "),
+        (
+            "active: {timezone: Europe/Berlni}",
+            "active.timezone: expected a time zone such as UTC or Europe/Berlin, got 'Eu",
+        ),
+        (
+            "active: {timezone: ../etc/passwd}",
+            "active.timezone: expected a time zone such as UTC or Europe/Berlin, got ",
+        ),
+        ("retention: {}", "retention: says neither age nor bytes; without retention traces are kept for ever"),
+        ("retention: {age: 14}", "retention.age: expected a duration with its unit"),
+        ("retention: {age: 1m}", "retention.age: expected 1h to 3650d, got '1m'"),
+        ("retention: {bytes: 50}", "retention.bytes: expected a size with its unit"),
+    ],
+)
+def test_a_field_that_cannot_be_meant_is_refused_with_its_reason(fields: str, said: str) -> None:
+    (line,) = lines_of(GOOD + f"  {fields}\n")
+    assert line.partition(": spec.")[2].startswith(said), line

@@ -1,0 +1,106 @@
+"""Several policies in force together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sftriage.errors import UsageError
+from sftriage.policy import LoadedPolicy, PolicyError, PolicySet, State, decide, load_set, parse, shipped, trigger
+from sftriage.records import Verdict
+
+MakeVerdict = Callable[..., Verdict]
+
+NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
+
+
+def loaded(name: str, rules: str, spec: str = "") -> LoadedPolicy:
+    return parse(
+        f"apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {{name: {name}}}\nspec:\n"
+        f"  rules:\n    - {rules}\n{spec}",
+        f"{name}.yaml",
+    )
+
+
+INPUT = "{name: slow-input, match: {stage: [data]}, capture: {}}"
+ANY = "{name: slow-rank, match: {}, capture: {sample: 2}}"
+
+
+def test_rules_are_tried_in_the_order_of_the_files(make_verdict: MakeVerdict) -> None:
+    both = loaded("one", INPUT), loaded("two", ANY)
+    assert decide(make_verdict(), PolicySet(both), State(), NOW)[0].rule == "slow-input"
+    assert decide(make_verdict(), PolicySet(both[::-1]), State(), NOW)[0].rule == "slow-rank"
+    assert decide(make_verdict(stage="forward"), PolicySet(both), State(), NOW)[0].rule == "slow-rank"
+
+
+def test_of_each_limit_the_strictest_wins() -> None:
+    one = "  limits: {captures_per_hour: 9, captures_per_run: 2, concurrent_ranks: 8, overhead_budget: 2%}\n"
+    two = "  limits: {captures_per_hour: 3, captures_per_run: 5, concurrent_ranks: 4, overhead_budget: 0.1%}\n"
+    first = loaded("one", INPUT, one + "  retention: {age: 5d}\n")
+    third = loaded("three", "{name: x, match: {}}", "  retention: {age: 3d, bytes: 1Gi}\n")
+    found = PolicySet((first, loaded("two", ANY, two), third))
+    bounds = found.plan.bounds
+    assert (bounds.captures_per_hour, bounds.captures_per_run, bounds.concurrent_ranks) == (3, 2, 2)
+    assert bounds.overhead_fraction == 0.001
+    assert (found.retention_s, found.retention_bytes) == (3 * 86400, 2**30)
+    alone = PolicySet((loaded("one", INPUT),))
+    assert (alone.retention_s, alone.retention_bytes) == (None, None)
+
+
+def test_captures_are_allowed_where_every_policy_allows_them(make_verdict: MakeVerdict) -> None:
+    evening = loaded("one", INPUT, '  active: {cron: "* 18-21 * * *"}\n')
+    night = loaded("two", ANY, '  active: {cron: "* 20-23 * * *"}\n')
+    decision, _ = decide(make_verdict(), PolicySet((evening, night)), State(), NOW)
+    assert decision.reason == "active: captures are not allowed until 2027-01-15T20:00:00Z"
+    morning = loaded("two", ANY, '  active: {cron: "* 6-9 * * *"}\n')
+    decision, _ = decide(make_verdict(), PolicySet((evening, morning)), State(), NOW)
+    assert decision.reason == "active: captures are never allowed again"
+
+
+def test_a_rule_samples_as_many_ranks_as_a_stricter_policy_allows(make_verdict: MakeVerdict) -> None:
+    strict = loaded("one", INPUT, "  limits: {concurrent_ranks: 1}\n")
+    decision, _ = decide(make_verdict(ranks=(4, 5), stage=None), PolicySet((strict, loaded("two", ANY))), State(), NOW)
+    assert [request.rank for request in decision.requests] == [4]
+
+
+def test_what_cannot_be_in_force_together_is_said_with_its_place() -> None:
+    first = loaded("one", INPUT, "  detection: {window_steps: 100}\n")
+    second = loaded("two", INPUT, "  detection: {stride_steps: 20, min_gain: 5%}\n")
+    with pytest.raises(PolicyError) as refused:
+        PolicySet((first, second))
+    assert str(refused.value).split("\n") == [
+        "two.yaml:6:14: spec.rules[0].name: a second rule named 'slow-input'; the first is spec.rules[0] of one.yaml",
+        "two.yaml:7:29: spec.detection.stride_steps: 20, but 10 in one.yaml; all policies of a job "
+        "judge the same windows",
+    ]
+    # What a policy does not say, it does not ask for
+    assert PolicySet((first, loaded("two", ANY))).detection.window_steps == 100
+
+
+def test_a_manifest_names_the_policy_that_the_rule_is_of(make_verdict: MakeVerdict) -> None:
+    one, two = loaded("one", INPUT), loaded("two", ANY)
+    found = trigger(make_verdict(), PolicySet((one, two)), "slow-rank")
+    assert (found.policy, found.policy_sha256) == ("two", two.sha256)
+    with pytest.raises(ValueError, match="policy one, two has no rule 'x'"):
+        trigger(make_verdict(), PolicySet((one, two)), "x")
+
+
+def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: [\n")
+    (tmp_path / "b.yaml").write_text("x: 1\n")
+    with pytest.raises(PolicyError) as refused:
+        load_set([tmp_path / "a.yaml", "default", tmp_path / "b.yaml"])
+    lines = str(refused.value).split("\n")
+    assert {line.split(":")[0] for line in lines} == {str(tmp_path / "a.yaml"), str(tmp_path / "b.yaml")}
+    with pytest.raises(UsageError, match="no policy 'nope'"):
+        load_set(["default", "nope"])
+    with pytest.raises(ValueError, match="no policy"):
+        load_set([])
+
+
+def test_the_shipped_policies_can_be_in_force_together() -> None:
+    """GIVEN those whose rules have names of their own THEN nothing is between them."""
+    names = sorted(set(shipped()) - {"observe-only"})
+    assert len(load_set(names).plan.rules) >= len(names)
