@@ -11,7 +11,6 @@ import pytest
 
 from tests.integration.processes import DEADLINE_S, descendants
 
-
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
