@@ -248,7 +248,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Why a capture exists: the window and the suspect, and the rule of the policy that asked for it."""
+    """Why a capture exists: the window and the suspect, and the rule of the policy that asked for it.
+
+    ``why`` says it in a sentence.
+    """
 
     first_step: int
     last_step: int
@@ -262,6 +265,10 @@ class Trigger:
     policy: str
     policy_sha256: str
     rule: str
+    pattern: Pattern = "chronic"
+    period_steps: int | None = None
+    onset_step: int | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)

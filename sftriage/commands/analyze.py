@@ -11,13 +11,13 @@ import typer
 from sftriage.agent import Recording, Shape, load_recording
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.tables import frontier_table, windows_table
-from sftriage.commands.words import verdict_sentence
 from sftriage.controller import settings_of
 from sftriage.frontier import Past, Settings, judge
 from sftriage.policy import load
 from sftriage.policy.schema import Detection
 from sftriage.records import Verdict
 from sftriage.traces.rundir import RunDirectory
+from sftriage.words import verdict_sentence
 
 
 def analyze(
@@ -37,7 +37,7 @@ def analyze(
     hosts and cohorts (a string a rank), kinds (a string a step) and first_step.
     """
     recording = load_recording(path)
-    detection = _detection(path)
+    detection = detection_of(path)
     shape = Shape(
         window_steps=window or detection.window_steps,
         stride_steps=stride or detection.stride_steps,
@@ -71,7 +71,7 @@ def judge_recording(recording: Recording, shape: Shape, settings: Settings) -> I
         yield verdict
 
 
-def _detection(path: Path) -> Detection:
+def detection_of(path: Path) -> Detection:
     """The detection settings a run was made with; for anything else, those of a policy that says nothing."""
     policy_file = RunDirectory(path).policy_file
     return load(policy_file).policy.spec.detection if policy_file.is_file() else Detection()

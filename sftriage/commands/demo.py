@@ -17,13 +17,14 @@ from rich.status import Status
 from sftriage.commands.demo_report import DemoOutcome, print_outcome
 from sftriage.commands.local import LocalRun
 from sftriage.commands.output import notices, print_json
-from sftriage.commands.words import place, verdict_sentence
+from sftriage.commands.words import place
 from sftriage.controller import Judged
 from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
 from sftriage.errors import UsageError
 from sftriage.policy import find, load
 from sftriage.records import CaptureResult
 from sftriage.traces import Manifest
+from sftriage.words import verdict_sentence
 
 DEFAULT_STEPS = 300
 DEFAULT_DELAY_S = 0.04

@@ -10,13 +10,13 @@ from pydantic import TypeAdapter, ValidationError
 from sftriage.commands.decisions import RunOption
 from sftriage.commands.output import print_json, results
 from sftriage.commands.runs import find_run
-from sftriage.commands.words import milliseconds, verdict_sentence, when, where, who
 from sftriage.controller import read_journal
 from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Check, explain
 from sftriage.policy import resolves
 from sftriage.records import Verdict
 from sftriage.traces.rundir import RunDirectory
+from sftriage.words import milliseconds, verdict_sentence, when, where, who
 
 
 def explain_decision(

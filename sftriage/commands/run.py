@@ -9,12 +9,13 @@ import typer
 
 from sftriage.commands.local import LocalRun
 from sftriage.commands.output import notices
-from sftriage.commands.words import place, size, verdict_sentence
+from sftriage.commands.words import place, size
 from sftriage.controller import Judged, PolicyFiles
 from sftriage.errors import UsageError
 from sftriage.policy import find
 from sftriage.records import CaptureResult
 from sftriage.traces import Manifest
+from sftriage.words import verdict_sentence
 
 
 class Reporter:

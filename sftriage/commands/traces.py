@@ -11,9 +11,10 @@ from sftriage.commands.decisions import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
 from sftriage.commands.tables import captures_table
-from sftriage.commands.words import milliseconds, place, size
+from sftriage.commands.words import place, size
 from sftriage.traces import Catalogue, LocalStore, Manifest
 from sftriage.traces.rundir import RunDirectory
+from sftriage.words import milliseconds
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 CaptureArgument = Annotated[str, typer.Argument(help="Capture id, as `sftriage traces list` shows it.")]

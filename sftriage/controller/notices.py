@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from sftriage.records import Decision, Verdict, plain
+from sftriage.words import verdict_sentence
 
 EVENT_TYPE = "dev.sftriage.decision"
 _MAX_TEXT = 3000
@@ -85,7 +86,7 @@ def notice_of(verdict: Verdict, decision: Decision, origin: Origin, rules: tuple
         source=origin.source,
         subject=steps,
         time_s=decision.time_s,
-        text=f"{origin.job}: {_found(verdict)} in {steps}. {decision.outcome.capitalize()}: {decision.reason}",
+        text=f"{origin.job}: {verdict_sentence(verdict)} {decision.outcome.capitalize()}: {decision.reason}",
         data={
             "job": origin.job,
             "run": origin.run_id,
@@ -94,11 +95,3 @@ def notice_of(verdict: Verdict, decision: Decision, origin: Origin, rules: tuple
             "decision": plain(decision),
         },
     )
-
-
-def _found(verdict: Verdict) -> str:
-    if not verdict.suspects:
-        return ", ".join((verdict.label, *verdict.reasons))
-    first = verdict.suspects[0]
-    ranks = f"rank {first.ranks[0]}" if len(first.ranks) == 1 else f"{len(first.ranks)} ranks"
-    return f"{verdict.label}, {ranks} in {first.stage or 'all local stages'}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.records import Trigger, Verdict
+from sftriage.words import verdict_sentence
 
 
 def trigger(verdict: Verdict, loaded: LoadedPolicy | PolicySet, rule: str, rank: int | None = None) -> Trigger:
@@ -36,4 +37,8 @@ def trigger(verdict: Verdict, loaded: LoadedPolicy | PolicySet, rule: str, rank:
         policy=owner.policy.metadata.name,
         policy_sha256=owner.sha256,
         rule=rule,
+        pattern=suspect.pattern,
+        period_steps=suspect.period_steps,
+        onset_step=suspect.onset_step,
+        why=verdict_sentence(verdict),
     )

@@ -3,9 +3,9 @@
 import pytest
 
 from sftriage.commands.run import Reporter
-from sftriage.commands.words import verdict_sentence
 from sftriage.controller import Judged
 from sftriage.records import Decision, Suspect, Verdict
+from sftriage.words import verdict_sentence
 
 
 def verdict(*suspects, reasons=("not_arrived",), missing=None, typical_s=0.02):

@@ -112,7 +112,8 @@ def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, monkeypatch)
         _, headers, message = hook.next()
     assert headers["Content-Type"] == "application/json"
     assert message == {
-        "text": "res net: suspect, rank 2 in data in steps 160 to 209. Ignore: observe-only: rule page-me matched"
+        "text": "res net: Rank 2 is slow in data: it costs the job 20.0 ms of each 100.0 ms step (20%), in 90% of "
+        "steps 160 to 209; chronic. Ignore: observe-only: rule page-me matched"
     }
     marked = Notice("1", "/s", "s", 0.0, "<!channel> & <b>" + "x" * 9000, {})
     text = json.loads(slack_message(marked))["text"]
@@ -424,7 +425,7 @@ def test_what_a_rule_wants_told_is_told_once_by_the_controller_and_not_again_bef
         event, message = sorted((hook.next()[2] for _ in range(2)), key=lambda body: "text" in body)
     assert (event["source"], event["subject"]) == ("/sftriage/job/run-1", "steps 20 to 39")
     assert event["data"]["rules"] == ["page-me", "page-me-too"]
-    assert message["text"].startswith("job: suspect, rank 2 in data in steps 20 to 39.")
+    assert message["text"].startswith("job: Rank 2 is slow in data: it costs the job 20.0 ms of each 50.0 ms step")
     # AND the address is not on record
     assert "top-secret" not in (tmp_path / "decisions.jsonl").read_text() + (tmp_path / "state.json").read_text()
 
@@ -433,5 +434,8 @@ def test_a_stall_says_the_step_and_who_is_missed():
     stall = Verdict(10, 10, "stalled", ("not_arrived",), (SUSPECT,), 60.0, {}, {}, {})
     held = Decision(1.0, 10, 10, "stalled", "hold", "not_arrived: rank 2 in data")
     notice = notice_of(stall, held, Origin("j", "r"), ())
-    assert notice.text == "j: stalled, rank 2 in data in step 10. Hold: not_arrived: rank 2 in data"
+    assert notice.text == (
+        "j: Stalled: no rank has moved for 60 s in step 10; the others wait for ranks that have not arrived: "
+        "rank 2 in data. Hold: not_arrived: rank 2 in data"
+    )
     assert json.loads(cloud_event(notice))["subject"] == "step 10"
