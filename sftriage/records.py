@@ -30,6 +30,8 @@ CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """What a capture may be called: a plain file name that is never hidden and never leads elsewhere."""
 
 Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
+Cause = Literal["healthy", "suspect", "stalled", "needs_evidence", "asked"]
+"""What a decision is about: a verdict's label, or that a person asked."""
 Scope = Literal["rank", "host", "cohort", "all"]
 Pattern = Literal["chronic", "recurring", "one-off"]
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
@@ -161,7 +163,9 @@ class Window:
     - ``capturing_N``: steps during which a heavy profiler ran somewhere in the job;
     - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
     - ``kinds``: of each step what sort it is, "" for an ordinary one;
-    - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said.
+    - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said;
+    - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR``: durations, outside and between once more, as the
+      ranks' GPUs saw them.
 
     Reading is fastest where the ranks of one stage lie side by side in memory, but any layout will do.
     """
@@ -178,6 +182,9 @@ class Window:
     kinds: tuple[str, ...] | None = None
     work_NR: FloatArray | None = None
     attempt: int = 0
+    device_NRS: FloatArray | None = None
+    device_outside_NRG: FloatArray | None = None
+    device_between_NR: FloatArray | None = None
 
     @property
     def last_step(self) -> int:
@@ -255,7 +262,7 @@ class Trigger:
 
     first_step: int
     last_step: int
-    label: Label
+    label: Cause
     scope: Scope
     ranks: tuple[int, ...]
     stage: str | None
@@ -272,11 +279,55 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """A capture that a person asks for.
+
+    Attributes:
+        ask_id: what the answer is known by.
+        ranks: who is to be captured.
+        who: who asks.
+        reason: and why.
+    """
+
+    ask_id: str
+    ranks: tuple[int, ...]
+    who: str
+    reason: str
+    profiler: Profiler = "torch"
+    steps: int = 5
+    warmup_steps: int = 1
+    max_seconds: float = 60.0
+    max_bytes: int = 512 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduced:
+    """Whether the fault that led to a capture was there while it was captured.
+
+    Attributes:
+        answer: in most of the steps in which it was expected, in some, or in none.
+        steps: captured steps in which it was expected: all, or, of what comes back, those at its phase.
+        steps_with: those of them in which it was.
+        over_s: by how much the suspect was over its peers, seconds a step in which it was expected.
+        expected_s: the gain that had led to the capture.
+    """
+
+    answer: Literal["yes", "no", "partly"]
+    steps: int
+    steps_with: int
+    over_s: float
+    expected_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureRequest:
     """One time-boxed run of a profiler on one rank. Bounded in steps, seconds and bytes, whatever the profiler does.
 
     ``options`` are the profiler's own, ready for JSON: switches, and for nsys a word and a list of words. ``role`` says
     whether the rank is suspected, or a healthy peer to compare with.
+
+    What comes back is caught: with a ``period_steps``, the capture begins so that a step whose number leaves ``phase``
+    over a multiple of it is among those recorded. Without one (0) it begins at the rank's next step.
 
     Raises:
         ValueError: a bound that is no bound, or an id that could not be a file name.
@@ -291,6 +342,8 @@ class CaptureRequest:
     max_bytes: int
     options: Mapping[str, Any] = field(default_factory=dict)
     role: Role = "suspect"
+    period_steps: int = 0
+    phase: int = 0
 
     def __post_init__(self) -> None:
         """A request travels through a file that another process reads: check it wherever it is made."""
@@ -302,8 +355,19 @@ class CaptureRequest:
             raise ValueError(f"unknown role {self.role!r}")
         if not (1 <= self.steps <= 1000 and 0 <= self.warmup_steps <= 100 and self.rank >= 0):
             raise ValueError(f"steps {self.steps}, warmup_steps {self.warmup_steps} or rank {self.rank} out of bounds")
+        if not (self.period_steps == self.phase == 0 or 0 <= self.phase < self.period_steps):
+            raise ValueError(f"phase {self.phase} of a period of {self.period_steps} steps")
         if not (0 < self.max_seconds <= 3600 and self.max_bytes > 0):
             raise ValueError(f"max_seconds {self.max_seconds} or max_bytes {self.max_bytes} out of bounds")
+
+    def begins_at(self, step: int) -> int:
+        """The first step to be recorded, if none before ``step`` can be: with what comes back in the middle."""
+        if not self.period_steps or self.steps >= self.period_steps:
+            return step
+        before = (self.steps - 1) // 2
+        to_go = (self.phase - step) % self.period_steps
+        # It comes soon enough to be recorded from now on, or later than half of the steps.
+        return step if to_go <= before else step + to_go - before
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +400,7 @@ class Decision:
     time_s: float
     first_step: int
     last_step: int
-    label: Label
+    label: Cause
     outcome: Outcome
     reason: str
     rule: str | None = None

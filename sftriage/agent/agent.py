@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
+from sftriage.agent.executors import Places, executor_for, overlap
 from sftriage.agent.gather import Gatherer, Shape
 from sftriage.agent.rows import IntArray, slots_of, together
-from sftriage.capture import TorchCapture
+from sftriage.capture import Executor, NsysPlace
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder import RingInfo, RingReader, StepLog, find_rings
+from sftriage.recorder import RingInfo, RingReader, RingStatus, StepLog, find_rings
 from sftriage.records import CaptureRequest, CaptureResult, JobStatus, RankStatus, Window
 
 log = logging.getLogger("sftriage")
@@ -38,13 +39,15 @@ class Agent:
         steps: directory where every step is kept.
         spool: directory where trainers leave traces.
         shape: how windows are cut.
+        nsys: how the trainers were launched under nsys, if they were.
     """
 
-    def __init__(self, rings: Path, steps: Path, spool: Path, shape: Shape) -> None:
-        self._rings, self._steps, self._spool, self._shape = rings, steps, spool, shape
+    def __init__(self, rings: Path, steps: Path, spool: Path, shape: Shape, nsys: NsysPlace | None = None) -> None:
+        self._rings, self._steps, self._shape = rings, steps, shape
+        self._places = Places(rings, spool, nsys)
         self._readers: dict[Path, tuple[RingReader, StepLog]] = {}
         self._gatherers: dict[int, Gatherer] = {}
-        self._captures: dict[str, TorchCapture] = {}
+        self._captures: dict[str, Executor] = {}
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self.telemetry = Telemetry()
@@ -89,22 +92,7 @@ class Agent:
             except RingError as error:
                 self._give_up(path, str(error))
                 continue
-            info = reader.info
-            ranks.append(
-                RankStatus(
-                    rank=info.rank,
-                    host=info.host,
-                    stage=now.stage,
-                    # Before the first step the header has no time yet.
-                    since_ns=max(now.since_ns, info.started_mono_ns),
-                    step=now.step,
-                    step_since_ns=now.step_since_ns,
-                    published=now.published,
-                    closed=now.closed,
-                    alive=now.alive,
-                    special=now.special,
-                )
-            )
+            ranks.append(_status(reader.info, now))
         if not ranks:
             return None
         info = newest[0][1][0].info
@@ -115,31 +103,40 @@ class Agent:
         info = self.ranks.get(request.rank)
         if info is None:
             return CaptureResult(request.capture_id, request.rank, "failed", f"rank {request.rank} has no ring here")
+        reason = overlap(request, [capture.request for capture in self._captures.values()])
+        if reason is not None:
+            return CaptureResult(request.capture_id, request.rank, "refused", reason)
         try:
-            capture = TorchCapture(request, self._rings / info.file_name("mailbox"), self._spool)
+            capture = executor_for(request, info, self._places, lambda: self._now(info))
             capture.start()
         except CaptureError as error:
             return CaptureResult(request.capture_id, request.rank, "failed", str(error))
         self._captures[request.capture_id] = capture
         return None
 
-    def results(self) -> list[tuple[TorchCapture, CaptureResult]]:
+    def results(self) -> list[tuple[Executor, CaptureResult]]:
         """Captures that have ended since the last call; the caller closes each, once it has taken the trace."""
         ended = []
         for capture_id, capture in list(self._captures.items()):
             result = capture.poll()
-            if result is None and not self._alive(capture.request.rank):
+            if result is None and capture.needs_trainer and not self._alive(capture.request.rank):
                 result = capture.poll() or capture.failed("the trainer ended during the capture")
             if result is not None:
                 ended.append((self._captures.pop(capture_id), result))
         return ended
+
+    def steps(self, rank: int, first_step: int, last_step: int) -> Window | None:
+        """Some of the newest steps of a rank's job; None where they are held no longer."""
+        info = self.ranks.get(rank)
+        gatherer = None if info is None else self._gatherers.get(info.attempt)
+        return None if gatherer is None else gatherer.cut(first_step, last_step)
 
     def cancel(self, capture_id: str) -> None:
         """Ask for a capture to end now."""
         if capture_id in self._captures:
             self._captures[capture_id].cancel()
 
-    def abandon(self, capture_id: str, reason: str) -> list[tuple[TorchCapture, CaptureResult]]:
+    def abandon(self, capture_id: str, reason: str) -> list[tuple[Executor, CaptureResult]]:
         """End a capture whose rank does not answer."""
         capture = self._captures.pop(capture_id, None)
         return [] if capture is None else [(capture, capture.failed(reason))]
@@ -169,6 +166,14 @@ class Agent:
             kept.close()
         self._readers.clear()
         self._captures.clear()
+
+    def _now(self, info: RingInfo) -> RankStatus | None:
+        """What one rank is doing now."""
+        reader = next((reader for reader, _ in self._readers.values() if reader.info == info), None)
+        try:
+            return None if reader is None else _status(info, reader.status())
+        except RingError:
+            return None
 
     def _find(self) -> None:
         for path in find_rings(self._rings):
@@ -211,3 +216,19 @@ class Agent:
 
     def _alive(self, rank: int) -> bool:
         return any(reader.writer_alive for reader, _ in self._readers.values() if reader.info.rank == rank)
+
+
+def _status(info: RingInfo, now: RingStatus) -> RankStatus:
+    return RankStatus(
+        rank=info.rank,
+        host=info.host,
+        stage=now.stage,
+        # Before the first step the header has no time yet.
+        since_ns=max(now.since_ns, info.started_mono_ns),
+        step=now.step,
+        step_since_ns=now.step_since_ns,
+        published=now.published,
+        closed=now.closed,
+        alive=now.alive,
+        special=now.special,
+    )

@@ -13,6 +13,9 @@ from sftriage.records import StageSchema, Window
 MAX_GAP_STEPS = 10_000
 """Steps that nobody recorded are a gap in the numbering; over a longer one the job is taken up anew."""
 
+DEVICE_LAG_STEPS = 32
+"""A device's times come some steps after the host's. A window waits for them so long, and then goes without."""
+
 _NEVER = int(np.iinfo(np.int64).min)
 
 
@@ -54,6 +57,9 @@ class Gatherer:
         self._earliest = MAX_COUNT
         self._seen_R = np.zeros(world_size, dtype=np.bool_)
         self._latest_R = np.full(world_size, _NEVER)
+        # Of ranks that have shown any device time: the last step of it.
+        self._latest_device_R = np.full(world_size, MAX_COUNT)
+        self._early_device: list[tuple[IntArray, IntArray]] = []
         self._fastest = _NEVER
         self._next_first = _NEVER
         # A window is given up when a rank is one window past it: no step further than that is ever in the store.
@@ -93,6 +99,33 @@ class Gatherer:
         if self._seen_R.all() or self._fastest - self._earliest >= self._shape.window_steps:
             self._start()
 
+    def add_device(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+        """Take device times of steps, from the ranks' rings of them. Those of windows that have gone out are dropped.
+
+        Call it after `add` with what was read before that: a step's host time is always published first.
+
+        Args:
+            ranks_B: the rank of each step.
+            slots_BW: as for `add`.
+        """
+        steps_B = slots_BW[:, STEP]
+        usable_B = (ranks_B >= 0) & (ranks_B < self._world_size) & (steps_B > -MAX_COUNT) & (steps_B < MAX_COUNT)
+        ranks_B, slots_BW = ranks_B[usable_B], slots_BW[usable_B]
+        if not len(ranks_B):
+            return
+        if not self._started:
+            self._early_device.append((ranks_B.copy(), slots_BW.copy()))
+            return
+        steps_B = slots_BW[:, STEP]
+        # From now on this rank is waited for; what is too far ahead for the store is dropped, but it has been shown.
+        for rank in np.unique(ranks_B):
+            latest = int(steps_B[ranks_B == rank].max())
+            seen = int(self._latest_device_R[rank])
+            self._latest_device_R[rank] = latest if seen == MAX_COUNT else max(seen, latest)
+        held_B = (steps_B >= self._next_first) & (steps_B < self._next_first + self._capacity_steps)
+        if held_B.any():
+            self._rows.put_device(ranks_B[held_B], slots_BW[held_B])
+
     def ready(self, *, ended: bool = False) -> list[Window]:
         """Windows that are complete, oldest first; with ``ended``, those that no more steps will complete too."""
         if ended and self._early:
@@ -102,6 +135,13 @@ class Gatherer:
         windows, self._complete = self._complete, []
         return windows
 
+    def cut(self, first_step: int, last_step: int) -> Window | None:
+        """Some of the newest steps, whether or not they are all there; None where they are not in the store."""
+        n_steps = last_step - first_step + 1
+        if not self._started or n_steps < 1 or not self._next_first <= first_step <= last_step < self._room():
+            return None
+        return self._window(first_step, n_steps) if self._rows.any_known(first_step, n_steps) else None
+
     def _start(self) -> None:
         """The job's first step is the earliest anybody has shown; what comes before the windows is warm-up."""
         ranks_B = np.concatenate([ranks for ranks, _ in self._early])
@@ -110,6 +150,9 @@ class Gatherer:
         self._fastest = self._earliest
         self._next_first = self._earliest + self._shape.warmup_steps
         self._take(ranks_B, slots_BW)
+        early, self._early_device = self._early_device, []
+        for ranks_B, slots_BW in early:
+            self.add_device(ranks_B, slots_BW)
 
     def _take(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
         """Put steps into the store, in order and with windows cut in between where it could not hold all of them."""
@@ -152,18 +195,20 @@ class Gatherer:
     def _advance(self, *, ended: bool = False) -> None:
         """Cut the windows that are ready: every rank has passed them, or they are given up."""
         n_steps, stride = self._shape.window_steps, self._shape.stride_steps
-        through = max(int(self._latest_R.min()), self._fastest if ended else self._fastest - n_steps)
+        through = int(self._latest_R.min())
+        through = min(through, max(int(self._latest_device_R.min()), through - DEVICE_LAG_STEPS))
+        through = max(through, self._fastest if ended else self._fastest - n_steps)
         while (last := self._next_first + n_steps - 1) <= through:
             strides = 1
             if self._rows.any_known(self._next_first, n_steps):
-                self._complete.append(self._window(self._next_first))
+                self._complete.append(self._window(self._next_first, n_steps))
             elif not self._rows.any_known(self._next_first, self._capacity_steps):
                 # A gap in the numbering: none of its windows holds anything.
                 strides += (through - last) // stride
             self._rows.clear(self._next_first, strides * stride)
             self._next_first += strides * stride
 
-    def _window(self, first_step: int) -> Window:
+    def _window(self, first_step: int, n_steps: int) -> Window:
         if self._places is None:
             places = (tuple(self._hosts), tuple(self._cohorts))
             self._places = (places[0] if any(places[0]) else None, places[1] if any(places[1]) else None)
@@ -174,5 +219,5 @@ class Gatherer:
             hosts=hosts,
             cohorts=cohorts,
             attempt=self._attempt,
-            **self._rows.window(first_step, self._shape.window_steps),
+            **self._rows.window(first_step, n_steps),
         )

@@ -67,11 +67,13 @@ class StepRows:
         # Made when the first rank says any: most jobs do without.
         self._ready_CR: FloatArray | None = None
         self._work_CR: FloatArray | None = None
+        self._device_VCR: FloatArray | None = None
         self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._touched_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._ready_said_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._work_said_C = np.zeros(capacity_steps, dtype=np.bool_)
+        self._device_said_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._kind_C2 = np.zeros((capacity_steps, 2), dtype=np.int64)
         self._kind_rank_C = np.full(capacity_steps, world_size)
 
@@ -92,6 +94,17 @@ class StepRows:
             values_CR.reshape(-1)[at_B] = slots_BW[:, word] * NS
         self._put_refinements(row_B, at_B, slots_BW)
 
+    def put_device(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+        """Take the device times of steps (see `sftriage.recorder.device`), in slots of the same words."""
+        if self._device_VCR is None:
+            self._device_VCR = np.full_like(self._values_VCR, np.nan)
+        row_B = slots_BW[:, STEP] % self._n_rows
+        self._touched_C[row_B] = True
+        self._device_said_C[row_B] = True
+        at_B = row_B * self._n_ranks + ranks_B
+        for values_CR, word in zip(self._device_VCR, self._words, strict=True):
+            values_CR.reshape(-1)[at_B] = slots_BW[:, word] * NS
+
     def clear(self, first_step: int, n_steps: int) -> None:
         """Forget steps, so that their rows can be those of later ones."""
         rows = np.arange(first_step, first_step + min(n_steps, self._n_rows)) % self._n_rows
@@ -103,7 +116,10 @@ class StepRows:
             self._ready_CR[rows] = np.nan
         if self._work_CR is not None:
             self._work_CR[rows] = 0.0
-        for said_C in (self._known_C, self._touched_C, self._capturing_C, self._ready_said_C, self._work_said_C):
+        if self._device_VCR is not None:
+            self._device_VCR[:, rows] = np.nan
+        said = (self._known_C, self._touched_C, self._capturing_C, self._ready_said_C, self._work_said_C)
+        for said_C in (*said, self._device_said_C):
             said_C[rows] = False
         self._kind_C2[rows] = 0
         self._kind_rank_C[rows] = self._n_ranks
@@ -115,19 +131,33 @@ class StepRows:
     def window(self, first_step: int, n_steps: int) -> dict[str, Any]:
         """What these steps give a `Window`: copies, with the ranks of one value side by side."""
         rows = self._rows(first_step, n_steps)
-        values_NRV = self._copied(self._values_VCR, first_step, n_steps).transpose(1, 2, 0)
+        times = self._times(self._values_VCR, first_step, n_steps)
         ready_CR = self._ready_CR if self._ready_said_C[rows].any() else None
         work_CR = self._work_CR if self._work_said_C[rows].any() else None
         kinds = tuple(kind_of(int(first), int(rest)) for first, rest in self._kind_C2[rows])
         return {
-            "durations_NRS": values_NRV[:, :, : self._n_stages],
-            "outside_NRG": values_NRV[:, :, self._n_stages : -1] if len(self._words) > self._n_stages + 1 else None,
-            "between_NR": values_NRV[:, :, -1],
+            "durations_NRS": times[0],
+            "outside_NRG": times[1],
+            "between_NR": times[2],
             "ready_NR": None if ready_CR is None else self._copied(ready_CR[None], first_step, n_steps)[0],
             "work_NR": None if work_CR is None else self._copied(work_CR[None], first_step, n_steps)[0],
             "capturing_N": self._capturing_C[rows],
             "kinds": kinds if any(kinds) else None,
-        }
+        } | self._device(first_step, n_steps)
+
+    def _device(self, first_step: int, n_steps: int) -> dict[str, FloatArray | None]:
+        if self._device_VCR is None or not self._device_said_C[self._rows(first_step, n_steps)].any():
+            return {}
+        times = self._times(self._device_VCR, first_step, n_steps)
+        return dict(zip(("device_NRS", "device_outside_NRG", "device_between_NR"), times, strict=True))
+
+    def _times(
+        self, values_VCR: FloatArray, first_step: int, n_steps: int
+    ) -> tuple[FloatArray, FloatArray | None, FloatArray]:
+        """Durations, outside times and between times of these steps."""
+        values_NRV = self._copied(values_VCR, first_step, n_steps).transpose(1, 2, 0)
+        outside_NRG = values_NRV[:, :, self._n_stages : -1] if len(self._words) > self._n_stages + 1 else None
+        return values_NRV[:, :, : self._n_stages], outside_NRG, values_NRV[:, :, -1]
 
     def _put_kinds(self, ranks_B: IntArray, row_B: IntArray, slots_BW: IntArray) -> None:
         """A step is of the kind that the lowest rank says that says any, in whatever order they come."""

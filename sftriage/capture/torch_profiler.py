@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from sftriage.capture.executor import Product
+from sftriage.capture.verify import verify_trace
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import MailboxClient
 from sftriage.records import CaptureRequest, CaptureResult
@@ -33,6 +35,11 @@ class TorchCapture:
             self._mailbox = MailboxClient(mailbox)
         except (RingError, OSError) as error:
             raise CaptureError(f"rank {request.rank} cannot be reached: {error}") from error
+
+    @property
+    def needs_trainer(self) -> bool:
+        """It is the trainer that writes the trace, to the end."""
+        return True
 
     def start(self) -> None:
         """Ask the rank. It looks at its next step.
@@ -61,6 +68,18 @@ class TorchCapture:
     def failed(self, reason: str) -> CaptureResult:
         """The result of this capture where the rank gives none."""
         return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason)
+
+    def verify(self, result: CaptureResult) -> None:
+        """Check the trace against the request and what the trainer says it did.
+
+        Raises:
+            CaptureError: it is not what was promised.
+        """
+        verify_trace(self.trace, self.request, result)
+
+    def products(self) -> tuple[Product, ...]:
+        """The trace; the trainer left it as it is, to save its own time."""
+        return (Product(self.trace, "trace.json.gz", "application/gzip", compress=True),)
 
     def close(self) -> None:
         """Let go of the mailbox, and of what the trainer may have left in the spool."""

@@ -9,10 +9,14 @@ import typer
 
 from sftriage import __version__
 from sftriage.commands.analyze import analyze
+from sftriage.commands.capture import capture
 from sftriage.commands.decisions import decisions
 from sftriage.commands.demo import demo
+from sftriage.commands.evidence import evidence
 from sftriage.commands.explain import explain_decision
 from sftriage.commands.policy import policies
+from sftriage.commands.reduce import reduce
+from sftriage.commands.retention import pin_trace, prune_traces, unpin_trace
 from sftriage.commands.run import run
 from sftriage.commands.traces import traces
 from sftriage.errors import InputError, SftriageError, UsageError
@@ -28,8 +32,13 @@ app = typer.Typer(
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(demo)
 app.command()(analyze)
+app.command()(reduce)
 app.command()(decisions)
+app.command()(capture)
+app.command()(evidence)
 app.command("explain")(explain_decision)
+for name, command in (("pin", pin_trace), ("unpin", unpin_trace), ("prune", prune_traces)):
+    traces.command(name)(command)
 app.add_typer(traces, name="traces")
 app.add_typer(policies, name="policy")
 

@@ -4,18 +4,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
-from sftriage.capture import TorchCapture, verify_trace
+from sftriage.capture import Executor
+from sftriage.commands.reducing import stage_in_question
 from sftriage.controller import Controller
 from sftriage.errors import SftriageError
 from sftriage.recorder import RingInfo
-from sftriage.records import CaptureResult
-from sftriage.traces import Artefact, CaptureInfo, Catalogue, LocalStore, Manifest, TriggerInfo, may_contain
+from sftriage.records import CaptureResult, Window
+from sftriage.traces import (
+    Artefact,
+    CaptureInfo,
+    Catalogue,
+    FileToStore,
+    LocalStore,
+    Manifest,
+    ReproducedInfo,
+    TriggerInfo,
+    contents_of,
+)
+from sftriage.traces.reduce import find, read_traces, reduce_trace
+from sftriage.traces.retention import Retention, due, remove
 from sftriage.traces.rundir import RunDirectory, RunInfo
 
 log = logging.getLogger("sftriage")
+
+QUICK_BYTES = 4 * 2**20
+"""Up to this size a packed trace is looked into at once, in a second or two; a larger one when somebody asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a capture beside its trace: its steps, of all ranks, and what the rank's GPU says of itself."""
+
+    steps: Window | None = None
+    remarks: tuple[str, ...] = ()
 
 
 class Collector:
@@ -28,9 +52,21 @@ class Collector:
         self._store.sweep()
 
     def collect(
-        self, capture: TorchCapture, result: CaptureResult, controller: Controller, ranks: Mapping[int, RingInfo]
+        self,
+        capture: Executor,
+        result: CaptureResult,
+        controller: Controller,
+        ranks: Mapping[int, RingInfo],
+        known: Known | None = None,
     ) -> tuple[CaptureResult, Manifest | None]:
         """Store a finished capture. One that cannot be stored, or is not what was promised, is a failed capture.
+
+        Args:
+            capture: what has ended.
+            result: how.
+            controller: who knows why it was asked for.
+            ranks: the job's ranks.
+            known: what is known of it beside its trace.
 
         Returns:
             The result as it goes on record, and the manifest of what is in the store.
@@ -38,18 +74,46 @@ class Collector:
         try:
             if result.state != "done":
                 return result, None
-            verify_trace(capture.trace, capture.request, result)
-            manifest = self._store.put(
+            capture.verify(result)
+            manifest = self._store.put_files(
                 capture.request.capture_id,
-                capture.trace,
-                lambda artefact: self._manifest(capture, result, controller, ranks, artefact),
+                [FileToStore(one.path, one.name, one.media_type, one.compress) for one in capture.products()],
+                lambda artefacts: self._manifest(capture, result, controller, ranks, artefacts, known or Known()),
             )
             self._index(manifest)
+            manifest = self._looked_into(manifest)
         except SftriageError as error:
             return replace(result, state="failed", detail=str(error)), None
         finally:
             capture.close()
         return result, manifest
+
+    def _looked_into(self, manifest: Manifest) -> Manifest:
+        """The manifest with what filled the suspect stage in the trace, where that is quickly said.
+
+        A trace that says nothing is as good as before: `sftriage reduce` tells what is the matter with it.
+        """
+        (trace, *_), capture_id = manifest.artefacts, manifest.capture_id
+        if manifest.capture.profiler != "torch" or trace.size_bytes > QUICK_BYTES:
+            return manifest
+        try:
+            (one,) = (reduce_trace(trace) for trace in read_traces(self._store.path(capture_id, trace.name)))
+            stage = stage_in_question(None, manifest, None, one, None)
+            return self._store.note_findings(capture_id, find(one, stage))
+        except (SftriageError, ValueError) as error:
+            log.info("capture %s is stored, and was not looked into: %s", capture_id, error)
+            return manifest
+
+    def tidy(self, retention: Retention, now_s: float) -> None:
+        """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
+        try:
+            gone, problem = remove(self._store, self._catalogue, due(self._store, retention, now_s))
+        except (SftriageError, OSError) as error:
+            gone, problem = (), str(error)
+        for one in gone:
+            log.info("capture %s is kept no longer: the policy's retention", one.capture_id)
+        if problem is not None:
+            log.warning("old captures could not be removed: %s", problem)
 
     def _index(self, manifest: Manifest) -> None:
         """The store has the capture; a catalogue that cannot take it now is rebuilt from the store when it can."""
@@ -60,13 +124,15 @@ class Collector:
 
     def _manifest(
         self,
-        capture: TorchCapture,
+        capture: Executor,
         result: CaptureResult,
         controller: Controller,
         ranks: Mapping[int, RingInfo],
-        artefact: Artefact,
+        artefacts: tuple[Artefact, ...],
+        known: Known,
     ) -> Manifest:
         ring = ranks[capture.request.rank]
+        found = controller.reproduced(capture.request.capture_id, known.steps)
         return Manifest(
             capture_id=capture.request.capture_id,
             job=self._run.job,
@@ -74,6 +140,8 @@ class Collector:
             created_at=datetime.now(timezone.utc),
             trigger=TriggerInfo.of(controller.trigger_of(capture.request.capture_id)),
             capture=CaptureInfo.of(capture.request, result, world_size=ring.world_size, host=ring.host),
-            artefacts=(artefact,),
-            may_contain=may_contain(capture.request.options),
+            artefacts=artefacts,
+            reproduced=None if found is None else ReproducedInfo.of(found),
+            evidence=known.remarks,
+            may_contain=contents_of(capture.request.profiler, capture.request.options),
         )

@@ -35,7 +35,7 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
     """A run's decisions in order, each with what became of the captures it asked for (``results``)."""
     entries = list(read_journal(directory.decisions))
     results_by_id = {entry["result"]["capture_id"]: entry["result"] for entry in entries if entry["type"] == "capture"}
-    taken = [entry["decision"] for entry in entries if entry["type"] == "window"]
+    taken = [entry["decision"] for entry in entries if entry["type"] in ("window", "ask")]
     for decision in taken:
         ids = [request["capture_id"] for request in decision["requests"]]
         decision["results"] = [results_by_id[capture_id] for capture_id in ids if capture_id in results_by_id]

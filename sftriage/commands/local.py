@@ -7,6 +7,7 @@ waits for the launcher.
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -18,15 +19,19 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sftriage.agent import Agent, Shape
-from sftriage.commands.collect import Collector
+from sftriage.commands.asks import taken
+from sftriage.commands.collect import Collector, Known
+from sftriage.commands.corroboration import Corroboration
 from sftriage.commands.launcher import Launcher
+from sftriage.commands.nsys import NsysLaunch
 from sftriage.commands.rings import make_rings_directory, remove_rings_directory
 from sftriage.commands.runs import DEFAULT_ROOT, new_run_id, remember
 from sftriage.controller import Controller, Journal, Judged, Notifier, Origin, PolicyFiles, in_force
 from sftriage.errors import UsageError
 from sftriage.policy import LoadedPolicy, PolicySet
-from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.records import CaptureRequest, CaptureResult, Window
 from sftriage.traces import Manifest
+from sftriage.traces.retention import Retention
 from sftriage.traces.rundir import RunInfo, create, write_atomically
 
 log = logging.getLogger("sftriage")
@@ -36,8 +41,12 @@ CANCEL_GRACE_S = 15.0
 """Past its time-box, how long a rank has to end a capture by itself, at a step boundary, and keep what it has."""
 ANSWER_GRACE_S = 60.0
 """Past its time-box, how long a rank has to export and answer before its capture is given up."""
+NSYS_ANSWER_GRACE_S = 300.0
+"""The same where nsys makes the report: beside the job, which goes on meanwhile."""
 LAST_ANSWER_S = 15.0
 """How long after the launcher's end a capture may still need to be written out by trainers that are leaving."""
+TIDY_S = 3600.0
+"""How often it is looked for captures that are kept no longer, beside after each capture."""
 NOTIFY_GRACE_S = 10.0
 """How long after the end of a run it may take to tell who is still to be told."""
 
@@ -63,9 +72,10 @@ class LocalRun:
         out: the run directory to make; by default a new one under ``sftriage-runs`` here.
         watcher: who is told what happens.
         more_texts: of several policies, the others as they were read.
+        nsys: what Nsight Systems traces of every rank, which then starts under it; by default none does.
 
     Raises:
-        UsageError: there is no such launcher, or the run directory cannot be made. Nothing is left behind.
+        UsageError: there is no such launcher or no nsys, or the run directory cannot be made. No rings are left behind.
     """
 
     def __init__(
@@ -77,6 +87,7 @@ class LocalRun:
         out: Path | None,
         watcher: Watcher,
         more_texts: Sequence[str] = (),
+        nsys: str | None = None,
     ) -> None:
         if command and shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -98,17 +109,22 @@ class LocalRun:
             self.directory = create(out or Path(DEFAULT_ROOT) / run_id, info, policy_text)
             for number, text in enumerate(more_texts, start=2):
                 write_atomically(self.directory.path / f"policy-{number}.yaml", text)
+            self._nsys = None if nsys is None else NsysLaunch(run_id, nsys, self.directory.path)
+            if self._nsys is not None:
+                self._command = self._nsys.command(command)
         except BaseException:
             remove_rings_directory(self._rings)
             raise
         detection = policies.detection
         shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
-        self._agent = Agent(self._rings, self.directory.steps, self.directory.spool, shape)
+        place = self._nsys.place if self._nsys else None
+        self._agent = Agent(self._rings, self.directory.steps, self.directory.spool, shape, nsys=place)
         self._journal = Journal(self.directory.decisions)
         self._notifier = Notifier()
         self._controller = Controller(
             policy, self._journal, self.directory.state, self._notifier, Origin(job, info.run_id)
         )
+        self._evidence = Corroboration()
         self._collector = Collector(self.directory, info)
         self._scheduler = BackgroundScheduler(
             executors={"default": ThreadPoolExecutor(1)},
@@ -131,20 +147,26 @@ class LocalRun:
             "SFTRIAGE_SPOOL": str(self.directory.spool),
             "SFTRIAGE_JOB": self._job,
         }
+        if self._nsys is not None:
+            place |= self._nsys.environment({**os.environ, **(environment or {})})
         try:
             # Before any thread is started: the child is forked from here.
             launcher = Launcher(self._command, {**(environment or {}), **place}, output)
             remember(self.directory)
             self._scheduler.start()
             self._scheduler.add_job(self._look, "interval", seconds=POLL_S)
+            self._scheduler.add_job(self._tidy, "interval", seconds=TIDY_S)
             status = launcher.wait()
             self._scheduler.shutdown(wait=True)
             self._finish()
             return status
         finally:
+            self._evidence.close()
             self._agent.close()
             self._journal.close()
             remove_rings_directory(self._rings)
+            if self._nsys is not None and not self._rings.exists():
+                self._nsys.close()
             self._notifier.close(NOTIFY_GRACE_S)
 
     @property
@@ -166,14 +188,29 @@ class LocalRun:
             for window in self._agent.poll(ended=ended):
                 judged = self._controller.take(window, time.time())
                 self._watcher.judged(judged)
+                self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
                 for request in judged.decision.requests:
                     self._start(request, ended=ended)
             if not ended:
+                found = self._evidence.look(self._agent.ranks, time.monotonic())
+                if found is not None:
+                    self._controller.corroborated(found)
+            if not ended:
                 self._see_stall()
+            for ask in taken(self.directory):
+                for request in self._controller.ask(ask, self._agent.statuses(), time.time()).requests:
+                    self._start(request, ended=ended)
             for capture, result in self._agent.results():
-                self._ended(*self._collector.collect(capture, result, self._controller, self._agent.ranks))
+                known = Known(self._captured_steps(result), self._evidence.remarks.get(result.rank, ()))
+                self._ended(*self._collector.collect(capture, result, self._controller, self._agent.ranks, known))
         except Exception:
             log.exception("a turn of the triage loop failed; it goes on")
+
+    def _captured_steps(self, result: CaptureResult) -> Window | None:
+        """The steps inside a capture, of all ranks, where they are still held."""
+        if result.first_step is None or result.last_step is None:
+            return None
+        return self._agent.steps(result.rank, result.first_step, result.last_step)
 
     def _see_stall(self) -> None:
         job = self._agent.statuses()
@@ -188,28 +225,31 @@ class LocalRun:
             gone = CaptureResult(request.capture_id, request.rank, "failed", "the job ended before the capture began")
             self._ended(gone, None)
             return
-        if request.profiler != "torch":
-            # Never torch.profiler in another's place: of a rank that stands still it would wait for a step.
-            detail = f"there is no {request.profiler} here yet; only torch"
-            self._ended(CaptureResult(request.capture_id, request.rank, "refused", detail), None)
-            return
         failed = self._agent.capture(request)
         if failed is not None:
             self._ended(failed, None)
             return
         now = datetime.now(timezone.utc)
-        for act, grace_s in ((self._agent.cancel, CANCEL_GRACE_S), (self._abandon, ANSWER_GRACE_S)):
+        answer_s = NSYS_ANSWER_GRACE_S if request.profiler == "nsys" else ANSWER_GRACE_S
+        for act, grace_s in ((self._agent.cancel, CANCEL_GRACE_S), (self._abandon, answer_s)):
             due = now + timedelta(seconds=request.max_seconds + grace_s)
             self._scheduler.add_job(act, "date", run_date=due, args=[request.capture_id])
 
     def _abandon(self, capture_id: str) -> None:
-        for capture, result in self._agent.abandon(capture_id, f"no answer {ANSWER_GRACE_S:.0f} s past its time-box"):
+        for capture, result in self._agent.abandon(capture_id, "no answer long past its time-box"):
             capture.close()
             self._ended(result, None)
 
     def _ended(self, result: CaptureResult, manifest: Manifest | None) -> None:
         self._controller.ended(result, time.time())
         self._watcher.captured(result, manifest)
+        if manifest is not None:
+            self._tidy()
+
+    def _tidy(self) -> None:
+        """Remove the captures that the policy keeps no longer."""
+        policies = self._controller.policies
+        self._collector.tidy(Retention(policies.retention_s, policies.retention_bytes), time.time())
 
     def _finish(self) -> None:
         """Take what the trainers left behind: their last steps, and captures they are still writing out."""

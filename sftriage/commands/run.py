@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sftriage.commands.local import LocalRun
+from sftriage.commands.nsys import DEFAULT_TRACE
 from sftriage.commands.output import notices
 from sftriage.commands.words import place, size
 from sftriage.controller import Judged, PolicyFiles
@@ -73,6 +74,12 @@ def run(
         Path | None, typer.Option(help="Run directory to make.", show_default="a new one under sftriage-runs")
     ] = None,
     job: Annotated[str | None, typer.Option(help="Name of the job.", show_default="the script's")] = None,
+    nsys: Annotated[
+        bool, typer.Option("--nsys", help="Start every rank under Nsight Systems, for policies that capture with it.")
+    ] = False,
+    nsys_trace: Annotated[
+        str, typer.Option(help="What nsys traces; it has to be known at the start.", rich_help_panel="Nsight Systems")
+    ] = DEFAULT_TRACE,
 ) -> None:
     """Run a training job and watch it.
 
@@ -87,7 +94,8 @@ def run(
     reporter = Reporter()
     job_name = job or job_of(command)
     first, *others = [path.read_text(encoding="utf-8") for path in paths]
-    local = LocalRun(tuple(command), job_name, files, first, out, reporter, others)
+    traces = nsys_trace if nsys else None
+    local = LocalRun(tuple(command), job_name, files, first, out, reporter, others, traces)
     names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
     reporter.say(f"watching under policy {names}; run directory {place(local.directory.path)}")
     status = local.execute()

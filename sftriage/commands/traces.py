@@ -9,6 +9,7 @@ import typer
 
 from sftriage.commands.decisions import RunOption
 from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.reduce_report import finding_lines
 from sftriage.commands.runs import find_run
 from sftriage.commands.tables import captures_table
 from sftriage.commands.words import place, size
@@ -90,19 +91,53 @@ def fetch_command(manifest: Manifest, directory: RunDirectory) -> str:
 
 def _described(manifest: Manifest) -> list[str]:
     trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
-    stage = trigger.stage or "all local stages"
-    ranks = ", ".join(map(str, trigger.ranks[:8])) + (", ..." if len(trigger.ranks) > 8 else "")
     timings = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items())
     return [
         f"capture     {manifest.capture_id}",
         f"job, run    {manifest.job}, {manifest.run}",
         f"created     {manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
-        f"because     rank {ranks} in {stage} cost {milliseconds(trigger.gain_s)} a step ({trigger.share:.0%}) "
-        f"in {trigger.persistence:.0%} of steps {trigger.window.first_step} to {trigger.window.last_step}",
+        f"because     {trigger.why or _why(manifest)}",
         f"rule        {trigger.rule} of policy {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
         f"captured    steps {capture.first_step} to {capture.last_step} of rank {capture.rank} on {capture.host}, "
         f"{capture.profiler} profiler" + (f" ({capture.detail})" if capture.detail else ""),
+        f"reproduced  {_reproduced(manifest)}",
+        *(f"its GPU     {remark}" for remark in manifest.evidence),
         f"cost        {timings or 'not measured'} on that rank",
         f"trace       {trace.name}, {size(trace.size_bytes)}, sha256 {trace.sha256}",
         f"may contain {manifest.may_contain}",
+        *_found(manifest),
     ]
+
+
+def _reproduced(manifest: Manifest) -> str:
+    """Whether the fault was there while it was captured."""
+    found = manifest.reproduced
+    if found is None:
+        return "not told"
+    return (
+        f"{found.answer}: in {found.steps_with} of {found.steps} captured steps, {milliseconds(found.over_s)} over its "
+        f"peers a step ({milliseconds(found.expected_s)} before)"
+    )
+
+
+def _why(manifest: Manifest) -> str:
+    """Why it was captured, of a manifest that does not say it in words yet."""
+    trigger = manifest.trigger
+    ranks = ", ".join(map(str, trigger.ranks[:8])) + (", ..." if len(trigger.ranks) > 8 else "")
+    return (
+        f"rank {ranks} in {trigger.stage or 'all local stages'} cost {milliseconds(trigger.gain_s)} a step "
+        f"({trigger.share:.0%}), steps {trigger.window.first_step} to {trigger.window.last_step}"
+    )
+
+
+def _found(manifest: Manifest) -> list[str]:
+    """What the trace showed, once it was reduced."""
+    findings = manifest.findings
+    if findings is None:
+        return []
+    lines = [f"found       {line}" for line in finding_lines(findings)]
+    stood_out = [share for share in findings.shares[:5] if share.self_s >= 0.05 * findings.suspect.stage_s]
+    if stood_out:
+        most = (f"{share.name} {milliseconds(share.self_s)}" for share in stood_out)
+        lines.append(f"most        {', '.join(most)}")
+    return lines

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from sftriage.controller.costs import Ledger
 from sftriage.controller.journal import Journal
@@ -15,10 +18,21 @@ from sftriage.controller.peers import peers_of
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import InputError
 from sftriage.frontier import Past, Settings, judge
+from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look
-from sftriage.policy import LoadedPolicy, PolicySet, State, charged, decide, finished, trigger
+from sftriage.policy import (
+    LoadedPolicy,
+    PolicySet,
+    State,
+    charged,
+    decide,
+    decide_ask,
+    finished,
+    trigger,
+    trigger_of_ask,
+)
 from sftriage.policy.schema import Detection, Rule
-from sftriage.records import CaptureResult, Decision, JobStatus, Trigger, Verdict, Window, plain
+from sftriage.records import Ask, CaptureResult, Decision, JobStatus, Reproduced, Trigger, Verdict, Window, plain
 from sftriage.traces.rundir import write_atomically
 
 log = logging.getLogger("sftriage")
@@ -92,6 +106,7 @@ class Controller:
         self._adopt(in_force(policy))
         self._watch = Watch()
         self._last: Window | None = None
+        self._split: bool | None = None
         self._pasts: dict[int, Past] = {}
         self._ledgers: dict[int, Ledger] = {}
         self._triggers: dict[str, Trigger] = {}
@@ -99,6 +114,11 @@ class Controller:
             self._state = State.from_json(state_file.read_text(encoding="utf-8")) if state_file.exists() else State()
         except OSError as error:
             raise InputError(f"{state_file}: {error.strerror}") from error
+
+    @property
+    def policies(self) -> PolicySet:
+        """The policies in force."""
+        return self._policies
 
     def take(self, window: Window, now_s: float) -> Judged:
         """Judge a window, decide, and put both on record. ``now_s``: seconds since the epoch."""
@@ -109,7 +129,17 @@ class Controller:
         verdict, self._pasts[window.attempt] = judge(window, known, self._settings)
         self._watch = self._watch.with_window(window)
         self._last = window
+        if verdict.label == "needs_evidence" and "bucket_ready" in self._policies.gathers:
+            self._note_split(window, now_s)
         return self._decided(verdict, now_s, peers_of(verdict, window))
+
+    def _note_split(self, window: Window, now_s: float) -> None:
+        """Put on record whether the sync stage is split at the last ready gradient, when that changes."""
+        ready_NR = window.ready_NR
+        known = 0.0 if ready_NR is None else float(np.isfinite(ready_NR).all(axis=1).mean())
+        if self._split != (known > 0.0):
+            self._split = known > 0.0
+            self._journal.evidence({"time_s": now_s, "first_step": window.first_step, "bucket_ready": known})
 
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> Judged | None:
         """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
@@ -127,6 +157,27 @@ class Controller:
         self._follow(now_s)
         last = self._last if self._last is not None and self._last.attempt == job.attempt else None
         return self._decided(verdict, now_s, peers_of(verdict, last, [one.rank for one in job.ranks]))
+
+    def ask(self, ask: Ask, job: JobStatus | None, now_s: float) -> Decision:
+        """Decide about a capture that a person asks for, and put it on record.
+
+        Args:
+            ask: what is asked for.
+            job: what the ranks are doing, where that is known.
+            now_s: seconds since the epoch.
+        """
+        ranks = () if job is None else tuple(one.rank for one in job.ranks)
+        step = max((one.step for one in job.ranks), default=0) if job is not None else 0
+        attempt = job.attempt if job is not None else 0
+        decision, self._state = decide_ask(
+            ask, self._policies, self._state, now_s, ranks=ranks, step=max(0, step), attempt=attempt
+        )
+        if decision.requests:
+            self._remember()
+        for request in decision.requests:
+            self._triggers[request.capture_id] = trigger_of_ask(ask, request, self._policies, decision)
+        self._journal.ask(ask, decision)
+        return decision
 
     def _charge(self, window: Window, now_s: float) -> None:
         """Charge to the budget what captures have cost, once the steps just after them have been seen."""
@@ -177,9 +228,17 @@ class Controller:
         wanted = [planned.rule for planned in self._policies.plan.rules if planned.name in decision.notify]
         self._notifier.notify(notice_of(verdict, decision, self._origin, decision.notify), _destinations(wanted))
 
+    def corroborated(self, evidence: Mapping[str, Any]) -> None:
+        """Put on record what was gathered beside a verdict."""
+        self._journal.evidence(evidence)
+
     def trigger_of(self, capture_id: str) -> Trigger:
         """Why a capture exists."""
         return self._triggers[capture_id]
+
+    def reproduced(self, capture_id: str, steps: Window | None) -> Reproduced | None:
+        """Whether the fault that led to a capture is in the captured steps; None where it cannot be told."""
+        return None if steps is None else reproduced(steps, self.trigger_of(capture_id), self._settings)
 
     def ended(self, result: CaptureResult, now_s: float | None = None) -> None:
         """Put on record what became of a capture; its ranks may be captured again.

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sftriage.errors import InputError
-from sftriage.records import CaptureResult, Decision, Verdict, plain
+from sftriage.records import Ask, CaptureResult, Decision, Verdict, plain
 
 Entry: TypeAlias = dict[str, Any]
 
@@ -33,6 +33,10 @@ class Journal:
         """One window's verdict and decision."""
         self._append({"type": "window", "verdict": plain(verdict), "decision": plain(decision)})
 
+    def ask(self, ask: Ask, decision: Decision) -> None:
+        """What a person asked for, and what was decided about it."""
+        self._append({"type": "ask", "ask": plain(ask), "decision": plain(decision)})
+
     def capture(self, result: CaptureResult) -> None:
         """What became of a capture."""
         self._append({"type": "capture", "result": plain(result)})
@@ -44,6 +48,10 @@ class Journal:
     def cost(self, cost: Mapping[str, Any]) -> None:
         """What captures cost the job."""
         self._append({"type": "cost", "cost": plain(cost)})
+
+    def evidence(self, evidence: Mapping[str, Any]) -> None:
+        """What was gathered beside a verdict."""
+        self._append({"type": "evidence", "evidence": plain(evidence)})
 
     def close(self) -> None:
         """Close the file."""

@@ -148,7 +148,8 @@ class _Replay:
         if request.profiler == "stacks":
             # Taken at once, wherever the rank stands: over before the next step is.
             return _Running(request.capture_id, verdict.attempt, begins, begins, verdict.last_step, now_s)
-        first = begins + request.warmup_steps
+        first = request.begins_at(begins + request.warmup_steps)
+        begins = first - request.warmup_steps
         last = first + request.steps - 1
         return _Running(request.capture_id, verdict.attempt, begins, first, last, now_s + request.max_seconds)
 

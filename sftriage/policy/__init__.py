@@ -6,6 +6,7 @@ a verdict into a recorded decision, and `finished` and `charged` tell the engine
 
 from __future__ import annotations
 
+from sftriage.policy.asking import decide_ask, trigger_of_ask
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy, find, load, parse, shipped
 from sftriage.policy.policy_set import PolicySet, load_set
@@ -28,6 +29,7 @@ __all__ = [
     "TriagePolicy",
     "charged",
     "decide",
+    "decide_ask",
     "find",
     "finished",
     "load",
@@ -36,4 +38,5 @@ __all__ = [
     "resolves",
     "shipped",
     "trigger",
+    "trigger_of_ask",
 ]

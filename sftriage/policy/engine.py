@@ -244,6 +244,7 @@ class _Case:
         assert capture is not None, "only rules with a capture fire"
         asked = max(self.state.asked, self.state.captures)
         stacks = capture.profiler == "stacks"
+        period, phase = (0, 0) if stacks else _comes_back(self.verdict)
         return tuple(
             CaptureRequest(
                 capture_id=_capture_id(self.verdict, rank, rule, asked + number),
@@ -256,6 +257,8 @@ class _Case:
                 max_bytes=capture.max_trace_bytes,
                 options=capture.options,
                 role="suspect" if number <= len(chosen.ranks) else "control",
+                period_steps=period,
+                phase=phase,
             )
             for number, rank in enumerate(chosen.ranks + chosen.controls, start=1)
         )
@@ -279,6 +282,14 @@ class _Case:
         return _decision(
             self.verdict, self.now_s, outcome, reason, rule, resolves or self.advice, numbers, requests, self.due
         )
+
+
+def _comes_back(verdict: Verdict) -> tuple[int, int]:
+    """The period and phase of what is suspected to come back; zeros where nothing is."""
+    first = verdict.suspects[0]
+    if first.pattern != "recurring" or not first.period_steps or first.onset_step is None:
+        return 0, 0
+    return first.period_steps, first.onset_step % first.period_steps
 
 
 def _beside(chosen: Chosen) -> str:

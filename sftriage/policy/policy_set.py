@@ -61,6 +61,11 @@ class PolicySet:
         kept = [one.policy.spec.retention for one in self.loaded]
         return min((one.size_bytes for one in kept if one is not None and one.size_bytes is not None), default=None)
 
+    @property
+    def gathers(self) -> frozenset[str]:
+        """What is gathered where a window cannot be decided: what any policy asks for."""
+        return frozenset(what for one in self.loaded for what in one.policy.spec.on_needs_evidence.gather)
+
     def owner(self, rule: str) -> LoadedPolicy:
         """The policy that a rule is of.
 

@@ -5,10 +5,12 @@ They are the hot path: see `recording` for what they cost and why ``gate`` is al
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from threading import get_ident
 from time import monotonic_ns
 from types import TracebackType
 
+from sftriage.recorder.hooks import DeviceWatch
 from sftriage.recorder.layout import DURATIONS
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import CURRENT_STAGE, SINCE
@@ -86,6 +88,38 @@ class OtherStage(Stage):
             self._recording.fail(failure)
 
 
+class MarkedStage:
+    """A stage whose boundaries are marked on the device too; apart, so that others do not pay for the question.
+
+    Args:
+        recording: what it is part of.
+        stage: the stage on the host.
+        device: what marks it there.
+    """
+
+    __slots__ = ("_device", "_recording", "_stage")
+
+    def __init__(self, recording: Recording, stage: Stage, device: DeviceWatch) -> None:
+        self._recording = recording
+        self._stage = stage
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._stage.__enter__()
+        # Whatever that came to, misuse included: the stage that runs now is the one on top.
+        recording = self._recording
+        if get_ident() == recording.owner:
+            self._device.mark(recording.stack[-1])
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stage.__exit__(kind, error, trace)
+        recording = self._recording
+        if get_ident() == recording.owner:
+            self._device.mark(recording.stack[-1])
+
+
 class Step:
     """The context manager of a step.
 
@@ -133,10 +167,12 @@ class NotedStep(Step):
             self._recording.fail(error)
 
 
-def stages_of(recording: Recording) -> dict[str, Stage]:
+def stages_of(recording: Recording) -> dict[str, AbstractContextManager[None]]:
     """The context manager of every stage of a recording, by name."""
-    found = {}
+    found: dict[str, AbstractContextManager[None]] = {}
+    device = recording.device
     for at, name in enumerate(recording.info.schema.stages, DURATIONS):
         kind = OtherStage if at == recording.other else Stage
-        found[name] = kind(recording, at, recording.outside.get(at, 0))
+        stage = kind(recording, at, recording.outside.get(at, 0))
+        found[name] = stage if device is None else MarkedStage(recording, stage, device)
     return found

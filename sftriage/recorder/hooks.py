@@ -1,4 +1,4 @@
-"""What a recording drives at step boundaries, without knowing what it does: captures, and the watch on gradients."""
+"""What a recording drives at step boundaries, without knowing what it does: captures, gradients, device time."""
 
 from __future__ import annotations
 
@@ -43,6 +43,28 @@ class StepHook(Protocol):
 
     def close(self, wait: bool) -> None:
         """Called once, at the end; ``wait`` says whether it may take a while."""
+
+    def abandon(self) -> None:
+        """Called in a forked child, which has to keep its hands off."""
+
+
+class DeviceWatch(Protocol):
+    """What records how long the device was at each stage, on the training thread. None of its methods raises."""
+
+    def begin(self, number: int, now_ns: int) -> None:
+        """Called when a step has begun."""
+
+    def mark(self, at: int) -> None:
+        """Called when the step has gone over to the stage of this word of the slot."""
+
+    def end(self, seq: int, capturing: bool, incomplete: bool) -> None:
+        """Called when a step ends, with the number of steps before it and whether a heavy profiler touched it."""
+
+    def settle(self) -> None:
+        """Called after the step has been published."""
+
+    def close(self) -> None:
+        """Called once, at the end."""
 
     def abandon(self) -> None:
         """Called in a forked child, which has to keep its hands off."""

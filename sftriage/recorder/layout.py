@@ -50,6 +50,11 @@ VERSION = 2
 RING_MAGIC = b"SFTRING\n"
 LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
+DEVICE_MAGIC = b"SFTDEVT\n"
+DEVICE_LOG_MAGIC = b"SFTDEVST"
+
+MAGICS = {"ring": RING_MAGIC, "steps": LOG_MAGIC, "device": DEVICE_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
+"""Of the kinds of file that hold slots, by the ending of their names. ``device``: see `sftriage.recorder.device`."""
 
 MAX_SLOTS = 1 << 20
 MAX_TEXT_BYTES = 255
@@ -72,7 +77,13 @@ _KIND = struct.Struct("=2q")
 _PROLOGUE = struct.Struct("=8sIIII")
 _BYTE_ORDER_MARK = 0x01020304
 _FOREIGN_MARK = 0x04030201
-_KINDS = {RING_MAGIC: "ring", LOG_MAGIC: "step log", MAILBOX_MAGIC: "mailbox"}
+_KINDS = {
+    RING_MAGIC: "ring",
+    LOG_MAGIC: "step log",
+    MAILBOX_MAGIC: "mailbox",
+    DEVICE_MAGIC: "ring of device times",
+    DEVICE_LOG_MAGIC: "log of device times",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +143,7 @@ class RingInfo:
         return self.slot_words * WORD_BYTES
 
     def file_name(self, kind: str) -> str:
-        """The name of this rank's file of a kind: ``ring``, ``steps`` or ``mailbox``."""
+        """The name of this rank's file of a kind: ``mailbox``, or one of `MAGICS`."""
         return f"rank-{self.rank}.{self.attempt}.{kind}"
 
 

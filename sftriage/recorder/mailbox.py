@@ -8,6 +8,7 @@ UTF-8 JSON. The live words of its header, each side's on a cache line of its own
      2  request_bytes  its length
      3  request_crc    its CRC-32
      4  cancel_seq     number of the request that is called off
+     5  allow_seq      number of the request that may begin: what a profiler outside the trainer has to be ready for
 
      8  state          0 idle, 1 armed, 2 recording, 3 exporting
      9  steps          steps recorded so far
@@ -55,7 +56,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_DETAIL_CHARS = 2000
 SIZE_BYTES = HEADER_BYTES + 2 * MAX_MESSAGE_BYTES
 
-BELL, REQUEST_SEQ, REQUEST_BYTES, REQUEST_CRC, CANCEL_SEQ = range(5)
+BELL, REQUEST_SEQ, REQUEST_BYTES, REQUEST_CRC, CANCEL_SEQ, ALLOW_SEQ = range(6)
 STATE, STEPS, RESULT_SEQ, RESULT_BYTES, RESULT_CRC = range(8, 13)
 
 _STATES: tuple[State, ...] = ("idle", "armed", "recording", "exporting")
@@ -116,6 +117,11 @@ class Mailbox:
     def cancelled(self) -> bool:
         """Whether the request taken last has been called off."""
         return bool(self.live[CANCEL_SEQ] == self._taken)
+
+    @property
+    def allowed(self) -> bool:
+        """Whether the request taken last may begin, where it has to wait for that."""
+        return bool(self.live[ALLOW_SEQ] == self._taken)
 
     def show(self, state: State, steps: int = 0) -> None:
         """Say how far the capture is."""
@@ -202,16 +208,15 @@ class MailboxClient:
         Returns:
             Whether this is the request under way, so that a result is still to come.
         """
-        with self._locked():
-            live = self._live()
-            if live[RESULT_SEQ] == live[REQUEST_SEQ]:
-                return False
-            request = self._message(_REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC])
-            if request.get("capture_id") != capture_id:
-                return False
-            self._store(CANCEL_SEQ, live[REQUEST_SEQ])
-            self._store(BELL, live[BELL] + 1)
-        return True
+        return self._mark(CANCEL_SEQ, capture_id)
+
+    def allow(self, capture_id: str) -> bool:
+        """Say that what the request under way waits for is there.
+
+        Returns:
+            Whether this is the request under way.
+        """
+        return self._mark(ALLOW_SEQ, capture_id)
 
     def poll(self) -> CaptureResult | None:
         """The latest result, once: None until the next one. A new client sees the last result again."""
@@ -247,6 +252,19 @@ class MailboxClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _mark(self, word: int, capture_id: str) -> bool:
+        """Put the number of the request under way into a word, if it is this one, and ring."""
+        with self._locked():
+            live = self._live()
+            if live[RESULT_SEQ] == live[REQUEST_SEQ]:
+                return False
+            request = self._message(_REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC])
+            if request.get("capture_id") != capture_id:
+                return False
+            self._store(word, live[REQUEST_SEQ])
+            self._store(BELL, live[BELL] + 1)
+        return True
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -307,6 +325,8 @@ def request_from_json(message: Any) -> CaptureRequest:
     # type(), not isinstance(): JSON's true would pass for 1.
     if any(type(message[name]) is not int for name in _WHOLE):
         raise ValueError(f"{', '.join(_WHOLE)} have to be whole numbers")
+    if any(type(message.get(name, 0)) is not int for name in ("period_steps", "phase")):
+        raise ValueError("period_steps and phase have to be whole numbers")
     if type(message["max_seconds"]) not in (int, float):
         raise ValueError("max_seconds has to be a number")
     return CaptureRequest(**message)

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.recorder.contexts import NotedStep, Step, stages_of
+from sftriage.recorder.device import DeviceTime
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.gradients import watch_model
 from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
@@ -45,6 +46,7 @@ SPOOL_ENV = "SFTRIAGE_SPOOL"
 JOB_ENV = "SFTRIAGE_JOB"
 HOST_ENV = "SFTRIAGE_HOST"
 COHORT_ENV = "SFTRIAGE_COHORT"
+DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
 
 DEFAULT_SLOTS = 4096
 _MAX_ATTEMPTS = 1000
@@ -72,6 +74,8 @@ class Monitor:
         rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
         spool: directory for traces; by default ``SFTRIAGE_SPOOL``. Without one captures are refused.
         slots: steps that the ring holds before the oldest is overwritten.
+        device_time: also record how long the GPU was at each stage, from when CUDA is in use (see
+            `sftriage.recorder.device`); by default where ``SFTRIAGE_DEVICE_TIME`` is 1.
 
     Raises:
         SchemaError: the stages make no sense.
@@ -92,6 +96,7 @@ class Monitor:
         rings: str | os.PathLike[str] | None = None,
         spool: str | os.PathLike[str] | None = None,
         slots: int = DEFAULT_SLOTS,
+        device_time: bool | None = None,
     ) -> None:
         if isinstance(stages, str) or isinstance(sync, str):
             raise SchemaError("stages and sync are sequences of names, not one string")
@@ -104,6 +109,8 @@ class Monitor:
         self._recording: Recording | None = None
         if info is not None and directory:
             self._recording = _open(Path(directory), info, slots, spool or os.environ.get(SPOOL_ENV))
+            if os.environ.get(DEVICE_ENV) == "1" if device_time is None else device_time:
+                _record_device(self._recording, Path(directory), slots)
         self._stages: dict[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
         self._step: AbstractContextManager[None] = _NOTHING
         if self._recording is not None:
@@ -219,6 +226,12 @@ def _open(directory: Path, info: RingInfo, slots: int, spool: str | os.PathLike[
         warn("not recording rank %d: %s", info.rank, error)
         return None
     return Recording(ring, CaptureExecutor(mailbox, ring.info, Path(spool).absolute() if spool else None))
+
+
+def _record_device(recording: Recording | None, directory: Path, slots: int) -> None:
+    """Have device time recorded beside the host's, once CUDA is in use."""
+    if recording is not None:
+        recording.device = DeviceTime(recording.info, directory, slots)
 
 
 def _claim(directory: Path, info: RingInfo, slots: int) -> RingWriter:

@@ -6,9 +6,14 @@
                         │                         │
                         └─ called off, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
+Armed for what comes back, it waits for the step before it touches the profiler.
+
 The profiler is prepared, started and stopped between two steps; only the export runs elsewhere, in a background thread.
 Where the trace goes is the trainer's own setting: a request cannot choose a path. Traces are not compressed here: the
 agent's process does that, off this one altogether.
+
+A capture by Nsight Systems is made outside: here the steps are marked for it, once it says that it is ready, and other
+profilers are kept out meanwhile.
 
 A bound in seconds is looked at between steps: torch's profiler can only be stopped on the thread that started it, so a
 hung step cannot be cut short.
@@ -30,6 +35,7 @@ from sftriage.recorder.guard import GUARD, ProfilerGuard
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
+from sftriage.recorder.nvtx import NvtxSession
 from sftriage.recorder.session import OPTIONS, TorchSession
 from sftriage.recorder.spool import write_trace
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
@@ -44,7 +50,9 @@ class _Capture:
 
     request: CaptureRequest
     deadline_s: float
-    session: TorchSession
+    session: TorchSession | NvtxSession
+    not_before: int
+    prepared: bool = False
     warmed: int = 0
 
 
@@ -79,6 +87,12 @@ class CaptureExecutor:
         return self._state != "idle" or self._stalled
 
     @property
+    def _touching(self) -> bool:
+        """Whether the profiler is in the way: one that waits for its step is not."""
+        waiting = self._capture is not None and not self._capture.prepared
+        return self.busy and (self._stalled or not waiting)
+
+    @property
     def stepping(self) -> bool:
         """Whether steps are being counted: warm-up, or recording."""
         return self._state in ("armed", "recording")
@@ -97,7 +111,7 @@ class CaptureExecutor:
         Returns:
             Whether a heavy profiler touched this step, or the time since the last one.
         """
-        touched = self.busy
+        touched = self._touching
         self._stalled = False
         self._guard.install()
         try:
@@ -108,7 +122,7 @@ class CaptureExecutor:
         except Exception as error:
             self._give_up(f"{type(error).__name__}: {error}")
         # A stop in here is over before the step starts: it is this step's between_ns, not the next one's.
-        touched = touched or self.busy
+        touched = touched or self._touching
         self._stalled = False
         return touched
 
@@ -119,7 +133,7 @@ class CaptureExecutor:
             return
         try:
             if self._state == "armed":
-                capture.warmed += 1
+                capture.warmed += capture.prepared
                 return
             session = capture.session
             session.end_step()
@@ -181,6 +195,10 @@ class CaptureExecutor:
             self._answer(request.capture_id, "refused", reason)
 
     def _refusal(self, request: CaptureRequest) -> str | None:
+        if request.profiler == "stacks":
+            return "stacks are taken from outside"
+        if request.profiler == "nsys":
+            return "cancelled" if self._mailbox.cancelled else self._guard.busy()
         unknown = sorted(set(request.options) - OPTIONS)
         if unknown:
             return f"unknown options: {', '.join(unknown)}"
@@ -194,14 +212,35 @@ class CaptureExecutor:
         return self._guard.busy()
 
     def _begin(self, request: CaptureRequest, number: int) -> None:
-        session = TorchSession(self._info, request.options, self._guard)
-        capture = _Capture(request, time.monotonic() + request.max_seconds, session)
+        session: TorchSession | NvtxSession
+        if request.profiler == "nsys":
+            try:
+                session = NvtxSession()
+            except CaptureError as error:
+                self._answer(request.capture_id, "refused", str(error))
+                return
+        else:
+            session = TorchSession(self._info, request.options, self._guard)
+        not_before = request.begins_at(number + request.warmup_steps) - request.warmup_steps
+        capture = _Capture(request, time.monotonic() + request.max_seconds, session, not_before)
         self._capture = capture
         self._guard.hold(self._make_way)
         self._enter("armed")
-        session.prepare()
-        if request.warmup_steps == 0:
+        self._arm(capture, number)
+
+    def _arm(self, capture: _Capture, number: int) -> None:
+        """Prepare the profiler once its step is near, and start it once it is warm."""
+        if not capture.prepared and number >= capture.not_before:
+            capture.prepared = True
+            capture.session.prepare()
+        if self._ready(capture):
             self._start(capture, number)
+
+    def _ready(self, capture: _Capture) -> bool:
+        """Whether the warm-up is over, and a profiler outside is ready."""
+        outside = isinstance(capture.session, NvtxSession)
+        warm = capture.prepared and capture.warmed >= capture.request.warmup_steps
+        return warm and (not outside or self._mailbox.allowed)
 
     def _go_on(self, capture: _Capture, number: int) -> None:
         if self._mailbox.cancelled:
@@ -210,8 +249,8 @@ class CaptureExecutor:
             self._finish_early(capture, "time-box reached")
         elif self._state == "recording":
             capture.session.begin_step(number)
-        elif capture.warmed >= capture.request.warmup_steps:
-            self._start(capture, number)
+        else:
+            self._arm(capture, number)
 
     def _start(self, capture: _Capture, number: int) -> None:
         """Record from this step on."""
@@ -233,12 +272,17 @@ class CaptureExecutor:
         self._capture = None
         # Our session is over: from here on the job may start its own profiler.
         self._guard.release(self._make_way)
+        if isinstance(capture.session, NvtxSession):
+            # What was recorded is elsewhere.
+            self._answer(capture.request.capture_id, "done", detail, capture.session)
+            self._enter("idle")
+            return
         self._export = threading.Thread(
-            target=self._export_trace, args=(capture, detail), name="sftriage-export", daemon=True
+            target=self._export_trace, args=(capture, capture.session, detail), name="sftriage-export", daemon=True
         )
         self._export.start()
 
-    def _export_trace(self, capture: _Capture, detail: str) -> None:
+    def _export_trace(self, capture: _Capture, session: TorchSession, detail: str) -> None:
         """The background thread: write the trace, then say so."""
         began_s = time.monotonic()
         state: CaptureState = "done"
@@ -246,13 +290,13 @@ class CaptureExecutor:
         request = capture.request
         try:
             assert self._spool is not None, "a request is refused where there is no spool"
-            size_bytes = write_trace(capture.session.export, self._spool, request.capture_id, request.max_bytes)
+            size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
         except CaptureError as error:
             state, detail = "failed", str(error)
         except Exception as error:
             state, detail = "failed", f"{type(error).__name__}: {error}"
-        capture.session.timings_s["export"] = time.monotonic() - began_s
-        self._answer(request.capture_id, state, detail, capture.session, size_bytes)
+        session.timings_s["export"] = time.monotonic() - began_s
+        self._answer(request.capture_id, state, detail, session, size_bytes)
         # Last: until then the training thread leaves the mailbox to this one.
         self._enter("idle")
 
@@ -291,7 +335,7 @@ class CaptureExecutor:
         capture_id: str,
         state: CaptureState,
         detail: str,
-        session: TorchSession | None = None,
+        session: TorchSession | NvtxSession | None = None,
         size_bytes: int = 0,
     ) -> None:
         """Publish a result. Does not raise: with the mailbox gone there is nobody to tell."""

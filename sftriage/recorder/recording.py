@@ -24,7 +24,7 @@ from time import monotonic_ns
 from zlib import crc32
 
 from sftriage.errors import RingError
-from sftriage.recorder.hooks import ReadyWatch, StepHook
+from sftriage.recorder.hooks import DeviceWatch, ReadyWatch, StepHook
 from sftriage.recorder.layout import (
     BETWEEN,
     CAPTURING,
@@ -44,6 +44,7 @@ from sftriage.recorder.layout import (
     kind_words,
 )
 from sftriage.recorder.log import warn
+from sftriage.recorder.outside import split_outside
 from sftriage.recorder.ring import (
     CURRENT_STAGE,
     CURRENT_STEP,
@@ -68,6 +69,9 @@ class Recording:
     Args:
         ring: where the steps go; the recording closes it.
         hook: what to drive at step boundaries; the recording closes it.
+
+    Attributes:
+        device: what records device time beside it, if anything; the recording closes it.
     """
 
     __slots__ = (
@@ -84,6 +88,7 @@ class Recording:
         "_seen",
         "_slot",
         "_tail",
+        "device",
         "gate",
         "info",
         "live",
@@ -131,6 +136,7 @@ class Recording:
         self._seen: set[str] = set()
         self._kinds: dict[str, tuple[int, int]] = {}
         self.watch: ReadyWatch | None = None
+        self.device: DeviceWatch | None = None
         _recordings.add(self)
 
     def begin(self, number: int | None) -> None:
@@ -160,6 +166,8 @@ class Recording:
         live[CURRENT_STAGE] = self.other - DURATIONS
         self.owner = me
         self.gate = 0 if self._flags and self._hook.annotating else me
+        if self.device is not None:
+            self.device.begin(number, now)
 
     def end(self, incomplete: bool) -> None:
         """End the step of this thread and publish it. Without one open here: ignored, and counted as misuse."""
@@ -269,6 +277,8 @@ class Recording:
             try:
                 if self.watch is not None:
                     self.watch.close()
+                if self.device is not None:
+                    self.device.close()
                 self._hook.close(wait)
             finally:
                 self._ring.close()
@@ -282,6 +292,8 @@ class Recording:
         self.off = True
         self.gate = self.owner = 0
         self._hook.abandon()
+        if self.device is not None:
+            self.device.abandon()
         self._ring.abandon()
 
     def _checked(self, number: int) -> int:
@@ -334,10 +346,13 @@ class Recording:
         words[self.stack[-1]] += now - self.since
         self.gate = self.owner = 0
         self._ended = now
+        device = self.device
+        if device is not None:
+            device.end(words[SEQ], self._flags > 0, incomplete > 0)
         if len(self.stack) > 1:
             del self.stack[1:]
         if len(self.outside) > 1:
-            self._split_outside()
+            split_outside(words, self.outside)
         watch = self.watch
         if watch is not None:
             words[READY] = watch.collect(incomplete > 0)
@@ -351,18 +366,12 @@ class Recording:
         self._tail[:] = self._blank
         if watch is not None and watch.due:
             watch.settle()
+        if device is not None:
+            device.settle()
         if self._flags:
             self._flags = 0
             if self._hook.stepping:
                 self._hook.after_step()
-
-    def _split_outside(self) -> None:
-        """Take from each sync stage's outside time what the sync stages before it have claimed."""
-        claimed = 0
-        for at in self.outside.values():
-            own = max(0, self.words[at] - claimed)
-            self.words[at] = own
-            claimed += own
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()

@@ -31,8 +31,8 @@ from sftriage.recorder import files
 from sftriage.recorder.layout import (
     HEADER_BYTES,
     LIVE_AT,
+    MAGICS,
     MAX_COUNT,
-    RING_MAGIC,
     WORD_BYTES,
     RingInfo,
     SlotCodec,
@@ -51,6 +51,8 @@ _READS_TO_SETTLE = 8
 class RingWriter:
     """The trainer's end of a ring. The recorder stores into ``live`` and ``words`` directly.
 
+    ``kind`` is ``device`` for the ring of device times (see `sftriage.recorder.device`).
+
     Attributes:
         live: the header's live words.
         words: the slots, ``slot_words`` words each.
@@ -60,13 +62,14 @@ class RingWriter:
         OSError: the directory is missing or full, or may not be written.
     """
 
-    def __init__(self, directory: Path, info: RingInfo, slots: int) -> None:
+    def __init__(self, directory: Path, info: RingInfo, slots: int, *, kind: str = "ring") -> None:
         self.info = info
         self.slots = slots
-        self.path = directory / info.file_name("ring")
+        self.path = directory / info.file_name(kind)
         size_bytes = HEADER_BYTES + slots * info.slot_bytes
-        header = encode_header(RING_MAGIC, info, slots)
-        self._map = files.create_mapped(self.path, header, size_bytes, clobber=False)
+        header = encode_header(MAGICS[kind], info, slots)
+        # Whoever holds the ring holds the rank: what lies beside it under a name that goes with it is from before.
+        self._map = files.create_mapped(self.path, header, size_bytes, clobber=kind != "ring")
         self._bytes = memoryview(self._map)
         self._all = self._bytes.cast("q")
         self.live = self._all[LIVE_AT // WORD_BYTES : HEADER_BYTES // WORD_BYTES]
@@ -147,18 +150,19 @@ class RingReader:
     Args:
         path: the ring.
         skip: how many of its first steps have been read before (see `StepLog.last_seq`).
+        kind: ``ring``, or ``device`` for the ring of device times.
 
     Raises:
         RingError: the file is foreign, truncated, of another version or byte order, or damaged.
     """
 
-    def __init__(self, path: Path | str, skip: int = 0) -> None:
+    def __init__(self, path: Path | str, skip: int = 0, *, kind: str = "ring") -> None:
         self.path = Path(path)
         self._read = skip
         self._descriptor = files.open_regular(self.path, os.O_RDONLY)
         try:
             header = files.read_at(self._descriptor, HEADER_BYTES, 0, str(path))
-            self.info, self.slots = decode_header(RING_MAGIC, header, str(path))
+            self.info, self.slots = decode_header(MAGICS[kind], header, str(path))
             self._check_size()
         except BaseException:
             self.close()
@@ -274,11 +278,11 @@ class RingReader:
         return data
 
 
-def find_rings(directory: Path | str) -> tuple[Path, ...]:
-    """The rings in a directory, by rank and then attempt. Other files are passed over."""
+def find_rings(directory: Path | str, kind: str = "ring") -> tuple[Path, ...]:
+    """The rings of a kind in a directory, by rank and then attempt. Other files are passed over."""
     found = []
-    for path in Path(directory).glob("rank-*.*.ring"):
-        rank, _, attempt = path.name[len("rank-") : -len(".ring")].partition(".")
+    for path in Path(directory).glob(f"rank-*.*.{kind}"):
+        rank, _, attempt = path.name[len("rank-") : -len(f".{kind}")].partition(".")
         if rank.isdecimal() and attempt.isdecimal():
             found.append((int(rank), int(attempt), path))
     return tuple(path for _, _, path in sorted(found))

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sftriage.errors import RingError
 from sftriage.recorder import files
-from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, RingInfo, SlotCodec, decode_header, encode_header
+from sftriage.recorder.layout import HEADER_BYTES, MAGICS, RingInfo, SlotCodec, decode_header, encode_header
 from sftriage.records import StepRecord
 
 _SLOTS_AT_A_TIME = 4096
@@ -32,6 +32,7 @@ class StepLog:
     Args:
         directory: where the log lies; it has to exist.
         info: the ring's info.
+        kind: ``steps``, or ``device-steps`` for the log of device times.
 
     Attributes:
         last_seq: sequence number of the last step in the log, or 0. A reader opened with ``skip=log.last_seq`` goes on
@@ -41,10 +42,10 @@ class StepLog:
         RingError: the log cannot be written, or belongs to another writer.
     """
 
-    def __init__(self, directory: Path | str, info: RingInfo) -> None:
-        self.path = Path(directory) / info.file_name("steps")
+    def __init__(self, directory: Path | str, info: RingInfo, *, kind: str = "steps") -> None:
+        self.path = Path(directory) / info.file_name(kind)
         self._codec = SlotCodec(info)
-        header = encode_header(LOG_MAGIC, info, 0)
+        header = encode_header(MAGICS[kind], info, 0)
         try:
             self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -56,7 +57,7 @@ class StepLog:
                 self._size_bytes = 0
                 self._write(header)
             elif found != header:
-                decode_header(LOG_MAGIC, found, str(self.path))
+                decode_header(MAGICS[kind], found, str(self.path))
                 raise RingError(f"{self.path}: the log of another run of this rank")
             self.last_seq = self._resume()
         except BaseException:
@@ -120,6 +121,7 @@ class LogReader:
 
     Args:
         path: the log.
+        kind: see `StepLog`.
 
     Attributes:
         info: who wrote the ring that it was taken from.
@@ -129,9 +131,9 @@ class LogReader:
         RingError: the header cannot be read: foreign, truncated, of another version or byte order, or damaged.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, kind: str = "steps") -> None:
         self.path = Path(path)
-        self.info, _ = decode_header(LOG_MAGIC, self._bytes_at(0, HEADER_BYTES), str(path))
+        self.info, _ = decode_header(MAGICS[kind], self._bytes_at(0, HEADER_BYTES), str(path))
         self.skipped = 0
         self._codec = SlotCodec(self.info)
         self._last_seq = 0

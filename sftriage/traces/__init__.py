@@ -6,8 +6,16 @@ A trace and its manifest appear together or not at all. The manifest is the trut
 from __future__ import annotations
 
 from sftriage.traces.catalogue import CaptureRow, Catalogue
-from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
-from sftriage.traces.store import TRACE_NAME, Listing, LocalStore
+from sftriage.traces.manifest import (
+    Artefact,
+    CaptureInfo,
+    Manifest,
+    ReproducedInfo,
+    TriggerInfo,
+    contents_of,
+    may_contain,
+)
+from sftriage.traces.store import TRACE_NAME, FileToStore, Listing, LocalStore
 
 __all__ = [
     "TRACE_NAME",
@@ -15,9 +23,12 @@ __all__ = [
     "CaptureInfo",
     "CaptureRow",
     "Catalogue",
+    "FileToStore",
     "Listing",
     "LocalStore",
     "Manifest",
+    "ReproducedInfo",
     "TriggerInfo",
+    "contents_of",
     "may_contain",
 ]

@@ -41,7 +41,7 @@ from sftriage.traces.store import Listing, LocalStore
 
 # Written into the file, so that a database of somebody else, or of an older layout, is known for what it is.
 _APPLICATION_ID = 0x53465452
-_LAYOUT = 1
+_LAYOUT = 2
 
 _BUSY_SECONDS = 10.0
 
@@ -69,6 +69,7 @@ class CaptureRow:
     profiler: str
     rule: str
     policy: str
+    why: str
     created_at: str
 
     @classmethod
@@ -93,6 +94,7 @@ class CaptureRow:
             profiler=capture.profiler,
             rule=trigger.rule,
             policy=trigger.policy,
+            why=trigger.why,
             # Of one width, so that the order of the text is the order of time.
             created_at=manifest.created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         )
@@ -134,6 +136,15 @@ class Catalogue:
             UsageError: the database cannot be opened or written.
         """
         self._ask(lambda connection: _insert(connection, manifest), write=True)
+
+    def drop(self, capture_id: str) -> None:
+        """Forget a capture. One that is not there changes nothing.
+
+        Raises:
+            UsageError: the database cannot be opened or written.
+        """
+        statement = _captures.delete().where(_captures.c.capture_id == capture_id)
+        self._ask(lambda connection: connection.execute(statement), write=True)
 
     def find(
         self,

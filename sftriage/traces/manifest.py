@@ -6,12 +6,11 @@ checked. Fields a newer version has added are ignored; a newer ``schema_version`
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
 from sftriage.errors import InputError
 from sftriage.records import (
@@ -19,11 +18,16 @@ from sftriage.records import (
     MAX_STAGE_NAME_BYTES,
     CaptureRequest,
     CaptureResult,
-    Label,
+    Cause,
+    Pattern,
     Profiler,
+    Reproduced,
     Scope,
     Trigger,
+    plain,
 )
+from sftriage.traces.fields import CONTROL, Count, Model, Number, Rank, Sentence, Word, first_problem, text
+from sftriage.traces.findings import Findings
 
 SCHEMA_VERSION: Final = 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
@@ -31,30 +35,12 @@ MAX_MANIFEST_BYTES = 4 * 1024 * 1024
 
 MANIFEST_NAME = "manifest.json"
 
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-
-
-def _text(max_length: int) -> object:
-    # What is stored is printed on terminals one day.
-    return Field(max_length=max_length, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
-
-
 CaptureId = Annotated[str, Field(pattern=rf"^{CAPTURE_ID.pattern}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-Word = Annotated[str, _text(100)]
-Sentence = Annotated[str, _text(2000)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-# SQLite's integers, and everybody else's.
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Rank = Annotated[int, Field(ge=0, lt=2**31)]
-Number = Annotated[float, Field(allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
-
-
-class Steps(_Model):
+class Steps(Model):
     """A run of steps, both ends included."""
 
     first_step: Count
@@ -67,20 +53,24 @@ class Steps(_Model):
         return self
 
 
-class TriggerInfo(_Model):
+class TriggerInfo(Model):
     """Why the capture exists: the window, the suspect found in it, and the rule that asked (see `records.Trigger`)."""
 
     window: Steps
-    label: Label
+    label: Cause
     scope: Scope
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1, max_length=1_000_000)]
-    stage: Annotated[str, _text(MAX_STAGE_NAME_BYTES)] | None
+    stage: Annotated[str, text(MAX_STAGE_NAME_BYTES)] | None
     gain_s: Number
     share: Number
     persistence: Number
     policy: Word
     policy_sha256: Sha256
     rule: Word
+    pattern: Pattern = "chronic"
+    period_steps: Annotated[int, Field(ge=2, lt=2**63)] | None = None
+    onset_step: Count | None = None
+    why: Sentence = ""
 
     @classmethod
     def of(cls, trigger: Trigger) -> TriggerInfo:
@@ -97,6 +87,10 @@ class TriggerInfo(_Model):
             policy=trigger.policy,
             policy_sha256=trigger.policy_sha256,
             rule=trigger.rule,
+            pattern=trigger.pattern,
+            period_steps=trigger.period_steps,
+            onset_step=trigger.onset_step,
+            why=trigger.why,
         )
 
 
@@ -106,7 +100,7 @@ class CaptureInfo(Steps):
     profiler: Profiler
     rank: Rank
     world_size: Annotated[int, Field(ge=1, le=2**31)]
-    host: Annotated[str, _text(255)]
+    host: Annotated[str, text(255)]
     steps: Count
     requested_steps: Count
     warmup_steps: Count
@@ -144,11 +138,11 @@ class CaptureInfo(Steps):
             timings_s=dict(result.timings_s),
             clock=dict(result.clock),
             # A profiler's own message may span lines.
-            detail=_CONTROL.sub(" ", result.detail)[:2000],
+            detail=CONTROL.sub(" ", result.detail)[:2000],
         )
 
 
-class Artefact(_Model):
+class Artefact(Model):
     """One stored file of a capture, with what is needed to know it again."""
 
     name: FileName
@@ -165,8 +159,23 @@ class Artefact(_Model):
         return name
 
 
-class Manifest(_Model):
-    """A capture, whole: what asked for it, what it measured, and the files it left."""
+class ReproducedInfo(Model):
+    """Whether the fault was there while it was captured (see `records.Reproduced`)."""
+
+    answer: Literal["yes", "no", "partly"]
+    steps: Count
+    steps_with: Count
+    over_s: Number
+    expected_s: Number
+
+    @classmethod
+    def of(cls, reproduced: Reproduced) -> ReproducedInfo:
+        """What was found, as a manifest writes it."""
+        return cls(**plain(reproduced))
+
+
+class Manifest(Model):
+    """A capture, whole: what asked for it, what it measured, the files it left, and what they show once reduced."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     capture_id: CaptureId
@@ -177,6 +186,9 @@ class Manifest(_Model):
     capture: CaptureInfo
     artefacts: Annotated[tuple[Artefact, ...], Field(min_length=1, max_length=16)]
     may_contain: Sentence
+    reproduced: ReproducedInfo | None = None
+    evidence: Annotated[tuple[Sentence, ...], Field(max_length=64)] = ()
+    findings: Findings | None = None
 
     @field_validator("created_at")
     @classmethod
@@ -230,15 +242,8 @@ class Manifest(_Model):
             raise InputError(f"{source}: not a manifest: {first_problem(error)}") from None
 
 
-class _Version(_Model):
+class _Version(Model):
     schema_version: Annotated[int, Field(ge=1)]
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, as one short piece of a message: the rest of a hostile file is noise."""
-    first = error.errors(include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"]) or "document"
-    return _CONTROL.sub("?", f"{where[:100]}: {first['msg'][:200]}")
 
 
 def may_contain(options: Mapping[str, bool]) -> str:
@@ -251,3 +256,19 @@ def may_contain(options: Mapping[str, bool]) -> str:
     if options.get("profile_memory"):
         parts.append("sizes and addresses of memory allocations")
     return "; ".join(parts)
+
+
+_NSYS_CONTAINS = (
+    "names of threads, system calls, libraries, CUDA kernels and the program's own ranges; process ids and names; "
+    "host name, devices and drivers; the environment of processes that were started while it was collected, in the "
+    "report itself (from an export they are removed)"
+)
+_STACKS_CONTAINS = (
+    "file paths, function names and line numbers of the program, names of its threads; with a flight recorder's dump, "
+    "sizes, types and stacks of collectives, as a pickle: open it only if you trust the job"
+)
+
+
+def contents_of(profiler: Profiler, options: Mapping[str, Any]) -> str:
+    """What private data the artefacts of a capture may hold, in plain words."""
+    return {"nsys": _NSYS_CONTAINS, "stacks": _STACKS_CONTAINS}.get(profiler) or may_contain(options)

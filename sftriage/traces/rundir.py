@@ -8,6 +8,7 @@
       steps/           every step of every rank, as the agent read it from the rings
       decisions.jsonl  a line a window: the verdict and what was done about it
       state.json       what the policy engine must remember over a restart
+      asks/            captures that people ask for, until they are taken up
       spool/           traces on their way from the trainers
       captures/        a directory a capture: trace and manifest
       catalogue.db     an index of captures/, which can be rebuilt from it
@@ -77,6 +78,11 @@ class RunDirectory:
         return self.path / "spool"
 
     @property
+    def asks(self) -> Path:
+        """Where captures that people ask for are left."""
+        return self.path / "asks"
+
+    @property
     def catalogue(self) -> Path:
         """``catalogue.db``."""
         return self.path / "catalogue.db"
@@ -92,7 +98,7 @@ def create(path: Path, info: RunInfo, policy_text: str) -> RunDirectory:
     if run.info_file.exists():
         raise UsageError(f"{path} already holds a run; name another directory with --out")
     try:
-        for directory in (run.path, run.steps, run.spool):
+        for directory in (run.path, run.steps, run.spool, run.asks):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(run.policy_file, policy_text)
         write_atomically(run.info_file, json.dumps(plain(info), indent=2) + "\n")

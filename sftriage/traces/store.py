@@ -4,7 +4,7 @@
 
     ROOT/captures/.lock                    shared while something is being put, exclusive while leftovers are swept
     ROOT/captures/.tmp-<capture id>-xxxx/  being written, or left by a crash
-    ROOT/captures/<capture id>/trace.json.gz
+    ROOT/captures/<capture id>/trace.json.gz       or trace.nsys-rep, trace.sqlite, stacks.json, ...
     ROOT/captures/<capture id>/manifest.json
 
 A capture is written and synced in a hidden directory that one rename then publishes, so that it is there whole or not
@@ -23,7 +23,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -32,9 +32,14 @@ from pydantic import ValidationError
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest, first_problem
+from sftriage.traces.fields import first_problem
+from sftriage.traces.findings import Findings
+from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 
 TRACE_NAME = "trace.json.gz"
+
+PIN_NAME = "pinned"
+"""An empty file of this name in a capture's directory: retention leaves it alone."""
 
 _CHUNK_BYTES = 1 << 20
 _TEMPORARY = ".tmp-"
@@ -46,6 +51,23 @@ class Listing:
 
     manifests: tuple[Manifest, ...]
     problems: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FileToStore:
+    """A file that a capture has left.
+
+    Attributes:
+        path: where it lies; it stays there.
+        name: its name in the store.
+        media_type: what it is there.
+        compress: it is gzipped on its way in.
+    """
+
+    path: Path
+    name: str = TRACE_NAME
+    media_type: str = "application/gzip"
+    compress: bool = True
 
 
 class LocalStore:
@@ -67,28 +89,36 @@ class LocalStore:
             CaptureError: the trace is empty or unreadable, the capture is there already, or the disk is full. Nothing
                 of it is kept.
         """
+        return self.put_files(capture_id, [FileToStore(Path(source))], lambda artefacts: build(artefacts[0]))
+
+    def put_files(
+        self, capture_id: str, files: Sequence[FileToStore], build: Callable[[tuple[Artefact, ...]], Manifest]
+    ) -> Manifest:
+        """Store the files of a capture, the main one first, with its manifest: see `put`."""
         _check_id(capture_id)
         try:
             with self._lock(fcntl.LOCK_SH):
-                return self._put(capture_id, Path(source), build)
+                return self._put(capture_id, files, build)
         except OSError as error:
             # Renaming a directory onto one that is not empty.
             taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
             reason = "it is stored already" if taken else error.strerror
             raise CaptureError(f"capture {capture_id} could not be stored: {reason}") from error
 
-    def _put(self, capture_id: str, source: Path, build: Callable[[Artefact], Manifest]) -> Manifest:
+    def _put(
+        self, capture_id: str, files: Sequence[FileToStore], build: Callable[[tuple[Artefact, ...]], Manifest]
+    ) -> Manifest:
         final = self._captures / capture_id
         if final.exists():
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
         staging = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{capture_id}-", dir=self._captures))
         try:
-            artefact = _compress(source, staging / TRACE_NAME)
+            artefacts = tuple(_take(file, staging / file.name) for file in files)
             try:
-                manifest = build(artefact)
+                manifest = build(artefacts)
             except ValidationError as error:
                 raise CaptureError(f"capture {capture_id} has no valid manifest: {first_problem(error)}") from error
-            if manifest.capture_id != capture_id or artefact not in manifest.artefacts:
+            if manifest.capture_id != capture_id or not set(artefacts) <= set(manifest.artefacts):
                 raise ValueError("the manifest is not that of this capture")
             with _private(staging / MANIFEST_NAME) as file:
                 file.write(manifest.to_json())
@@ -122,6 +152,22 @@ class LocalStore:
                 size = os.fstat(file.fileno()).st_size
             if size != artefact.size_bytes:
                 raise IntegrityError(f"{directory / artefact.name}: {size} bytes; it had {artefact.size_bytes}")
+        return manifest
+
+    def note_findings(self, capture_id: str, findings: Findings) -> Manifest:
+        """Put what a capture shows into its manifest, in place of what was noted before.
+
+        Raises:
+            UsageError: no such capture, or its directory cannot be written.
+            InputError, IntegrityError: as `manifest` does.
+        """
+        manifest = self.manifest(capture_id).model_copy(update={"findings": findings})
+        path = self._captures / capture_id / MANIFEST_NAME
+        try:
+            with self._lock(fcntl.LOCK_SH), _replacing(path) as file:
+                file.write(manifest.to_json())
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
         return manifest
 
     def manifests(self) -> Listing:
@@ -173,6 +219,58 @@ class LocalStore:
             raise UsageError(f"{target} cannot be written: {error.strerror}") from error
         return target
 
+    def remove(self, capture_id: str) -> None:
+        """Remove a capture, artefacts and manifest as one: one rename hides it, and what a crash leaves is swept.
+
+        Raises:
+            UsageError: no such capture, or the store cannot be written.
+        """
+        directory = self._captures / _check_id(capture_id)
+        try:
+            with self._lock(fcntl.LOCK_SH):
+                hidden = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{capture_id}-", dir=self._captures))
+                directory.rename(hidden / capture_id)
+                _sync_directory(self._captures)
+                shutil.rmtree(hidden)
+        except FileNotFoundError:
+            shutil.rmtree(hidden, ignore_errors=True)
+            raise UsageError(f"no capture {capture_id} in {self._captures}") from None
+        except OSError as error:
+            raise UsageError(f"capture {capture_id} cannot be removed: {error.strerror}") from error
+
+    def pin(self, capture_id: str) -> None:
+        """Keep a capture whatever retention says. A second pin changes nothing.
+
+        Raises:
+            UsageError: no such capture, or the store cannot be written.
+        """
+        directory = self._captures / _check_id(capture_id)
+        if not directory.is_dir() or directory.is_symlink():
+            raise UsageError(f"no capture {capture_id} in {self._captures}")
+        try:
+            with contextlib.suppress(FileExistsError), _private(directory / PIN_NAME):
+                _sync_directory(directory)
+        except OSError as error:
+            raise UsageError(f"capture {capture_id} cannot be pinned: {error.strerror}") from error
+
+    def unpin(self, capture_id: str) -> None:
+        """Leave a capture to retention again. One that is not pinned stays so.
+
+        Raises:
+            UsageError: no such capture, or the store cannot be written.
+        """
+        directory = self._captures / _check_id(capture_id)
+        if not directory.is_dir() or directory.is_symlink():
+            raise UsageError(f"no capture {capture_id} in {self._captures}")
+        try:
+            (directory / PIN_NAME).unlink(missing_ok=True)
+        except OSError as error:
+            raise UsageError(f"capture {capture_id} cannot be unpinned: {error.strerror}") from error
+
+    def pinned(self) -> frozenset[str]:
+        """The ids of the captures that are pinned."""
+        return frozenset(name for name in self.ids() if (self._captures / name / PIN_NAME).exists())
+
     def sweep(self) -> int:
         """Remove what crashes have left half written; how many there were. Does nothing while a put is under way.
 
@@ -218,21 +316,24 @@ def _check_id(capture_id: str) -> str:
     return capture_id
 
 
-def _compress(source: Path, target: Path) -> Artefact:
-    """Gzip a file, synced; the sum and size are those of the bytes as written."""
-    with _regular(source, CaptureError) as plain, _private(target) as file:
+def _take(source: FileToStore, target: Path) -> Artefact:
+    """Copy a file, gzipped where it is to be, and synced; the sum and size are those of the bytes as written."""
+    with _regular(source.path, CaptureError) as plain, _private(target) as file:
         written = _Summed(file)
-        # Level 1: the trace waits for nobody, but the host's cores belong to the training job.
-        # No name and no time inside, so that one trace always gives the same bytes.
-        with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=written, mtime=0) as compressed:
-            size, _ = _copy(plain, compressed)
+        if source.compress:
+            # Level 1: the trace waits for nobody, but the host's cores belong to the training job.
+            # No name and no time inside, so that one trace always gives the same bytes.
+            with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=written, mtime=0) as compressed:
+                size, _ = _copy(plain, compressed)
+        else:
+            size, _ = _copy(plain, written)
         if size == 0:
-            raise CaptureError(f"{source}: the trace is empty")
+            raise CaptureError(f"{source.path}: the trace is empty")
         _sync(file)
     return Artefact(
         name=target.name,
         role="trace",
-        media_type="application/gzip",
+        media_type=source.media_type,
         size_bytes=written.size_bytes,
         sha256=written.sha256.hexdigest(),
     )
@@ -255,7 +356,7 @@ class _Summed(io.RawIOBase):
         return self._file.write(data)
 
 
-def _copy(source: BinaryIO, target: BinaryIO | gzip.GzipFile) -> tuple[int, str]:
+def _copy(source: BinaryIO, target: BinaryIO | gzip.GzipFile | _Summed) -> tuple[int, str]:
     """Copy to the end; the size and sha256 of what was read."""
     digest, size = hashlib.sha256(), 0
     while chunk := source.read(_CHUNK_BYTES):

@@ -59,6 +59,21 @@ def test_a_window_waits_for_the_slower_rank():
     assert fed(target, [step(1, 3)]) == [(0, 3)]
 
 
+def test_some_of_the_newest_steps_can_be_had_before_their_window():
+    # GIVEN two ranks that have recorded 9 steps and 8; the windows up to 4-7 are out, so that steps 6 on are held
+    target = gatherer()
+    assert target.cut(0, 1) is None
+    fed(target, [step(rank, n) for n in range(8) for rank in (0, 1)] + [step(0, 8)])
+    # WHEN some of those are asked for THEN they come as they are, what is missing missing
+    found = target.cut(6, 8)
+    np.testing.assert_allclose(
+        found.durations_NRS[:, :, 0], [[0.006, 0.006], [0.007, 0.007], [0.008, np.nan]], atol=1e-5
+    )
+    assert (found.first_step, found.last_step) == (6, 8)
+    # AND what is held no longer, is not there yet, or is no range, is not told
+    assert [target.cut(*steps) for steps in ((5, 7), (9, 10), (7, 6), (6, 10_000))] == [None] * 4
+
+
 def test_warm_up_steps_are_in_no_window():
     assert fed(gatherer(warmup=3), [step(rank, n) for n in range(7) for rank in (0, 1)]) == [(3, 6)]
 

@@ -126,6 +126,45 @@ def rig(tmp_path, make_info, session, monkeypatch):
     made.reader.close()
 
 
+@pytest.mark.parametrize(
+    ("steps", "warmup", "period", "phase", "armed_at", "recorded"),
+    [
+        # What comes back at once is caught from now on; else it is waited for, and is in the middle.
+        (5, 1, 20, 13, 10, range(11, 16)),
+        (5, 1, 20, 14, 10, range(12, 17)),
+        (5, 1, 20, 5, 10, range(23, 28)),
+        (1, 0, 20, 5, 10, range(25, 26)),
+        (2, 2, 20, 5, 10, range(25, 27)),
+        # As many steps as the period hold it wherever they begin.
+        (5, 1, 5, 0, 10, range(11, 16)),
+        (5, 1, 0, 0, 10, range(11, 16)),
+    ],
+)
+def test_what_comes_back_is_waited_for(rig, steps, warmup, period, phase, armed_at, recorded):
+    # GIVEN a job, and a request to catch what comes back, that arrives before some step
+    rig.step(armed_at)
+    rig.client.post(replace(REQUEST, steps=steps, warmup_steps=warmup, period_steps=period, phase=phase))
+    # WHEN it goes on
+    rig.step(40)
+    rig.exported()
+    # THEN the steps that hold it are recorded, and while it was waited for no profiler was in the way
+    result = rig.result()
+    assert (result.state, result.first_step, result.last_step) == ("done", recorded[0], recorded[-1])
+    assert not period or any(step % period == phase for step in recorded)
+    assert min(rig.touched) == recorded[0] - warmup
+    assert FakeSession.log[:2] == ["prepare", f"start {recorded[0]}"]
+
+
+def test_what_is_waited_for_longer_than_the_time_box_was_not_recorded(rig):
+    rig.client.post(replace(REQUEST, period_steps=20, phase=15))
+    rig.step(5)
+    rig.now_s[0] += 31.0
+    rig.step(20)
+    result = rig.result()
+    assert (result.state, result.detail) == ("failed", "time-box reached before a step was recorded")
+    assert rig.touched in ([], [5])
+
+
 def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session):
     # GIVEN a job at step 2, and a request for two steps after one of warm-up
     rig.step(2)

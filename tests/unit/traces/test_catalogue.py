@@ -95,6 +95,7 @@ def test_a_row_says_what_the_manifest_says(catalogue: Catalogue, store: LocalSto
         profiler="torch",
         rule="other",
         policy="default",
+        why="",
         created_at="2027-01-15T08:00:02.000000Z",
     )
     with pytest.raises(UsageError, match="no capture 'x'"):

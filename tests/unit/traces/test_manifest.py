@@ -39,7 +39,7 @@ def test_a_manifest_comes_back_as_it_was(make_manifest: MakeManifest) -> None:
 
 def test_fields_of_a_newer_writer_are_ignored_and_a_newer_version_is_refused(make_manifest: MakeManifest) -> None:
     manifest = make_manifest("c-1")
-    assert Manifest.from_json(changed(manifest, "reproduced", "yes"), "m") == manifest
+    assert Manifest.from_json(changed(manifest, "weather", "yes"), "m") == manifest
     assert Manifest.from_json(changed(manifest, "capture.gpu", {"uuid": 1}), "m") == manifest
     newer = changed(manifest, "schema_version", 2).replace(b'"capture_id"', b'"other"')
     with pytest.raises(

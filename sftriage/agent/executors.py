@@ -1,0 +1,55 @@
+"""Which executor carries out a request, and which captures of one rank must not overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sftriage.capture import Executor, NsysCapture, NsysPlace, RankLook, StacksCapture, TorchCapture
+from sftriage.errors import CaptureError
+from sftriage.recorder import RingInfo
+from sftriage.records import CaptureRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where captures find things on this host.
+
+    Attributes:
+        rings: directory of the trainers' rings and mailboxes.
+        spool: directory where traces are left.
+        nsys: how the ranks were launched under nsys, if they were.
+    """
+
+    rings: Path
+    spool: Path
+    nsys: NsysPlace | None = None
+
+
+def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: RankLook) -> Executor:
+    """The executor of a request, not yet started.
+
+    Raises:
+        CaptureError: there can be none; the message is the reason.
+    """
+    if request.profiler == "stacks":
+        return StacksCapture(request, info, places.spool, look)
+    mailbox = places.rings / info.file_name("mailbox")
+    if request.profiler == "torch":
+        return TorchCapture(request, mailbox, places.spool)
+    if places.nsys is None:
+        raise CaptureError("the job was not launched under nsys: sftriage run --nsys")
+    return NsysCapture(request, places.nsys, mailbox, places.spool, look)
+
+
+def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:
+    """Why a request cannot begin beside those that run, or None.
+
+    The GPU's tracing has one owner in a process, torch's profiler or nsys. Stacks trouble only other stacks.
+    """
+    for other in running:
+        both_trace = "stacks" not in (request.profiler, other.profiler)
+        if other.rank == request.rank and (both_trace or other.profiler == request.profiler):
+            return f"capture {other.capture_id} ({other.profiler}) of rank {request.rank} is under way"
+    return None

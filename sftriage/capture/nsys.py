@@ -1,0 +1,400 @@
+"""Nsight Systems on one rank, from outside: its session is told when to collect, and the trainer marks its steps.
+
+::
+
+    check nsys, its session, the disk ──▶ the trainer arms ──▶ nsys start ──▶ the trainer marks K steps ──▶ nsys stop
+        ──▶ .qdstrm to .nsys-rep, where nsys left one ──▶ export, examine, scrub ──▶ result
+
+The rank runs under `nsys_rank`, in a session named for it. Nothing here blocks: each turn of `poll` goes on a little,
+and every program that is run has a deadline. Steps are exact where the trainer has NVTX. Where it has none, or hangs
+inside a step, they are read from its ring: those that began and ended while nsys was collecting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sftriage.capture import nsys_dialect as dialect
+from sftriage.capture.bounded import BoundedProgram, Finished
+from sftriage.capture.executor import Product, RankLook
+from sftriage.capture.nsys_conversion import to_export, to_report
+from sftriage.capture.nsys_report import check
+from sftriage.errors import CaptureError, RingError
+from sftriage.recorder import MailboxClient
+from sftriage.recorder.nvtx import NO_NVTX
+from sftriage.records import CaptureRequest, CaptureResult, RankStatus
+
+ASK_S = 20.0
+"""How long nsys may take to say its version or its sessions, or to start."""
+STOP_S = 60.0
+MARGIN_S = 2.0
+"""Past the time-box, how long the trainer is given to end its marks at a step boundary."""
+FREE_BYTES = 128 * 2**20
+"""What has to be free on the disk: a report passes through a file of tens of megabytes."""
+
+REPORT_NAME, EXPORT_NAME = "trace.nsys-rep", "trace.sqlite"
+
+Turns = Generator[None, None, None]
+
+
+@dataclass(frozen=True, slots=True)
+class NsysPlace:
+    """How the ranks of this host were launched under nsys.
+
+    Attributes:
+        binary: the nsys that launched them.
+        prefix: their sessions are called ``<prefix>-<rank>.<attempt>``.
+        traces: what they were launched with.
+        tmp: a private directory on an executable file system, where reports are made.
+        armed: where the ranks are armed on a range and nobody reaches their sessions: their reports are called
+            ``<armed>-<rank>.<attempt>.<number>``.
+    """
+
+    binary: Path
+    prefix: str
+    traces: tuple[str, ...]
+    tmp: Path
+    armed: Path | None = None
+
+
+class NsysCapture:
+    """One capture, from asking for it to report and export in the spool.
+
+    Args:
+        request: what is asked for.
+        place: how the rank was launched.
+        mailbox: the rank's mailbox file.
+        spool: where the report goes.
+        look: what the rank is doing now.
+
+    Raises:
+        CaptureError: the rank's mailbox cannot be used, or the request makes no sense.
+    """
+
+    def __init__(self, request: CaptureRequest, place: NsysPlace, mailbox: Path, spool: Path, look: RankLook) -> None:
+        self.request = request
+        self._place, self._look = place, look
+        self._made = place.tmp / request.capture_id
+        self._note = place.tmp / f"collecting-{request.rank}"
+        self._report = spool / f"{request.capture_id}.nsys-rep"
+        self._export = spool / f"{request.capture_id}.sqlite"
+        self._traces = dialect.wanted_traces(request.options, place.traces)
+        self._flags = dialect.start_flags(request.options)
+        self._session: str | None = None
+        self._marked: CaptureResult | None = None
+        self._marking = self._cancelled = False
+        self._steps: tuple[int, int] | None = None
+        self._notes: list[str] = []
+        self._timings_s: dict[str, float] = {}
+        self._clock: dict[str, int] = {}
+        self._began: RankStatus | None = None
+        self._turns = self._course()
+        try:
+            self._mailbox = MailboxClient(mailbox)
+        except (RingError, OSError) as error:
+            raise CaptureError(f"rank {request.rank} cannot be reached: {error}") from error
+
+    @property
+    def needs_trainer(self) -> bool:
+        """Until its steps are known, nothing comes of it without the trainer."""
+        return self._steps is None
+
+    def start(self) -> None:
+        """Begin; the reason why it could not is the result of a later `poll`."""
+
+    def poll(self) -> CaptureResult | None:
+        """Go on with it; the result, once there is one."""
+        try:
+            next(self._turns)
+        except StopIteration:
+            return self._result()
+        except (CaptureError, RingError) as error:
+            return self.failed(str(error))
+        except OSError as error:
+            return self.failed(f"{error.filename or 'the spool'}: {error.strerror}")
+        return None
+
+    def cancel(self) -> None:
+        """Stop collecting, and keep nothing."""
+        self._cancelled = True
+
+    def failed(self, reason: str) -> CaptureResult:
+        """The result of this capture where there is no report."""
+        return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
+
+    def verify(self, result: CaptureResult) -> None:
+        """Was done when the report was examined, in a process of its own."""
+
+    def products(self) -> tuple[Product, ...]:
+        """The report, and its export where it was asked for."""
+        report = Product(self._report, REPORT_NAME, "application/x-nsys-rep")
+        if not self.request.options.get("sqlite", False):
+            return (report,)
+        return report, Product(self._export, EXPORT_NAME, "application/vnd.sqlite3")
+
+    def close(self) -> None:
+        """End what is under way, and remove what is left of it. Never raises."""
+        self._turns.close()
+        with contextlib.suppress(RingError, OSError):
+            if self._marking:
+                self._mailbox.cancel(self.request.capture_id)
+        self._mailbox.close()
+        if self._session is not None:
+            # Nobody waits for it: it is bounded by itself, and its report goes with the temporary directory.
+            with contextlib.suppress(CaptureError):
+                self._abandoned = _detached([self._place.binary, "stop", f"--session={self._session}"])
+            self._session = None
+            self._note.unlink(missing_ok=True)
+        for leftover in (self._report, self._export, *self._place.tmp.glob(f"{self.request.capture_id}.*")):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+    def _course(self) -> Turns:
+        """All of it, in order. A `yield` is where others have their turn."""
+        yield from self._check()
+        if self._place.armed is None:
+            yield from self._find_session()
+            yield from self._collect()
+            yield from self._stop()
+        else:
+            yield from self._collect_armed(self._place.armed)
+        began_s = time.monotonic()
+        yield from self._make()
+        self._timings_s["export"] = time.monotonic() - began_s
+
+    def _check(self) -> Turns:
+        """Before: version, rights and room."""
+        for directory in (self._place.tmp, self._report.parent):
+            free_bytes = shutil.disk_usage(directory).free
+            if free_bytes < FREE_BYTES:
+                raise CaptureError(f"{directory}: the disk is full: {free_bytes} bytes free, {FREE_BYTES} needed")
+            if not os.access(directory, os.W_OK):
+                raise CaptureError(f"{directory} may not be written")
+        found = yield from self._ask("--version")
+        version = dialect.parse_version(found.output)
+        self._notes.append(f"nsys {version[0]}.{version[1]}.{version[2]}, {','.join(self._place.traces)}")
+
+    def _find_session(self) -> Turns:
+        """The session that is really there, and free."""
+        session = dialect.session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
+        if not session.free and self._note.exists():
+            # An agent that was killed has left nsys collecting for a capture that is nobody's any more.
+            yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
+            for leftover in self._place.tmp.glob(f"{self._note.read_text(encoding='utf-8')}.*"):
+                leftover.unlink()
+            session = dialect.session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
+        if not session.free:
+            raise CaptureError(f"session {session.name} is busy: {session.state}")
+        self._name = session.name
+
+    def _sessions(self) -> Generator[None, None, tuple[dialect.Session, ...]]:
+        found = yield from self._ask("sessions", "list")
+        if found.status:
+            raise CaptureError(f"nsys shows no sessions: {found.problem()}")
+        return dialect.parse_sessions(found.output)
+
+    def _collect(self) -> Turns:
+        """Start nsys once the trainer is ready for it, and wait for the steps, or for the end of the time-box."""
+        yield from self._arm()
+        began_s = time.monotonic()
+        self._note.write_text(self.request.capture_id, encoding="utf-8")
+        self._session = self._name
+        found = yield from self._ask(
+            *("start", f"--session={self._name}", f"--output={self._made}", "--force-overwrite=true", *self._flags)
+        )
+        if found.status:
+            raise CaptureError(f"nsys start: {found.problem()}")
+        started_s = time.monotonic()
+        self._timings_s["start"] = started_s - began_s
+        self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+        self._began = self._look()
+        if self._marking:
+            self._mailbox.allow(self.request.capture_id)
+        end_s = self._end_s + (MARGIN_S if self._marking else 0.0)
+        while not self._enough() and time.monotonic() < end_s:
+            yield
+        self._steps = self._covered()
+        self._timings_s["run"] = time.monotonic() - started_s
+
+    def _arm(self) -> Turns:
+        """Ask the trainer to mark its steps. It also keeps other profilers out meanwhile, or says that one is running.
+
+        Raises:
+            CaptureError: it begins no step, or refuses for another reason than that it has no NVTX.
+        """
+        self._mailbox.post(replace(self.request, options={}))
+        self._marking = True
+        self._end_s = time.monotonic() + self.request.max_seconds
+        while self._mailbox.progress().state != "armed":
+            self._give_way()
+            if time.monotonic() >= self._end_s:
+                raise CaptureError("the rank began no step within the time-box: where it stands, stacks would tell")
+            if (answer := self._answer()) is not None:
+                if not answer.detail.startswith(NO_NVTX):
+                    raise CaptureError(answer.detail or answer.state)
+                self._marking = False
+                self._notes.append(f"steps told from the ring: {answer.detail}")
+                return
+            yield
+
+    def _enough(self) -> bool:
+        """Whether the steps asked for are in."""
+        self._give_way()
+        if self._marking:
+            self._marked = self._marked or self._answer()
+            if self._marked is not None and self._marked.state != "done":
+                raise CaptureError(self._marked.detail or self._marked.state)
+            return self._marked is not None
+        covered = self._seen()
+        return covered is not None and covered[1] - covered[0] + 1 >= self.request.steps
+
+    def _covered(self) -> tuple[int, int]:
+        """The steps in the report.
+
+        Raises:
+            CaptureError: there is none.
+        """
+        if self._marked is not None and self._marked.first_step is not None and self._marked.last_step is not None:
+            self._notes.append(self._marked.detail)
+            return self._marked.first_step, self._marked.last_step
+        if self._marking:
+            self._notes.append("the trainer did not answer within the time-box: steps told from the ring")
+        if (seen := self._seen()) is None:
+            now = self._look()
+            where = "" if now is None else f"; the rank is in {now.stage or 'no stage'} of step {now.step}"
+            raise CaptureError(f"no step began and ended within the time-box{where}")
+        return seen
+
+    def _seen(self) -> tuple[int, int] | None:
+        """Steps that began after nsys had started and have ended since, by the ring."""
+        now = self._look()
+        if self._began is None or now is None:
+            return None
+        # The step that was under way at the start is not whole; between two steps, the last one has ended.
+        first, last = self._began.step + 1, now.step if now.stage is None else now.step - 1
+        return (first, last) if last >= first else None
+
+    def _collect_armed(self, armed: Path) -> Turns:
+        """Nobody here reaches the session: nsys waits for the trainer's range, and the report comes into the spool."""
+        pattern = f"{armed.name}-{self.request.rank}.*.[nq]*"
+        for report in armed.parent.glob(pattern):
+            # Of a capture that was given up; its range was closed all the same.
+            report.unlink(missing_ok=True)
+        yield from self._arm()
+        if not self._marking:
+            raise CaptureError("without NVTX in the trainer nothing can be captured here")
+        while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
+            self._give_way()
+            if time.monotonic() >= self._end_s:
+                raise CaptureError(f"rank {self.request.rank} is not armed: it was not started so, or nsys has failed")
+            yield
+        self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+        started_s = time.monotonic()
+        self._mailbox.allow(self.request.capture_id)
+        while not self._enough():
+            if time.monotonic() >= self._end_s + MARGIN_S:
+                raise CaptureError("the rank did not end its steps within the time-box: stacks would tell")
+            yield
+        self._steps = self._covered()
+        self._timings_s["run"] = time.monotonic() - started_s
+        end_s = time.monotonic() + STOP_S
+        while not (found := sorted(armed.parent.glob(pattern))):
+            if time.monotonic() >= end_s:
+                raise CaptureError(f"no report came within {STOP_S:g} s of the last step")
+            yield
+        self._timings_s["stop"] = time.monotonic() - started_s - self._timings_s["run"]
+        self._raw = self._made.with_suffix(found[-1].suffix)
+        shutil.move(found[-1], self._raw)
+
+    def _stop(self) -> Turns:
+        began_s = time.monotonic()
+        found = yield from self._run([self._place.binary, "stop", f"--session={self._name}"], STOP_S)
+        self._timings_s["stop"] = time.monotonic() - began_s
+        if found.status:
+            raise CaptureError(f"nsys stop: {found.problem()}")
+        self._session = None
+        self._note.unlink(missing_ok=True)
+        report = dialect.report_of(found.output)
+        if report is None or not Path(report).exists():
+            raise CaptureError(f"nsys stop left no report: {found.problem()}")
+        if Path(report).parent != self._made.parent:
+            Path(report).unlink(missing_ok=True)
+            raise CaptureError(f"the report could not be written: {_failure(found)}")
+        self._raw = Path(report)
+
+    def _make(self) -> Turns:
+        """From what nsys left to what was promised, in the spool."""
+        self._raw = yield from to_report(self._raw, self._place.binary, self._run)
+        self._bounded(self._raw, "report")
+        export, contents = yield from to_export(self._raw, self._place.binary, self._run)
+        promised = self._steps if self._marked is not None and "nvtx" in self._place.traces else None
+        check(contents, range(promised[0], promised[1] + 1) if promised else (), self._place.traces)
+        self._notes.append(f"the report holds {contents.environments} entries of processes' environments")
+        if self.request.options.get("sqlite", False):
+            self._bounded(export, "export")
+            _move(export, self._export)
+        else:
+            export.unlink()
+        _move(self._raw, self._report)
+
+    def _bounded(self, path: Path, what: str) -> None:
+        size_bytes = path.stat().st_size
+        if size_bytes > self.request.max_bytes:
+            raise CaptureError(f"the {what} has {size_bytes} bytes; at most {self.request.max_bytes} were allowed")
+
+    def _ask(self, *words: str) -> Generator[None, None, Finished]:
+        return (yield from self._run([self._place.binary, *words], ASK_S))
+
+    def _run(self, command: list[str | Path], deadline_s: float) -> Generator[None, None, Finished]:
+        environment = {**os.environ, "TMPDIR": str(self._place.tmp)}
+        return (yield from BoundedProgram(command, deadline_s, environment).wait())
+
+    def _answer(self) -> CaptureResult | None:
+        result = self._mailbox.poll()
+        return result if result is not None and result.capture_id == self.request.capture_id else None
+
+    def _give_way(self) -> None:
+        if self._cancelled:
+            raise CaptureError("cancelled")
+
+    def _result(self) -> CaptureResult:
+        assert self._steps is not None, "the course ends with steps or with an error"
+        return CaptureResult(
+            capture_id=self.request.capture_id,
+            rank=self.request.rank,
+            state="done",
+            detail="; ".join(note for note in self._notes if note),
+            first_step=self._steps[0],
+            last_step=self._steps[1],
+            size_bytes=self._report.stat().st_size,
+            timings_s=self._timings_s,
+            clock=self._clock,
+        )
+
+
+def _failure(found: Finished) -> str:
+    """Why nsys could not write where it should."""
+    lines = [line.strip() for line in found.output.splitlines() if "Failed" in line or "No space" in line]
+    return lines[0] if lines else found.problem()
+
+
+def _move(source: Path, target: Path) -> None:
+    """Move, also onto another file system; there is no half of it under the target's name."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        shutil.move(source, partial)
+        partial.chmod(0o600)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _detached(command: list[str | Path]) -> BoundedProgram:
+    """A program that ends by itself, or is ended."""
+    return BoundedProgram(["timeout", "--kill-after=1", str(STOP_S), *command], 2 * STOP_S)

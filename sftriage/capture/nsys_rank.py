@@ -1,0 +1,380 @@
+"""Starts one rank under Nsight Systems, and looks after it: a script of its own, in the rank's place.
+
+Standard library only, and nothing of this package: it runs with ``python -I`` before the trainer, in every rank::
+
+    torchrun ── this script ── nsys launch ── nsys-launcher ── this script again, which becomes the trainer
+                     └── watcher
+
+It keeps four promises that `nsys launch` alone does not:
+
+- **The trainer runs, whatever nsys does.** Where nsys is missing, hangs or refuses, the trainer is started without it.
+  The inner half waits for a word before it becomes the trainer, so that it can never run twice.
+- **The exit status is the trainer's.** If nsys's agent dies, ``nsys launch`` ends at once, with status 0, while the
+  trainer goes on; so it is the trainer that is waited for, and a status that cannot be known is never 0.
+- **Signals reach the trainer**, which nsys puts in a session of its own. When this script is killed, the watcher ends
+  the trainer.
+- **The trainer's environment stays out of the reports.** nsys copies the environment of what it starts; so it is given
+  a bare one, and the inner half puts the real one back before it becomes the trainer. Standard output goes where it
+  would go without nsys, which would keep a copy.
+
+Environment: ``SFTRIAGE_NSYS`` (the nsys binary), ``SFTRIAGE_NSYS_SESSION`` (prefix of the session's name),
+``SFTRIAGE_NSYS_TRACE``, ``SFTRIAGE_NSYS_TMP`` (executable), ``SFTRIAGE_NSYS_ARMED`` (prefix of reports: see `Armed`),
+and as torchrun's ``PYTHON_EXEC`` this script, ``SFTRIAGE_NSYS_PYTHON`` being what ``PYTHON_EXEC`` was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+INNER = "--sftriage-inner"
+START_S = 60.0
+"""How long nsys may take until the rank's process is there; then it is started without nsys."""
+REPORT_S = 60.0
+"""How long nsys may take for its report once the rank has ended."""
+NOTE_S = 5.0
+KILL_GRACE_S = 10.0
+UNKNOWN_STATUS = 70
+"""The trainer ended, and nobody knows how: not 0, for a failure must not pass for a success."""
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
+RANGE = "SFT_CAPTURE"
+ASK_S = 20.0
+LOOK_S = 0.5
+MOST_FAILURES = 10
+
+_KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD")
+_KEPT_PREFIXES = ("CUDA_", "NVIDIA_", "NSYS_")
+_OURS = ("SFTRIAGE_NSYS", "PYTHON_EXEC")
+
+
+def session_name(environment: dict[str, str]) -> str:
+    """The name of this rank's session: each attempt of a restarted job has its own."""
+    prefix = environment["SFTRIAGE_NSYS_SESSION"]
+    return f"{prefix}-{environment.get('RANK', '0')}.{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+
+
+def nsys_command(environment: dict[str, str]) -> list[str]:
+    """How nsys is to start what follows on its command line."""
+    command = [environment["SFTRIAGE_NSYS"], "launch", f"--session-new={session_name(environment)}"]
+    armed = [f"--nvtx-capture={RANGE}@*"] if environment.get("SFTRIAGE_NSYS_ARMED") else []
+    return [*command, f"--trace={environment['SFTRIAGE_NSYS_TRACE']}", *armed]
+
+
+def bare_environment(environment: dict[str, str]) -> dict[str, str]:
+    """What nsys gets to see, and may write into its reports."""
+    kept = {name: value for name, value in environment.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    # The names of ranges are not registered beforehand.
+    return kept | {"TMPDIR": environment["SFTRIAGE_NSYS_TMP"], "NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+
+
+def trainer_environment(real: dict[str, str], bare: dict[str, str], injected: dict[str, str]) -> dict[str, str]:
+    """The trainer's own environment, with what nsys has put into the bare one."""
+    ours = {name: value for name, value in real.items() if not name.startswith(_OURS)}
+    if real.get("SFTRIAGE_NSYS_PYTHON"):
+        ours["PYTHON_EXEC"] = real["SFTRIAGE_NSYS_PYTHON"]
+    added = {name: value for name, value in injected.items() if bare.get(name) != value}
+    # Python sets it for itself where the locale is C.
+    added.pop("LC_CTYPE", None)
+    return ours | added | {"NSYS_NVTX_PROFILER_REGISTER_ONLY": "0"}
+
+
+def trainer_command(arguments: list[str], environment: dict[str, str]) -> list[str]:
+    """The rank's command: as given, or, in the place of torchrun's Python, that Python and its arguments."""
+    if arguments[:1] == ["--"]:
+        return arguments[1:]
+    return [environment.get("SFTRIAGE_NSYS_PYTHON") or _python_of(os.getppid()), *arguments]
+
+
+def main() -> int:
+    """The outer half; see the module."""
+    if sys.argv[1:2] == [INNER]:
+        return inner(int(sys.argv[2]))
+    environment = dict(os.environ)
+    command = trainer_command(sys.argv[1:], environment)
+    plain = trainer_environment(environment, {}, {})
+    plain.pop("NSYS_NVTX_PROFILER_REGISTER_ONLY", None)
+    try:
+        rank = Rank(command, environment)
+    except OSError as error:
+        _say(f"nsys cannot be started ({error.strerror}); this rank runs without it")
+        os.execvpe(command[0], command, plain)
+    if not rank.begun():
+        _say("nsys did not start this rank; it runs without it")
+        rank.give_up()
+        os.execvpe(command[0], command, plain)
+    return rank.wait()
+
+
+class Rank:
+    """The trainer under nsys, from outside."""
+
+    def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        self._tmp = Path(environment["SFTRIAGE_NSYS_TMP"])
+        self._pid = 0
+        bare = bare_environment(environment)
+        self._armed = Armed(environment, bare) if environment.get("SFTRIAGE_NSYS_ARMED") else None
+        self._ours, self._theirs = _pair()
+        self._alive_read, self._alive_write = os.pipe()
+        standard = [os.dup(number) for number in range(3)]
+        for number in (*standard, self._theirs):
+            os.set_inheritable(number, True)
+        self._message = {"command": command, "real": environment, "bare": bare, "standard": standard}
+        inner_command = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), INNER, str(self._theirs)]
+        self._nsys = subprocess.Popen(
+            [*nsys_command(environment), *inner_command],
+            env=bare,
+            pass_fds=(*standard, self._theirs),
+            # What nsys itself has to say is no output of the job's.
+            stdout=2,
+            # Signals to our group would make nsys end the trainer its own way, with a status of its own.
+            start_new_session=True,
+        )
+        os.close(self._theirs)
+        for number in standard:
+            os.close(number)
+
+    def begun(self) -> bool:
+        """Tell the inner half to become the trainer, once it is there; whether it did."""
+        end_s = time.monotonic() + START_S
+        stream = b""
+        while not stream.endswith(b"\n") and (left_s := end_s - time.monotonic()) > 0:
+            ready, _, _ = select.select([self._ours], [], [], min(left_s, 0.2))
+            if ready:
+                if not (part := os.read(self._ours, 100)):
+                    return False
+                stream += part
+            elif self._nsys.poll() is not None:
+                return False
+        if not stream.endswith(b"\n"):
+            return False
+        self._pid = int(stream)
+        self._trainer = os.pidfd_open(self._pid)
+        self._note = self._tmp / f"nsys_termination_status_{self._pid}"
+        self._watch()
+        for signum in FORWARDED:
+            signal.signal(signum, self._forward)
+        # Decoded with surrogateescape, which JSON carries as they are.
+        _write(self._ours, json.dumps(self._message).encode("ascii") + b"\n")
+        os.close(self._ours)
+        return True
+
+    def give_up(self) -> None:
+        """End nsys, and the inner half that waits under it."""
+        os.close(self._ours)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._nsys.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._nsys.wait(KILL_GRACE_S)
+
+    def wait(self) -> int:
+        """Wait for the trainer, and for nsys to say how it ended. Dies of the signal that the trainer died of."""
+        nsys = os.pidfd_open(self._nsys.pid)
+        while not (ended := select.select([self._trainer, nsys], [], [], LOOK_S if self._armed else None)[0]):
+            if self._armed is not None:
+                self._armed.look()
+        if self._trainer in ended:
+            status = self._said(nsys)
+        else:
+            # nsys, or its agent, has died: what it says is no status of the trainer's, which goes on.
+            select.select([self._trainer], [], [])
+            status = self._noted()
+        if 128 < status < 128 + signal.NSIG:
+            _die(status - 128)
+        return status
+
+    def _said(self, nsys: int) -> int:
+        """The status that nsys gives, which may first finish a report."""
+        if not select.select([nsys], [], [], REPORT_S)[0]:
+            _say(f"nsys does not end {REPORT_S:.0f} s after its rank; it is killed")
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._nsys.pid, signal.SIGKILL)
+            return self._noted()
+        # nsys takes its launcher's note away once it has read it. One that is still there was read by nobody: nsys died
+        # as the trainer ended, and its 0 means nothing.
+        status = self._nsys.wait()
+        return self._noted() if status == 0 and self._note.exists() else status
+
+    def _noted(self) -> int:
+        """The status as nsys's launcher noted it, in two lines: whether a signal ended it, and which, or the status."""
+        end_s = time.monotonic() + NOTE_S
+        while time.monotonic() < end_s:
+            with contextlib.suppress(OSError, ValueError):
+                signalled, status = map(int, self._note.read_text(encoding="ascii").split())
+                self._note.unlink()
+                return 128 + status if signalled else status
+            time.sleep(0.05)
+        return UNKNOWN_STATUS
+
+    def _forward(self, signum: int, _frame: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._trainer, signum)
+
+    def _watch(self) -> None:
+        """Fork the watcher: it sees the other end of a pipe close when we are gone, however we went."""
+        if os.fork():
+            os.close(self._alive_read)
+            return
+        try:
+            os.setsid()
+            os.close(self._alive_write)
+            os.close(self._ours)
+            for number in range(3):
+                os.close(number)
+            os.read(self._alive_read, 1)
+            for signum in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._trainer, signum)
+                if select.select([self._trainer], [], [], KILL_GRACE_S)[0]:
+                    break
+        finally:
+            os._exit(0)
+
+
+class Armed:
+    """nsys waits for a range that the trainer opens, for an agent that cannot reach the session from its container.
+
+    One range gives one report, which is brought whole to ``<prefix>-<rank>.<attempt>.<number>``; then the next is
+    waited for, and ``<prefix>-<rank>.<attempt>.armed`` is there while it is. (nsys's own ``--capture-range-end=repeat``
+    keeps all reports to itself until the job ends.)
+    """
+
+    def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
+        self._nsys, self._bare = environment["SFTRIAGE_NSYS"], bare
+        self._session = session_name(environment)
+        name = self._session.removeprefix(environment["SFTRIAGE_NSYS_SESSION"])
+        self._prefix = f"{environment['SFTRIAGE_NSYS_ARMED']}{name}"
+        self._made = Path(environment["SFTRIAGE_NSYS_TMP"]) / f"armed{name}"
+        self._ready = Path(f"{self._prefix}.armed")
+        self._number = 0
+        self._waits = False
+        self._failures = 0
+
+    def look(self) -> None:
+        """Arm nsys, or bring what it has made. Gives up for good where nsys fails again and again. Never raises."""
+        with contextlib.suppress(OSError):
+            self._look()
+
+    def _look(self) -> None:
+        if self._failures >= MOST_FAILURES:
+            return
+        if not self._waits:
+            self._arm()
+        elif (made := self._report()) is not None and self._idle():
+            # An importer may have taken its place meanwhile.
+            made = self._report() or made
+            target = Path(f"{self._prefix}.{self._number}{made.suffix}")
+            partial = target.with_name(f".{target.name}.partial")
+            shutil.move(made, partial)
+            self._ready.unlink(missing_ok=True)
+            self._waits = False
+            partial.replace(target)
+
+    def _arm(self) -> None:
+        self._number += 1
+        status, said = self._ask(
+            *("start", f"--session={self._session}", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx"),
+            *("--capture-range-end=stop", f"--output={self._made}", "--force-overwrite=true"),
+        )
+        self._waits = status == 0
+        if self._waits:
+            self._failures = 0
+            self._ready.touch(mode=0o600)
+        else:
+            self._failures += 1
+            _say(f"nsys could not be armed: {said.strip()[-200:]}")
+
+    def _report(self) -> Path | None:
+        reports = [self._made.with_name(self._made.name + suffix) for suffix in (".nsys-rep", ".qdstrm")]
+        return next((path for path in reports if path.exists()), None)
+
+    def _idle(self) -> bool:
+        """Whether nsys is done with the report."""
+        _, said = self._ask("sessions", "list")
+        return any({"Launched", self._session} <= set(line.split()) for line in said.splitlines())
+
+    def _ask(self, *words: str) -> tuple[int, str]:
+        try:
+            found = subprocess.run(
+                [self._nsys, *words],
+                env=self._bare,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=ASK_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return 1, str(error)
+        return found.returncode, found.stdout.decode("utf-8", "replace")
+
+
+def inner(channel: int) -> int:
+    """The inner half: under nsys, with the bare environment. Becomes the trainer when it is told to."""
+    _write(channel, f"{os.getpid()}\n".encode("ascii"))
+    stream = b""
+    while not stream.endswith(b"\n"):
+        if not (part := os.read(channel, 1 << 16)):
+            return UNKNOWN_STATUS  # Nobody wants us any more.
+        stream += part
+    os.close(channel)
+    message = json.loads(stream)
+    for number, kept in enumerate(message["standard"]):
+        os.dup2(kept, number)
+        os.close(kept)
+    environment = trainer_environment(message["real"], message["bare"], dict(os.environ))
+    command = message["command"]
+    try:
+        # Becoming it, not starting it: nsys reads the environment of what is started.
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        _say(f"cannot start {command[0]}: {error.strerror}")
+        return 127
+
+
+def _python_of(pid: int) -> str:
+    """The Python that a launcher would have used: its own, by the name that it was started by (a venv's is a link)."""
+    exe = Path(f"/proc/{pid}/exe").resolve()
+    with contextlib.suppress(OSError, IndexError):
+        name = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0])
+        found = shutil.which(name)
+        if found is not None and Path(found).resolve() == exe:
+            return found
+    return str(exe)
+
+
+def _pair() -> tuple[int, int]:
+    """Both ends of a channel."""
+    ours, theirs = socket.socketpair()
+    return ours.detach(), theirs.detach()
+
+
+def _write(number: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(number, data) :]
+
+
+def _die(signum: int) -> None:
+    """Die of a signal, as the trainer did, without a core of our own."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"sftriage: {text}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Opens a report that was exported to SQLite: what is in it, and no secrets when it leaves.
+
+Run as a program (``python -m sftriage.capture.nsys_report FILE``), so that neither its time nor its memory is the
+agent's; it prints one line of JSON. nsys writes the environment of processes into its reports, of every one that starts
+while it collects.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sftriage.errors import CaptureError
+
+REMOVED = "[removed]"
+MAX_STEPS = 10_000
+
+_STEP = re.compile(r"ProfilerStep#(\d{1,18})")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_UPPER_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{2,}=")
+_NAME = r"[a-z0-9_-]*(?:token|secret|passw(?:or)?d|credential|api[_-]?key|access[_-]?key|private[_-]?key)[a-z0-9_-]*"
+# ``name=value``, ``name: value`` and ``--name value``; a number is no secret, but a count of tokens.
+_SECRET = re.compile(rf"(?i)({_NAME}\s*[=:]\s*|--?{_NAME}\s+)(?!\[removed\]|[\d.,]+(?:\s|$))\S+")
+_BEARER = re.compile(r"(?i)\b(bearer\s+|basic\s+)[a-z0-9._~+/=-]{8,}")
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+_ENVIRONMENT_TABLES = ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV")
+
+
+@dataclass(frozen=True, slots=True)
+class ReportContents:
+    """What a report holds.
+
+    Attributes:
+        steps: numbers of the steps that are marked in it.
+        events: rows of what was traced: NVTX, CUDA, the system's calls.
+        kernels: of those, GPU kernels.
+        gpus: GPUs that nsys saw.
+        environments: entries of environments that were in it.
+    """
+
+    steps: tuple[int, ...]
+    events: int
+    kernels: int
+    gpus: int
+    environments: int
+
+
+def scrubbed(text: str) -> str:
+    """A text without environment and without what looks like a secret; most texts come back as they are."""
+    if is_environment(text):
+        return REMOVED
+    # Which of them is first matters: "Authorization: Bearer X" has a name, and "token: Bearer X" another one.
+    for pattern in (_BEARER, _SECRET):
+        text = pattern.sub(lambda found: f"{found[1]}{REMOVED}", text)
+    return _IN_ADDRESS.sub(REMOVED, text)
+
+
+def is_environment(text: str) -> bool:
+    """Whether a text is a process's environment, or one variable of it. A call's ``key=value`` in words is not."""
+    if "\0" in text:
+        parts = [part for part in text.split("\0") if part]
+        return bool(parts) and sum(bool(_VARIABLE.match(part)) for part in parts) * 2 >= len(parts)
+    return bool(_UPPER_VARIABLE.match(text))
+
+
+def examine(path: Path) -> ReportContents:
+    """Count what is in an export, and scrub it in place.
+
+    Raises:
+        CaptureError: it cannot be opened, is not an export of nsys, or cannot be written.
+    """
+    try:
+        with sqlite3.connect(f"file:{path}?mode=rw", uri=True) as database:
+            tables = _tables(database)
+            if "StringIds" not in tables:
+                raise CaptureError("the export has no strings: it is not one of nsys")
+            contents = _contents(database, tables)
+            environments = _scrub(database, tables)
+        # What is deleted is still in the file until it is written anew.
+        database.execute("VACUUM")
+        database.close()
+    except sqlite3.Error as error:
+        raise CaptureError(f"the report's export cannot be read: {error}") from error
+    return ReportContents(**contents, environments=environments)
+
+
+def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[str]) -> None:
+    """Whether a report is what was promised.
+
+    Args:
+        contents: what it holds.
+        promised: steps that the trainer says it marked; none where it could not mark any.
+        traces: what was to be traced.
+
+    Raises:
+        CaptureError: it is not; the message says what is missing.
+    """
+    missing = sorted(set(promised) - set(contents.steps))
+    if missing:
+        some = ", ".join(map(str, missing[:10]))
+        raise CaptureError(f"the report lacks the NVTX ranges of step{'s' * (len(missing) > 1)} {some}")
+    if not contents.events:
+        raise CaptureError("the report holds no event at all")
+    if "cuda" in traces and contents.gpus and not contents.kernels:
+        raise CaptureError("the report holds no GPU kernel, though cuda was traced on a host with a GPU")
+
+
+def _tables(database: sqlite3.Connection) -> dict[str, list[str]]:
+    """Tables and their columns: nsys makes a table only when there is something for it."""
+    names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {name: [row[1] for row in database.execute(f"PRAGMA table_info({_quoted(name)})")] for name in names}
+
+
+def _contents(database: sqlite3.Connection, tables: dict[str, list[str]]) -> dict[str, Any]:
+    def rows(name: str) -> int:
+        if name not in tables:
+            return 0
+        (count,) = database.execute(f"SELECT count(*) FROM {_quoted(name)}").fetchone()
+        return int(count)
+
+    traced = [name for name in tables if name.startswith("CUPTI_") or name in ("NVTX_EVENTS", "OSRT_API")]
+    traced += [name for name in tables if name.endswith(("_EVENTS", "_CALLCHAINS")) and name not in traced]
+    return {
+        "steps": _steps(database, tables),
+        "events": sum(map(rows, traced)),
+        "kernels": rows("CUPTI_ACTIVITY_KIND_KERNEL"),
+        "gpus": rows("TARGET_INFO_GPU") or rows("TARGET_INFO_CUDA_GPU"),
+    }
+
+
+def _steps(database: sqlite3.Connection, tables: dict[str, list[str]]) -> tuple[int, ...]:
+    """Steps of which there is a range with a start and an end."""
+    if "NVTX_EVENTS" not in tables:
+        return ()
+    texts = database.execute(
+        "SELECT DISTINCT coalesce(event.text, string.value) AS name FROM NVTX_EVENTS AS event "
+        "LEFT JOIN StringIds AS string ON string.id = event.textId "
+        "WHERE event.end IS NOT NULL AND name LIKE 'ProfilerStep#%' LIMIT ?",
+        (MAX_STEPS,),
+    )
+    found = (_STEP.fullmatch(text) for (text,) in texts)
+    return tuple(sorted(int(one[1]) for one in found if one))
+
+
+def _scrub(database: sqlite3.Connection, tables: dict[str, list[str]]) -> int:
+    """Scrub every text of every table; how many were environments."""
+    count = 0
+    database.execute("PRAGMA secure_delete = ON")
+    for table, columns in tables.items():
+        for column in columns:
+            name = _quoted(column)
+            texts = database.execute(f"SELECT rowid, {name} FROM {_quoted(table)} WHERE typeof({name}) = 'text'")
+            changed = []
+            for row, text in texts:
+                better = scrubbed(text)
+                if table in _ENVIRONMENT_TABLES and column.lower() == "value" and "=" in text:
+                    better = REMOVED
+                if better != text:
+                    count += is_environment(text)
+                    changed.append((better, row))
+            database.executemany(f"UPDATE {_quoted(table)} SET {name} = ? WHERE rowid = ?", changed)
+    return count
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def contents_of(output: str) -> ReportContents:
+    """What `main` printed.
+
+    Raises:
+        CaptureError: it printed something else, or the reason why it failed.
+    """
+    try:
+        found = json.loads(output.strip().splitlines()[-1])
+        if "error" in found:
+            raise CaptureError(str(found["error"]))
+        return ReportContents(**{**found, "steps": tuple(found["steps"])})
+    except (ValueError, KeyError, TypeError, IndexError) as error:
+        raise CaptureError(f"the report could not be examined: {output.strip()[-200:]!r}") from error
+
+
+def main() -> int:
+    """The program; see the module."""
+    try:
+        found = examine(Path(sys.argv[1]))
+        said = {name: getattr(found, name) for name in ReportContents.__dataclass_fields__}
+    except CaptureError as error:
+        said = {"error": str(error)}
+    sys.stdout.write(json.dumps(said) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Where a rank stands: the stacks of all its threads, taken from outside while it stands there.
+
+``py-spy dump`` stops the process for some milliseconds and reads it; nothing in it is changed, and nothing has to go on
+in it: this works on a rank that hangs. With the stacks goes PyTorch's flight recorder, where the process has one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from sftriage.capture.bounded import BoundedProgram, Finished
+from sftriage.capture.executor import Product, RankLook
+from sftriage.capture.flight_recorder import FlightRecorder
+from sftriage.errors import CaptureError
+from sftriage.recorder import RingInfo
+from sftriage.records import CaptureRequest, CaptureResult
+
+SCHEMA_VERSION = 1
+DUMP_S = 15.0
+"""How long one dump may take; with C and C++ frames py-spy reads symbols of hundreds of megabytes first."""
+OPTIONS = frozenset({"native", "flight_recorder"})
+STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
+
+
+class StacksCapture:
+    """The stacks of one rank, as one JSON document in the spool.
+
+    Args:
+        request: what is asked for; its steps and warm-up mean nothing here.
+        info: the rank's process.
+        spool: where the document goes.
+        look: what the rank is doing now.
+
+    Raises:
+        CaptureError: an option that makes no sense.
+    """
+
+    def __init__(self, request: CaptureRequest, info: RingInfo, spool: Path, look: RankLook) -> None:
+        unknown = sorted(set(request.options) - OPTIONS)
+        if unknown:
+            raise CaptureError(f"unknown options: {', '.join(unknown)}")
+        self.request = request
+        self._info, self._look = info, look
+        self._stacks = spool / f"{request.capture_id}.stacks.json"
+        self._recorder_dump = spool / f"{request.capture_id}.pickle"
+        self._turns = self._course()
+        self._step = 0
+        self._notes: list[str] = []
+        self._timings_s: dict[str, float] = {}
+        self._clock: dict[str, int] = {}
+        self._taken = self._cancelled = False
+
+    @property
+    def needs_trainer(self) -> bool:
+        """Until they are taken."""
+        return not self._taken
+
+    def start(self) -> None:
+        """Begin; the reason why it could not is the result of a later `poll`."""
+
+    def poll(self) -> CaptureResult | None:
+        """Go on with it; the result, once there is one."""
+        try:
+            if self._cancelled:
+                raise CaptureError("cancelled")
+            next(self._turns)
+        except StopIteration:
+            return self._result()
+        except CaptureError as error:
+            return self.failed(str(error))
+        except OSError as error:
+            return self.failed(f"{error.filename or 'the spool'}: {error.strerror}")
+        return None
+
+    def cancel(self) -> None:
+        """Stop, and keep nothing."""
+        self._cancelled = True
+
+    def failed(self, reason: str) -> CaptureResult:
+        """The result of this capture where there are no stacks."""
+        return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
+
+    def verify(self, result: CaptureResult) -> None:
+        """What is in the spool was made here, from what py-spy said."""
+
+    def products(self) -> tuple[Product, ...]:
+        """The document, and the flight recorder's dump where there is one."""
+        stacks = Product(self._stacks, STACKS_NAME, "application/json")
+        if not self._recorder_dump.exists():
+            return (stacks,)
+        return stacks, Product(self._recorder_dump, RECORDER_NAME, "application/x-python-pickle")
+
+    def close(self) -> None:
+        """End what is under way, and remove what is left in the spool."""
+        self._turns.close()
+        for leftover in (self._stacks, self._recorder_dump):
+            with contextlib.suppress(OSError):
+                leftover.unlink()
+
+    def _course(self) -> Generator[None, None, None]:
+        began_s = time.monotonic()
+        end_s = began_s + self.request.max_seconds
+        py_spy = find_py_spy()
+        now = self._look()
+        self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+        self._step = now.step if now is not None else 0
+        threads = yield from self._dump(py_spy, end_s)
+        self._taken = True
+        self._timings_s["run"] = time.monotonic() - began_s
+        recorder = "not asked for"
+        if self.request.options.get("flight_recorder", False):
+            recorder = yield from FlightRecorder(self._info, self._recorder_dump, self.request.max_bytes).take(end_s)
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "rank": self._info.rank,
+            "world_size": self._info.world_size,
+            "host": self._info.host,
+            "pid": self._info.pid,
+            "time_s": self._clock["wall_ns"] / 1e9,
+            "step": self._step,
+            "stage": None if now is None else now.stage,
+            "in_stage_s": None if now is None else (self._clock["mono_ns"] - now.since_ns) / 1e9,
+            "native": bool(self.request.options.get("native", False)),
+            "flight_recorder": recorder,
+            "threads": threads,
+        }
+        self._notes.append(f"flight recorder: {recorder}")
+        self._write(document)
+
+    def _dump(self, py_spy: Path, end_s: float) -> Generator[None, None, list[Any]]:
+        """The threads, with their frames, innermost first."""
+        command: list[str | Path] = [py_spy, "dump", "--json", "--pid", str(self._info.pid)]
+        # A process that is stopped already cannot be stopped by py-spy: it is read as it is.
+        tries = [["--nonblocking"], []]
+        if self.request.options.get("native", False):
+            tries.append(["--native"])
+        reasons: list[str] = []
+        while tries and (left_s := end_s - time.monotonic()) > 0:
+            extra = tries.pop()
+            try:
+                found = yield from self._run([*command, *extra], min(DUMP_S, left_s / (1 + bool(tries))))
+                if found.status == 0:
+                    self._notes += reasons
+                    return threads_of(found.output)
+                reason = reason_of(found, self._info.pid)
+            except CaptureError as error:
+                reason = str(error)
+            reasons.append(f"{reason} (native frames)" if extra == ["--native"] else reason)
+        raise CaptureError(reasons[-1] if reasons else "the time-box was over before the stacks were taken")
+
+    def _run(self, command: list[str | Path], deadline_s: float) -> Generator[None, None, Finished]:
+        return (yield from BoundedProgram(command, deadline_s, max_output_bytes=self.request.max_bytes).wait())
+
+    def _write(self, document: dict[str, Any]) -> None:
+        data = json.dumps(document, indent=1).encode("utf-8")
+        if len(data) > self.request.max_bytes:
+            raise CaptureError(f"the stacks have {len(data)} bytes; at most {self.request.max_bytes} were allowed")
+        with os.fdopen(os.open(self._stacks, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(data)
+
+    def _result(self) -> CaptureResult:
+        return CaptureResult(
+            capture_id=self.request.capture_id,
+            rank=self.request.rank,
+            state="done",
+            detail="; ".join(self._notes),
+            first_step=self._step,
+            last_step=self._step,
+            size_bytes=self._stacks.stat().st_size,
+            timings_s=self._timings_s,
+            clock=self._clock,
+        )
+
+
+def find_py_spy() -> Path:
+    """py-spy, beside our own Python or on the path.
+
+    Raises:
+        CaptureError: it is not there.
+    """
+    beside = Path(sys.executable).with_name("py-spy")
+    found = beside if os.access(beside, os.X_OK) else shutil.which("py-spy")
+    if found is None:
+        raise CaptureError("py-spy is not installed: pip install 'sftriage[stacks]'")
+    return Path(found)
+
+
+def threads_of(output: str) -> list[Any]:
+    """The threads in what ``py-spy dump --json`` says; it may warn first.
+
+    Raises:
+        CaptureError: there are none, or it was cut short.
+    """
+    begins = output.find("[")
+    try:
+        threads = json.loads(output[begins:]) if begins >= 0 else None
+    except ValueError as error:
+        raise CaptureError(f"what py-spy said is not whole JSON: {error}") from error
+    if not isinstance(threads, list) or not threads:
+        raise CaptureError("py-spy found no thread")
+    return threads
+
+
+def reason_of(found: Finished, pid: int) -> str:
+    """Why py-spy could not, in words that say what to do."""
+    said = found.output.lower()
+    if "permission denied" in said or "operation not permitted" in said or "eperm" in said:
+        return (
+            f"process {pid} may not be read (ptrace denied): it needs the same user and CAP_SYS_PTRACE, or "
+            "kernel.yama.ptrace_scope=0"
+        )
+    if "no such process" in said or "no such file" in said or not Path(f"/proc/{pid}").exists():
+        return f"process {pid} is gone"
+    return f"py-spy: {found.problem()}"

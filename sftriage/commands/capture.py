@@ -1,0 +1,111 @@
+"""``sftriage capture``: capture ranks of a running job, because somebody wants to see them."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sftriage.commands.asks import leave
+from sftriage.commands.decisions import RunOption
+from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.runs import find_run
+from sftriage.commands.words import place
+from sftriage.controller import read_journal
+from sftriage.errors import CaptureError, UsageError
+from sftriage.records import Ask, Profiler
+from sftriage.traces.rundir import RunDirectory, read_info
+
+POLL_S = 0.1
+ANSWER_S = 15.0
+"""Who runs the job looks for asks ten times a second; a long turn of its loop is over by then."""
+GRACE_S = 90.0
+"""Past its time-box, how long a capture may take to be written out and stored."""
+
+
+def capture(
+    rank: Annotated[list[int], typer.Option(min=0, help="A rank to capture. Repeatable.")],
+    reason: Annotated[str, typer.Option(help="Why; it goes into the manifest.")],
+    run: RunOption = None,
+    profiler: Annotated[Profiler, typer.Option(help="The profiler to run.")] = "torch",
+    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to record.")] = 5,
+    warmup_steps: Annotated[int, typer.Option(min=0, max=100, help="Steps the profiler runs before those.")] = 1,
+    max_seconds: Annotated[float, typer.Option(min=1, max=3600, help="When it ends, whatever happens.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
+) -> None:
+    """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
+
+    It waits until the traces are stored, and says where. A policy's limits hold: what they forbid is refused, with the
+    reason.
+    """
+    directory = find_run(run)
+    if not Path(read_info(directory).rings).is_dir():
+        raise UsageError(f"{place(directory.path)} is a run that has ended")
+    ask = Ask(
+        ask_id=secrets.token_hex(8),
+        ranks=tuple(dict.fromkeys(rank)),
+        who=_who(),
+        reason=reason,
+        profiler=profiler,
+        steps=steps,
+        warmup_steps=warmup_steps,
+        max_seconds=max_seconds,
+    )
+    path = leave(directory, ask)
+    with notices().status("asking") as status:
+        decision = _waited(lambda: _decision(directory, ask), ANSWER_S)
+        if decision is None:
+            path.unlink(missing_ok=True)
+            raise UsageError(f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job?")
+        if decision["outcome"] != "capture":
+            raise CaptureError(f"not captured: {decision['reason']}. {decision['resolves']}".strip())
+        ids = [request["capture_id"] for request in decision["requests"]]
+        status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
+        ended = _waited(lambda: _ended(directory, ids), max_seconds + GRACE_S)
+    _tell(directory, decision, ended or [], as_json=as_json)
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return "somebody"
+
+
+def _waited(look: Callable[[], Any], deadline_s: float) -> Any:
+    """What ``look`` finds, as soon as it finds something; None if it does not."""
+    end_s = time.monotonic() + deadline_s
+    while (found := look()) is None and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    return found
+
+
+def _decision(directory: RunDirectory, ask: Ask) -> dict[str, Any] | None:
+    asks = (entry for entry in read_journal(directory.decisions) if entry["type"] == "ask")
+    return next((entry["decision"] for entry in asks if entry["ask"]["ask_id"] == ask.ask_id), None)
+
+
+def _ended(directory: RunDirectory, ids: list[str]) -> list[dict[str, Any]] | None:
+    """What became of the captures, once all of them have ended."""
+    entries = (entry["result"] for entry in read_journal(directory.decisions) if entry["type"] == "capture")
+    found = [result for result in entries if result["capture_id"] in ids]
+    return found if len(found) == len(ids) else None
+
+
+def _tell(directory: RunDirectory, decision: dict[str, Any], ended: list[dict[str, Any]], *, as_json: bool) -> None:
+    if as_json:
+        print_json({"decision": decision, "results": ended})
+    for result in ended if not as_json else ():
+        if result["state"] == "done":
+            where = directory.path / "captures" / result["capture_id"]
+            results().print(f"rank {result['rank']}: {place(where)}", soft_wrap=True, markup=False)
+    bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "done"]
+    if not ended:
+        bad = ["the captures have not ended; `sftriage decisions` will say what became of them"]
+    if bad:
+        raise CaptureError("; ".join(bad))

@@ -1,0 +1,180 @@
+"""``sftriage reduce``: a heavy trace brought down to the coarse stages, and what it says about the suspect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sftriage.commands.analyze import detection_of
+from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.reduce_report import (
+    agreement_table,
+    confirmation_sentence,
+    finding_lines,
+    shares_table,
+    stages_table,
+    trace_values,
+)
+from sftriage.commands.reducing import (
+    Accounted,
+    Confirmation,
+    Reduced,
+    Signal,
+    account,
+    confirm,
+    load_signal,
+    ranks_to_look_at,
+    read_all,
+    stage_in_question,
+)
+from sftriage.commands.tables import frontier_table
+from sftriage.controller import settings_of
+from sftriage.errors import InputError, UsageError
+from sftriage.policy.schema import Detection
+from sftriage.traces.findings import Findings
+from sftriage.traces.reduce import Names, Reduction, find, load_names
+from sftriage.words import verdict_sentence
+
+
+def reduce(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE...", help="Kineto JSON (.gz, .tar.gz) or nsys SQLite.")
+    ],
+    against: Annotated[
+        Path | None, typer.Option(help="A run directory, or a capture's manifest.json in one: does the trace agree?")
+    ] = None,
+    control: Annotated[
+        Path | None, typer.Option(help="The trace of a healthy rank, to lay beside a single one.")
+    ] = None,
+    names: Annotated[
+        Path | None, typer.Option("--map", help="YAML that says which names mark steps and stages.")
+    ] = None,
+    rank: Annotated[
+        list[str] | None, typer.Option(metavar="FILE=RANK", help="The rank of a trace that says none.")
+    ] = None,
+    stage: Annotated[str | None, typer.Option(help="The stage to look into.", show_default="the suspect's")] = None,
+    save: Annotated[bool, typer.Option("--save", help="Note the findings in the capture's manifest.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+) -> None:
+    """Reduce heavy traces to the coarse stages of each step, and say what they show.
+
+    With the traces of all ranks the same accounting runs on them as on the recorded signal. With --against, says
+    whether trace and signal agree on the same steps. Of a single rank, or of the suspect, lists what filled the stage.
+    """
+    how = Names() if names is None else load_names(names)
+    ranks = _ranks(rank or [])
+    signal = None if against is None else load_signal(against)
+    detection = detection_of(signal.recording.source) if signal else Detection()
+    settings = settings_of(detection)
+    reduced = read_all(traces, how, ranks)
+    if not reduced.reductions:
+        raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
+    accounted = account(reduced.reductions, settings)
+    signal = _with_manifest(signal, reduced)
+    manifest = signal.manifest if signal else None
+    asked = stage or (manifest.trigger.stage if manifest else None)
+    confirmation = None if signal is None else confirm(reduced.reductions, accounted, signal, asked, settings)
+    findings = _findings(reduced, accounted, signal, control, (how, ranks), stage)
+    if save:
+        _save(signal, findings)
+    if as_json:
+        print_json(_values(reduced, accounted, confirmation, findings))
+    else:
+        _print(reduced, accounted, confirmation, findings)
+
+
+def _ranks(given: list[str]) -> dict[str, int]:
+    ranks = {}
+    for one in given:
+        name, sign, number = one.rpartition("=")
+        if not sign or not name or not number.isdecimal():
+            raise UsageError(f"--rank {one}: FILE=RANK is meant, as in --rank trace.json.gz=3")
+        ranks[name] = int(number)
+    return ranks
+
+
+def _with_manifest(signal: Signal | None, reduced: Reduced) -> Signal | None:
+    """The signal with the manifest of the capture that the one trace is."""
+    capture_id = reduced.reductions[0].trace.capture_id
+    if signal is None or signal.manifest is not None or len(reduced.reductions) > 1 or capture_id is None:
+        return signal
+    try:
+        return Signal(signal.recording, signal.job, signal.store.manifest(capture_id), signal.store)
+    except (UsageError, InputError):
+        return signal
+
+
+def _findings(
+    reduced: Reduced,
+    accounted: Accounted,
+    signal: Signal | None,
+    control: Path | None,
+    how: tuple[Names, dict[str, int]],
+    asked: str | None,
+) -> Findings | None:
+    """What filled the stage in question on the one rank, or on the suspect among several."""
+    beside: Reduction | None = None
+    if len(reduced.reductions) == 1:
+        (one,) = reduced.reductions
+        if control is not None:
+            read = read_all([control], *how)
+            if len(read.reductions) != 1:
+                raise InputError(f"{control}: one trace is wanted: {'; '.join(each.reason for each in read.refused)}")
+            (beside,) = read.reductions
+    else:
+        if control is not None:
+            raise UsageError("--control goes with a single trace; of several, the median rank is the control")
+        chosen = None
+        if accounted.window is not None:
+            chosen = ranks_to_look_at(reduced.reductions, accounted.verdict, asked)
+        if chosen is None:
+            return None
+        one, beside = (reduced.whole(rank, *how) for rank in chosen)
+    manifest = signal.manifest if signal else None
+    return find(one, stage_in_question(asked, manifest, accounted.verdict, one, beside), beside)
+
+
+def _save(signal: Signal | None, findings: Findings | None) -> None:
+    if signal is None or signal.manifest is None or findings is None:
+        raise UsageError("--save notes findings in a capture's manifest: give --against, and that capture's trace")
+    signal.store.note_findings(signal.manifest.capture_id, findings)
+
+
+def _values(
+    reduced: Reduced, accounted: Accounted, confirmation: Confirmation | None, findings: Findings | None
+) -> dict[str, Any]:
+    return {
+        "traces": [trace_values(one) for one in reduced.reductions],
+        "refused": list(reduced.refused),
+        "verdict": accounted.verdict,
+        "no_verdict": accounted.why_not or None,
+        "agreement": confirmation,
+        "findings": None if findings is None else findings.model_dump(mode="json"),
+    }
+
+
+def _print(
+    reduced: Reduced, accounted: Accounted, confirmation: Confirmation | None, findings: Findings | None
+) -> None:
+    for refusal in reduced.refused:
+        notices().print(f"sftriage: not reduced: {refusal.reason}", soft_wrap=True, markup=False)
+    console = results()
+    for one in reduced.reductions:
+        console.print(stages_table(one))
+        for note in one.notes:
+            notices().print(f"sftriage: {one.trace.source}: {note}", soft_wrap=True, markup=False)
+    if accounted.verdict is not None:
+        console.print(frontier_table(accounted.verdict))
+        console.print(verdict_sentence(accounted.verdict), soft_wrap=True, markup=False)
+    elif len(reduced.reductions) > 1:
+        notices().print(f"sftriage: no accounting: {accounted.why_not}", soft_wrap=True, markup=False)
+    if confirmation is not None:
+        for agreement in confirmation.ranks:
+            console.print(agreement_table(agreement))
+        console.print(confirmation_sentence(confirmation), soft_wrap=True, markup=False)
+    if findings is not None:
+        console.print(shares_table(findings))
+        for line in finding_lines(findings):
+            console.print(line, soft_wrap=True, markup=False)

@@ -1,0 +1,125 @@
+"""How a reduction, its agreement with the signal, and findings are shown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from sftriage.commands.reducing import Confirmation
+from sftriage.traces.findings import Findings
+from sftriage.traces.reduce import Agreement, Reduction
+from sftriage.words import milliseconds, verdict_sentence
+
+ORIGINS = {
+    "sftriage": "marked by sftriage",
+    "names": "told by the names of the field",
+    "map": "told by the map of names",
+}
+
+
+def trace_values(one: Reduction) -> dict[str, Any]:
+    """A reduction as JSON values."""
+    trace, steps = one.trace, one.steps
+    return {
+        "source": trace.source,
+        "rank": trace.rank,
+        "world_size": trace.world_size,
+        "job": trace.job,
+        "capture_id": trace.capture_id,
+        "origin": one.origin,
+        "stages": one.schema.stages,
+        "sync": one.schema.sync,
+        "steps": steps.number_N.tolist(),
+        "start_ns": steps.start_N.tolist(),
+        "step_ns": (steps.end_N - steps.start_N).tolist(),
+        "durations_ns": one.durations_ns_NS.tolist(),
+        "mean_s": one.mean_s,
+        "absolute": trace.absolute,
+        "notes": one.notes,
+    }
+
+
+def stages_table(one: Reduction) -> Table:
+    """What each stage of a trace took."""
+    steps = one.steps
+    whose = "a trace of no known rank" if one.trace.rank is None else f"rank {one.trace.rank}"
+    title = f"Stages of {whose}, steps {steps.number_N[0]} to {steps.number_N[-1]}, {ORIGINS[one.origin]}"
+    table = Table(title=title, title_justify="left", caption=escape(one.trace.source), caption_justify="left")
+    table.add_column("stage")
+    for column in ("mean", "least", "most", "share"):
+        table.add_column(column, justify="right")
+    total = float((steps.end_N - steps.start_N).mean())
+    for stage, its_N in zip(one.schema.stages, one.durations_ns_NS.T, strict=True):
+        name = f"{stage} (sync)" if stage in one.schema.sync else stage
+        times = [milliseconds(float(value) * 1e-9) for value in (its_N.mean(), its_N.min(), its_N.max())]
+        table.add_row(escape(name), *times, f"{its_N.mean() / total:.0%}")
+    table.add_section()
+    lasts_N = (steps.end_N - steps.start_N) * 1e-9
+    table.add_row(
+        "step", *(milliseconds(float(value)) for value in (lasts_N.mean(), lasts_N.min(), lasts_N.max())), "100%"
+    )
+    return table
+
+
+def agreement_table(agreement: Agreement) -> Table:
+    """Trace against signal, stage by stage."""
+    title = f"Rank {agreement.rank}, trace against signal, steps {agreement.first_step} to {agreement.last_step}"
+    table = Table(title=title, title_justify="left")
+    table.add_column("stage")
+    for column in ("trace", "signal", "difference", "allowed"):
+        table.add_column(column, justify="right")
+    table.add_column("agrees")
+    for one in agreement.stages:
+        times = (milliseconds(one.trace_s), milliseconds(one.signal_s), f"{one.difference_s * 1e3:+.2f} ms")
+        table.add_row(
+            escape(one.stage), *times, milliseconds(one.allowed_s), "yes" if one.agrees else "[bold red]no[/]"
+        )
+    return table
+
+
+def confirmation_sentence(confirmation: Confirmation) -> str:
+    """Whether the heavy trace agrees with the coarse signal."""
+    parts = []
+    for agreement in confirmation.ranks:
+        off = [one for one in agreement.stages if not one.agrees]
+        asked = next((one for one in agreement.stages if one.stage == agreement.stage), None)
+        said = f"rank {agreement.rank}: {agreement.agrees}"
+        if asked is not None:
+            said += f", {asked.stage} {milliseconds(asked.trace_s)} against {milliseconds(asked.signal_s)}"
+        if off:
+            said += f"; apart: {', '.join(f'{one.stage} {one.difference_s * 1e3:+.1f} ms' for one in off)}"
+        parts.append(said)
+    if confirmation.verdict is not None:
+        same = "the same" if confirmation.verdicts_agree else f"another: {verdict_sentence(confirmation.verdict)}"
+        parts.append(f"the signal's verdict on these steps is {same}")
+    return f"agrees: {confirmation.agrees} ({'; '.join(parts)})"
+
+
+def shares_table(findings: Findings) -> Table:
+    """What took the suspect stage's time, as self time."""
+    rank = "" if findings.suspect.rank is None else f" of rank {findings.suspect.rank}"
+    table = Table(title=f"What filled {escape(findings.stage)}{rank}, self time a step", title_justify="left")
+    table.add_column("name", overflow="fold")
+    table.add_column("what")
+    for column in ("self", "control", "calls") if findings.control else ("self", "calls"):
+        table.add_column(column, justify="right")
+    for share in findings.shares:
+        control = [] if findings.control is None else [milliseconds(share.control_self_s or 0.0)]
+        what = f"{share.kind}, waits" if share.waits else share.kind
+        table.add_row(escape(share.name), what, milliseconds(share.self_s), *control, f"{share.calls:.1f}")
+    return table
+
+
+def finding_lines(findings: Findings) -> list[str]:
+    """Findings in lines: the summary, and the device's side where there is one."""
+    lines = [findings.summary]
+    suspect = findings.suspect
+    if suspect.kernels or suspect.launches:
+        lines.append(
+            f"device: {suspect.kernels:.0f} kernels a step, {milliseconds(suspect.device_s)} of work "
+            f"({milliseconds(suspect.collective_s)} in collectives), from {suspect.launches:.0f} launches "
+            f"that took the host {milliseconds(suspect.launch_s)}"
+        )
+    return lines

@@ -1,0 +1,94 @@
+"""How long captures are kept: no longer than so long, and no more than so many bytes; never a pinned one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sftriage.errors import UsageError
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import LocalStore
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Captures older than ``age_s`` seconds go, and the oldest of those that are more than ``max_bytes`` together.
+
+    None: no such limit.
+    """
+
+    age_s: float | None = None
+    max_bytes: int | None = None
+
+    @property
+    def unlimited(self) -> bool:
+        """Everything is kept for ever."""
+        return self.age_s is None and self.max_bytes is None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What retention asks about a capture. ``created_s``: seconds since the epoch."""
+
+    capture_id: str
+    created_s: float
+    size_bytes: int
+    pinned: bool = False
+
+    @classmethod
+    def of(cls, manifest: Manifest, *, pinned: bool) -> Kept:
+        """What a manifest says about it."""
+        size_bytes = sum(artefact.size_bytes for artefact in manifest.artefacts)
+        return cls(manifest.capture_id, manifest.created_at.timestamp(), size_bytes, pinned)
+
+
+def expired(captures: Sequence[Kept], retention: Retention, now_s: float) -> tuple[Kept, ...]:
+    """Those that go now, the oldest first. What is pinned stays, and its bytes count."""
+    oldest_first = sorted(captures, key=lambda one: (one.created_s, one.capture_id))
+    gone = [
+        one
+        for one in oldest_first
+        if not one.pinned and retention.age_s is not None and now_s - one.created_s > retention.age_s
+    ]
+    if retention.max_bytes is not None:
+        left = [one for one in oldest_first if one not in gone]
+        total_bytes = sum(one.size_bytes for one in left)
+        for one in left:
+            if total_bytes <= retention.max_bytes:
+                break
+            if not one.pinned:
+                gone.append(one)
+                total_bytes -= one.size_bytes
+    return tuple(sorted(gone, key=lambda one: (one.created_s, one.capture_id)))
+
+
+def due(store: LocalStore, retention: Retention, now_s: float) -> tuple[Kept, ...]:
+    """Those of a store that go now. A damaged capture is left for people to look at.
+
+    Raises:
+        OSError: the store cannot be read.
+    """
+    if retention.unlimited:
+        return ()
+    pinned = store.pinned()
+    captures = [Kept.of(one, pinned=one.capture_id in pinned) for one in store.manifests().manifests]
+    return expired(captures, retention, now_s)
+
+
+def remove(store: LocalStore, catalogue: Catalogue, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
+    """Remove captures from the catalogue and the store, each as one; those that went, and why the rest did not.
+
+    The row goes first: what is listed is there.
+    """
+    gone: list[Kept] = []
+    for one in captures:
+        try:
+            if one.capture_id in store.pinned():
+                continue  # somebody pinned it meanwhile
+            catalogue.drop(one.capture_id)
+            store.remove(one.capture_id)
+        except UsageError as error:
+            return tuple(gone), str(error)
+        gone.append(one)
+    return tuple(gone), None

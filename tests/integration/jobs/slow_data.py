@@ -1,0 +1,54 @@
+"""``slow_data.py RELEASE``: trains until the file RELEASE is there; from step 60 on the last rank is slow in data."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import sftriage
+
+SLOW_FROM, SLOW_S, MOST_STEPS = 60, 0.02, 20_000
+
+
+def main() -> None:
+    release = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    distributed = "RANK" in os.environ
+    model: torch.nn.Module = torch.nn.Linear(64, 64)
+    if distributed:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with sftriage.Monitor() as monitor:
+        for step in range(MOST_STEPS):
+            with monitor.step():
+                with monitor.stage("data"):
+                    batch = torch.randn(8, 64)
+                    if rank == ranks - 1 and step >= SLOW_FROM:
+                        time.sleep(SLOW_S)
+                with monitor.stage("forward"):
+                    loss = model(batch).square().mean()
+                with monitor.stage("backward"):
+                    loss.backward()
+                with monitor.stage("optimizer"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                # The ranks have to leave at the same step: the first one says so.
+                ends = torch.tensor(float(rank == 0 and release.exists()))
+                if distributed:
+                    dist.broadcast(ends, 0)
+            if ends:
+                break
+    if rank == 0:
+        sys.stdout.write("trained\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""`sftriage capture`: a person asks for a capture of a job that runs."""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.processes import wait_until
+
+LOOP = Path(__file__).parent / "jobs" / "loop.py"
+
+
+@pytest.fixture
+def running(start, tmp_path):
+    """A healthy job of two ranks under watch that goes on until it is told to end; its run directory."""
+
+    def running(*options: object) -> Path:
+        run = start(
+            "run", "--out", tmp_path / "run", *options, "--", sys.executable, str(LOOP), "2", "1000000", "0", "torch"
+        )
+        wait_until(lambda: list((tmp_path / "run" / "steps").glob("*.steps")))
+        jobs.append(run)
+        return tmp_path / "run"
+
+    jobs: list = []
+    yield running
+    for run in jobs:
+        os.kill(run.pid, signal.SIGTERM)
+        run.communicate(timeout=60)
+
+
+def asked(start, directory, *options):
+    process = start("capture", "--run", directory, "--reason", "a look at the loader", *options)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out, err
+
+
+def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
+    # GIVEN a job that runs
+    directory = running()
+    # WHEN somebody asks for three steps of rank 1
+    status, out, err = asked(start, directory, "--rank", 1, "--steps", 3, "--json")
+    # THEN it is captured, stored and verified like any other
+    assert status == 0, err
+    answer = json.loads(out)
+    (result,) = answer["results"]
+    assert (answer["decision"]["outcome"], answer["decision"]["label"], result["state"]) == ("capture", "asked", "done")
+    shown = start("traces", "show", result["capture_id"], "--run", directory, "--json").communicate(timeout=60)[0]
+    manifest = json.loads(shown)
+    assert manifest["capture"]["rank"] == 1
+    assert manifest["capture"]["last_step"] - manifest["capture"]["first_step"] == 2
+    # AND its manifest says who asked and why, and that nothing was suspected
+    assert manifest["trigger"]["label"] == "asked"
+    assert manifest["trigger"]["why"].endswith(" asked for it: a look at the loader")
+    assert manifest["reproduced"] is None
+    # AND the decision is among the run's decisions, and the trace can be fetched
+    decided = json.loads(start("decisions", "--run", directory, "--json").communicate(timeout=60)[0])
+    assert [one["outcome"] for one in decided if one["label"] == "asked"] == ["capture"]
+    got = start("traces", "get", result["capture_id"], "--run", directory, "--out", directory / "mine.gz", "--json")
+    assert json.loads(got.communicate(timeout=60)[0])["sha256"] == manifest["artefacts"][0]["sha256"]
+
+
+def test_the_limits_hold_for_people_too(start, running, tmp_path):
+    # GIVEN a policy that allows one capture an hour
+    policy = tmp_path / "one.yaml"
+    policy.write_text(
+        "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: one}\nspec:\n"
+        "  rules: [{name: any, match: {label: suspect, gain: '>= 99%'}}]\n  limits: {captures_per_hour: 1, overhead_budget: 100%}\n"
+    )
+    directory = running("--policy", policy)
+    assert asked(start, directory, "--rank", 0, "--steps", 1)[0] == 0
+    # WHEN a second one is asked for THEN it is refused with the limit, and nothing is captured
+    status, out, err = asked(start, directory, "--rank", 1)
+    assert (status, out) == (1, "")
+    assert "not captured: captures_per_hour: 1 of 1" in err
+    assert len(list((directory / "captures").glob("asked-*"))) == 1
+
+
+def test_what_cannot_be_asked_for_is_said(start, running):
+    directory = running()
+    assert "no rank 7 in this job: 0 to 1" in asked(start, directory, "--rank", 7)[2]
+    assert "--reason" in start("capture", "--run", directory, "--rank", 0).communicate(timeout=60)[1]
+    # AND what somebody else left there is removed and not obeyed
+    bad = directory / "asks" / "0.json"
+    bad.write_text('{"ask_id": "../../x", "ranks": [0]}')
+    wait_until(lambda: not bad.exists())
+
+
+def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):
+    run = start("run", "--out", tmp_path / "run", "--", sys.executable, str(LOOP), "2", "30", "0")
+    run.communicate(timeout=120)
+    status, _, err = asked(start, tmp_path / "run", "--rank", 0)
+    assert status == 2
+    assert "has ended" in err

@@ -1,0 +1,360 @@
+"""Real ranks under the real nsys: captures, exit statuses, signals, and what must not be in a report."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.agent import Agent, Shape
+from sftriage.capture import NsysPlace, nsys, nsys_rank
+from sftriage.records import CaptureRequest
+from tests.integration.processes import wait_until
+
+pytestmark = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
+
+JOB = Path(__file__).parent / "jobs" / "slow_data.py"
+SECRET = "hunter2-hunter2"
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: nsys}
+spec:
+  detection: {window_steps: 40, stride_steps: 40, warmup_steps: 20}
+  rules:
+    - name: any
+      match: {gain: ">= 20%"}
+      capture: {profiler: nsys, steps: 4, max_seconds: 60, nsys: {trace: [nvtx, osrt], sqlite: true}}
+      cooldown: 1h
+"""
+SLEEPS = "import sys, time; print('up', flush=True); time.sleep(float(sys.argv[1]))"
+
+
+@pytest.fixture
+def environment(environment):
+    return {**environment, "A_TOKEN": SECRET}
+
+
+@pytest.fixture
+def run(start, tmp_path):
+    """Start the job under `sftriage run --nsys`; rank 1 is slow in data until it is let go."""
+    (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
+
+    def run(*launcher):
+        options = ["--nsys", "--nsys-trace", "nvtx,osrt", "--policy", tmp_path / "policy.yaml"]
+        return start("run", *options, "--out", tmp_path / "run", "--", *launcher, JOB, tmp_path / "release")
+
+    return run
+
+
+def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_marked(run, tmp_path):
+    # GIVEN two ranks by torchrun, each under nsys
+    job = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
+    # WHEN the policy asks for a capture
+    (path,) = wait_until(lambda: list((tmp_path / "run" / "captures").glob("*/manifest.json")))
+    (tmp_path / "release").touch()
+    out, err = job.communicate(timeout=120)
+    # THEN training ended as it would have
+    assert (job.returncode, out) == (0, "trained\n"), err
+    # AND the manifest has the steps asked for, of the slow rank
+    manifest = json.loads(path.read_text(encoding="utf-8"))
+    capture = manifest["capture"]
+    assert (capture["profiler"], capture["rank"], capture["steps"]) == ("nsys", 1, 4)
+    assert set(capture["timings_s"]) == {"start", "run", "stop", "export"}
+    assert "environment" in manifest["may_contain"]
+    # AND so has the report, with the slow stage in each of them
+    names = [one["name"] for one in manifest["artefacts"]]
+    assert names == ["trace.nsys-rep", "trace.sqlite"]
+    with contextlib.closing(sqlite3.connect(path.parent / "trace.sqlite")) as database:
+        ranges = database.execute(
+            "SELECT coalesce(e.text, s.value), e.end - e.start FROM NVTX_EVENTS e "
+            "LEFT JOIN StringIds s ON s.id = e.textId WHERE e.end IS NOT NULL ORDER BY e.start"
+        ).fetchall()
+    steps = [name for name, _ in ranges if name.startswith("ProfilerStep#")]
+    assert steps == [f"ProfilerStep#{step}" for step in range(capture["first_step"], capture["last_step"] + 1)]
+    slow = [ns for name, ns in ranges if name == "sftriage:data"]
+    assert (len(slow), min(slow) >= 20_000_000) == (4, True)
+    # AND the job's secrets are in no file of it
+    for artefact in path.parent.iterdir():
+        assert SECRET.encode() not in artefact.read_bytes(), artefact
+    # AND what was temporary is gone
+    assert not list((tmp_path / "run").glob("nsys-*"))
+    assert list((tmp_path / "run" / "spool").iterdir()) == []
+    # AND nsys itself opens the report
+    command = [
+        "nsys",
+        "export",
+        "--type=sqlite",
+        f"--output={tmp_path / 'again.sqlite'}",
+        path.parent / "trace.nsys-rep",
+    ]
+    assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+
+
+def test_a_job_of_one_process_is_captured_too(run, tmp_path):
+    # A rank that is not torchrun's is started by the script itself; alone, it is slow against its own past.
+    job = run(sys.executable)
+    wait_until(lambda: list((tmp_path / "run" / "captures").glob("*/manifest.json")))
+    (tmp_path / "release").touch()
+    out, err = job.communicate(timeout=120)
+    assert (job.returncode, out) == (0, "trained\n"), err
+
+
+@pytest.fixture
+def place(tmp_path, environment, request):
+    """The environment that `sftriage run --nsys` would give to a rank."""
+    tmp = tmp_path / "tmp"
+    tmp.mkdir()
+    return {
+        **environment,
+        "SFTRIAGE_NSYS": shutil.which("nsys"),
+        "SFTRIAGE_NSYS_SESSION": f"sft-test-{os.getpid()}-{abs(hash(request.node.nodeid)) % 10**6}",
+        "SFTRIAGE_NSYS_TRACE": "nvtx",
+        "SFTRIAGE_NSYS_TMP": str(tmp),
+    }
+
+
+@pytest.fixture
+def rank(place):
+    """Start one rank by the script."""
+    started = []
+
+    def rank(*program, **changes):
+        command = [sys.executable, "-I", "-S", nsys_rank.__file__, "--", *map(str, program)]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        started.append(subprocess.Popen(command, env={**place, **changes}, **streams))
+        return started[-1]
+
+    yield rank
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate(timeout=60)
+
+
+def test_armed_ranks_are_captured_again_and_again_by_an_agent_that_cannot_reach_them(
+    rank, place, tmp_path, environment
+):
+    # GIVEN a rank that was armed when it started, and an agent that knows no session
+    for name in ("rings", "steps", "spool"):
+        (tmp_path / name).mkdir()
+    own = NsysPlace(
+        Path(place["SFTRIAGE_NSYS"]), "no-such-session", ("nvtx",), tmp_path / "tmp", tmp_path / "spool/armed"
+    )
+    changes = {
+        "SFTRIAGE_NSYS_ARMED": str(own.armed),
+        "SFTRIAGE_RINGS": str(tmp_path / "rings"),
+        "SFTRIAGE_SPOOL": str(tmp_path / "spool"),
+    }
+    process = rank(sys.executable, JOB, tmp_path / "release", **changes)
+    shape = Shape(window_steps=40, stride_steps=40, warmup_steps=0)
+    agent = Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own)
+    with contextlib.closing(agent):
+        wait_until(lambda: agent.poll() or agent.ranks)
+        covered = []
+        for number in range(2):
+            # WHEN it is captured
+            request = CaptureRequest(
+                f"c-{number}", 0, "nsys", 3, 1, max_seconds=60, max_bytes=10**8, options={"sqlite": True}
+            )
+            assert agent.capture(request) is None
+            ((capture, result),) = wait_until(agent.results)
+            # THEN exactly the steps that the trainer marked are in the report, each time
+            assert result.state == "done", result.detail
+            with contextlib.closing(sqlite3.connect(capture.products()[1].path)) as database:
+                texts = database.execute(
+                    "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId"
+                )
+                steps = sorted(int(text[13:]) for (text,) in texts if (text or "").startswith("ProfilerStep#"))
+            assert steps == list(range(result.first_step, result.last_step + 1))
+            covered += steps
+            capture.close()
+        assert len(set(covered)) == 6
+        assert {path.suffix for path in (tmp_path / "spool").iterdir()} <= {".armed"}
+    (tmp_path / "release").touch()
+    assert process.communicate(timeout=60)[0] == "trained\n"
+
+
+@pytest.fixture
+def watched(rank, place, tmp_path):
+    """Start a rank that trains, and an agent that can reach it; nsys makes its reports in this directory."""
+    agents = []
+
+    def watched(tmp):
+        for name in ("rings", "steps", "spool"):
+            (tmp_path / name).mkdir()
+        changes = {"SFTRIAGE_RINGS": str(tmp_path / "rings"), "SFTRIAGE_SPOOL": str(tmp_path / "spool")}
+        # nsys finds a session only by the TMPDIR that it was started with.
+        changes["SFTRIAGE_NSYS_TMP"] = str(tmp)
+        process = rank(sys.executable, JOB, tmp_path / "release", **changes)
+        own = NsysPlace(Path(place["SFTRIAGE_NSYS"]), place["SFTRIAGE_NSYS_SESSION"], ("nvtx",), tmp)
+        shape = Shape(window_steps=40, stride_steps=40, warmup_steps=0)
+        agents.append(Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own))
+        wait_until(lambda: agents[0].poll() or agents[0].ranks)
+        return process, agents[0]
+
+    yield watched
+    for agent in agents:
+        agent.close()
+
+
+def request(number, **changes):
+    fields = {"steps": 3, "warmup_steps": 1, "max_seconds": 60, "max_bytes": 10**8, **changes}
+    return CaptureRequest(f"c-{number}", 0, "nsys", **fields)
+
+
+def test_an_agent_of_nsys_that_dies_while_it_collects_costs_the_capture_and_not_the_job(watched, place, tmp_path):
+    # GIVEN a capture of a great many steps, for which nsys collects
+    process, agent = watched(tmp_path / "tmp")
+    assert agent.capture(request(0, steps=1000)) is None
+    wait_until(lambda: agent.results() or (tmp_path / "tmp" / "collecting-0").exists())
+    # WHEN nsys's agent is killed
+    os.kill(wait_until(lambda: session_agent(place)), signal.SIGKILL)
+    agent.cancel("c-0")
+    ((capture, result),) = wait_until(agent.results)
+    capture.close()
+    assert result.state == "failed"
+    # THEN training goes on to its end, and the next capture says why it cannot be
+    assert agent.capture(request(1)) is None
+    ((capture, result),) = wait_until(agent.results)
+    assert result.state == "failed"
+    capture.close()
+    (tmp_path / "release").touch()
+    assert process.communicate(timeout=60)[0] == "trained\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+def test_a_full_disk_is_the_reason_and_the_next_capture_works(watched, tmp_path, monkeypatch):
+    # GIVEN a disk that fills up once a rank has started, which nobody noticed beforehand
+    small = tmp_path / "small"
+    small.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", small]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        monkeypatch.setattr(nsys, "FREE_BYTES", 0)
+        process, agent = watched(small)
+        filler = small / "filler"
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        assert agent.capture(request(0)) is None
+        ((capture, result),) = wait_until(agent.results)
+        capture.close()
+        # THEN that is the reason
+        assert (result.state, "No space left on device" in result.detail) == ("failed", True), result.detail
+        # WHEN there is room again
+        filler.unlink()
+        assert agent.capture(request(1)) is None
+        ((capture, result),) = wait_until(agent.results)
+        # THEN the next capture works, and training goes on to its end
+        assert result.state == "done", result.detail
+        capture.close()
+        (tmp_path / "release").touch()
+        assert process.communicate(timeout=60)[0] == "trained\n"
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
+
+
+def session_agent(place):
+    """The pid of nsys's agent of this test's session."""
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = cmdline.read_bytes().split(b"\0")
+            if b"--start-agent" in words and f"--session-name={place['SFTRIAGE_NSYS_SESSION']}-0.0".encode() in words:
+                return int(cmdline.parent.name)
+    return None
+
+
+def trainers(word):
+    """Processes with this argument, which no launcher is among."""
+    found = []
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = cmdline.read_bytes().split(b"\0")
+            if word.encode() in words and b"--" not in words and b"launch" not in words:
+                found.append(int(cmdline.parent.name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(3)", 3),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_a_rank_ends_as_its_trainer_does_and_its_output_goes_where_it_would(rank, ending, status):
+    code = f"import os, signal, sys; print(os.environ['A_TOKEN'], os.environ.get('TMPDIR'), flush=True); {ending}"
+    process = rank(sys.executable, "-c", code)
+    out, _ = process.communicate(timeout=60)
+    # The trainer has its own environment back.
+    assert (process.returncode, out) == (status, f"{SECRET} {os.environ.get('TMPDIR')}\n")
+
+
+@pytest.mark.parametrize("fault", ["missing", "failing", "hanging"])
+def test_without_a_working_nsys_the_rank_runs_all_the_same_and_once(tmp_path, fault):
+    # GIVEN an nsys that is not there, fails at once, or hangs before it starts anything
+    nsys = tmp_path / "nsys"
+    if fault != "missing":
+        nsys.write_text("#!/bin/sh\n" + ("exit 1\n" if fault == "failing" else "exec sleep 100\n"), encoding="utf-8")
+        nsys.chmod(0o700)
+    # WHEN a rank is started
+    changes = {"SFTRIAGE_NSYS": str(nsys)}
+    script = f"import sys; sys.path.insert(0, {str(Path(nsys_rank.__file__).parent)!r}); import nsys_rank; "
+    script += f"nsys_rank.START_S = 0.5; sys.argv = ['rank', '--', 'sh', '-c', 'echo ran >> {tmp_path}/ran; exit 5']; "
+    script += "sys.exit(nsys_rank.main())"
+    place = {**os.environ, **changes, "SFTRIAGE_NSYS_SESSION": "s", "SFTRIAGE_NSYS_TRACE": "nvtx"}
+    place["SFTRIAGE_NSYS_TMP"] = str(tmp_path)
+    process = subprocess.run([sys.executable, "-c", script], env=place, capture_output=True, timeout=60, check=False)
+    # THEN it ran, once, and its status is its own
+    assert (process.returncode, (tmp_path / "ran").read_text(encoding="utf-8")) == (5, "ran\n")
+    assert b"runs without it" in process.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_reaches_the_trainer(rank, signum):
+    code = (
+        "import signal, sys, time\n"
+        "def end(signum, _): sys.exit(20 + signum)\n"
+        "signal.signal(signal.SIGTERM, end); signal.signal(signal.SIGINT, end)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(60)"
+    )
+    process = rank(sys.executable, "-c", code)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signum)
+    assert process.wait(60) == 20 + signum
+
+
+def test_a_trainer_ends_when_what_started_it_is_killed(rank):
+    # GIVEN a rank whose trainer runs
+    process = rank(sys.executable, "-c", SLEEPS, "171.5")
+    assert process.stdout.readline() == "up\n"
+    (pid,) = trainers("171.5")
+    # WHEN the launcher kills the rank, which has no time to do anything
+    process.kill()
+    # THEN the trainer is ended all the same
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or not trainers("171.5"))
+
+
+def test_when_nsys_dies_the_trainer_goes_on_and_its_status_is_still_its_own(rank, place):
+    # GIVEN a rank whose trainer will end with a status of its own
+    code = "import sys, time; print('up', flush=True); sys.stdin.readline(); print('end', flush=True); sys.exit(9)"
+    command = [sys.executable, "-I", "-S", nsys_rank.__file__, "--", sys.executable, "-c", code]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=place, **streams)
+    assert process.stdout.readline() == "up\n"
+    # WHEN nsys's agent is killed, on which `nsys launch` ends with status 0
+    os.kill(wait_until(lambda: session_agent(place)), signal.SIGKILL)
+    # THEN the trainer goes on to its end
+    out, _ = process.communicate("go on\n", timeout=60)
+    assert (process.returncode, out) == (9, "end\n")

@@ -1,0 +1,378 @@
+"""Evidence from NVML: read in a process that may hang, from a driver that may say anything."""
+
+import ctypes
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sftriage.agent import evidence
+from sftriage.agent.evidence import EvidenceSampler, NvmlQuestion, evidence_of, gather, rank_process
+from sftriage.agent.gpus import parse_reading
+from sftriage.recorder import RingInfo
+from sftriage.recorder.files import start_ticks
+from sftriage.records import StageSchema, plain
+
+DEADLINE_S = 60.0
+HOST = {"host.driver": "550.54.15", "host.count": "2"}
+FIRST = {
+    "0.uuid": "GPU-aaaa",
+    "0.name": "H100",
+    "0.bus": "00000000:0A:00.0",
+    "0.sm": "1125",
+    "0.sm_max": "1980",
+    "0.memory": "2619",
+    "0.power": "700500",
+    "0.power_limit": "700000",
+    "0.temperature": "71",
+    "0.slowdown": "90",
+    "0.shutdown": "95",
+    "0.uncorrected": "2",
+    "0.corrected": "0",
+    "0.replays": "4",
+    "0.gen": "5",
+    "0.gen_max": "5",
+    "0.width": "8",
+    "0.width_max": "16",
+    "0.links": "18",
+    "0.link_replay": "1",
+    "0.used": "97",
+    "0.memory_used": "40",
+    "0.reasons": "0x4",
+}
+SECOND = {"1.uuid": "GPU-bbbb", "1.name": "H100", "1.sm": "1900", "1.used": "95"}
+
+
+def compiled(directory: Path, *flags: str) -> Path:
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc here, which makes the library that answers as NVML does")
+    source = Path(__file__).with_name("nvml_stub.c")
+    subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", directory / "libnvidia-ml.so.1", source], check=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory):
+    return compiled(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def driver(tmp_path, monkeypatch, library):
+    """A driver that says what it is told to; and asks in a row without pauses."""
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("NVML_STUB", str(tmp_path / "says"))
+
+    def say(*facts):
+        lines = [f"{key} {value}\n" for group in facts for key, value in group.items()]
+        (tmp_path / "says").write_text("".join(lines))
+
+    return say
+
+
+def info_of(rank=0, pid=None, local_rank=None):
+    pid = os.getpid() if pid is None else pid
+    return RingInfo(
+        rank, 8, rank if local_rank is None else local_rank, 0, "job", "host", "",
+        StageSchema.closed(("data",)), 1, 2, pid, start_ticks(pid) or 0,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def trainer():
+    """Starts a process with an environment of its own that only waits."""
+    started = []
+
+    def start(**environment):
+        code = "import sys; print('up', flush=True); sys.stdin.read()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        started.append(process)
+        assert process.stdout.readline() == b"up\n"
+        return process.pid
+
+    yield start
+    for process in started:
+        process.communicate()
+
+
+def cut_off_at(ranks, line, times=1):
+    """What there is when the deadline is over just after the child has said a line so many times."""
+    question = NvmlQuestion(DEADLINE_S)
+    give_up_s = time.monotonic() + DEADLINE_S
+    while os.pread(question._said.fileno(), 1 << 20, 0).decode().count(line) < times:
+        assert time.monotonic() < give_up_s
+        time.sleep(0.01)
+    question._until_s = time.monotonic()
+    return evidence_of(ranks, question.wait(), time.time())
+
+
+def test_what_the_driver_says_of_a_ranks_gpu_is_there_and_what_it_does_not_is_absent(driver, trainer):
+    # GIVEN a driver with two GPUs, the second of which says little, and a rank on each
+    driver(HOST, FIRST, SECOND)
+    ranks = [info_of(6, trainer(), 0), info_of(7, trainer(), 1)]
+    # WHEN it is asked
+    found = gather(ranks, deadline_s=DEADLINE_S)
+    # THEN each rank has its GPU, with all that it said
+    first, second = found.of(6), found.of(7)
+    assert (found.problem, found.driver, first.uuid, second.uuid) == ("", "550.54.15", "GPU-aaaa", "GPU-bbbb")
+    assert first.pci_bus_id == "00000000:0A:00.0"
+    assert (first.sm_clock_mhz, first.sm_clock_max_mhz, first.memory_clock_mhz) == (1125, 1980, 2619)
+    assert (first.power_w, first.power_limit_w, first.power_limit_default_w) == (700.5, 700.0, None)
+    assert (first.temperature_c, first.slowdown_c, first.shutdown_c) == (71, 90, 95)
+    assert (first.ecc_uncorrected, first.ecc_corrected, first.pcie_replays) == (2, 0, 4)
+    assert (first.pcie_gen, first.pcie_width, first.pcie_width_max) == (5, 8, 16)
+    assert (first.nvlink_links, first.nvlink_links_up, first.nvlink_errors) == (18, 18, {"replay": 18})
+    assert (first.utilisation_percent, first.memory_utilisation_percent) == (97, 40)
+    assert first.clock_reasons == {"sw_power_cap": 1.0}
+    # AND nothing stands for what the other did not
+    told = {name for name, value in plain(second).items() if value not in (None, [], ())}
+    assert told == {"index", "uuid", "name", "sm_clock_mhz"}
+    # AND what is amiss is said
+    assert found.remarks == (
+        "GPU 0 runs at 1,125 of 1,980 MHz, the others at 1,900: power cap",
+        "GPU 0: ECC uncorrected errors: 2",
+        "GPU 0: PCIe link x8 of x16",
+    )
+    json.dumps(plain(found), allow_nan=False)
+
+
+def test_only_the_ranks_asked_about_are_remarked_on(driver, trainer):
+    driver(HOST, FIRST, SECOND)
+    ranks = [info_of(6, trainer(), 0), info_of(7, trainer(), 1)]
+    assert gather(ranks, about={7}, deadline_s=DEADLINE_S).remarks == ()
+
+
+def test_a_gpu_that_hangs_is_named_and_the_others_are_not_lost(driver, trainer):
+    # GIVEN a driver that never comes back from one question about GPU 1
+    driver(HOST, FIRST, SECOND | {"1.temperature": "hang"})
+    # WHEN its deadline is over while it is at that
+    found = cut_off_at([info_of(0, trainer()), info_of(1, trainer())], '{"asking": 1}', times=2)
+    # THEN what was said before stays, and the one that hangs is named
+    assert found.problem == "NVML did not answer in time"
+    assert found.of(0).sm_clock_mhz == 1125
+    assert "GPU 1 does not answer: a question to it did not come back" in found.remarks
+
+
+def test_gpus_after_one_that_hangs_at_once_are_there_but_not_asked(driver):
+    driver({**HOST, "0.handle": "hang"}, SECOND)
+    found = cut_off_at([info_of(0)], '{"asking": 0}')
+    assert [(gpu.uuid, gpu.problems) for gpu in found.gpus] == [("#0", ("NO_ANSWER",)), ("#1", ("NOT_ASKED",))]
+
+
+def test_a_gpu_that_fell_off_the_bus_says_so(driver, trainer):
+    driver({**HOST, "0.handle": "error 15"}, SECOND)
+    found = gather([info_of(0, trainer())], deadline_s=DEADLINE_S)
+    assert found.remarks == ("GPU 0 is lost: it has fallen off the bus",)
+    assert found.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("says", "problem"),
+    [
+        ({"host.init": "error 9"}, "the NVIDIA driver is not loaded"),
+        ({"host.init": "error 18"}, "differ in version"),
+        ({"host.init": "error 999"}, "NVML answers with an error: UNKNOWN"),
+    ],
+)
+def test_a_driver_that_will_not_answer_gives_its_reason(driver, says, problem):
+    driver(says)
+    found = gather([info_of(0)], deadline_s=DEADLINE_S)
+    assert problem in found.problem
+    assert found.ranks[0].how == "no GPU was seen"
+
+
+def test_rights_that_are_missing_are_no_news_of_the_gpu(driver, trainer):
+    driver(HOST, FIRST | {"0.power": "error 4"}, SECOND)
+    first = gather([info_of(0, trainer())], deadline_s=DEADLINE_S).of(0)
+    assert (first.power_w, first.problems) == (None, ())
+
+
+def test_an_older_driver_names_its_reasons_too(driver, trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(compiled(tmp_path, "-DOLD_DRIVER")))
+    driver(HOST, FIRST, SECOND)
+    assert gather([info_of(0, trainer())], deadline_s=DEADLINE_S).of(0).clock_reasons == {"sw_power_cap": 1.0}
+
+
+def test_a_rank_on_a_slice_has_what_its_gpu_has(driver, trainer):
+    # GIVEN a GPU in MIG mode with two slices, on the second of which a rank runs
+    pid = trainer(CUDA_VISIBLE_DEVICES="MIG-22")
+    sliced = {"0.mig": "1", "0.mig_max": "7", "0/1.uuid": "MIG-11", "0/1.gi": "3", "0/1.ci": "0", "0/4.uuid": "MIG-22"}
+    driver(HOST, FIRST | sliced, SECOND)
+    # WHEN the driver is asked
+    found = gather([info_of(0, pid)], deadline_s=DEADLINE_S)
+    # THEN the slice is known, and clocks and errors are the GPU's
+    assert (found.ranks[0].gpu, found.ranks[0].mig) == ("GPU-aaaa", "MIG-22")
+    assert found.of(0).ecc_uncorrected == 2
+
+
+def test_processes_are_named_without_their_arguments(driver, trainer):
+    pid = trainer()
+    driver(HOST, FIRST | {"0.pid": str(pid), "0.pid2": str(os.getpid())}, SECOND)
+    found = gather([info_of(1, pid)], deadline_s=DEADLINE_S)
+    comm = Path(f"/proc/{os.getpid()}/comm").read_text().strip()
+    assert found.ranks[0].how == "its process is on it"
+    assert f"GPU 0 is also used by process {os.getpid()} ({comm})" in found.remarks
+
+
+def test_ranks_that_share_a_device_are_told(driver, trainer):
+    driver(HOST, FIRST, SECOND)
+    ranks = [info_of(rank, trainer(CUDA_VISIBLE_DEVICES="1")) for rank in (2, 3)]
+    assert gather(ranks, deadline_s=DEADLINE_S).remarks == ("ranks 2, 3 share one device: GPU-bbbb",)
+
+
+def test_a_host_without_a_driver_says_so(monkeypatch, tmp_path):
+    pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        found = gather([info_of(0)], deadline_s=DEADLINE_S)
+        assert found.problem == "this host has no NVIDIA driver: libnvidia-ml.so.1 is not found"
+    else:
+        pytest.skip("this host has an NVIDIA driver")
+
+
+def test_without_the_module_it_says_how_to_get_it(monkeypatch, tmp_path):
+    (tmp_path / "pynvml.py").write_text("raise ImportError")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert "install sftriage[nvml]" in gather([info_of(0)], deadline_s=DEADLINE_S).problem
+
+
+def test_a_child_that_dies_is_told_from_one_that_hangs(monkeypatch, tmp_path):
+    (tmp_path / "pynvml.py").write_text("import os; os.abort()")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert gather([info_of(0)], deadline_s=DEADLINE_S).problem == "NVML's process died"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "\x00\xff",
+        "[1]",
+        "{",
+        '{"gpu": true, "facts": 7}',
+        '{"gpu": 1e9}',
+        '{"driver": 3, "count": "x"}',
+        "[" * 9999,
+    ],
+)
+def test_whatever_is_said_that_makes_no_sense_is_left_out(said):
+    assert parse_reading(said, ended=False).gpus == ()
+
+
+def test_facts_of_the_wrong_kind_are_absent():
+    facts = {"uuid": 5, "sm_clock_max_mhz": True, "power_limit_w": -1, "pcie_width": float("nan"), "processes": [3, {}]}
+    said = [
+        {"gpu": 0, "facts": facts, "mig": [4, {"uuid": None, "processes": [{"pid": "x"}]}], "problems": 3},
+        {"sample": 0, "facts": {"sm_clock_mhz": "fast", "clock_reasons": 5}},
+        {"done": True},
+    ]
+    (gpu,) = parse_reading("\n".join(map(json.dumps, said)), ended=True).gpus
+    left = {name for name, value in plain(gpu).items() if value not in (None, [], ())}
+    assert (left, gpu.uuid, gpu.mig[0].processes) == ({"index", "uuid", "mig"}, "#0", ())
+
+
+def test_samples_are_put_together():
+    said = [
+        {"gpu": 0, "facts": {"uuid": "GPU-0"}},
+        *({"sample": 0, "facts": facts} for facts in (
+            {"sm_clock_mhz": 300, "temperature_c": 50, "utilisation_percent": 0, "clock_reasons": ["gpu_idle"]},
+            {"sm_clock_mhz": 1900, "temperature_c": 60, "utilisation_percent": 90, "clock_reasons": []},
+            {"sm_clock_mhz": 1980, "temperature_c": 55, "utilisation_percent": 90, "clock_reasons": ["bit_40"]},
+        )),
+        {"done": True},
+    ]  # fmt: skip
+    (gpu,) = parse_reading("\n".join(map(json.dumps, said)), ended=True).gpus
+    assert (gpu.sm_clock_mhz, gpu.temperature_c, gpu.utilisation_percent) == (1900, 60, 60)
+    assert gpu.clock_reasons == {"gpu_idle": 1 / 3, "bit_40": 1 / 3}
+
+
+def test_only_what_is_about_gpus_leaves_a_ranks_environment(trainer):
+    pid = trainer(CUDA_VISIBLE_DEVICES="2", SECRET="s3cret", CUDA_DEVICE_ORDER="PCI_BUS_ID")
+    assert rank_process(info_of(0, pid)).environment == {"CUDA_VISIBLE_DEVICES": "2", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+
+
+def test_a_pid_that_somebody_else_has_now_is_not_asked(trainer):
+    stale = dataclasses.replace(info_of(0, trainer(CUDA_VISIBLE_DEVICES="2")), pid_start_ticks=1)
+    found = rank_process(stale)
+    assert found.environment is None
+    assert "is not running" in found.why_not
+
+
+def test_a_loop_that_does_not_wait_asks_once_in_a_while(driver, trainer, monkeypatch):
+    # GIVEN a sampler that may ask once in 60 seconds
+    driver(HOST, FIRST, SECOND)
+    ranks = [info_of(0, trainer())]
+    asked = []
+    monkeypatch.setattr(
+        evidence, "NvmlQuestion", lambda deadline_s: asked.append(NvmlQuestion(deadline_s)) or asked[-1]
+    )
+    sampler = EvidenceSampler(every_s=60.0, deadline_s=DEADLINE_S)
+    # WHEN it is asked, it does not wait
+    assert sampler.ask(ranks, 100.0) is None
+    asked[0].wait()
+    # THEN one answer serves until the time is over
+    assert sampler.ask(ranks, 101.0).of(0).uuid == "GPU-aaaa"
+    assert sampler.ask(ranks, 159.0).of(0).uuid == "GPU-aaaa"
+    assert len(asked) == 1
+    assert sampler.ask(ranks, 160.0) is None
+    assert len(asked) == 2
+    sampler.close()
+    assert asked[1]._child.wait(DEADLINE_S) is not None
+
+
+def test_no_second_question_while_one_hangs_in_the_driver(monkeypatch):
+    # GIVEN a question that was killed and is still there
+    class Hanging:
+        hangs = True
+
+        def reading(self):
+            return parse_reading('{"driver": "1", "count": 1}\n{"asking": 0}', ended=False)
+
+    made = []
+    monkeypatch.setattr(evidence, "NvmlQuestion", lambda deadline_s: made.append(Hanging()) or made[-1])
+    sampler = EvidenceSampler(every_s=1.0)
+    # WHEN it is long time for the next one
+    found = [sampler.ask([], now_s) for now_s in (0.0, 100.0, 200.0)]
+    # THEN it is not asked, and what is known stays
+    assert len(made) == 1
+    assert {one.problem for one in found} == {"NVML did not answer in time"}
+
+
+def test_the_child_ends_itself_when_nobody_is_left_to_end_it(driver):
+    # GIVEN a question that hangs
+    driver({**HOST, "0.handle": "hang"})
+    child = Path(evidence.__file__).with_name("nvml_child.py")
+    # WHEN nobody kills it
+    ended = subprocess.run([sys.executable, child, "0.5"], capture_output=True, timeout=DEADLINE_S, check=False)
+    # THEN it is gone all the same, with what it had said said
+    assert ended.returncode < 0
+    assert b'"asking": 0' in ended.stdout
+
+
+def test_no_module_beside_the_child_hides_one_of_the_standard_library():
+    # The child is run by its path, so that this directory is the first place it looks for modules.
+    beside = {path.stem for path in Path(evidence.__file__).parent.iterdir()}
+    assert not beside & set(sys.stdlib_module_names)
+
+
+def test_a_real_gpu_answers():
+    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        pytest.skip(f"no NVIDIA GPU to ask here: {error}")
+    started_s = time.time()
+    found = gather([info_of(0)], deadline_s=DEADLINE_S)
+    assert (found.problem, found.time_s >= started_s) == ("", True)
+    gpu = found.of(0)
+    assert gpu.uuid.startswith("GPU-")
+    assert gpu.sm_clock_mhz <= gpu.sm_clock_max_mhz

@@ -1,0 +1,69 @@
+"""Which executor a request gets, and what must not overlap on one rank."""
+
+from pathlib import Path
+
+import pytest
+
+from sftriage.agent.executors import Places, executor_for, overlap
+from sftriage.capture import NsysCapture, NsysPlace, StacksCapture, TorchCapture
+from sftriage.errors import CaptureError
+from sftriage.recorder import Monitor
+from sftriage.records import CaptureRequest
+
+
+def request(profiler, rank=0, capture_id="c-1"):
+    return CaptureRequest(capture_id, rank, profiler, steps=1, warmup_steps=0, max_seconds=5, max_bytes=10**6)
+
+
+@pytest.mark.parametrize(
+    ("asked", "running", "may"),
+    [
+        (("torch", 0), [], True),
+        (("torch", 0), [("torch", 1), ("nsys", 2)], True),
+        (("torch", 0), [("torch", 0)], False),
+        (("torch", 0), [("nsys", 0)], False),
+        (("nsys", 0), [("torch", 0)], False),
+        (("nsys", 0), [("nsys", 0)], False),
+        (("nsys", 0), [("stacks", 0)], True),
+        (("stacks", 0), [("nsys", 0)], True),
+        (("stacks", 0), [("torch", 0)], True),
+        (("stacks", 0), [("stacks", 1)], True),
+        (("stacks", 0), [("stacks", 0)], False),
+        (("nsys", 0), [("stacks", 0), ("torch", 0)], False),
+    ],
+)
+def test_the_gpus_tracing_has_one_owner_on_a_rank(asked, running, may):
+    others = [request(profiler, rank, f"c-{number}") for number, (profiler, rank) in enumerate(running)]
+    reason = overlap(request(*asked), others)
+    assert (reason is None) == may
+    assert reason is None or f"of rank {asked[1]} is under way" in reason
+
+
+@pytest.fixture
+def monitor(tmp_path):
+    with Monitor(rank=0, world_size=1, rings=tmp_path, spool=tmp_path) as monitor:
+        yield monitor
+
+
+@pytest.mark.parametrize(
+    ("profiler", "kind"), [("torch", TorchCapture), ("nsys", NsysCapture), ("stacks", StacksCapture)]
+)
+def test_each_profiler_has_its_executor(monitor, tmp_path, profiler, kind):
+    place = NsysPlace(Path("/usr/bin/nsys"), "sft-run", ("nvtx",), tmp_path)
+    found = executor_for(request(profiler), monitor.info, Places(tmp_path, tmp_path, place), lambda: None)
+    assert isinstance(found, kind)
+    assert found.request.profiler == profiler
+    found.close()
+
+
+def test_without_a_launch_under_nsys_the_reason_says_how(monitor, tmp_path):
+    with pytest.raises(CaptureError, match="sftriage run --nsys"):
+        executor_for(request("nsys"), monitor.info, Places(tmp_path, tmp_path), lambda: None)
+
+
+def test_a_rank_without_a_mailbox_cannot_be_reached(monitor, tmp_path):
+    (tmp_path / monitor.info.file_name("mailbox")).unlink()
+    place = NsysPlace(Path("/usr/bin/nsys"), "sft-run", ("nvtx",), tmp_path)
+    for profiler in ("torch", "nsys"):
+        with pytest.raises(CaptureError, match="rank 0 cannot be reached"):
+            executor_for(request(profiler), monitor.info, Places(tmp_path, tmp_path, place), lambda: None)

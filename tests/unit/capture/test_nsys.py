@@ -1,0 +1,321 @@
+"""The nsys executor, with a trainer that is real and an nsys that is not: what becomes of every fault."""
+
+import errno
+import os
+import shutil
+import sys
+from collections import namedtuple
+
+import pytest
+
+from sftriage.capture import NsysPlace, nsys, nsys_conversion
+from sftriage.errors import CaptureError
+from tests.unit.capture.conftest import SESSIONS, make_export
+
+HANG = "exec sleep 100"
+
+
+def test_a_capture_marks_its_steps_and_leaves_a_report(rank, nvtx):
+    # GIVEN a rank that trains in a session of its own
+    capture = rank.capture(options={"sqlite": True})
+    capture.start()
+    # WHEN it is captured
+    result = rank.result(capture)
+    # THEN the steps are those that the trainer marked, warm-up excluded
+    assert (result.state, result.last_step - result.first_step + 1) == ("done", 3), result.detail
+    opened = [name for name in nvtx if name.startswith("ProfilerStep")]
+    assert opened == [f"ProfilerStep#{step}" for step in range(result.first_step, result.last_step + 1)]
+    # AND they lie in one range, with their stages inside
+    assert (nvtx[0], nvtx[-1], nvtx.count("pop")) == ("SFT_CAPTURE", "pop", len(nvtx) // 2)
+    assert nvtx[2] == "sftriage:data"
+    # AND nsys was asked in this order, and told to sample nothing
+    assert rank.calls() == ["--version", "sessions", "start", "stop", "export"]
+    started = (rank.bin / "calls").read_text(encoding="utf-8").splitlines()[2]
+    assert "--session=sft-run-0.0" in started
+    assert "--sample=none --cpuctxsw=none" in started
+    # AND report and export are in the spool under the capture's name, and gone once it is closed
+    names = [(one.path.name, one.name) for one in capture.products()]
+    assert names == [("c-1.nsys-rep", "trace.nsys-rep"), ("c-1.sqlite", "trace.sqlite")]
+    assert all(one.path.stat().st_mode & 0o077 == 0 for one in capture.products())
+    assert set(result.timings_s) == {"start", "run", "stop", "export"}
+    capture.close()
+    assert [*rank.spool.iterdir(), *rank.tmp.iterdir()] == []
+
+
+def test_without_nvtx_the_steps_are_told_from_the_ring(rank, monkeypatch):
+    # GIVEN a trainer in which there is no NVTX
+    monkeypatch.setitem(sys.modules, "nvtx", None)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    capture = rank.capture()
+    result = rank.result(capture)
+    # THEN the capture is made, of at least as many steps as were asked for, and says how they were told
+    assert result.state == "done"
+    assert result.last_step - result.first_step + 1 >= 3
+    assert "told from the ring: no NVTX in the trainer" in result.detail
+    capture.close()
+
+
+def test_an_export_that_nobody_asked_for_is_not_kept(rank, nvtx):
+    capture = rank.capture()
+    assert rank.result(capture).state == "done"
+    assert [one.name for one in capture.products()] == ["trace.nsys-rep"]
+    assert [path.name for path in rank.spool.iterdir()] == ["c-1.nsys-rep"]
+    capture.close()
+
+
+FAULTS = {
+    "a version that cannot be read": ({"--version": "echo Hello"}, "says no version"),
+    "a version that is too old": ({"--version": "echo version 2020.3.1"}, "too old"),
+    "sessions cannot be listed": ({"sessions": "echo no agent; exit 3"}, "no sessions: no agent"),
+    "the session has vanished": ({"sessions": "echo nothing"}, "the session vanished"),
+    "somebody else collects in it": ({"sessions": f"echo '{SESSIONS}' | sed s/Launched/Collection/"}, "is busy: Coll"),
+    "it does not start": ({"start": "echo Connection refused; exit 1"}, "nsys start: Connection refused"),
+    "it does not stop": ({"stop": "echo Connection to the Agent lost.; exit 1"}, "nsys stop: Connection to the Agent"),
+    "it leaves no report": ({"stop": "echo Generated:"}, "left no report"),
+    "an importer that is not there": (
+        {"stop": 'made="$(cat "$here/started").qdstrm"; echo x > $made; echo " $made"'},
+        "no QdstrmImporter",
+    ),
+    "a report that cannot be opened": ({"export": "echo Invalid file; exit 1"}, "cannot be opened: nsys export: Inv"),
+    "an export that is none": ({"export": 'echo x > "$(output "$@")"'}, "export cannot be read"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, monkeypatch, fault):
+    # GIVEN an nsys with a fault
+    monkeypatch.setattr(nsys_conversion, "IMPORTERS", ())
+    scripts, reason = FAULTS[fault]
+    for subcommand, script in scripts.items():
+        rank.behaves(subcommand, script)
+    # WHEN a capture is asked for
+    capture = rank.capture()
+    result = rank.result(capture)
+    capture.close()
+    # THEN it failed for that reason, and leaves nothing
+    assert result.state == "failed"
+    assert reason in result.detail
+    assert list(rank.spool.iterdir()) == []
+    # AND the rank can be captured again
+    for path in rank.bin.glob("*.sh"):
+        path.unlink()
+    # The trainer has been told, and answers at its next step.
+    rank.step()
+    rank.step()
+    again = rank.capture(capture_id="c-2")
+    assert rank.result(again).state == "done"
+    again.close()
+
+
+@pytest.mark.parametrize("subcommand", ["--version", "sessions", "start", "stop", "export"])
+def test_an_nsys_that_hangs_is_killed_and_the_capture_failed(rank, nvtx, monkeypatch, subcommand):
+    # GIVEN an nsys that never answers
+    rank.behaves(subcommand, f"echo $$ > {rank.bin}/pid; {HANG}")
+    for module, name in ((nsys, "ASK_S"), (nsys, "STOP_S"), (nsys_conversion, "CONVERT_S")):
+        monkeypatch.setattr(module, name, 0.5)
+    # WHEN a capture is asked for; training goes on meanwhile
+    capture = rank.capture()
+    result = rank.result(capture)
+    # THEN it failed for that reason, and that nsys is gone
+    assert (result.state, "hung" in result.detail) == ("failed", True)
+    pid = int((rank.bin / "pid").read_text(encoding="ascii"))
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    (rank.bin / f"{subcommand}.sh").unlink()
+    capture.close()
+
+
+def test_a_missing_nsys_is_a_reason(rank, nvtx):
+    rank.nsys.unlink()
+    capture = rank.capture()
+    assert "nsys cannot be started: No such file" in rank.result(capture).detail
+    capture.close()
+
+
+def test_a_disk_that_is_full_before_it_begins_is_a_reason_and_nsys_is_not_started(rank, nvtx, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1))
+    capture = rank.capture()
+    result = rank.result(capture)
+    assert (result.state, "the disk is full: 1 bytes free" in result.detail) == ("failed", True)
+    assert not (rank.bin / "calls").exists()
+    capture.close()
+
+
+def test_a_disk_that_fills_up_meanwhile_is_a_reason_though_nsys_says_all_is_well(rank, nvtx, tmp_path):
+    # GIVEN an nsys that cannot write where it should: it writes elsewhere, and its exit status is 0
+    elsewhere = tmp_path / "nsys-report-1.qdstrm"
+    rank.behaves(
+        "stop",
+        f"echo \"Failed to create 'x.qdstrm': No space left on device.\"; echo x > {elsewhere}; echo '  {elsewhere}'",
+    )
+    capture = rank.capture()
+    result = rank.result(capture)
+    # THEN that is the reason, and what it wrote elsewhere is gone
+    assert (result.state, "No space left on device" in result.detail) == ("failed", True)
+    assert not elsewhere.exists()
+    capture.close()
+
+
+def test_a_disk_that_fills_up_as_the_report_is_taken_is_a_reason(rank, nvtx, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "the spool")
+
+    monkeypatch.setattr(shutil, "move", full)
+    capture = rank.capture()
+    assert "No space left on device" in rank.result(capture).detail
+    capture.close()
+    assert list(rank.spool.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("export", "traces", "reason"),
+    [
+        ({"steps": ()}, ("nvtx",), "lacks the NVTX ranges of steps"),
+        ({"steps": range(1000), "gpus": 1, "kernels": 0}, ("nvtx", "cuda"), "no GPU kernel"),
+    ],
+)
+def test_a_report_without_what_was_promised_is_a_failed_capture(rank, nvtx, export, traces, reason):
+    make_export(rank.bin / "export", **export)
+    rank.place = NsysPlace(rank.nsys, "sft-run", traces, rank.tmp)
+    capture = rank.capture()
+    result = rank.result(capture)
+    assert (result.state, reason in result.detail) == ("failed", True)
+    capture.close()
+
+
+def test_a_report_over_its_bound_is_not_kept(rank, nvtx):
+    capture = rank.capture(max_bytes=3)
+    assert "at most 3 were allowed" in rank.result(capture).detail
+    capture.close()
+
+
+def test_a_rank_that_begins_no_step_costs_the_time_box_and_nsys_is_not_started(rank, nvtx):
+    # GIVEN a rank that takes no step
+    rank.trains = False
+    capture = rank.capture(max_seconds=0.3)
+    result = rank.result(capture)
+    assert (result.state, "began no step within the time-box" in result.detail) == ("failed", True)
+    assert rank.calls() == ["--version", "sessions"]
+    capture.close()
+
+
+def test_a_rank_that_hangs_after_some_steps_gives_those(rank, nvtx, monkeypatch):
+    # GIVEN a rank that takes two steps once nsys collects, and then hangs in the third
+    monkeypatch.setattr(nsys, "MARGIN_S", 0.1)
+    capture = rank.capture(max_seconds=1, steps=50)
+    while not (rank.bin / "started").exists():
+        assert capture.poll() is None
+        rank.step()
+    while capture._began is None:
+        assert capture.poll() is None
+    first = rank.look().step + 1
+    rank.step()
+    rank.step()
+    with rank.monitor.step(), rank.monitor.stage("data"):
+        # WHEN its time is up
+        rank.trains = False
+        result = rank.result(capture)
+    # THEN the steps that were whole are in the report
+    assert (result.state, result.first_step, result.last_step) == ("done", first, first + 1), result.detail
+    assert "told from the ring" in result.detail
+    capture.close()
+
+
+def test_a_capture_that_is_called_off_stops_nsys_and_keeps_nothing(rank, nvtx):
+    capture = rank.capture(steps=1000, max_seconds=50)
+    while not (rank.bin / "started").exists():
+        assert capture.poll() is None
+        rank.step()
+    capture.cancel()
+    result = rank.result(capture)
+    assert (result.state, result.detail) == ("failed", "cancelled")
+    capture.close()
+    # The stop of a session that is left is not waited for.
+    capture._abandoned._process.wait(30)
+    assert rank.calls()[-1] == "stop"
+    # AND the trainer, told so at its next steps, is free for another one
+    rank.step()
+    rank.step()
+    again = rank.capture(capture_id="c-2")
+    assert rank.result(again).state == "done"
+    again.close()
+
+
+def test_what_a_killed_agent_left_collecting_is_stopped_and_its_report_not_kept(rank, nvtx):
+    # GIVEN an agent that was killed while nsys was collecting for it
+    killed = rank.capture(capture_id="killed", steps=1000)
+    while not (rank.bin / "started").exists():
+        assert killed.poll() is None
+        rank.step()
+    assert killed.poll() is None
+    rank.behaves(
+        "sessions",
+        f"grep -q ^stop $here/calls && state=Launched || state=Collection; echo '{SESSIONS}' | sed s/Launched/$state/",
+    )
+    rank.monitor.close()
+    killed._mailbox.close()
+    rank.train_again()
+    # WHEN the next one captures the rank
+    capture = rank.capture()
+    result = rank.result(capture)
+    # THEN it can; the report that nobody waits for is gone
+    assert result.state == "done", result.detail
+    assert rank.calls()[4:8] == ["sessions", "stop", "sessions", "start"]
+    assert not list(rank.tmp.glob("killed*"))
+    capture.close()
+    assert list(rank.tmp.iterdir()) == []
+
+
+@pytest.fixture
+def armed(rank):
+    """A rank whose session nobody reaches."""
+    rank.place = NsysPlace(rank.nsys, "none", ("nvtx",), rank.tmp, rank.spool / "armed")
+    return rank
+
+
+def test_an_armed_rank_gives_its_report_by_itself(armed, nvtx):
+    (armed.spool / "armed-0.0.armed").touch()
+    stale = armed.spool / "armed-0.0.1.nsys-rep"
+    stale.write_text("old", encoding="ascii")
+    capture = armed.capture()
+    while "pop" not in nvtx[-1:] or nvtx.count("pop") < len(nvtx) / 2:
+        assert capture.poll() is None
+        armed.step()
+    # WHEN the range has been closed and the report comes
+    (armed.spool / "armed-0.0.2.nsys-rep").write_text("new", encoding="ascii")
+    result = armed.result(capture)
+    # THEN it is that report, not an older one, and nsys was not asked for sessions
+    assert result.state == "done", result.detail
+    assert capture.products()[0].path.read_text(encoding="ascii") == "new"
+    assert armed.calls() == ["--version", "export"]
+    capture.close()
+    assert [path.name for path in armed.spool.iterdir()] == ["armed-0.0.armed"]
+
+
+@pytest.mark.parametrize(
+    ("marker", "reason"), [(False, "rank 0 is not armed"), (True, "no report came within 0.3 s of the last step")]
+)
+def test_an_armed_rank_without_a_report_is_a_failed_capture(armed, nvtx, monkeypatch, marker, reason):
+    monkeypatch.setattr(nsys, "STOP_S", 0.3)
+    if marker:
+        (armed.spool / "armed-0.0.armed").touch()
+    capture = armed.capture(max_seconds=20 if marker else 0.5)
+    result = armed.result(capture)
+    assert (result.state, reason in result.detail) == ("failed", True), result.detail
+    capture.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"trace": ["cuda"]}, "cuda cannot be traced: the rank was launched under nsys with nvtx,osrt only"),
+        ({"trace": ["everything"]}, "option trace"),
+        ({"trace": []}, "option trace"),
+        ({"sample": "gpu"}, "option sample"),
+        ({"speed": 1}, "unknown options: speed"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_at_once(rank, options, reason):
+    with pytest.raises(CaptureError, match=reason):
+        rank.capture(options=options)

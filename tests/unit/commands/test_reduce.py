@@ -1,0 +1,238 @@
+"""`sftriage reduce`: what a program reads, what a person reads, and whether a trace agrees with the run it is from."""
+
+import json
+from typing import Any
+
+import pytest
+
+from sftriage.commands.reducing import load_signal, read_all
+from sftriage.errors import InputError
+from sftriage.recorder import StepLog
+from sftriage.recorder.layout import RingInfo
+from sftriage.records import StageSchema, StepRecord
+from sftriage.traces import LocalStore
+from sftriage.traces.reduce import Names
+from sftriage.traces.rundir import RunInfo, create
+from tests.unit.agent.steps import raw
+from tests.unit.traces.heavy import document, event, job_events, mark, reduced, write
+
+SCHEMA = StageSchema.closed(("data", "forward", "backward", "optimizer"), ("backward",))
+STEPS = range(100, 108)
+
+
+def traces(tmp_path, slow=None, **about):
+    """The traces of four ranks."""
+    return [write(tmp_path / f"r{rank}.json", document(job_events(rank, slow), rank, 4, **about)) for rank in range(4)]
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run in which rank 2 was late in data, as its recorder saw the same steps; one more before and after."""
+    about = RunInfo("20260101-000000-abcd", "resnet", "2026-01-01T00:00:00+00:00", ("x",), "p", "0" * 64, "/nowhere")
+    made = create(tmp_path / "run", about, "")
+    made.policy_file.unlink()
+    for rank in range(4):
+        seen = reduced(tmp_path / "seen.json", job_events(rank, 2, first=99, steps=10), rank=rank, world_size=4)
+        clocks = {"started_mono_ns": 1, "started_wall_ns": 2, "pid": 1, "pid_start_ticks": 1}
+        info = RingInfo(
+            rank=rank,
+            world_size=4,
+            local_rank=rank,
+            attempt=0,
+            job="resnet",
+            host="h",
+            cohort="",
+            schema=SCHEMA,
+            **clocks,
+        )
+        log = StepLog(made.steps, info)
+        outside = tuple(seen.outside_ns_NG[0].tolist())
+        log.append(
+            raw(
+                1,
+                *[
+                    StepRecord(rank, number, 0, 50_000, tuple(durations), outside, True, False)
+                    for number, durations in zip(
+                        seen.steps.number_N.tolist(), seen.durations_ns_NS.tolist(), strict=True
+                    )
+                ],
+            )
+        )
+        log.close()
+    return made
+
+
+OURS = {"sftriage.job": "resnet", "sftriage.capture_id": "c-1"}
+
+
+@pytest.fixture
+def captured(run, tmp_path, make_manifest):
+    """The capture of rank 2 in that run; its manifest says data is the suspect's stage."""
+    path = write(tmp_path / "exported.json", document(job_events(2, 2), 2, 4, **OURS))
+    LocalStore(run.path).put("c-1", path, lambda artefact: make_manifest("c-1", artefact, first_step=100))
+    return run.path / "captures" / "c-1" / "trace.json.gz"
+
+
+def test_all_ranks_are_accounted_and_what_filled_the_suspect_stage_is_listed(sftriage, tmp_path):
+    # GIVEN the traces of all ranks, one of which is late in data
+    outcome = sftriage("reduce", *traces(tmp_path, slow=2), "--json")
+    assert outcome.code == 0, outcome.err
+    found: dict[str, Any] = json.loads(outcome.out)
+    # THEN each is reduced to stages that sum to its steps
+    assert [trace["rank"] for trace in found["traces"]] == [0, 1, 2, 3]
+    for trace in found["traces"]:
+        assert [sum(durations) for durations in trace["durations_ns"]] == trace["step_ns"]
+        assert (trace["steps"], trace["sync"], trace["origin"]) == (list(STEPS), ["backward"], "sftriage")
+    # AND the accounting names rank and stage
+    (suspect,) = found["verdict"]["suspects"][:1]
+    assert (found["verdict"]["label"], suspect["ranks"], suspect["stage"]) == ("suspect", [2], "data")
+    # AND what filled it is laid beside a healthy rank
+    assert (found["findings"]["stage"], found["findings"]["suspect"]["rank"]) == ("data", 2)
+    assert found["findings"]["control"]["rank"] != 2
+    assert (found["refused"], found["agreement"], found["no_verdict"]) == ([], None, None)
+
+
+def test_a_person_is_told(sftriage, tmp_path):
+    outcome = sftriage("reduce", *traces(tmp_path, slow=2))
+    for said in (
+        "Stages of rank 0",
+        "Frontier, steps 100 to 107",
+        "Rank 2 is slow in data",
+        "What filled data of rank 2",
+    ):
+        assert said in outcome.out
+
+
+def test_a_capture_agrees_with_its_run(sftriage, run, captured):
+    # GIVEN a captured trace and the run it is from
+    for against in (run.path, captured.parent / "manifest.json"):
+        outcome = sftriage("reduce", captured, "--against", against, "--json")
+        assert outcome.code == 0, outcome.err
+        found = json.loads(outcome.out)
+        # THEN they agree on the same steps, in the stage that was suspected
+        agreement = found["agreement"]
+        (of_rank,) = agreement["ranks"]
+        assert (agreement["agrees"], of_rank["agrees"], of_rank["stage"]) == ("yes", "yes", "data")
+        assert (of_rank["rank"], of_rank["first_step"], of_rank["last_step"], of_rank["steps"]) == (2, 100, 107, 8)
+        assert {one["stage"] for one in of_rank["stages"]} == set(SCHEMA.stages)
+        assert found["findings"]["stage"] == "data"
+    assert "agrees: yes (rank 2: yes, data 25" in sftriage("reduce", captured, "--against", run.path).out
+
+
+def test_all_ranks_agree_with_the_run_and_so_do_the_verdicts(sftriage, tmp_path, run):
+    found = json.loads(sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json").out)
+    assert (found["agreement"]["agrees"], found["agreement"]["verdicts_agree"]) == ("yes", True)
+    assert [one["agrees"] for one in found["agreement"]["ranks"]] == ["yes"] * 4
+
+
+def test_a_trace_in_which_the_fault_is_not_does_not_agree(sftriage, tmp_path, run):
+    # GIVEN traces of the same steps in which nobody is late
+    found = json.loads(sftriage("reduce", *traces(tmp_path, None, **OURS), "--against", run.path, "--json").out)
+    # THEN the suspect does not agree, nor do the verdicts
+    agreement = found["agreement"]
+    assert agreement["agrees"] in ("no", "partly")
+    assert (agreement["ranks"][2]["agrees"], agreement["verdicts_agree"]) == ("no", False)
+
+
+@pytest.mark.parametrize(
+    ("about", "first", "said"),
+    [
+        ({"sftriage.job": "other", "sftriage.capture_id": "c-1"}, 100, "of job 'other'; the run is of 'resnet'"),
+        (OURS, 5000, "nothing was recorded of steps 5000 to 5007"),
+    ],
+)
+def test_traces_of_other_jobs_and_steps_are_refused(sftriage, tmp_path, run, about, first, said):
+    path = write(tmp_path / "t.json", document(job_events(2, 2, first=first), 2, 4, **about))
+    outcome = sftriage("reduce", path, "--against", run.path)
+    assert (outcome.code, outcome.err.count("\n")) == (2, 1)
+    assert said in outcome.err
+
+
+def test_a_trace_that_counts_its_own_steps_cannot_be_compared(sftriage, tmp_path, run):
+    path = write(tmp_path / "t.json", document([mark("ProfilerStep#100", 0, 50), mark("forward", 5, 5)], 2, 4))
+    outcome = sftriage("reduce", path, "--against", run.path)
+    assert (outcome.code, "the profiler's own and not the run's" in outcome.err) == (2, True)
+
+
+def test_findings_are_noted_in_the_manifest_and_shown(sftriage, run, captured, tmp_path):
+    # GIVEN a capture, and a healthy rank's trace of the same steps
+    control = write(tmp_path / "r1.json", document([*job_events(1, 2), event("aten::more", 1500, 500)], 1, 4))
+    # WHEN it is reduced against its run, and the findings saved
+    outcome = sftriage("reduce", captured, "--against", run.path, "--control", control, "--save", "--json")
+    assert outcome.code == 0, outcome.err
+    # THEN the manifest carries them, readable by its owner alone, and `show` prints them
+    path = captured.parent / "manifest.json"
+    assert json.loads(path.read_bytes())["findings"] == json.loads(outcome.out)["findings"]
+    assert path.stat().st_mode & 0o077 == 0
+    assert sorted(each.name for each in captured.parent.iterdir()) == ["manifest.json", "trace.json.gz"]
+    shown = sftriage("traces", "show", "c-1", "--run", run.path).out
+    assert "found       data took 25.0" in shown
+    assert "20.0 ms more than rank 1" in shown
+
+
+def test_ranks_that_are_missing_are_named(sftriage, tmp_path):
+    found = json.loads(sftriage("reduce", *traces(tmp_path)[:2], "--json").out)
+    assert (found["verdict"], found["findings"]) == (None, None)
+    assert found["no_verdict"] == "2 ranks have no trace here (2, 3)"
+
+
+def test_a_rank_is_what_the_trace_says_unless_a_person_says_it(sftriage, tmp_path):
+    path = write(tmp_path / "worker7.json", document([mark("ProfilerStep#1", 0, 50)]))
+    assert json.loads(sftriage("reduce", path, "--json").out)["traces"][0]["rank"] is None
+    told = sftriage("reduce", path, "--rank", "worker7.json=3", "--json")
+    assert json.loads(told.out)["traces"][0]["rank"] == 3
+    assert "FILE=RANK" in sftriage("reduce", path, "--rank", "3").err
+
+
+def test_what_cannot_be_reduced_is_said_and_the_rest_is_reduced(sftriage, tmp_path):
+    good = write(tmp_path / "good.json", document([mark("ProfilerStep#1", 0, 50)]))
+    bad = write(tmp_path / "bad.json", b'{"traceEvents": [')
+    outcome = sftriage("reduce", good, bad, "--json")
+    found = json.loads(outcome.out)
+    assert (outcome.code, len(found["traces"])) == (0, 1)
+    assert "cut short" in found["refused"][0]["reason"]
+    outcome = sftriage("reduce", bad)
+    assert (outcome.code, outcome.out, outcome.err.count("\n")) == (2, "", 1)
+
+
+@pytest.mark.parametrize("arguments", [["--save"], ["--against", "nowhere"], ["--map", "nowhere"], ["--stage", "nope"]])
+def test_what_makes_no_sense_is_refused_in_one_line(sftriage, tmp_path, arguments):
+    path = write(tmp_path / "t.json", document([mark("ProfilerStep#1", 0, 50)]))
+    outcome = sftriage("reduce", path, *arguments)
+    assert (outcome.code, outcome.err.count("\n"), outcome.err[:10]) == (2, 1, "sftriage: ")
+
+
+def test_a_manifest_outside_its_run_says_so(sftriage, tmp_path, captured):
+    lone = tmp_path / "manifest.json"
+    lone.write_bytes((captured.parent / "manifest.json").read_bytes())
+    outcome = sftriage("reduce", captured, "--against", lone)
+    assert (outcome.code, "outside its run" in outcome.err) == (2, True)
+
+
+def test_a_trace_that_changes_while_it_is_read_is_refused(tmp_path):
+    # GIVEN the traces of several ranks, of which only the stages were kept
+    paths = traces(tmp_path, slow=2)
+    found = read_all(paths, Names(), {})
+    assert len(found.whole(2, Names(), {}).trace.start_E)
+    # WHEN one of them has become another's by the time it is read again
+    paths[2].write_bytes(paths[1].read_bytes())
+    # THEN it is not taken for what it was
+    with pytest.raises(InputError, match="has changed"):
+        found.whole(2, Names(), {})
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "there"),
+    [(100, 100, 1), (99, 108, 10), (104, 108, 5), (99, 101, 3), (107, 110, 2), (50, 99, 1), (200, 201, 0)],
+)
+def test_the_steps_of_a_run_are_found_wherever_they_lie(run, first, last, there):
+    # GIVEN a run of steps 99 to 108
+    # WHEN some are asked for, at its start, its end or beyond
+    _, found = load_signal(run.path).steps(first, last)
+    # THEN just those that were recorded are there, each with its own durations
+    assert sorted(found) == [number for number in range(first, last + 1) if 99 <= number <= 108]
+    assert len(found) == there
+    for number, window in found.items():
+        assert (window.first_step, window.durations_NRS.shape) == (number, (1, 4, 5))
+        late_s = window.durations_NRS[0, 2, 0] - window.durations_NRS[0, 1, 0]
+        assert late_s == pytest.approx(0.02, abs=2e-4)

@@ -1,0 +1,82 @@
+"""What a person asks for is captured under the limits of every capture, and without a suspect."""
+
+import pytest
+
+from sftriage.policy import PolicySet, State, decide_ask, finished, parse, trigger_of_ask
+from sftriage.records import Ask, CaptureResult
+
+NOW_S = 1_800_000_000.0
+
+
+def policies(limits="{captures_per_hour: 3, captures_per_run: 4, concurrent_ranks: 2}", more=""):
+    text = (
+        "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\n"
+        f"spec:\n  rules: [{{name: any, match: {{label: suspect}}}}]\n  limits: {limits}\n{more}"
+    )
+    return PolicySet((parse(text, "p"),))
+
+
+def ask(*ranks, **more):
+    return Ask("a-1", ranks or (1,), "ann", "why not", **more)
+
+
+def decided(wanted, state=None, limits=None, now_s=NOW_S, **known):
+    known = {"ranks": range(4), "step": 120, **known}
+    return decide_ask(wanted, limits or policies(), state or State(), now_s, **known)
+
+
+def test_what_is_asked_for_is_captured():
+    # GIVEN an ask for two ranks
+    decision, state = decided(ask(1, 3, steps=7, warmup_steps=2, max_seconds=30.0, max_bytes=2**21), attempt=2)
+    # THEN just that is requested, with the bounds that were asked for
+    assert (decision.outcome, decision.label, decision.reason) == ("capture", "asked", "ann asked for it: why not")
+    assert [(one.rank, one.steps, one.warmup_steps, one.max_seconds) for one in decision.requests] == [
+        (1, 7, 2, 30.0),
+        (3, 7, 2, 30.0),
+    ]
+    assert [one.capture_id for one in decision.requests] == ["asked-s120-r1-a2-1", "asked-s120-r3-a2-2"]
+    # AND it counts, as every capture does, and starts no rule's cooldown
+    assert (state.captures, state.asked, set(state.running)) == (2, 2, {one.capture_id for one in decision.requests})
+    ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "done"), NOW_S + 10)
+    assert (ended.fired_s, ended.failures) == ({}, {})
+
+
+def test_stacks_are_taken_at_once():
+    (request,) = decided(ask(1, profiler="stacks"))[0].requests
+    assert (request.profiler, request.steps, request.warmup_steps) == ("stacks", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "before", "limits", "reason"),
+    [
+        (ask(7), (), None, "no rank 7 in this job: 0 to 3"),
+        (ask(0, 1, 2), (), None, "concurrent_ranks: 0 of 2"),
+        (ask(1), (ask(1),), None, "rank 1 is being captured already"),
+        (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of 2"),
+        (ask(1), (ask(0),), policies("{captures_per_run: 1, concurrent_ranks: 1}"), "captures_per_run: 1 of 1"),
+        (ask(1), (ask(0),), policies("{captures_per_hour: 1, concurrent_ranks: 2}"), "captures_per_hour: 1 of 1"),
+        (ask(1), (), policies(more='  active: {cron: "0 3 * * *"}\n'), "active: captures are not allowed until"),
+    ],
+)
+def test_the_limits_hold(wanted, before, limits, reason):
+    state = State()
+    for one in before:
+        decision, state = decided(one, state, limits)
+        assert decision.outcome == "capture"
+    decision, after = decided(wanted, state, limits)
+    assert (decision.outcome, decision.requests) == ("throttle", ())
+    assert decision.reason.startswith(reason), decision.reason
+    assert decision.resolves
+    assert after.captures == state.captures
+
+
+def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
+    assert decided(ask(0), ranks=())[0].reason == "no rank 0 in this job: none so far"
+
+
+def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():
+    loaded = policies()
+    decision, _ = decided(ask(1), limits=loaded)
+    trigger = trigger_of_ask(ask(1), decision.requests[0], loaded, decision)
+    assert (trigger.label, trigger.ranks, trigger.stage, trigger.gain_s) == ("asked", (1,), None, 0.0)
+    assert (trigger.why, trigger.rule, trigger.policy) == ("ann asked for it: why not", "", "p")

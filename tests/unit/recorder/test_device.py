@@ -1,0 +1,512 @@
+"""Device time: what the GPU did at each stage, without ever waiting for it.
+
+Most tests run on a device that is a clock and a queue; the last ones on a real GPU, where there is one.
+"""
+
+import inspect
+import os
+import sys
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import RingError
+from sftriage.recorder import Monitor, RingReader, find_rings
+from sftriage.recorder.device import IN_FLIGHT, MARKS, MAX_MARKS, PATIENCE_STEPS, TorchCuda, torch_cuda
+from sftriage.recorder.monitor import DEVICE_ENV
+
+STAGES, SYNC = ("data", "forward", "backward", "optimizer"), ("backward",)
+
+
+class FakeEvent:
+    def __init__(self, device):
+        self._device, self.at_ns = device, None
+        device.made += 1
+
+    def record(self, stream):
+        assert stream is self._device.stream
+        if self._device.broken:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        assert not self._device.is_capturing, "this event is now part of somebody's graph"
+        self._device.recorded += 1
+        self.at_ns = self._device.reached_ns()
+
+    def query(self):
+        return self.at_ns <= self._device.now_ns
+
+    def elapsed_time(self, end):
+        assert self.query(), "not ready: this would raise"
+        assert end.query(), "not ready: this would raise"
+        return (end.at_ns - self.at_ns) / 1e6
+
+
+class FakeDevice:
+    """One stream of a GPU: what is launched is done one after the other, no sooner than it was launched.
+
+    It stands for `torch.cuda`, and has nothing that synchronises: whoever asked for that would get an AttributeError.
+    """
+
+    def __init__(self):
+        self.now_ns = self._free_ns = 0
+        self.made = self.recorded = 0
+        self.initialised, self.is_capturing, self.broken = True, False, False
+        self.stream = object()
+
+    def launch(self, ns):
+        self._free_ns = self.reached_ns() + ns
+
+    def passes(self, ns):
+        self.now_ns += ns
+
+    def catches_up(self):
+        self.now_ns = self.reached_ns()
+
+    def reached_ns(self):
+        return max(self.now_ns, self._free_ns)
+
+    def is_initialized(self):
+        return self.initialised
+
+    def current_stream(self):
+        return self.stream
+
+    def is_current_stream_capturing(self):
+        return self.is_capturing
+
+    def Event(self, enable_timing):
+        assert enable_timing
+        return FakeEvent(self)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    made = FakeDevice()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=made))
+    return made
+
+
+class Job:
+    """A monitor with device time, and readers of both its rings."""
+
+    def __init__(self, rings, stages=STAGES, sync=SYNC, device_time=True):
+        self.rings = rings
+        self.monitor = Monitor(stages, sync, rings=rings, slots=64, device_time=device_time)
+        self._host = RingReader(rings / "rank-0.0.ring")
+        self._device = None
+
+    def host(self):
+        return list(self._host.read().records)
+
+    def device(self):
+        """The device times that have come since the last call."""
+        if self._device is None:
+            path = self.rings / "rank-0.0.device"
+            if not path.exists():
+                return []
+            self._device = RingReader(path, kind="device")
+        batch = self._device.read()
+        assert (batch.missed, batch.torn) == (0, 0)
+        return list(batch.records)
+
+    def close(self):
+        self.monitor.close()
+        self._host.close()
+        if self._device is not None:
+            self._device.close()
+
+
+@pytest.fixture
+def job(tmp_path, device):
+    made = Job(tmp_path)
+    yield made
+    made.close()
+
+
+def train(job, device, **launched):
+    """One step of a host that only launches: nanoseconds of work on the device by stage."""
+    with job.monitor.step():
+        for name in STAGES:
+            with job.monitor.stage(name):
+                device.launch(launched.get(name, 0))
+                device.passes(10)
+
+
+def test_a_step_says_how_long_the_device_was_at_each_stage(job, device):
+    # GIVEN a host that runs ahead of its GPU
+    train(job, device, forward=3000, backward=5000, optimizer=700)
+    # WHEN the GPU has caught up, and the next step ends
+    device.catches_up()
+    train(job, device)
+    # THEN the first step's times on the GPU are there; the host saw only launches
+    (step,) = job.device()[:1]
+    assert (step.step, step.complete) == (0, True)
+    # The GPU was idle for the 10 ns of the data stage, and starts 3,000 of work when the host is at 10.
+    assert step.durations_ns == (10, 3000, 5000, 700, 0)
+    assert (step.outside_ns, step.between_ns, step.ready_ns, step.kind) == ((0,), 0, None, "")
+    assert step.start_ns == job.host()[0].start_ns
+
+
+def test_times_are_published_steps_later_and_never_before_they_are_there(job, device):
+    # GIVEN steps of which the GPU has done nothing yet
+    for _ in range(3):
+        train(job, device, forward=1_000_000)
+    assert job.device() == []
+    # WHEN it has done the first one
+    device.passes(1_000_100)
+    train(job, device)
+    # THEN that one is published, and no other
+    assert [step.step for step in job.device()] == [0]
+
+
+def test_time_between_two_steps_is_the_devices_own(job, device):
+    train(job, device, forward=100)
+    device.catches_up()
+    device.passes(555)
+    train(job, device)
+    device.catches_up()
+    train(job, device)
+    assert [step.between_ns for step in job.device()][:2] == [0, 555]
+
+
+def test_time_outside_every_stage_goes_before_the_sync_stage_that_it_held_up(job, device):
+    # GIVEN work launched outside every stage, before and after backward
+    with job.monitor.step():
+        device.launch(40)
+        with job.monitor.stage("backward"):
+            device.launch(7)
+        device.launch(60)
+    # WHEN the step is published
+    device.catches_up()
+    train(job, device)
+    # THEN the part before is told from the part after, as on the host
+    step = job.device()[0]
+    assert step.durations_ns == (0, 0, 7, 0, 100)
+    assert step.outside_ns == (40,)
+
+
+def test_two_sync_stages_share_out_the_time_before_them(tmp_path, device):
+    job = Job(tmp_path, ("a", "b"), ("a", "b"))
+    with job.monitor.step():
+        for name, before in (("a", 40), ("b", 60)):
+            device.launch(before)
+            with job.monitor.stage(name):
+                device.launch(1)
+    device.catches_up()
+    job.monitor.close()
+    assert job.device()[0].outside_ns == (40, 60)
+    job.close()
+
+
+def test_stages_inside_stages_have_their_own_time(job, device):
+    with job.monitor.step(), job.monitor.stage("forward"):
+        device.launch(5)
+        with job.monitor.stage("data"):
+            device.launch(30)
+        device.launch(6)
+    device.catches_up()
+    train(job, device)
+    assert job.device()[0].durations_ns == (30, 11, 0, 0, 0)
+
+
+def test_the_jobs_step_number_ties_both_times(job, device):
+    for number in (100, 101):
+        with job.monitor.step(number), job.monitor.stage("data"):
+            device.launch(9)
+    device.catches_up()
+    job.monitor.close()
+    assert [step.step for step in job.device()] == [step.step for step in job.host()] == [100, 101]
+
+
+def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
+    # GIVEN more steps than can be in flight, none of which the GPU has done
+    n_steps = IN_FLIGHT + 10
+    for _ in range(n_steps):
+        train(job, device, forward=1000)
+    # WHEN it catches up, and the job goes on
+    device.catches_up()
+    for _ in range(IN_FLIGHT):
+        train(job, device, backward=10)
+        device.catches_up()
+    # THEN what was recorded is right under its own number, and the host's times are all there
+    found = {step.step: step for step in job.device()}
+    assert set(range(IN_FLIGHT - 1)) < set(found)
+    assert not {IN_FLIGHT - 1, n_steps - 1} & set(found)
+    assert found[3].durations_ns[STAGES.index("forward")] == 1000
+    assert found[n_steps + 1].durations_ns[STAGES.index("backward")] == 10
+    # AND the first one after the gap does not take the gap for time between steps
+    assert found[n_steps].between_ns == 0
+    assert len(job.host()) == n_steps + IN_FLIGHT
+
+
+def test_a_steady_step_makes_no_event(job, device):
+    train(job, device)
+    made = device.made
+    for _ in range(200):
+        train(job, device, forward=5)
+        device.catches_up()
+    assert device.made == made
+
+
+def test_a_step_left_half_way_has_no_device_time(job, device):
+    with pytest.raises(KeyError), job.monitor.step(), job.monitor.stage("data"):
+        raise KeyError
+    device.catches_up()
+    train(job, device)
+    device.catches_up()
+    job.monitor.close()
+    assert [step.step for step in job.device()] == [1]
+
+
+def test_events_keep_out_of_a_cuda_graph(job, device):
+    # GIVEN a job that captures a graph inside a stage of its second step, and all of the third
+    train(job, device)
+    with job.monitor.step(), job.monitor.stage("forward"):
+        device.is_capturing = True
+        with job.monitor.stage("data"):
+            pass
+        device.is_capturing = False
+    device.is_capturing = True
+    train(job, device)
+    # WHEN it goes on without
+    device.is_capturing = False
+    train(job, device)
+    device.catches_up()
+    job.monitor.close()
+    # THEN those steps have no device time, and no event was recorded into the graph (the device would have said so)
+    assert [step.step for step in job.device()] == [0, 3]
+
+
+def test_a_step_with_many_boundaries_finds_room_from_the_next_one_on(job, device):
+    # GIVEN gradient accumulation: more boundaries than there is room for at first
+    def accumulate():
+        with job.monitor.step():
+            for _ in range(MARKS):
+                with job.monitor.stage("forward"):
+                    device.launch(2)
+        device.catches_up()
+
+    # WHEN it goes on
+    for _ in range(4):
+        accumulate()
+    job.monitor.close()
+    # THEN once the room has grown nothing is missing
+    steps = job.device()
+    assert [step.step for step in steps] == [2, 3]
+    assert {step.durations_ns for step in steps} == {(0, 2 * MARKS, 0, 0, 0)}
+
+
+def test_a_step_with_more_boundaries_than_are_sensible_ends_device_time_alone(job, device, caplog):
+    for _ in range(10):
+        with job.monitor.step():
+            for _ in range(MAX_MARKS):
+                with job.monitor.stage("data"):
+                    pass
+    assert "no device time any more" in caplog.text
+    assert job.monitor.active
+    assert device.made == IN_FLIGHT * MAX_MARKS
+
+
+def test_a_broken_device_ends_device_time_and_not_the_recording(job, device, caplog):
+    # GIVEN a job that has run for a step
+    train(job, device)
+    # WHEN CUDA fails
+    device.broken = True
+    train(job, device)
+    recorded = device.recorded
+    train(job, device)
+    # THEN one warning, nothing more asked of the device, and the host's steps go on
+    assert [record.message for record in caplog.records if "no device time any more" in record.message]
+    assert device.recorded == recorded
+    assert [step.step for step in job.host()] == [0, 1, 2]
+
+
+def test_cuda_may_come_into_use_after_the_monitor_was_made(tmp_path, device):
+    device.initialised = False
+    job = Job(tmp_path)
+    train(job, device)
+    assert not (tmp_path / "rank-0.0.device").exists()
+    device.initialised = True
+    train(job, device)
+    device.catches_up()
+    job.monitor.close()
+    assert [step.step for step in job.device()] == [1]
+    job.close()
+
+
+def test_a_job_without_cuda_is_asked_a_few_times_only(tmp_path, device, caplog):
+    device.initialised = False
+    job = Job(tmp_path)
+    for _ in range(PATIENCE_STEPS + 1):
+        train(job, device)
+    device.initialised = True
+    train(job, device)
+    assert caplog.text.count("no device time: CUDA is not in use") == 1
+    assert not (tmp_path / "rank-0.0.device").exists()
+    assert len(job.host()) == min(PATIENCE_STEPS + 2, 64)
+    job.close()
+
+
+@pytest.mark.parametrize(
+    ("argument", "variable", "expected"),
+    [(None, None, False), (None, "1", True), (None, "0", False), (False, "1", False), (True, None, True)],
+)
+def test_it_is_off_unless_asked_for(tmp_path, device, monkeypatch, argument, variable, expected):
+    if variable is not None:
+        monkeypatch.setenv(DEVICE_ENV, variable)
+    job = Job(tmp_path, device_time=argument)
+    train(job, device)
+    assert (tmp_path / "rank-0.0.device").exists() is expected
+    assert (device.recorded > 0) is expected
+    job.close()
+
+
+def test_torch_without_cuda_in_use_gives_nothing(monkeypatch, device):
+    device.initialised = False
+    assert torch_cuda() is None
+    monkeypatch.delitem(sys.modules, "torch")
+    assert torch_cuda() is None
+
+
+def test_a_reader_of_rings_neither_finds_it_nor_takes_it_for_one(job, device, tmp_path):
+    train(job, device)
+    assert [path.name for path in find_rings(tmp_path)] == ["rank-0.0.ring"]
+    assert [path.name for path in find_rings(tmp_path, "device")] == ["rank-0.0.device"]
+    with pytest.raises(RingError, match="not a ring of sftriage"):
+        RingReader(tmp_path / "rank-0.0.device")
+    with pytest.raises(RingError, match="not a ring of device times"):
+        RingReader(tmp_path / "rank-0.0.ring", kind="device")
+
+
+def test_what_a_dead_job_left_under_the_name_is_replaced(tmp_path, device):
+    (tmp_path / "rank-0.0.device").write_bytes(b"old")
+    job = Job(tmp_path)
+    train(job, device, forward=4)
+    device.catches_up()
+    job.monitor.close()
+    assert len(job.device()) == 1
+    job.close()
+
+
+def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
+    train(job, device, forward=4)
+    device.catches_up()
+    train(job, device, forward=1_000_000)
+    job.monitor.close()
+    assert [step.step for step in job.device()] == [0]
+    train(job, device)
+    assert job.device() == []
+
+
+def test_a_forked_child_keeps_its_hands_off(job, device):
+    train(job, device)
+    recorded, made = device.recorded, device.made
+    pid = os.fork()
+    if pid == 0:
+        train(job, device)
+        job.monitor.close()
+        os._exit(0 if (device.recorded, device.made) == (recorded, made) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    device.catches_up()
+    train(job, device)
+    assert job.device()[0].step == 0
+
+
+ACTIONS = st.one_of(
+    st.tuples(st.just("enter"), st.sampled_from(STAGES)),
+    st.tuples(st.just("leave"), st.none()),
+    st.tuples(st.just("launch"), st.integers(0, 10**9)),
+    st.tuples(st.just("pass"), st.integers(0, 10**6)),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(ACTIONS, max_size=20))
+def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_path_factory, actions):
+    with pytest.MonkeyPatch.context() as patch:
+        device = FakeDevice()
+        patch.setitem(sys.modules, "torch", SimpleNamespace(cuda=device))
+        job = Job(tmp_path_factory.mktemp("rings"))
+        # GIVEN any order of stages, launches and pauses in one step
+        opened = []
+        started_ns = device.reached_ns()
+        with job.monitor.step():
+            for action, value in actions:
+                if action == "enter":
+                    opened.append(job.monitor.stage(value))
+                    opened[-1].__enter__()
+                elif action == "leave" and opened:
+                    opened.pop().__exit__(None, None, None)
+                elif action == "launch":
+                    device.launch(value)
+                elif action == "pass":
+                    device.passes(value)
+        took_ns = device.reached_ns() - started_ns
+        device.catches_up()
+        job.close()
+        # THEN nothing is lost, nothing negative, and no more is outside a stage before a sync stage than outside at all
+        with RingReader(job.rings / "rank-0.0.device", kind="device") as reader:
+            (step,) = reader.read().records
+        assert sum(step.durations_ns) == pytest.approx(took_ns, abs=1)
+        assert min(step.durations_ns) >= 0
+        assert sum(step.outside_ns) <= step.durations_ns[-1]
+
+
+def test_torch_has_what_is_used_of_it():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    used = TorchCuda(torch.cuda)
+    assert callable(used.capturing)
+    assert callable(used.stream)
+    # GIVEN torch's own event class, whether or not there is a device to record it on
+    # THEN it takes what it is given here
+    inspect.signature(torch.cuda.Event.record).bind(None, object())
+    inspect.signature(torch.cuda.Event.elapsed_time).bind(None, object())
+    inspect.signature(torch.cuda.Event.query).bind(None)
+    inspect.signature(torch.cuda.Event.__new__).bind(torch.cuda.Event, enable_timing=True)
+
+
+@pytest.fixture
+def gpu():
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("no NVIDIA GPU here: device time is tested on a clock and a queue only")
+    torch.cuda.init()
+    return torch
+
+
+def test_a_real_gpu_shows_the_stage_that_the_host_only_launched(tmp_path, gpu):
+    # GIVEN steps whose forward is a kernel of many cycles, which the host does not wait for
+    job = Job(tmp_path)
+    for _ in range(8):
+        with job.monitor.step():
+            with job.monitor.stage("data"):
+                pass
+            with job.monitor.stage("forward"):
+                gpu.cuda._sleep(20_000_000)
+    # WHEN the device has done them
+    gpu.cuda.synchronize()
+    job.monitor.close()
+    # THEN its own clock shows them where the host's does not
+    host, device = job.host(), job.device()
+    assert [step.step for step in device] == [step.step for step in host]
+    for seen, launched in zip(device, host, strict=True):
+        assert seen.durations_ns[1] > seen.durations_ns[0]
+        assert seen.durations_ns[1] > launched.durations_ns[1]
+    job.close()
+
+
+def test_a_real_gpu_goes_on_capturing_graphs(tmp_path, gpu):
+    job = Job(tmp_path)
+    square = gpu.ones(64, device="cuda")
+    graph = gpu.cuda.CUDAGraph()
+    with job.monitor.step(), job.monitor.stage("forward"), gpu.cuda.graph(graph), job.monitor.stage("data"):
+        result = square * 2
+    for _ in range(3):
+        with job.monitor.step(), job.monitor.stage("forward"):
+            graph.replay()
+    gpu.cuda.synchronize()
+    job.monitor.close()
+    assert result.sum().item() == 128
+    assert [step.step for step in job.device()] == [1, 2, 3]
+    job.close()

@@ -1,0 +1,130 @@
+"""What is kept, and what goes: the oldest first, never what is pinned."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import UsageError
+from sftriage.traces import Catalogue
+from sftriage.traces.retention import Kept, Retention, due, expired, remove
+from sftriage.traces.store import LocalStore
+
+DAY_S, MIB = 86400.0, 2**20
+NOW_S = 100 * DAY_S
+
+
+def kept(*captures):
+    """Captures a, b, …, each from (days old, MiB), or (days old, MiB, "pinned")."""
+    return [
+        Kept("abcdefgh"[n], NOW_S - one[0] * DAY_S, one[1] * MIB, pinned=len(one) > 2) for n, one in enumerate(captures)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("captures", "age_days", "mib", "gone"),
+    [
+        ([(1, 10), (20, 10)], None, None, ""),
+        # By age: older than it, and not as old.
+        ([(1, 10), (15, 10), (14, 10)], 14, None, "b"),
+        ([(15, 10, "pinned"), (16, 10)], 14, None, "b"),
+        # By size: the oldest, until the rest fits.
+        ([(3, 40), (2, 40), (1, 40)], None, 100, "a"),
+        ([(3, 40), (2, 40), (1, 40)], None, 79, "ab"),
+        ([(1, 40), (2, 40), (3, 40)], None, 79, "cb"),
+        ([(3, 40), (2, 40), (1, 40)], None, 120, ""),
+        # What is pinned stays, and its bytes count.
+        ([(3, 40, "pinned"), (2, 40), (1, 40)], None, 80, "b"),
+        ([(3, 90, "pinned"), (2, 40), (1, 40)], None, 80, "bc"),
+        # One that is larger than everything may be.
+        ([(1, 200)], None, 100, "a"),
+        # Both: what is too old goes first, and counts no more.
+        ([(20, 40), (2, 40), (1, 40)], 14, 80, "a"),
+        ([(20, 40), (2, 40), (1, 40)], 14, 79, "ab"),
+    ],
+)
+def test_what_goes(captures, age_days, mib, gone):
+    retention = Retention(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
+    assert [one.capture_id for one in expired(kept(*captures), retention, NOW_S)] == list(gone)
+
+
+@given(
+    captures=st.lists(
+        st.tuples(st.floats(0, 50), st.integers(0, 100), st.booleans()).map(lambda one: one[:2] + ("pinned",) * one[2]),
+        max_size=8,
+    ),
+    age_days=st.none() | st.floats(0, 50),
+    mib=st.none() | st.integers(0, 300),
+)
+@settings(deadline=None)
+def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, age_days, mib):
+    found = kept(*captures)
+    retention = Retention(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
+    gone = expired(found, retention, NOW_S)
+    stays = [one for one in found if one not in gone]
+    # THEN nothing pinned went, and what stays and is not pinned is young enough, and not too much
+    assert not any(one.pinned for one in gone)
+    free = [one for one in stays if not one.pinned]
+    assert age_days is None or all(NOW_S - one.created_s <= retention.age_s for one in free)
+    total = sum(one.size_bytes for one in stays)
+    assert mib is None or total <= retention.max_bytes or not free
+    # AND the newest that went for its size had to: with it, there would be too much
+    for one in gone[-1:]:
+        too_old = age_days is not None and NOW_S - one.created_s > retention.age_s
+        assert too_old or total + one.size_bytes > retention.max_bytes
+
+
+def test_a_capture_goes_as_one(store: LocalStore, put, tmp_path) -> None:
+    # GIVEN three captures, one of them pinned, in store and catalogue
+    catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
+    for name in ("c-1", "c-2", "c-3"):
+        catalogue.add(put(name))
+    store.pin("c-2")
+    store.pin("c-2")
+    # WHEN everything is too old
+    now_s = 4e9
+    captures = due(store, Retention(age_s=1.0), now_s)
+    gone, problem = remove(store, catalogue, captures)
+    # THEN trace, manifest and row of the others are gone, and nothing is left of them
+    assert ([one.capture_id for one in gone], problem) == (["c-1", "c-3"], None)
+    assert {row.capture_id for row in catalogue.find()} == store.ids() == {"c-2"}
+    captures_directory = store.path("c-2", "trace.json.gz").parents[1]
+    assert sorted(path.name for path in captures_directory.iterdir()) == [".lock", "c-2"]
+    # AND once it is not pinned any more, it goes too
+    store.unpin("c-2")
+    store.unpin("c-2")
+    assert remove(store, catalogue, due(store, Retention(max_bytes=0), now_s))[0][0].capture_id == "c-2"
+    assert store.ids() == frozenset()
+
+
+def test_what_is_pinned_between_the_look_and_the_removal_stays(store: LocalStore, put, tmp_path) -> None:
+    catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
+    catalogue.add(put("c-1"))
+    captures = due(store, Retention(age_s=1.0), 4e9)
+    store.pin("c-1")
+    assert remove(store, catalogue, captures) == ((), None)
+    assert store.ids() == {"c-1"}
+
+
+def test_a_removal_that_a_crash_cut_short_lists_nothing_and_is_swept(store: LocalStore, put, monkeypatch) -> None:
+    put("c-1")
+    monkeypatch.setattr(shutil, "rmtree", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        store.remove("c-1")
+    monkeypatch.undo()
+    assert store.ids() == frozenset()
+    assert store.sweep() == 1
+
+
+def test_what_is_not_there_is_said(store: LocalStore, put) -> None:
+    put("c-1")
+    for act in (store.remove, store.pin, store.unpin):
+        with pytest.raises(UsageError, match="no capture c-2"):
+            act("c-2")
+        with pytest.raises(UsageError, match="not a capture id"):
+            act("../c-1")
+    assert store.ids() == {"c-1"}
+    assert store.sweep() == 0
