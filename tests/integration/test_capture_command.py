@@ -68,7 +68,8 @@ def test_the_limits_hold_for_people_too(start, running, tmp_path):
     policy = tmp_path / "one.yaml"
     policy.write_text(
         "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: one}\nspec:\n"
-        "  rules: [{name: any, match: {label: suspect, gain: '>= 99%'}}]\n  limits: {captures_per_hour: 1, overhead_budget: 100%}\n"
+        "  rules: [{name: any, match: {label: suspect, gain: '>= 99%'}}]\n"
+        "  limits: {captures_per_hour: 1, overhead_budget: 100%}\n"
     )
     directory = running("--policy", policy)
     assert asked(start, directory, "--rank", 0, "--steps", 1)[0] == 0
