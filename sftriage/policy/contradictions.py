@@ -61,15 +61,14 @@ def unsaid(capture: dict[str, Any]) -> set[str]:
 
 
 def asked_for(capture: dict[str, Any]) -> tuple[int, str]:
-    """How many ranks a capture runs on at once, and which of its fields say so."""
-    ranks, sample, control = (
-        capture.get(name, default) for name, default in (("ranks", ()), ("sample", SAMPLE), ("control_ranks", 0))
-    )
-    if not (isinstance(ranks, list | tuple) and _is_count(sample) and _is_count(control)):
+    """How many suspected ranks a capture runs on at once, and which of its fields says so.
+
+    Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
+    """
+    ranks, sample = capture.get("ranks", ()), capture.get("sample", SAMPLE)
+    if not (isinstance(ranks, list | tuple) and _is_count(sample)):
         return 0, ""
-    suspects = len(ranks) or sample
-    said = f"ranks: {len(ranks)}" if ranks else f"sample: {sample}"
-    return suspects + control, said + (f", control_ranks: {control}" if control else "")
+    return (len(ranks), f"ranks: {len(ranks)}") if ranks else (sample, f"sample: {sample}")
 
 
 def _in_detection(detection: dict[str, Any]) -> Iterator[tuple[Location, str]]:
@@ -146,7 +145,7 @@ def _under_limits(capture: dict[str, Any], where: Location, limits: dict[str, An
     for name, default in _LIMITS.items():
         most = limits.get(name, default)
         if _is_count(most) and 0 < most < wanted:
-            at = next((word for word in ("ranks", "sample", "control_ranks") if capture.get(word)), "sample")
+            at = next((word for word in ("ranks", "sample") if capture.get(word)), "sample")
             message = f"{wanted} captures at once ({said}), but limits.{name} is {most}"
             yield (*where, at), message
             return

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from sftriage.policy import Failures, Running, State, TriagePolicy, charged, decide, finished
+from sftriage.policy.capture import Capture
+from sftriage.policy.limits import choose
 from sftriage.records import CaptureResult, Decision, Verdict
 
 MakePolicy = Callable[..., TriagePolicy]
@@ -416,3 +418,19 @@ def test_a_stall_in_which_nobody_is_missing_is_held(make_policy: MakePolicy, mak
     verdict = make_verdict("stalled", reasons=("in_sync",), ranks=None)
     decision, _ = decide(verdict, make_policy(STACKS, concurrent_ranks=3), BEGUN, NOW)
     assert (decision.outcome, decision.reason, decision.requests) == ("hold", "in_sync", ())
+
+
+@pytest.mark.parametrize(
+    ("ranks", "most", "chosen"),
+    [
+        ((3,), 2, ((3,), (0,))),
+        # Two suspects fill what may run at once: no room is left for a control.
+        ((3, 4), 2, ((3, 4), ())),
+        ((3, 4, 5), 3, ((3, 4), (0,))),
+        ((3, 4), 1, ((3,), ())),
+    ],
+)
+def test_suspects_come_before_controls(ranks, most, chosen):
+    capture = Capture(sample=2, control_ranks=1)
+    found = choose(capture, ranks, (0, 1), most)
+    assert (found.ranks, found.controls) == chosen

@@ -85,8 +85,8 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         ("suspect", "capture: {sample: 0}", ".capture.sample: must be greater than or equal to 1, got 0"),
         (
             "suspect",
-            "capture: {sample: 2, control_ranks: 1}",
-            ".capture.sample: 3 captures at once (sample: 2, control_ranks: 1), but limits.captures_per_run is 2",
+            "capture: {sample: 3, control_ranks: 1}",
+            ".capture.sample: 3 captures at once (sample: 3), but limits.captures_per_run is 2",
         ),
         (
             "suspect",
