@@ -19,7 +19,7 @@ from sftriage.capture.nsys_report import (
     scrubbed,
 )
 from sftriage.errors import CaptureError
-from tests.unit.capture.conftest import make_export
+from tests.integration.capture.conftest import make_export
 
 SECRET = "hunter2-hunter2"
 

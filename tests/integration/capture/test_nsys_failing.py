@@ -10,7 +10,7 @@ import pytest
 
 from sftriage.capture import NsysPlace, nsys, nsys_conversion
 from sftriage.errors import CaptureError
-from tests.unit.capture.conftest import SESSIONS, make_export
+from tests.integration.capture.conftest import SESSIONS, make_export
 
 HANG = "exec sleep 100"
 
