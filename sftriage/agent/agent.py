@@ -209,7 +209,7 @@ class Agent:
             kept.close()
 
     def _say_once(self, problem: str) -> None:
-        """A disk that is full is so ten times a second."""
+        """A disk that is full is so at every look."""
         if problem not in self._said:
             self._said.add(problem)
             log.warning("%s", problem)

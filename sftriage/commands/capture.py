@@ -23,7 +23,7 @@ from sftriage.traces.rundir import RunDirectory, read_info
 
 POLL_S = 0.1
 ANSWER_S = 15.0
-"""Who runs the job looks for asks ten times a second; a long turn of its loop is over by then."""
+"""Who runs the job looks for asks four times a second; a long turn of its loop is over by then."""
 GRACE_S = 90.0
 """Past its time-box, how long a capture may take to be written out and stored."""
 

@@ -36,7 +36,7 @@ from sftriage.traces.rundir import RunInfo, create, write_atomically
 
 log = logging.getLogger("sftriage")
 
-POLL_S = 0.1
+POLL_S = 0.25
 CANCEL_GRACE_S = 15.0
 """Past its time-box, how long a rank has to end a capture by itself, at a step boundary, and keep what it has."""
 ANSWER_GRACE_S = 60.0

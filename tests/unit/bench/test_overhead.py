@@ -1,0 +1,273 @@
+"""The pure parts of the overhead bench: what is made of the blocks, and what the intervals are said to mean."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.bench.overhead_modes import reporting
+from tests.bench.overhead_modes.estimating import Estimate, added, added_us, around_captures, median_of, ratio, reading
+from tests.bench.overhead_modes.instructions import counted
+from tests.bench.overhead_modes.ordering import shuffled_rounds
+from tests.bench.overhead_modes.processes import children_of
+
+TIMES = st.lists(st.floats(1e3, 1e9), min_size=1, max_size=12)
+STEP_NS = 50_000_000
+
+
+def blocks(**times_ns):
+    return {name: [{"wall_ns": ns, "cpu_ns": ns} for ns in times] for name, times in times_ns.items()}
+
+
+def found(*, on_ns=1_000.0, rounds=6):
+    """What the job of a tool writes, on a machine without noise."""
+    same = {"off": [float(STEP_NS)] * rounds, "on": [STEP_NS + on_ns] * rounds}
+    return {
+        "small": blocks(**same),
+        "cold": blocks(**same),
+        "real": blocks(**same),
+        "steady": {"seconds": 4.0, "threads_share": 0.001, "processes_share": 0.02},
+    }
+
+
+def captured(*, after_ns=STEP_NS, stall_ns=10_000_000):
+    """The steps around one capture, of three steps."""
+    step = [STEP_NS, STEP_NS]
+    return {
+        "before": [step] * 50,
+        "during": [step, [STEP_NS + stall_ns, STEP_NS], step, step],
+        "states": ["idle", "armed", "recording", "idle"],
+        "after": [[after_ns, STEP_NS]] * 20,
+    }
+
+
+def sftriages(*, on_ns=1_000.0, after_ns=STEP_NS):
+    one = found(on_ns=on_ns)
+    one["small"]["control"] = one["small"]["off"]
+    return one | {
+        "small_after": one["small"],
+        "calls": {"ns": [[int(on_ns) + 500, 500]] * 6},
+        "captures": [captured(after_ns=after_ns)] * 4,
+    }
+
+
+class TestMedian:
+    @given(TIMES)
+    def test_lies_in_its_interval(self, values):
+        # WHEN a median is estimated
+        estimate = median_of(values)
+
+        # THEN it is between the bounds, and they are between the extremes
+        assert min(values) <= estimate.low <= estimate.value <= estimate.high <= max(values)
+        assert estimate.pairs == len(values)
+
+    @given(TIMES)
+    def test_is_the_same_whenever_it_is_taken(self, values):
+        # THEN nothing but the values is in it
+        assert median_of(values) == median_of(values)
+
+    def test_of_nothing_is_refused(self):
+        # GIVEN no pairs, THEN there is no figure
+        with pytest.raises(ValueError, match="no pairs"):
+            median_of([])
+
+    def test_more_pairs_say_more(self):
+        # GIVEN the same noise
+        rng = random.Random(0)
+        noise = [rng.gauss(1.0, 0.1) for _ in range(400)]
+
+        # WHEN there are more pairs
+        few, many = median_of(noise[:20]), median_of(noise)
+
+        # THEN the interval is narrower
+        assert many.high - many.low < few.high - few.low
+
+
+class TestPairs:
+    @given(TIMES)
+    def test_nothing_against_itself(self, times):
+        # THEN no ratio but one, and nothing added
+        assert ratio(times, times) == Estimate(1.0, 1.0, 1.0, len(times))
+        assert added(times, times) == Estimate(0.0, 0.0, 0.0, len(times))
+
+    def test_a_drift_of_the_machine_is_not_in_them(self):
+        # GIVEN a machine that becomes three times as slow
+        base = [100.0 * (1 + 2 * index / 19) for index in range(20)]
+
+        # WHEN a mode takes a tenth more
+        estimate = ratio([1.1 * one for one in base], base)
+
+        # THEN just that is seen
+        assert (estimate.low, estimate.high) == pytest.approx((1.1, 1.1))
+
+    def test_of_different_lengths_are_no_pairs(self):
+        with pytest.raises(ValueError, match="zip"):
+            ratio([1.0, 2.0], [1.0])
+
+    def test_added_microseconds_leave_the_base_out(self):
+        # GIVEN 5 us more
+        found_us = added_us(blocks(off=[10_000.0] * 3, on=[15_000.0] * 3), "cpu")
+
+        # THEN that is what it says, and of the mode only
+        assert found_us == {"on": Estimate(5.0, 5.0, 5.0, 3)}
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"),
+    [
+        (0.9999, 1.0001, "met"),
+        (0.9999, 1.0002, "met"),
+        (0.99, 1.01, "not resolved"),
+        (1.0002, 1.01, "not resolved"),
+        (1.0003, 1.01, "missed"),
+    ],
+)
+def test_an_interval_says_no_more_than_it_can(low, high, says):
+    # THEN a limit is met or missed only where the whole interval is on one side of it
+    assert reading(Estimate((low + high) / 2, low, high, 9), 1.0002) == says
+
+
+class TestCaptures:
+    def test_costs_what_its_steps_took_longer(self):
+        # GIVEN four captures whose stop stalls a step for 10 ms, and nothing after them
+        one = around_captures([captured()] * 4, 0)
+
+        # THEN the steps from arming on are counted, and after them all is as before
+        assert one["during_steps"] == 2
+        assert one["extra_ms"].value == pytest.approx(10.0)
+        assert one["after"].value == one["null"].value == 1.0
+        assert one["positions_above"] == 0
+
+    def test_slower_steps_after_it_are_seen(self):
+        # GIVEN steps after a capture that take 2% longer
+        one = around_captures([captured(after_ns=int(1.02 * STEP_NS))] * 4, 0)
+
+        # THEN they are, each of them; the same before is not
+        assert one["after"].low == pytest.approx(1.02)
+        assert one["positions_above"] == one["positions"] == 20
+        assert one["null"].value == 1.0
+
+    def test_each_clock_is_read_by_itself(self):
+        # GIVEN steps that wait longer, and work as long
+        rounds = [captured(after_ns=2 * STEP_NS)] * 4
+
+        # THEN only the wall clock says so
+        assert around_captures(rounds, 0)["after"].value == 2.0
+        assert around_captures(rounds, 1)["after"].value == 1.0
+
+    def test_one_bad_step_is_found_at_its_place(self):
+        # GIVEN captures after which the third step is slow
+        slow = captured()
+        slow["after"] = [[STEP_NS * (3 if at == 2 else 1), STEP_NS] for at in range(20)]
+        one = around_captures([slow] * 4, 0)
+
+        # THEN the median of the twenty hides it, and the worst does not
+        assert one["after"].value == 1.0
+        assert (one["worst_position"], one["worst"].value) == (3, 3.0)
+
+
+class TestReport:
+    def test_passes_are_pooled(self):
+        # WHEN two passes are put together
+        whole = reporting.pooled([sftriages(), sftriages()])
+
+        # THEN no block is lost
+        assert len(whole["small"]["on"]) == 12
+        assert (len(whole["calls"]), len(whole["captures"]), len(whole["steady"])) == (12, 8, 2)
+
+    @pytest.mark.parametrize(("on_ns", "says"), [(9_000.0, "met"), (11_000.0, "missed")])
+    def test_the_target_is_10_us_in_50_ms(self, on_ns, says):
+        # GIVEN a recorder that takes so long, without noise
+        mine = reporting.figures(reporting.pooled([sftriages(on_ns=on_ns)]), 0.05)
+
+        # THEN every estimator says the same of it
+        read = reporting.targets({"sftriage": mine})
+        assert {word for target, word in read.items() if target.startswith("on/off")} == {says}
+
+    @pytest.mark.parametrize(("theirs_ns", "says"), [(60_000.0, "met"), (2_000.0, "missed"), (5_000.0, "not resolved")])
+    def test_a_peer_is_compared_by_the_same_estimators(self, theirs_ns, says):
+        # GIVEN sftriage at 5 us, and a peer
+        tools = {
+            "sftriage": reporting.figures(reporting.pooled([sftriages(on_ns=5_000.0)]), 0.05),
+            "peer": reporting.figures(reporting.pooled([found(on_ns=theirs_ns)]), 0.05),
+        }
+
+        # THEN who is ahead is said where the intervals do not touch
+        read = reporting.targets(tools)
+        assert {word for target, word in read.items() if target.startswith("ahead of peer")} == {says}
+
+    def test_a_tool_that_could_not_run_is_there_with_its_reason(self):
+        # GIVEN one tool measured and one not
+        tools = {
+            "sftriage": reporting.figures(reporting.pooled([sftriages()]), 0.05),
+            "gpuprof": {"not_run": "exit status 1: no module named gpuprof"},
+        }
+        report = {
+            "machine": "a machine",
+            "load_before": 0.1,
+            "load_after": 0.2,
+            "step_s": 0.05,
+            "tools": tools,
+            "targets": reporting.targets(tools),
+            "instructions": {"not_run": "there is no valgrind"},
+        }
+
+        # WHEN it is written for people
+        text = "\n".join(reporting.lines(report))
+
+        # THEN both reasons are in it, and nothing is said about being ahead of it
+        assert "gpuprof                  not run: exit status 1: no module named gpuprof" in text
+        assert "instructions: not run: there is no valgrind" in text
+        assert "ahead of gpuprof" not in text
+
+    def test_without_sftriage_there_are_no_targets(self):
+        # GIVEN only a peer, or a run of ours that failed
+        peer = reporting.figures(reporting.pooled([found()]), 0.05)
+
+        # THEN nothing is claimed
+        assert reporting.targets({"gpuprof": peer}) == {}
+        assert reporting.targets({"sftriage": {"not_run": "it broke"}, "gpuprof": peer}) == {}
+
+    def test_json_holds_every_interval(self):
+        # WHEN an estimate goes into JSON
+        written = reporting.plain({"a": {"b": Estimate(1.00004, 1.0, 1.1, 3)}, "n": 1, "s": "text"})
+
+        # THEN its parts are there by name
+        assert written == {"a": {"b": {"value": 1.00004, "low": 1.0, "high": 1.1, "pairs": 3}}, "n": 1, "s": "text"}
+
+
+class TestOrder:
+    @given(st.integers(0, 2**32), st.integers(1, 20))
+    def test_every_mode_comes_once_a_round(self, seed, rounds):
+        # GIVEN three modes
+        names = ["off", "control", "on"]
+        order = list(shuffled_rounds(names, rounds, random.Random(seed)))
+
+        # THEN no round lacks one, or has one twice
+        assert len(order) == rounds * 3
+        for first in range(0, len(order), 3):
+            assert Counter(order[first : first + 3]) == Counter(names)
+
+
+@pytest.mark.parametrize(
+    ("parents", "root", "family"),
+    [
+        ({}, 7, {7}),
+        ({8: 7, 9: 8, 10: 1}, 7, {7, 8, 9}),
+        ({9: 8, 8: 7, 7: 9}, 7, {7, 8, 9}),
+        ({8: 7}, 8, {8}),
+    ],
+)
+def test_a_tool_is_all_that_it_started(parents, root, family):
+    # THEN children of children belong to it; a loop (a pid used again) ends
+    assert children_of(parents, root) == family
+
+
+def test_instructions_are_read_from_what_valgrind_says():
+    # GIVEN its last line
+    assert counted("==7== \n==7== I   refs:      1,665,761,950\n") == 1_665_761_950
+    # WHEN it said something else, THEN that is passed on
+    with pytest.raises(ValueError, match="cannot execute"):
+        counted("valgrind: cannot execute")
