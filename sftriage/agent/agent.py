@@ -108,6 +108,9 @@ class Agent:
             return CaptureResult(request.capture_id, request.rank, "refused", reason)
         try:
             capture = executor_for(request, info, self._places, lambda: self._now(info))
+        except CaptureError as error:
+            return CaptureResult(request.capture_id, request.rank, "refused", str(error))
+        try:
             capture.start()
         except CaptureError as error:
             return CaptureResult(request.capture_id, request.rank, "failed", str(error))

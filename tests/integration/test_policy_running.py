@@ -104,7 +104,7 @@ def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(
     end.touch()
     run.communicate(timeout=60)
     assert (refused["result"]["state"], refused["result"]["rank"]) == ("refused", 1)
-    assert "there is no nsys here yet" in refused["result"]["detail"]
+    assert "not launched under nsys" in refused["result"]["detail"]
 
 
 def test_a_webhook_that_is_not_there_is_no_reason_not_to_run(start, tmp_path, observing):
