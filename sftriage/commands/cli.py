@@ -19,6 +19,7 @@ from sftriage.commands.reduce import reduce
 from sftriage.commands.retention import pin_trace, prune_traces, unpin_trace
 from sftriage.commands.run import run
 from sftriage.commands.traces import traces
+from sftriage.commands.ui import ui
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.policy import PolicyError
 
@@ -37,6 +38,7 @@ app.command()(decisions)
 app.command()(capture)
 app.command()(evidence)
 app.command("explain")(explain_decision)
+app.command()(ui)
 for name, command in (("pin", pin_trace), ("unpin", unpin_trace), ("prune", prune_traces)):
     traces.command(name)(command)
 app.add_typer(traces, name="traces")

@@ -1,0 +1,212 @@
+"""How late every rank was at every step, and the map of it: rank × step, of a bounded number of cells. Pure numpy.
+
+Lateness is a rank's arrival at a sync stage, less the median arrival of its cohort; of several sync stages in a step
+the one at which it was the latest. Axes: N steps, R ranks, M rows of a segment, C columns, G groups of ranks.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from zlib import compress, crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.frontier import segments
+from sftriage.records import Window
+
+MAX_ROWS = 128
+MAX_COLUMNS = 400
+
+LEVELS = 255
+"""Cells are told apart so finely; the last byte value is a cell of which nothing is known."""
+UNKNOWN = 255
+
+FloatArray = NDArray[np.float64]
+SingleArray = NDArray[np.float32]
+ByteArray = NDArray[np.uint8]
+
+
+def lateness_of(window: Window) -> FloatArray:
+    """Seconds that each rank was late at each step (N, R), NaN where its step is missing; early is below nothing."""
+    n_steps, n_ranks, _ = window.durations_NRS.shape
+    late_NR = np.full((n_steps, n_ranks), -np.inf)
+    for segment in segments(window, np.ones(n_steps, dtype=np.bool_)):
+        arrival_MR = np.zeros((segment.n_rows, n_ranks))
+        for column in segment.local:
+            arrival_MR[column.offset : column.offset + column.n_steps] += column.values_NR
+        arrival_NR = arrival_MR[:n_steps]
+        np.fmax(late_NR, arrival_NR - _reference(arrival_NR, window.cohorts), out=late_NR)
+        late_NR[np.isnan(arrival_NR)] = np.nan
+    return late_NR
+
+
+def _reference(arrival_NR: FloatArray, cohorts: tuple[str, ...] | None) -> FloatArray:
+    """The median arrival of each rank's cohort."""
+    if cohorts is None:
+        return _median(arrival_NR)
+    reference_NR = np.empty_like(arrival_NR)
+    of_rank = np.array(cohorts)
+    for cohort in set(cohorts):
+        member_R = of_rank == cohort
+        reference_NR[:, member_R] = _median(arrival_NR[:, member_R])
+    return reference_NR
+
+
+def _median(values_NR: FloatArray) -> FloatArray:
+    """The median of each row (N, 1), of what is known of it."""
+    if np.isfinite(values_NR).all():
+        return np.asarray(np.median(values_NR, axis=1, keepdims=True))
+    known_N = ~np.isnan(values_NR).all(axis=1)
+    median_N1 = np.full((len(values_NR), 1), np.nan)
+    median_N1[known_N] = np.nanmedian(values_NR[known_N], axis=1, keepdims=True)
+    return median_N1
+
+
+@dataclass(frozen=True, slots=True)
+class LateRank:
+    """A rank and how late it was, seconds a step, over the steps that are shown."""
+
+    rank: int
+    host: str
+    mean_s: float
+    worst_s: float
+    worst_first_step: int
+    worst_last_step: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeatMap:
+    """The map. A cell is the latest rank of its group, as the mean over the steps of its column that were looked at.
+
+    Attributes:
+        first_step: the first step of the first column.
+        last_step: the last step of the last one.
+        column_steps: steps in a column.
+        sampled_steps: how many of them were looked at.
+        row_ranks: ranks in a row.
+        ranks: how many ranks there are.
+        levels_GC: lateness from 0 to `LEVELS` - 1, which is ``scale_s``, or `UNKNOWN`.
+        scale_s: lateness from which on all cells look alike.
+        latest: the ranks that were the latest.
+    """
+
+    first_step: int
+    last_step: int
+    column_steps: int
+    sampled_steps: int
+    row_ranks: int
+    ranks: int
+    levels_GC: ByteArray
+    scale_s: float
+    latest: tuple[LateRank, ...]
+
+    def png(self) -> bytes:
+        """The map as a picture of a pixel a cell, which shows on light ground as on dark."""
+        return png_of(self.levels_GC)
+
+
+def heat_map(
+    late_CR: SingleArray,
+    starts: list[int],
+    column_steps: int,
+    sampled_steps: int,
+    last_step: int,
+    numbers: list[int],
+    hosts: list[str],
+    n_latest: int = 10,
+) -> HeatMap:
+    """The map of the mean lateness of ranks in columns of steps.
+
+    Args:
+        late_CR: seconds, NaN where nothing is known.
+        starts: the first step of each column.
+        column_steps: steps in each.
+        sampled_steps: steps of each that were looked at.
+        last_step: the last step of the last column.
+        numbers: the ranks' numbers.
+        hosts: the ranks' hosts.
+        n_latest: how many of the latest ranks to name.
+    """
+    n_ranks = late_CR.shape[1]
+    row_ranks = max(1, -(-n_ranks // MAX_ROWS))
+    groups = np.arange(0, n_ranks, row_ranks)
+    cells_GC = np.fmax.reduceat(late_CR, groups, axis=1).T
+    scale_s = _scale_s(cells_GC)
+    scaled_GC = np.clip(np.nan_to_num(cells_GC, nan=0.0) / scale_s, 0.0, 1.0) * (LEVELS - 1)
+    levels_GC = np.where(np.isnan(cells_GC), UNKNOWN, np.rint(scaled_GC)).astype(np.uint8)
+    return HeatMap(
+        first_step=starts[0],
+        last_step=last_step,
+        column_steps=column_steps,
+        sampled_steps=sampled_steps,
+        row_ranks=row_ranks,
+        ranks=n_ranks,
+        levels_GC=levels_GC,
+        scale_s=scale_s,
+        latest=_latest(late_CR, starts, column_steps, last_step, numbers, hosts, n_latest),
+    )
+
+
+def _scale_s(cells_GC: SingleArray) -> float:
+    """The lateness that is the darkest.
+
+    A single hiccup must not leave the rest of the map blank; one late rank among thousands must stand out from what all
+    of them jitter; and what is next to nothing must not look like much.
+    """
+    high_G = np.quantile(np.nan_to_num(cells_GC, nan=0.0), 0.95, axis=1)
+    return float(max(high_G.max(), 4.0 * np.quantile(high_G, 0.5, method="lower"), 1e-3))
+
+
+def _latest(
+    late_CR: SingleArray,
+    starts: list[int],
+    column_steps: int,
+    last_step: int,
+    numbers: list[int],
+    hosts: list[str],
+    n_latest: int,
+) -> tuple[LateRank, ...]:
+    known_CR = ~np.isnan(late_CR)
+    counts_R = known_CR.sum(axis=0)
+    mean_R = np.where(known_CR, late_CR, 0.0).sum(axis=0) / np.maximum(counts_R, 1)
+    mean_R[counts_R == 0] = -np.inf
+    found = []
+    for r in np.argsort(-mean_R, kind="stable")[:n_latest]:
+        if not np.isfinite(mean_R[r]):
+            break
+        worst = int(np.nanargmax(late_CR[:, r]))
+        until = min(starts[worst] + column_steps - 1, last_step)
+        found.append(LateRank(numbers[r], hosts[r], float(mean_R[r]), float(late_CR[worst, r]), starts[worst], until))
+    return tuple(found)
+
+
+_RAMP = ((0.0, (255, 213, 79, 0)), (0.25, (255, 193, 7, 150)), (0.6, (244, 81, 30, 235)), (1.0, (183, 28, 28, 255)))
+"""From nothing to the latest: see-through, amber, orange, red."""
+_UNKNOWN_COLOUR = (128, 128, 128, 70)
+
+
+def png_of(levels_GC: ByteArray) -> bytes:
+    """Levels as a PNG of a pixel a cell, with a palette of its own."""
+    at = np.linspace(0.0, 1.0, LEVELS)
+    stops = [place for place, _ in _RAMP]
+    ramp = np.stack([np.interp(at, stops, [colour[i] for _, colour in _RAMP]) for i in range(4)], axis=1)
+    palette = np.vstack([np.rint(ramp), [_UNKNOWN_COLOUR]]).astype(np.uint8)
+    height, width = levels_GC.shape
+    # Every row begins with the number of its filter: none.
+    rows = np.hstack([np.zeros((height, 1), dtype=np.uint8), levels_GC])
+    return b"".join(
+        (
+            b"\x89PNG\r\n\x1a\n",
+            _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
+            _chunk(b"PLTE", palette[:, :3].tobytes()),
+            _chunk(b"tRNS", palette[:, 3].tobytes()),
+            _chunk(b"IDAT", compress(rows.tobytes(), 6)),
+            _chunk(b"IEND", b""),
+        )
+    )
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data))

@@ -1,0 +1,208 @@
+"""One run, as the page sees it: everything that is read from disk goes through here, and nothing is read twice."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent import futures
+from dataclasses import dataclass
+from pathlib import Path
+
+from sftriage.errors import InputError
+from sftriage.records import CaptureResult
+from sftriage.traces import Manifest
+from sftriage.traces.rundir import RunDirectory, RunInfo, read_info
+from sftriage.ui.captures import CaptureShelf, Damaged
+from sftriage.ui.heat import HeatSource
+from sftriage.ui.journal import JournalTail, WindowRow
+from sftriage.ui.lanes import MAX_STEPS, Lanes, lanes_of
+from sftriage.ui.lateness import HeatMap
+from sftriage.ui.steps import StepLogs
+
+KEPT_MAPS = 8
+
+
+class Drawing:
+    """A heat map that is not there yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of a run at one moment.
+
+    Attributes:
+        version: changes whenever something that a page shows does.
+        info: what was run, or None before there is a run.
+        problem: why there is nothing to be seen of a run that is there.
+        going: the run has not ended.
+        rows: its windows in order.
+        results: what became of captures, by id.
+        captures: the stored ones, newest first.
+        skipped: lines of the journal that could not be read.
+    """
+
+    version: str
+    info: RunInfo | None = None
+    problem: str = ""
+    going: bool = False
+    rows: tuple[WindowRow, ...] = ()
+    results: Mapping[str, CaptureResult] | None = None
+    captures: tuple[Manifest | Damaged, ...] = ()
+    skipped: int = 0
+
+    @property
+    def became(self) -> Mapping[str, CaptureResult]:
+        """What became of captures, by id."""
+        return self.results or {}
+
+    def asked_by(self, capture_id: str) -> WindowRow | None:
+        """The window whose decision asked for a capture."""
+        return next(
+            (row for row in reversed(self.rows) if any(one.capture_id == capture_id for one in row.asked)), None
+        )
+
+
+class RunSource:
+    """A run that may not be there yet.
+
+    Its methods may be called from any thread; one at a time reads.
+
+    Args:
+        find: the run directory to look at, or None as long as there is none. Once found, it is not asked again.
+    """
+
+    def __init__(self, find: Callable[[], RunDirectory | None]) -> None:
+        self._find = find
+        self._lock = threading.Lock()
+        self._run: RunDirectory | None = None
+        self._view = View("none")
+        self._journal: JournalTail | None = None
+        self._shelf: CaptureShelf | None = None
+        # Maps of large runs take seconds: they are made one after the other, beside everything else.
+        self._drawing = futures.ThreadPoolExecutor(1, thread_name_prefix="heat")
+        self._heat: HeatSource | None = None
+        self._maps: OrderedDict[tuple[int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()
+        self._late_maps = 0
+        self._beside: HeatSource | None = None
+
+    @property
+    def directory(self) -> Path | None:
+        """The run directory, once it is found."""
+        return None if self._run is None else self._run.path
+
+    def view(self) -> View:
+        """The run as it is now."""
+        with self._lock:
+            if self._run is None:
+                self._open()
+            return self._view if self._run is None else self._look(self._run)
+
+    def heat(
+        self, attempt: int, first_step: int, last_step: int, patience_s: float | None = None
+    ) -> HeatMap | Drawing | None:
+        """The heat map of some steps that windows have been judged over; None where no step of them is on record.
+
+        If it takes longer than ``patience_s``, it is still being drawn, and the view changes once it is there.
+        """
+        with self._lock:
+            if self._heat is None:
+                return None
+            wanted = (attempt, first_step, last_step, len(self._view.rows))
+            map_ = self._maps.get(wanted)
+            if map_ is None:
+                map_ = self._maps[wanted] = self._drawing.submit(self._heat.map, attempt, first_step, last_step)
+                while len(self._maps) > KEPT_MAPS:
+                    self._maps.popitem(last=False)[1].cancel()
+        try:
+            return map_.result(patience_s)
+        except futures.TimeoutError:
+            map_.add_done_callback(self._drawn)
+            return Drawing()
+        except futures.CancelledError:
+            # So many others were asked for that this one was given up.
+            return Drawing()
+
+    def _drawn(self, _: futures.Future[HeatMap | None]) -> None:
+        with self._lock:
+            self._late_maps += 1
+
+    def capture(self, capture_id: str) -> Manifest | Damaged | None:
+        """One stored capture."""
+        with self._lock:
+            return None if self._shelf is None else self._shelf.get(capture_id)
+
+    @property
+    def shelf(self) -> CaptureShelf:
+        """The stored captures.
+
+        Raises:
+            InputError: there is no run yet.
+        """
+        if self._shelf is None:
+            raise InputError("there is no run yet")
+        return self._shelf
+
+    def beside(self, manifest: Manifest, attempt: int, control: int | None) -> Lanes | None:
+        """The captured steps of the rank that was captured, beside those of a control rank.
+
+        Without one, it is the rank that came nearest to the median in these steps.
+        """
+        with self._lock:
+            if self._beside is None:
+                return None
+            capture = manifest.capture
+            n_steps = min(capture.steps, MAX_STEPS)
+            self._beside.logs.look()
+            ranks = self._beside.logs.of(attempt)
+            if control is None or control not in ranks or control == capture.rank:
+                late = self._beside.lateness(attempt, capture.first_step, n_steps)
+                others = {
+                    rank: late_s for rank, late_s in late.items() if rank not in {capture.rank, *manifest.trigger.ranks}
+                }
+                control = min(others, key=lambda rank: (abs(others[rank]), rank), default=None)
+            pair = [("captured", capture.rank), ("control", control)]
+            return lanes_of(
+                [
+                    (title, ranks[rank].info, ranks[rank].records(capture.first_step, n_steps))
+                    for title, rank in pair
+                    if rank is not None and rank in ranks
+                ]
+            )
+
+    def _open(self) -> None:
+        run = self._find()
+        if run is None or not run.info_file.is_file():
+            return
+        self._run = run
+        self._journal = JournalTail(run.decisions)
+        self._shelf = CaptureShelf(run.path)
+        self._heat = HeatSource(StepLogs(run.steps))
+        self._beside = HeatSource(StepLogs(run.steps))
+
+    def _look(self, run: RunDirectory) -> View:
+        assert self._journal is not None
+        assert self._shelf is not None
+        moved = self._journal.follow()
+        try:
+            info, problem = read_info(run), ""
+        except InputError as error:
+            info, problem = None, str(error)
+        going = info is not None and Path(info.rings).is_dir()
+        stored = self._shelf.signature()
+        journal = self._journal
+        seen = (len(journal.rows), sorted(journal.results), journal.skipped, stored, going, problem, self._late_maps)
+        version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+        if moved or version != self._view.version:
+            self._view = View(
+                version=version,
+                info=info,
+                problem=problem,
+                going=going,
+                rows=tuple(self._journal.rows),
+                results=dict(self._journal.results),
+                captures=tuple(self._shelf.all()),
+                skipped=self._journal.skipped,
+            )
+        return self._view

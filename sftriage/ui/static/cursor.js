@@ -1,0 +1,88 @@
+// Reading a chart: by pointer, or by arrow keys, one column (and on the map one row) at a time.
+"use strict";
+(() => {
+  const levels = new Map();
+  const LEVELS = 254;
+  const UNKNOWN = 255;
+
+  const ms = (seconds) => (seconds >= 0.1 ? (seconds * 1e3).toFixed(0) : (seconds * 1e3).toFixed(1)) + " ms";
+  const steps = (first, last) => (first === last ? `step ${first}` : `steps ${first} to ${last}`);
+
+  function say(cursor, name, text, column) {
+    document.getElementById(`${name}-readout`).textContent = text;
+    cursor.setAttribute("aria-valuetext", text);
+    cursor.setAttribute("aria-valuenow", column);
+  }
+
+  function timeline(cursor, column) {
+    const figure = cursor.closest("figure");
+    const columns = JSON.parse(figure.dataset.columns);
+    const stages = JSON.parse(figure.dataset.stages);
+    const at = Math.min(Math.max(column, 0), columns.length - 1);
+    const [first, last, label, named, exposed, advances] = columns[at];
+    const here = cursor.querySelector(".here");
+    here.setAttribute("x", (at * 1000) / columns.length);
+    here.setAttribute("visibility", "visible");
+    const parts = stages.map((stage, n) => `${stage} ${ms(advances[n])}`);
+    say(cursor, "timeline", `${steps(first, last)}: ${label}${named ? `, ${named}` : ""}; ${ms(exposed)} a step: ${parts.join(", ")}`, at);
+    return [at, 0];
+  }
+
+  async function heat(cursor, column, row) {
+    const about = cursor.closest("figure").dataset;
+    const [columns, rows, each] = [Number(about.width), Number(about.rows), Number(about.each)];
+    const [c, r] = [Math.min(Math.max(column, 0), columns - 1), Math.min(Math.max(row, 0), rows - 1)];
+    const here = cursor.querySelector(".here");
+    here.setAttribute("x", c);
+    here.setAttribute("y", r);
+    here.setAttribute("visibility", "visible");
+    if (!levels.has(about.heat)) {
+      levels.clear();
+      levels.set(about.heat, fetch(about.heat).then((answer) => (answer.ok ? answer.arrayBuffer() : null)));
+    }
+    const bytes = await levels.get(about.heat);
+    if (!bytes) return;
+    const level = new Uint8Array(bytes)[r * columns + c];
+    const first = Number(about.first) + c * each;
+    const rank = r * Number(about.rowRanks);
+    const until = Math.min(rank + Number(about.rowRanks), Number(about.ranks)) - 1;
+    const who = rank === until ? `rank ${rank}` : `the latest of ranks ${rank} to ${until}`;
+    const late = level === UNKNOWN ? "nothing is known"
+      : `${ms((level / LEVELS) * Number(about.scale))}${level === LEVELS ? " or more" : ""} late`;
+    say(cursor, "heat", `${steps(first, Math.min(first + each - 1, Number(about.last)))}, ${who}: ${late}`, c);
+  }
+
+  const shows = { timeline, heat };
+  const places = { timeline: [Infinity, 0], heat: [Infinity, 0] };
+
+  function show(cursor, column, row) {
+    const name = cursor.dataset.cursor;
+    const columns = Number(cursor.getAttribute("aria-valuemax")) + 1;
+    const rows = Number(cursor.closest("figure").dataset.rows || 1);
+    places[name] = [Math.min(Math.max(column, 0), columns - 1), Math.min(Math.max(row, 0), rows - 1)];
+    shows[name](cursor, ...places[name]);
+  }
+
+  document.addEventListener("pointermove", (event) => {
+    const cursor = event.target.closest?.("[data-cursor]");
+    if (!cursor) return;
+    const box = cursor.getBoundingClientRect();
+    const columns = Number(cursor.getAttribute("aria-valuemax")) + 1;
+    const rows = Number(cursor.closest("figure").dataset.rows || 1);
+    show(cursor, Math.floor(((event.clientX - box.left) / box.width) * columns),
+      Math.floor(((event.clientY - box.top) / box.height) * rows));
+  });
+  document.addEventListener("keydown", (event) => {
+    const cursor = event.target.closest?.("[data-cursor]");
+    if (!cursor || event.ctrlKey || event.altKey || event.metaKey) return;
+    const [column, row] = places[cursor.dataset.cursor];
+    const from = Number.isFinite(column) ? column : Number(cursor.getAttribute("aria-valuemax"));
+    const moved = {
+      ArrowLeft: [from - 1, row], ArrowRight: [from + 1, row], ArrowUp: [from, row - 1], ArrowDown: [from, row + 1],
+      PageUp: [from - 20, row], PageDown: [from + 20, row], Home: [0, row], End: [Infinity, row],
+    }[event.key];
+    if (!moved) return;
+    event.preventDefault();
+    show(cursor, ...moved);
+  });
+})();

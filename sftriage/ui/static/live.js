@@ -1,0 +1,75 @@
+// Keeps the page up to date: the server says that something has changed, and what changed is taken from a new copy of it.
+"use strict";
+(() => {
+  const MIN_BETWEEN_MS = 1000;
+  const link = document.getElementById("link");
+  let shown = document.body.dataset.version;
+  let wanted = shown;
+  let busy = false;
+
+  function say(state, text) {
+    if (link.dataset.state === state) return;
+    link.dataset.state = state;
+    link.querySelector(".text").textContent = text;
+  }
+
+  const parts = (page) => [...page.querySelectorAll("main > section, main [data-live]")].map((one) => one.id).join(" ");
+
+  // A part is replaced only if it differs; what was open stays open, and whoever stands in it with the keyboard stays.
+  function replace(old, fresh) {
+    const now = document.importNode(fresh, true);
+    const inside = old.contains(document.activeElement) ? document.activeElement : null;
+    const known = [...old.querySelectorAll("details")].map((one) => one.id);
+    const open = [...old.querySelectorAll("details[open]")].map((one) => one.id);
+    for (const details of now.querySelectorAll("details")) {
+      if (known.includes(details.id)) details.open = open.includes(details.id);
+    }
+    const scrolled = [...old.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
+    old.replaceWith(now);
+    now.querySelectorAll(".scroll").forEach((one, n) => { one.scrollLeft = scrolled[n] || 0; });
+    if (!inside) return;
+    const href = inside.getAttribute("href");
+    const again = inside.id ? document.getElementById(inside.id)
+      : [...now.querySelectorAll("a[href]")].find((one) => one.getAttribute("href") === href);
+    again?.focus({ preventScroll: true });
+  }
+
+  function put(fresh) {
+    // A page that grows a part that it did not have (with the first window, say) is laid out anew.
+    if (parts(fresh) !== parts(document)) {
+      document.getElementById("main").replaceChildren(...document.importNode(fresh.getElementById("main"), true).childNodes);
+    }
+    for (const old of document.querySelectorAll("[data-live]")) {
+      const now = fresh.getElementById(old.id);
+      if (now && !now.isEqualNode(old)) replace(old, now);
+    }
+    document.title = fresh.title;
+    document.body.dataset.version = fresh.body.dataset.version;
+  }
+
+  async function refresh() {
+    if (busy || wanted === shown) return;
+    busy = true;
+    const taking = wanted;
+    try {
+      const answer = await fetch(location.href, { cache: "no-store" });
+      if (answer.headers.get("content-type")?.startsWith("text/html")) {
+        put(new DOMParser().parseFromString(await answer.text(), "text/html"));
+        shown = taking;
+      }
+    } catch {
+      // The stream says when the server is there again.
+    }
+    setTimeout(() => { busy = false; refresh(); }, MIN_BETWEEN_MS);
+  }
+
+  const events = new EventSource("/events");
+  events.addEventListener("change", (event) => {
+    say("on", "live");
+    wanted = JSON.parse(event.data).version;
+    refresh();
+  });
+  events.addEventListener("open", () => say("on", "live"));
+  events.addEventListener("error", () => say("lost", "connection lost, trying again"));
+  addEventListener("pagehide", () => events.close());
+})();

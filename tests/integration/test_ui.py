@@ -1,0 +1,285 @@
+"""The page in a real browser, about a real job: from the timeline to the capture to the downloaded file."""
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+import shutil
+import signal
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sftriage.traces import LocalStore
+from tests.integration.processes import DEADLINE_S
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+expect.set_options(timeout=60_000)
+
+STEPS = 300
+CHROMIUM = shutil.which("chromium")
+TOKEN = "correct-horse-battery-staple"
+WIDE = {"width": 1280, "height": 900}
+PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
+PERFETTO = """<!doctype html><script>
+  addEventListener("message", (event) => {
+    if (event.data === "PING") event.source.postMessage("PONG", event.origin);
+    if (event.data.perfetto) {
+      const { buffer, title, fileName } = event.data.perfetto;
+      crypto.subtle.digest("SHA-256", buffer).then((sum) => {
+        const sha256 = [...new Uint8Array(sum)].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+        window.handed = { title, fileName, sha256 };
+      });
+    }
+  });
+</script>"""
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as started:
+        # (a container's root has no sandbox to put it into)
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, start) -> Iterator[Any]:
+    """A page of its own, in which nothing may go wrong; it is closed before the server is."""
+    context = browser.new_context(viewport=WIDE, accept_downloads=True)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+@pytest.fixture
+def serve(start) -> Callable[..., str]:
+    """Start `sftriage ui`; where its page is."""
+
+    def serve(*arguments: object, **options: Any) -> str:
+        process = start("ui", "--json", *arguments, **options)
+        return json.loads(process.stdout.readline())["url"]
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory) -> Path:
+    """A job of four ranks, recorded: one of them becomes slow in data, and is captured."""
+    import os
+    import subprocess
+    import sys
+
+    path = tmp_path_factory.mktemp("recorded")
+    environment = {**os.environ, "XDG_STATE_HOME": str(path / "state"), "OMP_NUM_THREADS": "1"}
+    command = ["demo", "--json", "--steps", str(STEPS), "--fault", "data:2:40", "--out", str(path / "run")]
+    subprocess.run(
+        [sys.executable, "-m", "sftriage", *command], env=environment, check=True, capture_output=True, timeout=280
+    )
+    return path / "run"
+
+
+def live(page: Any) -> None:
+    """Wait until the page hears from the server."""
+    page.wait_for_selector('#link[data-state="on"]')
+
+
+def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_path):
+    # GIVEN the page about a run in which a rank was captured
+    (manifest,) = LocalStore(recorded).manifests().manifests
+    page.goto(serve("--run", recorded))
+    live(page)
+    # THEN one look answers: not healthy, since when, which rank and stage, and what was done
+    answers = page.inner_text(".answers")
+    assert page.inner_text("#headline") == "Slow, and captured"
+    for words in (f"since step {manifest.trigger.onset_step}", "rank 2 in data", "Capture of rank 2 done"):
+        assert words in answers
+    # WHEN one goes from the capture's mark on the timeline to its page
+    page.click(f'.marks a[href="/captures/{manifest.capture_id}"]', force=True)
+    page.wait_for_selector("#lanes")
+    assert page.inner_text("#capture-title") == (
+        f"Capture of rank 2, steps {manifest.capture.first_step} to {manifest.capture.last_step}"
+    )
+    assert page.locator(".lane").count() == 2
+    # AND downloads the trace
+    with page.expect_download() as download:
+        page.click("text=Download trace.json.gz")
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    # THEN it is the one that the manifest and the page speak of, whole
+    artefact = manifest.artefacts[0]
+    assert path.name == f"{manifest.capture_id}-{artefact.name}"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == artefact.sha256 == page.inner_text("[data-sha256]")
+    assert json.loads(gzip.decompress(path.read_bytes()))["distributedInfo"]["rank"] == 2
+
+
+def test_a_trace_is_handed_to_perfetto(page, serve, recorded):
+    # GIVEN a capture's page, and Perfetto's viewer as its documentation has it: it answers PING, and takes a trace
+    (manifest,) = LocalStore(recorded).manifests().manifests
+    page.context.route(
+        "https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html")
+    )
+    page.goto(f"{serve('--run', recorded)}captures/{manifest.capture_id}")
+    # WHEN the trace is opened in it
+    with page.expect_popup() as popup:
+        page.click("#perfetto")
+    # THEN it gets the very bytes
+    handed = popup.value.wait_for_function("window.handed").json_value()
+    assert handed["sha256"] == manifest.artefacts[0].sha256
+    assert handed["fileName"] == f"{manifest.capture_id}-trace.json.gz"
+    page.wait_for_selector("text=Handed to Perfetto.")
+
+
+def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
+    # GIVEN the page about a run that has come half-way
+    run = tmp_path / "run"
+    shutil.copytree(recorded, run)
+    lines = run.joinpath("decisions.jsonl").read_bytes().splitlines(keepends=True)
+    healthy = next(n for n, line in enumerate(lines) if b'"label": "healthy"' in line)
+    run.joinpath("decisions.jsonl").write_bytes(b"".join(lines[: healthy + 1]))
+    page.goto(serve("--run", run))
+    live(page)
+    assert page.inner_text("#headline") == "Healthy"
+    # AND somebody has opened the table, and is about to type
+    page.click("#timeline-table summary")
+    page.fill("input[name=from]", "17")
+    page.evaluate("window.same = true")
+    # WHEN the run goes on
+    with run.joinpath("decisions.jsonl").open("ab") as file:
+        file.write(b"".join(lines[healthy + 1 :]))
+    # THEN the page says so by itself, without being loaded again
+    expect(page.locator("#headline")).to_have_text("Slow, and captured")
+    expect(page).to_have_title("Slow, and captured: demo - sftriage")
+    assert page.evaluate("window.same")
+    # AND what was open is open, and what was typed is there
+    assert page.evaluate("document.getElementById('timeline-table').open")
+    assert page.input_value("input[name=from]") == "17"
+
+
+def test_a_page_that_waits_for_a_run_shows_the_first_one(page, serve, recorded, tmp_path):
+    # GIVEN the page, and no run
+    (tmp_path / "run").mkdir()
+    page.goto(serve("--run", tmp_path / "run"))
+    live(page)
+    assert page.inner_text("#headline") == "No run yet"
+    # WHEN one is there THEN the page shows it by itself
+    shutil.copytree(recorded, tmp_path / "run", dirs_exist_ok=True)
+    page.wait_for_selector("#timeline-cursor")
+    expect(page.locator("#headline")).to_have_text("Slow, and captured")
+
+
+def test_it_can_be_used_without_a_pointer(page, serve, recorded):
+    page.goto(serve("--run", recorded))
+    live(page)
+    # GIVEN a person who has a keyboard alone: the first stop leads past the head of the page
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.keyboard.press("Enter")
+    # WHEN they go on to the timeline, and along it
+    while page.evaluate("document.activeElement.id") != "timeline-cursor":
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement !== document.body")
+    page.keyboard.press("Home")
+    first = page.inner_text("#timeline-readout")
+    page.keyboard.press("ArrowRight")
+    # THEN it is read out, column by column, to whoever looks and to whoever listens
+    assert first.startswith("steps 20 to 69: healthy")
+    second = page.inner_text("#timeline-readout")
+    assert second.startswith("steps 30 to 79")
+    assert page.get_attribute("#timeline-cursor", "aria-valuetext") == second
+    # AND the map says how late the slow rank was at the last step
+    page.focus("#heat-cursor")
+    page.keyboard.press("End")
+    for _ in range(2):
+        page.keyboard.press("ArrowDown")
+    expect(page.locator("#heat-readout")).to_have_text(re.compile("step 299, rank 2: .* late"))
+
+
+@pytest.mark.parametrize("target", ["", "decisions", "captures/{}"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, recorded, target, scheme):
+    (manifest,) = LocalStore(recorded).manifests().manifests
+    context = browser.new_context(**PHONE, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(serve("--run", recorded) + target.format(manifest.capture_id))
+    live(page)
+    # THEN nothing is wider than the screen
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    # AND every text stands out from its ground (WCAG AA: 4.5, and 3 for large ones)
+    assert page.evaluate(CONTRASTS) == []
+    context.close()
+
+
+CONTRASTS = """() => {
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const linear = (c) => (c <= 10 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const ground = (one) => {
+    for (; one; one = one.parentElement) {
+      const found = parse(getComputedStyle(one).backgroundColor);
+      if (found.length < 4 || found[3] > 0.99) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll("body *")) {
+    if (one.closest("svg") || ![...one.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
+    const style = getComputedStyle(one);
+    const [a, b] = [light(parse(style.color)), light(ground(one))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
+    const which = `${one.className || one.tagName}: ${one.textContent.trim().slice(0, 30)}`;
+    if (contrast < (large ? 3 : 4.5)) poor.push(`${which}: ${contrast.toFixed(2)}`);
+  }
+  return poor;
+}"""
+
+
+def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path, environment):
+    # GIVEN a page that may be reached from elsewhere
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    url = serve("--run", recorded, "--host", "0.0.0.0", "--token-file", tmp_path / "token").replace(
+        "0.0.0.0", "127.0.0.1"
+    )
+    # WHEN somebody comes without the token THEN they are asked for it, and see nothing
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(url, timeout=DEADLINE_S)
+    assert caught.value.code == 401
+    # AND with it a browser shows the page, and what the page asks for on its own
+    context = browser.new_context(http_credentials={"username": "any", "password": TOKEN})
+    page = context.new_page()
+    page.goto(url)
+    live(page)
+    expect(page.locator(".heat img")).to_have_js_property("complete", True)
+    assert page.evaluate("document.querySelector('.heat img').naturalWidth") > 0
+    context.close()
+
+
+def test_it_ends_when_it_is_told_to_though_somebody_listens(start, recorded, environment):
+    # GIVEN a page with the token from the environment, and somebody who listens to its events
+    environment["SFTRIAGE_UI_TOKEN"] = TOKEN
+    process = start("ui", "--json", "--run", recorded)
+    url = json.loads(process.stdout.readline())["url"]
+    credentials = base64.b64encode(f":{TOKEN}".encode()).decode()
+    request = urllib.request.Request(url + "events", headers={"Authorization": f"Basic {credentials}"})
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as events:
+        assert events.readline() == b"retry: 2000\n"
+        # WHEN Ctrl-C is pressed THEN it ends, and says nothing of it
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert "Traceback" not in err
