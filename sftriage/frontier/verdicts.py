@@ -204,8 +204,11 @@ def _qualifies(candidate: Candidate, evidence: Evidence, settings: Settings, kee
         return False
     if not single and suspect.persistence < settings.min_persistence_fraction * keep:
         return False
-    wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
-    return _explained_s(suspect, evidence) >= wanted_s
+    weighty_s = _weighty_s(candidate, evidence, settings)
+    if single and suspect.stage is None and weighty_s < settings.min_explained_fraction * suspect.gain_s:
+        # Who is a little slow in all it does, where nobody is later than in a healthy window, shares a core.
+        return False
+    return _explained_s(suspect, evidence) >= settings.min_explained_fraction * keep * weighty_s
 
 
 def _share(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
