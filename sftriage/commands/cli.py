@@ -14,6 +14,7 @@ from sftriage.commands.decisions import decisions
 from sftriage.commands.demo import demo
 from sftriage.commands.evidence import evidence
 from sftriage.commands.explain import explain_decision
+from sftriage.commands.for_step import traces_for_step
 from sftriage.commands.policy import policies
 from sftriage.commands.reduce import reduce
 from sftriage.commands.retention import pin_trace, prune_traces, unpin_trace
@@ -39,6 +40,7 @@ app.command()(capture)
 app.command()(evidence)
 app.command("explain")(explain_decision)
 app.command()(ui)
+traces.command("for-step")(traces_for_step)
 for name, command in (("pin", pin_trace), ("unpin", unpin_trace), ("prune", prune_traces)):
     traces.command(name)(command)
 app.add_typer(traces, name="traces")

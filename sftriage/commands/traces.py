@@ -32,19 +32,24 @@ def list_traces(
 ) -> None:
     """List a run's captures, oldest first."""
     directory = find_run(run)
-    store = LocalStore(directory.path)
-    catalogue = Catalogue(directory.catalogue, store)
-    # A crash between storing and indexing, or a damaged capture: the store is the truth.
-    if store.ids() != {row.capture_id for row in catalogue.find()}:
-        for problem in catalogue.reindex().problems:
-            notices().print(f"sftriage: {problem}", soft_wrap=True, markup=False)
-    rows = catalogue.find(rank=rank, stage=stage)
+    rows = catalogued(directory).find(rank=rank, stage=stage)
     if as_json:
         print_json(rows)
     elif rows:
         results().print(captures_table(rows))
     else:
         notices().print(f"No such capture in {directory.path}; `sftriage decisions` says why.", soft_wrap=True)
+
+
+def catalogued(directory: RunDirectory) -> Catalogue:
+    """A run's catalogue, which has what the store has."""
+    store = LocalStore(directory.path)
+    catalogue = Catalogue(directory.catalogue, store)
+    # A crash between storing and indexing, or a damaged capture: the store is the truth.
+    if store.ids() != {row.capture_id for row in catalogue.find()}:
+        for problem in catalogue.reindex().problems:
+            notices().print(f"sftriage: {problem}", soft_wrap=True, markup=False)
+    return catalogue
 
 
 @traces.command("show")

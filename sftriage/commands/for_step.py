@@ -1,0 +1,60 @@
+"""``sftriage traces for-step``: from "step 1042 was slow" to its trace, or to why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from sftriage.commands.decisions import RunOption, decisions_of
+from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.runs import find_run
+from sftriage.commands.tables import captures_table, decisions_table
+from sftriage.commands.traces import JsonOption, catalogued
+from sftriage.traces import CaptureRow
+
+MAX_DECISIONS = 8
+
+
+def traces_for_step(
+    step: Annotated[int, typer.Argument(min=0, help="A step of the job.")],
+    run: RunOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the captures of a step, or nearest to it, and what was decided about it.
+
+    A capture is of a step that it recorded, or that lies in the window that led to it. Where there is none, the
+    decisions say why.
+    """
+    directory = find_run(run)
+    rows = catalogued(directory).find()
+    holding = [row for row in rows if distance(row, step) == 0]
+    nearest = min(rows, key=lambda row: (distance(row, step), row.first_step), default=None)
+    about = decided_about(decisions_of(directory), step)
+    if as_json:
+        print_json({"step": step, "captures": holding, "nearest": nearest, "decisions": about})
+        return
+    console = results()
+    if holding:
+        console.print(captures_table(holding))
+    elif nearest is not None:
+        where = f"steps {nearest.first_step} to {nearest.last_step} of rank {nearest.rank}"
+        notices().print(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.", soft_wrap=True)
+    else:
+        notices().print(f"No capture in {directory.path}.", soft_wrap=True, markup=False)
+    if about:
+        console.print(decisions_table(about))
+    else:
+        notices().print(f"No window that holds step {step} was decided: it is warm-up, or not over yet.")
+
+
+def distance(row: CaptureRow, step: int) -> int:
+    """How many steps a capture is from a step; 0 where it recorded it, or its window holds it."""
+    spans = ((row.first_step, row.last_step), (row.window_first_step, row.window_last_step))
+    return min(max(first - step, step - last, 0) for first, last in spans)
+
+
+def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """The decisions on windows that hold a step, the newest of them."""
+    return [one for one in decisions if one["first_step"] <= step <= one["last_step"]][-MAX_DECISIONS:]

@@ -1,0 +1,49 @@
+"""From a step to its captures, or to why there is none."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance
+from sftriage.traces import CaptureRow
+
+ROW = CaptureRow(
+    "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p", "why", "t"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("step", "away"),
+    [(142, 0), (146, 0), (90, 0), (139, 0), (140, 1), (141, 1), (147, 1), (89, 1), (0, 90), (200, 54)],
+)
+def test_a_capture_is_of_the_steps_that_it_recorded_and_of_the_window_that_led_to_it(step, away):
+    assert distance(ROW, step) == away
+
+
+def test_the_decisions_about_a_step_are_those_on_windows_that_hold_it_the_newest():
+    decisions = [{"first_step": first, "last_step": first + 49} for first in range(0, 200, 5)]
+    found = decided_about(decisions, 100)
+    assert [one["first_step"] for one in found] == list(range(100, 100 - 5 * MAX_DECISIONS, -5))[::-1]
+    assert decided_about(decisions, 5000) == []
+
+
+def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json").write_text("{}")
+    decision = {"time_s": 1.0, "first_step": 20, "last_step": 69, "label": "healthy", "outcome": "ignore"}
+    decision |= {"reason": "healthy", "requests": []}
+    (run / "decisions.jsonl").write_text(json.dumps({"type": "window", "decision": decision}) + "\n")
+    # WHEN asked for a step of that window THEN there is no capture, and the decision says why
+    status, out, _ = sftriage("traces", "for-step", "42", "--run", run, "--json")
+    answer = json.loads(out)
+    assert (status, answer["captures"], answer["nearest"]) == (0, [], None)
+    assert [one["reason"] for one in answer["decisions"]] == ["healthy"]
+    # AND of a step that no window holds, it is said
+    assert "No window that holds step 500 was decided" in sftriage("traces", "for-step", "500", "--run", run)[2]
+
+
+def test_the_nearest_capture_is_the_one_with_the_fewest_steps_between():
+    later = replace(ROW, capture_id="c-2", first_step=400, last_step=404, window_first_step=350, window_last_step=399)
+    assert min((ROW, later), key=lambda row: distance(row, 300)).capture_id == "c-2"
