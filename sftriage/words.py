@@ -71,9 +71,11 @@ def verdict_sentence(verdict: Verdict) -> str:
                 f"step {suspect.onset_step}: it costs the job {milliseconds(suspect.gain_s)} ({suspect.share:.0%}) "
                 f"of such a step; {steps}."
             )
+        # The gain is that of the steps it fills, and they are longer than the window's others.
+        step_s = suspect.gain_s / suspect.share if suspect.share > 0.0 else verdict.exposed_s
         return (
             f"{who(suspect).capitalize()} is slow in {where(suspect)}: it costs the job {milliseconds(suspect.gain_s)} "
-            f"of each {milliseconds(verdict.exposed_s)} step ({suspect.share:.0%}), "
+            f"of each {milliseconds(step_s)} step ({suspect.share:.0%}), "
             f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}."
         )
     if verdict.label == "stalled":

@@ -12,7 +12,7 @@ from sftriage.commands.reducing import stage_in_question
 from sftriage.controller import Controller
 from sftriage.errors import SftriageError
 from sftriage.recorder import RingInfo
-from sftriage.records import CaptureResult, Window
+from sftriage.records import CaptureResult, Reproduced, Window
 from sftriage.traces import (
     Artefact,
     CaptureInfo,
@@ -71,14 +71,16 @@ class Collector:
         Returns:
             The result as it goes on record, and the manifest of what is in the store.
         """
+        known = known or Known()
         try:
             if result.state != "done":
                 return result, None
             capture.verify(result)
+            found = self._reproduced(capture.request.capture_id, known, controller)
             manifest = self._store.put_files(
                 capture.request.capture_id,
                 [FileToStore(one.path, one.name, one.media_type, one.compress) for one in capture.products()],
-                lambda artefacts: self._manifest(capture, result, controller, ranks, artefacts, known or Known()),
+                lambda artefacts: self._manifest(capture, result, controller, ranks, artefacts, known, found),
             )
             self._index(manifest)
             manifest = self._looked_into(manifest)
@@ -87,6 +89,14 @@ class Collector:
         finally:
             capture.close()
         return result, manifest
+
+    def _reproduced(self, capture_id: str, known: Known, controller: Controller) -> Reproduced | None:
+        """Whether the fault was there. A capture is not lost because that could not be worked out."""
+        try:
+            return controller.reproduced(capture_id, known.steps)
+        except Exception:
+            log.exception("whether capture %s holds its fault could not be told", capture_id)
+            return None
 
     def _looked_into(self, manifest: Manifest) -> Manifest:
         """The manifest with what filled the suspect stage in the trace, where that is quickly said.
@@ -100,7 +110,7 @@ class Collector:
             (one,) = (reduce_trace(trace) for trace in read_traces(self._store.path(capture_id, trace.name)))
             stage = stage_in_question(None, manifest, None, one, None)
             return self._store.note_findings(capture_id, find(one, stage))
-        except (SftriageError, ValueError) as error:
+        except Exception as error:
             log.info("capture %s is stored, and was not looked into: %s", capture_id, error)
             return manifest
 
@@ -130,9 +140,9 @@ class Collector:
         ranks: Mapping[int, RingInfo],
         artefacts: tuple[Artefact, ...],
         known: Known,
+        found: Reproduced | None,
     ) -> Manifest:
         ring = ranks[capture.request.rank]
-        found = controller.reproduced(capture.request.capture_id, known.steps)
         return Manifest(
             capture_id=capture.request.capture_id,
             job=self._run.job,

@@ -84,4 +84,12 @@ def _entry(directory: RunDirectory, what: str) -> dict[str, Any]:
         captures = {request["capture_id"] for request in decision["requests"]}
         if what in captures or what == f"{first}-{last}" or (what.isdecimal() and first <= int(what) <= last):
             return entry
+    asked = next((one for one in read_journal(directory.decisions) if _asked_for(one, what)), None)
+    if asked is not None:
+        raise UsageError(f"{what} was not led to by a window: {asked['decision']['reason']}")
     raise UsageError(f"{directory.path} has no window or capture {what}; `sftriage decisions` lists its windows")
+
+
+def _asked_for(entry: dict[str, Any], capture_id: str) -> bool:
+    """Whether a person asked for a capture."""
+    return entry["type"] == "ask" and any(one["capture_id"] == capture_id for one in entry["decision"]["requests"])

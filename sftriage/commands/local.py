@@ -182,29 +182,37 @@ class LocalRun:
     def _look(self, *, ended: bool = False) -> None:
         """One turn: what has come in is judged, what is asked for is started, what has ended is collected.
 
-        Triage must not end because one turn failed (a full disk, a broken file): it is said, and the next one tries.
+        Triage must not end because a part of one turn failed (a full disk, a broken file): it is said, the other parts
+        go on, and the next turn tries again.
         """
-        try:
-            for window in self._agent.poll(ended=ended):
-                judged = self._controller.take(window, time.time())
-                self._watcher.judged(judged)
-                self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
-                for request in judged.decision.requests:
-                    self._start(request, ended=ended)
-            if not ended:
-                found = self._evidence.look(self._agent.ranks, time.monotonic())
-                if found is not None:
-                    self._controller.corroborated(found)
-            if not ended:
-                self._see_stall()
-            for ask in taken(self.directory):
-                for request in self._controller.ask(ask, self._agent.statuses(), time.time()).requests:
-                    self._start(request, ended=ended)
-            for capture, result in self._agent.results():
-                known = Known(self._captured_steps(result), self._evidence.remarks.get(result.rank, ()))
-                self._ended(*self._collector.collect(capture, result, self._controller, self._agent.ranks, known))
-        except Exception:
-            log.exception("a turn of the triage loop failed; it goes on")
+        for act in (self._judge, self._see_stall, self._gather, self._take_asks, self._collect):
+            try:
+                act(ended=ended)
+            except Exception:
+                log.exception("a turn of the triage loop failed; it goes on")
+
+    def _judge(self, *, ended: bool) -> None:
+        for window in self._agent.poll(ended=ended):
+            judged = self._controller.take(window, time.time())
+            self._watcher.judged(judged)
+            self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
+            for request in judged.decision.requests:
+                self._start(request, ended=ended)
+
+    def _gather(self, *, ended: bool) -> None:
+        found = None if ended else self._evidence.look(self._agent.ranks, time.monotonic())
+        if found is not None:
+            self._controller.corroborated(found)
+
+    def _take_asks(self, *, ended: bool) -> None:
+        for ask in taken(self.directory):
+            for request in self._controller.ask(ask, self._agent.statuses(), time.time()).requests:
+                self._start(request, ended=ended)
+
+    def _collect(self, *, ended: bool) -> None:
+        for capture, result in self._agent.results():
+            known = Known(self._captured_steps(result), self._evidence.remarks.get(result.rank, ()))
+            self._ended(*self._collector.collect(capture, result, self._controller, self._agent.ranks, known))
 
     def _captured_steps(self, result: CaptureResult) -> Window | None:
         """The steps inside a capture, of all ranks, where they are still held."""
@@ -212,8 +220,8 @@ class LocalRun:
             return None
         return self._agent.steps(result.rank, result.first_step, result.last_step)
 
-    def _see_stall(self) -> None:
-        job = self._agent.statuses()
+    def _see_stall(self, *, ended: bool) -> None:
+        job = None if ended else self._agent.statuses()
         stall = None if job is None else self._controller.look(job, time.monotonic_ns(), time.time())
         if stall is not None:
             self._watcher.judged(stall)

@@ -139,9 +139,7 @@ class LocalStore:
             InputError: what lies there is not one.
             IntegrityError: an artefact is missing or of another size.
         """
-        directory = self._captures / _check_id(capture_id)
-        if not directory.is_dir() or directory.is_symlink():
-            raise UsageError(f"no capture {capture_id} in {self._captures}")
+        directory = self._directory(capture_id)
         path = directory / MANIFEST_NAME
         with _regular(path, InputError) as file:
             manifest = Manifest.from_json(file.read(MAX_MANIFEST_BYTES + 1), str(path))
@@ -225,16 +223,13 @@ class LocalStore:
         Raises:
             UsageError: no such capture, or the store cannot be written.
         """
-        directory = self._captures / _check_id(capture_id)
+        directory = self._directory(capture_id)
         try:
             with self._lock(fcntl.LOCK_SH):
                 hidden = Path(tempfile.mkdtemp(prefix=f"{_TEMPORARY}{capture_id}-", dir=self._captures))
                 directory.rename(hidden / capture_id)
                 _sync_directory(self._captures)
                 shutil.rmtree(hidden)
-        except FileNotFoundError:
-            shutil.rmtree(hidden, ignore_errors=True)
-            raise UsageError(f"no capture {capture_id} in {self._captures}") from None
         except OSError as error:
             raise UsageError(f"capture {capture_id} cannot be removed: {error.strerror}") from error
 
@@ -244,9 +239,7 @@ class LocalStore:
         Raises:
             UsageError: no such capture, or the store cannot be written.
         """
-        directory = self._captures / _check_id(capture_id)
-        if not directory.is_dir() or directory.is_symlink():
-            raise UsageError(f"no capture {capture_id} in {self._captures}")
+        directory = self._directory(capture_id)
         try:
             with contextlib.suppress(FileExistsError), _private(directory / PIN_NAME):
                 _sync_directory(directory)
@@ -259,9 +252,7 @@ class LocalStore:
         Raises:
             UsageError: no such capture, or the store cannot be written.
         """
-        directory = self._captures / _check_id(capture_id)
-        if not directory.is_dir() or directory.is_symlink():
-            raise UsageError(f"no capture {capture_id} in {self._captures}")
+        directory = self._directory(capture_id)
         try:
             (directory / PIN_NAME).unlink(missing_ok=True)
         except OSError as error:
@@ -289,6 +280,13 @@ class LocalStore:
             return 0
         except OSError as error:
             raise UsageError(f"{self._captures} cannot be swept: {error.strerror}") from error
+
+    def _directory(self, capture_id: str) -> Path:
+        """Where a capture that is there lies."""
+        directory = self._captures / _check_id(capture_id)
+        if not directory.is_dir() or directory.is_symlink():
+            raise UsageError(f"no capture {capture_id} in {self._captures}")
+        return directory
 
     def _names(self) -> list[str]:
         try:
