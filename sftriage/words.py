@@ -108,3 +108,12 @@ def _missing(suspect: Suspect) -> str:
 def milliseconds(seconds: float) -> str:
     """A duration as people say it here."""
     return f"{seconds * 1e3:.1f} ms"
+
+
+def size(size_bytes: float) -> str:
+    """A file's size, in binary units."""
+    for unit in ("B", "KiB", "MiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} GiB"

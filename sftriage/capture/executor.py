@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from sftriage.errors import CaptureError, RingError
+from sftriage.recorder import MailboxClient
 from sftriage.records import CaptureRequest, CaptureResult, RankStatus
 
 RankLook = Callable[[], RankStatus | None]
@@ -74,3 +76,15 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Let go of everything, and remove what is left in the spool."""
+
+
+def mailbox_of(request: CaptureRequest, mailbox: Path) -> MailboxClient:
+    """A client of the mailbox of a request's rank.
+
+    Raises:
+        CaptureError: it cannot be used.
+    """
+    try:
+        return MailboxClient(mailbox)
+    except (RingError, OSError) as error:
+        raise CaptureError(f"rank {request.rank} cannot be reached: {error}") from error

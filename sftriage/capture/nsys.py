@@ -22,11 +22,11 @@ from pathlib import Path
 
 from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
-from sftriage.capture.executor import Product, RankLook
+from sftriage.capture.executor import Product, RankLook, mailbox_of
 from sftriage.capture.nsys_conversion import to_export, to_report
 from sftriage.capture.nsys_report import check
+from sftriage.capture.turns import InTurns, Turns
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder import MailboxClient
 from sftriage.recorder.nvtx import NO_NVTX
 from sftriage.records import CaptureRequest, CaptureResult, RankStatus
 
@@ -39,8 +39,6 @@ FREE_BYTES = 128 * 2**20
 """What has to be free on the disk: a report passes through a file of tens of megabytes."""
 
 REPORT_NAME, EXPORT_NAME = "trace.nsys-rep", "trace.sqlite"
-
-Turns = Generator[None, None, None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class NsysPlace:
     armed: Path | None = None
 
 
-class NsysCapture:
+class NsysCapture(InTurns):
     """One capture, from asking for it to report and export in the spool.
 
     Args:
@@ -78,7 +76,7 @@ class NsysCapture:
     """
 
     def __init__(self, request: CaptureRequest, place: NsysPlace, mailbox: Path, spool: Path, look: RankLook) -> None:
-        self.request = request
+        super().__init__(request)
         self._place, self._look = place, look
         self._made = place.tmp / request.capture_id
         self._note = place.tmp / f"collecting-{request.rank}"
@@ -91,42 +89,18 @@ class NsysCapture:
         self._marking = self._cancelled = False
         self._steps: tuple[int, int] | None = None
         self._notes: list[str] = []
-        self._timings_s: dict[str, float] = {}
         self._clock: dict[str, int] = {}
         self._began: RankStatus | None = None
-        self._turns = self._course()
-        try:
-            self._mailbox = MailboxClient(mailbox)
-        except (RingError, OSError) as error:
-            raise CaptureError(f"rank {request.rank} cannot be reached: {error}") from error
+        self._mailbox = mailbox_of(request, mailbox)
 
     @property
     def needs_trainer(self) -> bool:
         """Until its steps are known, nothing comes of it without the trainer."""
         return self._steps is None
 
-    def start(self) -> None:
-        """Begin; the reason why it could not is the result of a later `poll`."""
-
-    def poll(self) -> CaptureResult | None:
-        """Go on with it; the result, once there is one."""
-        try:
-            next(self._turns)
-        except StopIteration:
-            return self._result()
-        except (CaptureError, RingError) as error:
-            return self.failed(str(error))
-        except OSError as error:
-            return self.failed(f"{error.filename or 'the spool'}: {error.strerror}")
-        return None
-
     def cancel(self) -> None:
         """Stop collecting, and keep nothing."""
         self._cancelled = True
-
-    def failed(self, reason: str) -> CaptureResult:
-        """The result of this capture where there is no report."""
-        return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
 
     def verify(self, result: CaptureResult) -> None:
         """Was done when the report was examined, in a process of its own."""

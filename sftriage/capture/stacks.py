@@ -19,6 +19,7 @@ from typing import Any
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Product, RankLook
 from sftriage.capture.flight_recorder import FlightRecorder
+from sftriage.capture.turns import InTurns, Turns
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest, CaptureResult
@@ -30,7 +31,7 @@ OPTIONS = frozenset({"native", "flight_recorder"})
 STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
 
 
-class StacksCapture:
+class StacksCapture(InTurns):
     """The stacks of one rank, as one JSON document in the spool.
 
     Args:
@@ -47,14 +48,12 @@ class StacksCapture:
         unknown = sorted(set(request.options) - OPTIONS)
         if unknown:
             raise CaptureError(f"unknown options: {', '.join(unknown)}")
-        self.request = request
+        super().__init__(request)
         self._info, self._look = info, look
         self._stacks = spool / f"{request.capture_id}.stacks.json"
         self._recorder_dump = spool / f"{request.capture_id}.pickle"
-        self._turns = self._course()
         self._step = 0
         self._notes: list[str] = []
-        self._timings_s: dict[str, float] = {}
         self._clock: dict[str, int] = {}
         self._taken = self._cancelled = False
 
@@ -63,30 +62,14 @@ class StacksCapture:
         """Until they are taken."""
         return not self._taken
 
-    def start(self) -> None:
-        """Begin; the reason why it could not is the result of a later `poll`."""
-
-    def poll(self) -> CaptureResult | None:
-        """Go on with it; the result, once there is one."""
-        try:
-            if self._cancelled:
-                raise CaptureError("cancelled")
-            next(self._turns)
-        except StopIteration:
-            return self._result()
-        except CaptureError as error:
-            return self.failed(str(error))
-        except OSError as error:
-            return self.failed(f"{error.filename or 'the spool'}: {error.strerror}")
-        return None
+    def _go_on(self) -> None:
+        if self._cancelled:
+            raise CaptureError("cancelled")
+        super()._go_on()
 
     def cancel(self) -> None:
         """Stop, and keep nothing."""
         self._cancelled = True
-
-    def failed(self, reason: str) -> CaptureResult:
-        """The result of this capture where there are no stacks."""
-        return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
 
     def verify(self, result: CaptureResult) -> None:
         """What is in the spool was made here, from what py-spy said."""
@@ -105,7 +88,7 @@ class StacksCapture:
             with contextlib.suppress(OSError):
                 leftover.unlink()
 
-    def _course(self) -> Generator[None, None, None]:
+    def _course(self) -> Turns:
         began_s = time.monotonic()
         end_s = began_s + self.request.max_seconds
         py_spy = find_py_spy()

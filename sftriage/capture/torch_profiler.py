@@ -9,10 +9,9 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from sftriage.capture.executor import Product
+from sftriage.capture.executor import Product, mailbox_of
 from sftriage.capture.verify import verify_trace
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder import MailboxClient
 from sftriage.records import CaptureRequest, CaptureResult
 
 
@@ -31,10 +30,7 @@ class TorchCapture:
     def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
         self.request = request
         self.trace = spool / f"{request.capture_id}.json"
-        try:
-            self._mailbox = MailboxClient(mailbox)
-        except (RingError, OSError) as error:
-            raise CaptureError(f"rank {request.rank} cannot be reached: {error}") from error
+        self._mailbox = mailbox_of(request, mailbox)
 
     @property
     def needs_trainer(self) -> bool:

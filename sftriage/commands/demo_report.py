@@ -14,14 +14,14 @@ from sftriage.commands.decisions import decisions_of
 from sftriage.commands.output import results
 from sftriage.commands.tables import frontier_table
 from sftriage.commands.traces import fetch_command, manifest_values
-from sftriage.commands.words import place, size
+from sftriage.commands.words import place
 from sftriage.controller import settings_of
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
 from sftriage.traces import Manifest
 from sftriage.traces.rundir import RunDirectory
-from sftriage.words import milliseconds, verdict_sentence
+from sftriage.words import milliseconds, size, verdict_sentence
 
 
 @dataclass(frozen=True, slots=True)

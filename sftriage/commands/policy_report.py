@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from sftriage.commands.words import size
 from sftriage.controller.replay import Replayed
 from sftriage.records import Outcome, plain
-from sftriage.words import where, who
+from sftriage.words import size, where, who
 
 OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
 

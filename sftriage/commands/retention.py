@@ -11,11 +11,11 @@ from sftriage.commands.decisions import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
 from sftriage.commands.traces import CaptureArgument, JsonOption
-from sftriage.commands.words import size
 from sftriage.errors import UsageError
 from sftriage.policy import quantities
 from sftriage.traces import Catalogue, LocalStore
 from sftriage.traces.retention import Retention, due, remove
+from sftriage.words import size
 
 
 def pin_trace(capture_id: CaptureArgument, run: RunOption = None) -> None:

@@ -10,13 +10,13 @@ import typer
 from sftriage.commands.local import LocalRun
 from sftriage.commands.nsys import DEFAULT_TRACE
 from sftriage.commands.output import notices
-from sftriage.commands.words import place, size
+from sftriage.commands.words import place
 from sftriage.controller import Judged, PolicyFiles
 from sftriage.errors import UsageError
 from sftriage.policy import find
 from sftriage.records import CaptureResult
 from sftriage.traces import Manifest
-from sftriage.words import verdict_sentence
+from sftriage.words import size, verdict_sentence
 
 
 class Reporter:

@@ -9,10 +9,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.commands.words import size
 from sftriage.records import Suspect, Verdict
 from sftriage.traces import CaptureRow
-from sftriage.words import every, milliseconds, where, who
+from sftriage.words import every, milliseconds, size, where, who
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
 OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}

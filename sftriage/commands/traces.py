@@ -12,10 +12,10 @@ from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.reduce_report import finding_lines
 from sftriage.commands.runs import find_run
 from sftriage.commands.tables import captures_table
-from sftriage.commands.words import place, size
+from sftriage.commands.words import place
 from sftriage.traces import Catalogue, LocalStore, Manifest
 from sftriage.traces.rundir import RunDirectory
-from sftriage.words import milliseconds
+from sftriage.words import milliseconds, size
 
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 CaptureArgument = Annotated[str, typer.Argument(help="Capture id, as `sftriage traces list` shows it.")]

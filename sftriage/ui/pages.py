@@ -20,6 +20,7 @@ from sftriage.ui.outlook import CaptureStatus, Outlook, outlook
 from sftriage.ui.source import Drawing, View
 from sftriage.ui.span import CHOICES, Span
 from sftriage.ui.timeline import MAX_TABLE_ROWS, Column, columns_of, timeline
+from sftriage.words import size
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -49,8 +50,9 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        for name in ("milliseconds", "signed", "clock", "stamp", "size", "number", "percent"):
+        for name in ("milliseconds", "signed", "clock", "stamp", "number", "percent"):
             self._environment.filters[name] = getattr(words, name)
+        self._environment.filters["size"] = size
         self._environment.filters["colour"] = lambda number: number % COLOURS
         self._environment.globals.update(
             static={name: f"/static/{name}?v={version}" for name, version in static.items()},

@@ -1,4 +1,4 @@
-"""How the page writes times, dates and sizes. Pure."""
+"""How the page writes times and dates. Pure."""
 
 from __future__ import annotations
 
@@ -43,16 +43,6 @@ def ago(time_s: float, now_s: float) -> str:
         if passed >= 2 * seconds:
             return f"{passed / seconds:.0f} {unit} ago"
     return f"{passed:.0f} s ago"
-
-
-def size(size_bytes: int) -> str:
-    """A size in binary units."""
-    value = float(size_bytes)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} GiB"
 
 
 def number(value: int) -> str:
