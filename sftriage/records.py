@@ -324,7 +324,7 @@ class CaptureRequest:
     """One time-boxed run of a profiler on one rank. Bounded in steps, seconds and bytes, whatever the profiler does.
 
     ``options`` are the profiler's own, ready for JSON: switches, and for nsys a word and a list of words. ``role`` says
-    whether the rank is suspected, or a healthy peer to compare with.
+    whether the rank is suspected, or a healthy peer to compare with. ``labels`` say in the trace itself what led to it.
 
     What comes back is caught: with a ``period_steps``, the capture begins so that a step whose number leaves ``phase``
     over a multiple of it is among those recorded. Without one (0) it begins at the rank's next step.
@@ -344,6 +344,7 @@ class CaptureRequest:
     role: Role = "suspect"
     period_steps: int = 0
     phase: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """A request travels through a file that another process reads: check it wherever it is made."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
-from sftriage.agent.executors import Places, executor_for, overlap
+from sftriage.agent.executors import Places, adopted, executor_for, overlap
 from sftriage.agent.gather import Gatherer, Shape
 from sftriage.agent.rows import IntArray, slots_of, together
 from sftriage.capture import Executor, NsysPlace
@@ -48,6 +48,7 @@ class Agent:
         self._readers: dict[Path, tuple[RingReader, StepLog]] = {}
         self._gatherers: dict[int, Gatherer] = {}
         self._captures: dict[str, Executor] = {}
+        self._given_up: list[Executor] = []
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self.telemetry = Telemetry()
@@ -63,7 +64,7 @@ class Agent:
                 self._give_up(path, str(error))
                 continue
             try:
-                kept.append(batch.raw)
+                kept.append(kept.unknown(batch.raw))
             except RingError as error:
                 self._say_once(f"{error}; some steps are judged but not kept")
             self.telemetry.steps += len(batch.records)
@@ -117,8 +118,27 @@ class Agent:
         self._captures[request.capture_id] = capture
         return None
 
+    def adopt(self, request: CaptureRequest) -> CaptureResult | None:
+        """Go on with a capture that an earlier agent began. What cannot be gone on with is a result at once."""
+        self._find()
+        info = self.ranks.get(request.rank)
+        reason = "its rank has no ring here any more"
+        if info is not None:
+            try:
+                capture = adopted(request, info, self._places)
+            except CaptureError as error:
+                reason = str(error)
+            else:
+                self._captures[request.capture_id] = capture
+                return None
+        return CaptureResult(request.capture_id, request.rank, "failed", f"sftriage ended during it: {reason}")
+
     def results(self) -> list[tuple[Executor, CaptureResult]]:
         """Captures that have ended since the last call; the caller closes each, once it has taken the trace."""
+        for capture in list(self._given_up):
+            if capture.poll() is not None or not self._alive(capture.request.rank):
+                capture.close()
+                self._given_up.remove(capture)
         ended = []
         for capture_id, capture in list(self._captures.items()):
             result = capture.poll()
@@ -139,10 +159,17 @@ class Agent:
         if capture_id in self._captures:
             self._captures[capture_id].cancel()
 
-    def abandon(self, capture_id: str, reason: str) -> list[tuple[Executor, CaptureResult]]:
-        """End a capture whose rank does not answer."""
+    def abandon(self, capture_id: str, reason: str) -> list[tuple[CaptureRequest, CaptureResult]]:
+        """End a capture whose rank does not answer. What it leaves should it answer after all is removed then."""
         capture = self._captures.pop(capture_id, None)
-        return [] if capture is None else [(capture, capture.failed(reason))]
+        if capture is None:
+            return []
+        if capture.needs_trainer and self._alive(capture.request.rank):
+            capture.cancel()
+            self._given_up.append(capture)
+        else:
+            capture.close()
+        return [(capture.request, capture.failed(reason))]
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -161,7 +188,7 @@ class Agent:
 
     def close(self) -> None:
         """Close every file, and end what has not ended."""
-        for capture in self._captures.values():
+        for capture in (*self._captures.values(), *self._given_up):
             capture.cancel()
             capture.close()
         for reader, kept in self._readers.values():

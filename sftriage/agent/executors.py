@@ -43,6 +43,25 @@ def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: 
     return NsysCapture(request, places.nsys, mailbox, places.spool, look)
 
 
+def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor:
+    """The executor of a request that was handed to its rank before, by an agent that is no more.
+
+    The trainer works by itself, and its answer waits in the mailbox. What worked outside ended with that agent; its
+    trainer is told that nobody waits for its marks.
+
+    Raises:
+        CaptureError: it cannot be gone on with; the message is the reason.
+    """
+    if request.profiler == "stacks":
+        raise CaptureError("stacks are taken from outside")
+    capture = TorchCapture(request, places.rings / info.file_name("mailbox"), places.spool)
+    if request.profiler == "torch" and capture.handed_over:
+        return capture
+    capture.cancel()
+    capture.close()
+    raise CaptureError("nsys works from outside" if request.profiler == "nsys" else "its rank was never asked")
+
+
 def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:
     """Why a request cannot begin beside those that run, or None.
 

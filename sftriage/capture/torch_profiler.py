@@ -37,6 +37,14 @@ class TorchCapture:
         """It is the trainer that writes the trace, to the end."""
         return True
 
+    @property
+    def handed_over(self) -> bool:
+        """Whether this is the latest that the rank was asked for, answered or not."""
+        try:
+            return self._mailbox.latest() == self.request.capture_id
+        except RingError:
+            return False
+
     def start(self) -> None:
         """Ask the rank. It looks at its next step.
 

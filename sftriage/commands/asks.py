@@ -69,7 +69,10 @@ def leave(directory: RunDirectory, ask: Ask) -> Path:
 
 
 def taken(directory: RunDirectory) -> Iterator[Ask]:
-    """The asks that were left, oldest first; each is removed as it is taken. What is none is removed and said."""
+    """The asks that were left, oldest first. Each is removed once the next one is wanted: it has been decided then.
+
+    What is none is removed and said.
+    """
     try:
         paths = sorted(directory.asks.glob("*.json"), key=lambda path: path.lstat().st_mtime_ns)
     except OSError:
@@ -78,10 +81,10 @@ def taken(directory: RunDirectory) -> Iterator[Ask]:
         try:
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 text = file.read(_MAX_ASK_BYTES)
-            path.unlink()
             found = _AskFile.model_validate_json(text)
         except (OSError, ValidationError) as error:
             log.warning("%s is no capture that could be asked for: %s", path.name, str(error).splitlines()[0])
             path.unlink(missing_ok=True)
             continue
         yield Ask(**found.model_dump())
+        path.unlink(missing_ok=True)

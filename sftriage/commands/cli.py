@@ -9,6 +9,7 @@ import typer
 
 from sftriage import __version__
 from sftriage.commands.analyze import analyze
+from sftriage.commands.attach import attach
 from sftriage.commands.capture import capture
 from sftriage.commands.decisions import decisions
 from sftriage.commands.demo import demo
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 # Options after the launcher's name are the launcher's.
 app.command(context_settings={"allow_interspersed_args": False})(run)
+app.command()(attach)
 app.command()(demo)
 app.command()(analyze)
 app.command()(reduce)

@@ -75,6 +75,11 @@ class Collector:
         try:
             if result.state != "done":
                 return result, None
+            if capture.request.capture_id in self._store.ids():
+                # Whoever put it there ended before it could say so.
+                manifest = self._store.manifest(capture.request.capture_id)
+                self._index(manifest)
+                return result, manifest
             capture.verify(result)
             found = self._reproduced(capture.request.capture_id, known, controller)
             manifest = self._store.put_files(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -14,7 +15,8 @@ from pathlib import Path
 from sftriage.capture import NsysPlace, nsys_rank
 from sftriage.capture.bounded import run_bounded
 from sftriage.capture.nsys_dialect import TRACES, parse_version
-from sftriage.errors import CaptureError, UsageError
+from sftriage.errors import CaptureError, InputError, UsageError
+from sftriage.traces.rundir import RunDirectory, write_atomically
 
 DEFAULT_TRACE = "cuda,nvtx,osrt"
 RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
@@ -55,6 +57,9 @@ class NsysLaunch:
         words = [sys.executable, "-I", "-S", str(Path(nsys_rank.__file__).resolve())]
         self._script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         self._script.chmod(0o700)
+        # For whoever takes over the run.
+        place = {"binary": found, "prefix": self.place.prefix, "traces": names, "tmp": str(tmp)}
+        write_atomically(RunDirectory(directory).nsys, json.dumps(place) + "\n")
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
         """What the job's environment gets; see `nsys_rank`."""
@@ -81,6 +86,21 @@ class NsysLaunch:
     def close(self) -> None:
         """Remove what is temporary. The run is over, and its trainers have ended."""
         shutil.rmtree(self.place.tmp, ignore_errors=True)
+
+
+def place_in(directory: RunDirectory) -> NsysPlace | None:
+    """How the ranks of a run were launched under nsys; None if they were not.
+
+    Raises:
+        InputError: the note of it cannot be read.
+    """
+    try:
+        values = json.loads(directory.nsys.read_text(encoding="utf-8"))
+        return NsysPlace(Path(values["binary"]), values["prefix"], tuple(values["traces"]), Path(values["tmp"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{directory.nsys}: not a note of how the ranks were launched: {error}") from error
 
 
 def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:

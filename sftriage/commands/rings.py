@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
@@ -9,9 +10,11 @@ from pathlib import Path
 
 from sftriage.errors import RingError, UsageError
 from sftriage.recorder import RingReader, find_rings
+from sftriage.recorder.files import start_ticks
 
 TMPFS = Path("/dev/shm")
 _OWNER = "owner"
+_LAUNCHER = "launcher"
 
 
 def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
@@ -30,10 +33,34 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
         _sweep(home)
         rings = home / run_id
         rings.mkdir(mode=0o700)
-        (rings / _OWNER).write_text(str(os.getpid()), encoding="ascii")
+        own(rings)
     except OSError as error:
         raise UsageError(f"cannot make a directory for rings in {root}: {error.strerror}") from error
     return rings
+
+
+def own(rings: Path) -> None:
+    """Say that this process takes care of a directory of rings.
+
+    Raises:
+        OSError: it is gone, or cannot be written.
+    """
+    (rings / _OWNER).write_text(str(os.getpid()), encoding="ascii")
+
+
+def note_launcher(rings: Path, pid: int) -> None:
+    """Leave word which process started the trainers, for whoever has to know that without having started it."""
+    with contextlib.suppress(OSError):
+        (rings / _LAUNCHER).write_text(f"{pid} {start_ticks(pid)}", encoding="ascii")
+
+
+def launcher_alive(rings: Path) -> bool:
+    """Whether the process that started the trainers is still there; a pid used again by another one is not it."""
+    try:
+        pid, ticks = (rings / _LAUNCHER).read_text(encoding="ascii").split()
+        return start_ticks(int(pid)) == int(ticks)
+    except (OSError, ValueError):
+        return False
 
 
 def remove_rings_directory(rings: Path) -> None:

@@ -16,6 +16,7 @@ from sftriage.errors import UsageError
 from sftriage.policy import find
 from sftriage.records import CaptureResult
 from sftriage.traces import Manifest
+from sftriage.traces.rundir import RunDirectory
 from sftriage.words import size, verdict_sentence
 
 
@@ -53,6 +54,13 @@ class Reporter:
         self.say(
             f"Captured steps {capture.first_step} to {capture.last_step} of rank {capture.rank} "
             f"({size(trace.size_bytes)}): sftriage traces show {manifest.capture_id}"
+        )
+
+    def summary(self, directory: RunDirectory) -> None:
+        """The job has ended."""
+        self.say(
+            f"{self.windows} windows decided, {self.captures} captured; "
+            f"why: sftriage decisions --run {place(directory.path)}"
         )
 
     def say(self, text: str) -> None:
@@ -102,10 +110,7 @@ def run(
     if not local.steps_seen:
         reporter.say("no trainer recorded a step: does the script use sftriage.Monitor?")
     else:
-        reporter.say(
-            f"{reporter.windows} windows decided, {reporter.captures} captured; "
-            f"why: sftriage decisions --run {place(local.directory.path)}"
-        )
+        reporter.summary(local.directory)
     raise typer.Exit(status)
 
 

@@ -5,16 +5,19 @@ from sftriage.controller.journal import Entry, Journal, read_journal
 from sftriage.controller.notices import Origin
 from sftriage.controller.notify import Notifier
 from sftriage.controller.policies import PolicyFiles
+from sftriage.controller.resuming import Left, left_in
 
 __all__ = [
     "Controller",
     "Entry",
     "Journal",
     "Judged",
+    "Left",
     "Notifier",
     "Origin",
     "PolicyFiles",
     "in_force",
+    "left_in",
     "read_journal",
     "settings_of",
     "stall_settings_of",

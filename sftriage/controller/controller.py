@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sftriage.controller.costs import Ledger
+from sftriage.controller.costs import Cost, Ledger
 from sftriage.controller.journal import Journal
 from sftriage.controller.notices import Origin, notice_of
 from sftriage.controller.notify import Destination, Notifier
 from sftriage.controller.peers import peers_of
 from sftriage.controller.policies import PolicyFiles
+from sftriage.controller.resuming import Left
 from sftriage.errors import InputError
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.reproducing import reproduced
@@ -27,12 +28,25 @@ from sftriage.policy import (
     charged,
     decide,
     decide_ask,
+    decide_beside,
     finished,
+    labelled,
     trigger,
     trigger_of_ask,
 )
 from sftriage.policy.schema import Detection, Rule
-from sftriage.records import Ask, CaptureResult, Decision, JobStatus, Reproduced, Trigger, Verdict, Window, plain
+from sftriage.records import (
+    Ask,
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    JobStatus,
+    Reproduced,
+    Trigger,
+    Verdict,
+    Window,
+    plain,
+)
 from sftriage.traces.rundir import write_atomically
 
 log = logging.getLogger("sftriage")
@@ -40,10 +54,14 @@ log = logging.getLogger("sftriage")
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A verdict, on a window or on a step that stalls, and what is to be done about it."""
+    """A verdict, on a window or on a step that stalls, and what is to be done about it.
+
+    ``costs`` are those of earlier captures that became known by the window.
+    """
 
     verdict: Verdict
     decision: Decision
+    costs: tuple[Cost, ...] = ()
 
 
 def settings_of(detection: Detection) -> Settings:
@@ -85,6 +103,7 @@ class Controller:
         state_file: where the engine's state is kept.
         notifier: who tells whom a rule wants told; without one, nobody is.
         origin: whose decisions these are, for those who are told.
+        left: what an earlier controller of the run has left: windows that it has decided are only learnt from.
 
     Raises:
         InputError: the state file is there and is not one.
@@ -97,6 +116,7 @@ class Controller:
         state_file: Path,
         notifier: Notifier | None = None,
         origin: Origin | None = None,
+        left: Left | None = None,
     ) -> None:
         self._files = policy if isinstance(policy, PolicyFiles) else None
         self._journal = journal
@@ -109,7 +129,9 @@ class Controller:
         self._split: bool | None = None
         self._pasts: dict[int, Past] = {}
         self._ledgers: dict[int, Ledger] = {}
-        self._triggers: dict[str, Trigger] = {}
+        self._left = left or Left()
+        self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
+        self._learnt: dict[int, int] = {}
         try:
             self._state = State.from_json(state_file.read_text(encoding="utf-8")) if state_file.exists() else State()
         except OSError as error:
@@ -120,18 +142,37 @@ class Controller:
         """The policies in force."""
         return self._policies
 
+    def decided(self, window: Window) -> bool:
+        """Whether an earlier controller has decided about a window."""
+        return window.last_step <= self._left.decided.get(window.attempt, -1)
+
+    def learn(self, window: Window) -> None:
+        """Learn from a window that was decided before: what is normal, and what comes back. Nothing goes on record.
+
+        One that comes again teaches nothing.
+        """
+        if window.last_step <= self._learnt.get(window.attempt, -1):
+            return
+        self._learnt[window.attempt] = window.last_step
+        self._ledgers[window.attempt], _ = self._ledgers.get(window.attempt, Ledger()).after(window)
+        self._judged(window)
+
     def take(self, window: Window, now_s: float) -> Judged:
         """Judge a window, decide, and put both on record. ``now_s``: seconds since the epoch."""
         self._follow(now_s)
-        self._charge(window, now_s)
+        costs = self._charge(window, now_s)
+        verdict = self._judged(window)
+        if verdict.label == "needs_evidence" and "bucket_ready" in self._policies.gathers:
+            self._note_split(window, now_s)
+        return replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
+
+    def _judged(self, window: Window) -> Verdict:
         # A job that starts again may run elsewhere, or with other data: each attempt has its own past.
         known = self._pasts.get(window.attempt)
         verdict, self._pasts[window.attempt] = judge(window, known, self._settings)
         self._watch = self._watch.with_window(window)
         self._last = window
-        if verdict.label == "needs_evidence" and "bucket_ready" in self._policies.gathers:
-            self._note_split(window, now_s)
-        return self._decided(verdict, now_s, peers_of(verdict, window))
+        return verdict
 
     def _note_split(self, window: Window, now_s: float) -> None:
         """Put on record whether the sync stage is split at the last ready gradient, when that changes."""
@@ -174,12 +215,41 @@ class Controller:
         )
         if decision.requests:
             self._remember()
-        for request in decision.requests:
-            self._triggers[request.capture_id] = trigger_of_ask(ask, request, self._policies, decision)
-        self._journal.ask(ask, decision)
+        triggers = {
+            one.capture_id: trigger_of_ask(ask, one, self._policies, decision) for one in decision.requests
+        }
+        decision = self._known(decision, triggers)
+        self._journal.ask(ask, decision, triggers)
         return decision
 
-    def _charge(self, window: Window, now_s: float) -> None:
+    def beside(self, hung: CaptureRequest, job: JobStatus | None, now_s: float) -> Decision | None:
+        """Decide what is done about a rank that hangs inside its capture, and put it on record.
+
+        Args:
+            hung: the capture, which has been given up.
+            job: what the ranks are doing, where that is known.
+            now_s: seconds since the epoch.
+
+        Returns:
+            The decision; None where the rank is not there to hang.
+        """
+        rank = next((one for one in job.ranks if one.rank == hung.rank), None) if job is not None else None
+        if job is None or rank is None or rank.closed or not rank.alive or hung.profiler == "stacks":
+            return None
+        decision, why, self._state = decide_beside(
+            hung, self._triggers[hung.capture_id], self._state, now_s, step=max(0, rank.step), attempt=job.attempt
+        )
+        self._remember()
+        triggers = {one.capture_id: why for one in decision.requests}
+        decision = self._known(decision, triggers)
+        self._journal.beside(hung.capture_id, decision, triggers)
+        return decision
+
+    def answered(self, ask: Ask) -> bool:
+        """Whether an earlier controller has decided about what a person asks for."""
+        return ask.ask_id in self._left.asks
+
+    def _charge(self, window: Window, now_s: float) -> list[Cost]:
         """Charge to the budget what captures have cost, once the steps just after them have been seen."""
         ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window)
         self._ledgers[window.attempt] = ledger
@@ -188,18 +258,24 @@ class Controller:
                 self._state = charged(self._state, cost.cost_s)
                 self._remember()
             self._journal.cost({"time_s": now_s, "attempt": window.attempt, **plain(cost)})
+        return costs
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state
         decision, self._state = decide(verdict, self._policies, known, now_s, peers)
         if self._state != known:
             self._remember()
-        for request in decision.requests:
-            rule = decision.rule or ""
-            self._triggers[request.capture_id] = trigger(verdict, self._policies, rule, request.rank)
-        self._journal.window(verdict, decision)
+        rule = decision.rule or ""
+        triggers = {one.capture_id: trigger(verdict, self._policies, rule, one.rank) for one in decision.requests}
+        decision = self._known(decision, triggers)
+        self._journal.window(verdict, decision, triggers)
         self._tell(verdict, decision)
         return Judged(verdict, decision)
+
+    def _known(self, decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
+        """The decision with its captures labelled, once it is known why each exists."""
+        self._triggers |= triggers
+        return labelled(decision, triggers)
 
     def _adopt(self, policies: PolicySet) -> None:
         self._policies = policies

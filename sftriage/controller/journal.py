@@ -1,8 +1,9 @@
 """The journal: a line of JSON for everything that was decided, and for everything that became of it.
 
-A line is written whole, or is cut short by a crash and passed over when read. There are three types: ``window`` (a
-verdict and the decision taken on it), ``capture`` (a result) and ``policy`` (other policies were found while running,
-and taken over or refused).
+A line is written whole, or is cut short by a crash and passed over when read. Its ``type`` is ``window`` (a verdict and
+the decision taken on it), ``ask`` (a person's, and the decision), ``beside`` (a capture that another one led to),
+``capture`` (a result), ``policy`` (other policies were found while running, and taken over or refused), ``cost`` or
+``evidence``. Where captures are asked for, ``triggers`` says why each exists: what a later controller needs to go on.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sftriage.errors import InputError
-from sftriage.records import Ask, CaptureResult, Decision, Verdict, plain
+from sftriage.records import Ask, CaptureResult, Decision, Trigger, Verdict, plain
 
 Entry: TypeAlias = dict[str, Any]
+Triggers: TypeAlias = Mapping[str, Trigger]
 
 
 class Journal:
@@ -29,13 +31,17 @@ class Journal:
         if size_bytes and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n":
             os.write(self._descriptor, b"\n")
 
-    def window(self, verdict: Verdict, decision: Decision) -> None:
-        """One window's verdict and decision."""
-        self._append({"type": "window", "verdict": plain(verdict), "decision": plain(decision)})
+    def window(self, verdict: Verdict, decision: Decision, triggers: Triggers | None = None) -> None:
+        """One window's verdict and decision, and why each capture exists that it asks for."""
+        self._append({"type": "window", "verdict": plain(verdict), **_decided(decision, triggers)})
 
-    def ask(self, ask: Ask, decision: Decision) -> None:
+    def ask(self, ask: Ask, decision: Decision, triggers: Triggers | None = None) -> None:
         """What a person asked for, and what was decided about it."""
-        self._append({"type": "ask", "ask": plain(ask), "decision": plain(decision)})
+        self._append({"type": "ask", "ask": plain(ask), **_decided(decision, triggers)})
+
+    def beside(self, capture_id: str, decision: Decision, triggers: Triggers) -> None:
+        """What is captured because of how another capture went."""
+        self._append({"type": "beside", "capture_id": capture_id, **_decided(decision, triggers)})
 
     def capture(self, result: CaptureResult) -> None:
         """What became of a capture."""
@@ -60,6 +66,10 @@ class Journal:
     def _append(self, entry: Entry) -> None:
         os.write(self._descriptor, json.dumps(entry, allow_nan=False).encode() + b"\n")
         os.fsync(self._descriptor)
+
+
+def _decided(decision: Decision, triggers: Triggers | None) -> Entry:
+    return {"decision": plain(decision), **({"triggers": plain(triggers)} if triggers else {})}
 
 
 def read_journal(path: Path) -> Iterator[Entry]:

@@ -7,6 +7,7 @@ a verdict into a recorded decision, and `finished` and `charged` tell the engine
 from __future__ import annotations
 
 from sftriage.policy.asking import decide_ask, trigger_of_ask
+from sftriage.policy.beside import decide_beside
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy, find, load, parse, shipped
 from sftriage.policy.policy_set import PolicySet, load_set
@@ -14,7 +15,7 @@ from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.reasons import RESOLVES, resolves
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import Failures, Running, State, Streak, charged, finished
-from sftriage.policy.triggers import trigger
+from sftriage.policy.triggers import labelled, trigger
 
 __all__ = [
     "RESOLVES",
@@ -30,8 +31,10 @@ __all__ = [
     "charged",
     "decide",
     "decide_ask",
+    "decide_beside",
     "find",
     "finished",
+    "labelled",
     "load",
     "load_set",
     "parse",

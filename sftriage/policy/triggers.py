@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
-from sftriage.records import Trigger, Verdict
+from sftriage.records import Decision, Trigger, Verdict
 from sftriage.words import verdict_sentence
 
 
@@ -42,3 +45,19 @@ def trigger(verdict: Verdict, loaded: LoadedPolicy | PolicySet, rule: str, rank:
         onset_step=suspect.onset_step,
         why=verdict_sentence(verdict),
     )
+
+
+def labelled(decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
+    """The decision, with what led to each capture in its request: a trace says itself why it exists.
+
+    Args:
+        decision: what is to be captured.
+        triggers: why, by capture id.
+    """
+    requests = tuple(replace(one, labels=_labels(triggers[one.capture_id])) for one in decision.requests)
+    return replace(decision, requests=requests)
+
+
+def _labels(why: Trigger) -> dict[str, str]:
+    labels = {"policy": why.policy, "rule": why.rule, "window": f"{why.first_step}-{why.last_step}"}
+    return labels | ({} if why.stage is None else {"stage": why.stage})

@@ -232,6 +232,13 @@ class MailboxClient:
         self._polled = seq
         return result
 
+    def latest(self) -> str | None:
+        """The id of the latest request, answered or not; None where there was none."""
+        live = self._live()
+        if not live[REQUEST_SEQ]:
+            return None
+        return str(self._message(_REQUEST_AT, live[REQUEST_BYTES], live[REQUEST_CRC]).get("capture_id"))
+
     def progress(self) -> CaptureProgress:
         """How far the rank is with the latest request."""
         live = self._live()
@@ -322,6 +329,9 @@ def request_from_json(message: Any) -> CaptureRequest:
     options = message.get("options", {})
     if not isinstance(options, dict) or not all(isinstance(value, bool) for value in options.values()):
         raise ValueError("options are names with true or false")
+    labels = message.get("labels", {})
+    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
+        raise ValueError("labels are names with texts")
     # type(), not isinstance(): JSON's true would pass for 1.
     if any(type(message[name]) is not int for name in _WHOLE):
         raise ValueError(f"{', '.join(_WHOLE)} have to be whole numbers")

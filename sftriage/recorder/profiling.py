@@ -254,7 +254,7 @@ class CaptureExecutor:
 
     def _start(self, capture: _Capture, number: int) -> None:
         """Record from this step on."""
-        capture.session.start(capture.request.capture_id, number)
+        capture.session.start(capture.request.capture_id, number, capture.request.labels)
         capture.session.begin_step(number)
         self._enter("recording")
 

@@ -67,8 +67,8 @@ class TorchSession:
         self._prepared = True
         self.timings_s["start"] += monotonic() - began_s
 
-    def start(self, capture_id: str, first_step: int) -> None:
-        """Record from here on, and say in the trace whose it is."""
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        """Record from here on, and say in the trace whose it is and what led to it."""
         began_s = monotonic()
         with self._guard.ours():
             self._profile.start_trace()
@@ -80,6 +80,8 @@ class TorchSession:
         self._label("capture_id", capture_id)
         self._label("job", self._info.job)
         self._label("first_step", str(first_step))
+        for name, value in labels.items():
+            self._label(_UNSAFE.sub("_", name), value)
         if not _torch_knows_ranks():
             ranks = {"backend": "none", "rank": self._info.rank, "world_size": self._info.world_size}
             self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))

@@ -83,6 +83,15 @@ class StepLog:
         self._write(raw)
         self.last_seq = last_seq
 
+    def unknown(self, raw: bytes) -> bytes:
+        """Whole slots without those at their beginning that the log has: it is read again after a restart."""
+        size = self._codec.slot_bytes
+        for at in range(0, len(raw) - size + 1, size):
+            seq = self._codec.sequence(raw[at : at + size])
+            if seq is None or seq > self.last_seq:
+                return raw[at:]
+        return b""
+
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         if self._descriptor >= 0:

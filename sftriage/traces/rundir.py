@@ -8,6 +8,7 @@
       steps/           every step of every rank, as the agent read it from the rings
       decisions.jsonl  a line a window: the verdict and what was done about it
       state.json       what the policy engine must remember over a restart
+      nsys.json        how the ranks were launched under nsys, if they were
       asks/            captures that people ask for, until they are taken up
       spool/           traces on their way from the trainers
       captures/        a directory a capture: trace and manifest
@@ -81,6 +82,16 @@ class RunDirectory:
     def asks(self) -> Path:
         """Where captures that people ask for are left."""
         return self.path / "asks"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever triages the run."""
+        return self.path / ".lock"
+
+    @property
+    def nsys(self) -> Path:
+        """How the ranks were launched under nsys, if they were."""
+        return self.path / "nsys.json"
 
     @property
     def catalogue(self) -> Path:

@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.commands import local
+from sftriage.commands import asks, local, triage
 from sftriage.commands.decisions import decisions_of
 from sftriage.controller import read_journal
 from sftriage.policy import parse
+from sftriage.records import Ask
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
+HANG = Path(__file__).parent / "jobs" / "hang_in_capture.py"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -47,8 +49,8 @@ def run(tmp_path, monkeypatch):
 
 def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(run, monkeypatch):
     # GIVEN a rank that takes no further step, so that it never sees the request
-    monkeypatch.setattr(local, "CANCEL_GRACE_S", 0.2)
-    monkeypatch.setattr(local, "ANSWER_GRACE_S", 0.5)
+    monkeypatch.setattr(triage, "CANCEL_GRACE_S", 0.2)
+    monkeypatch.setattr(triage, "ANSWER_GRACE_S", 0.5)
     started, watcher = run
     # WHEN the job is watched to its end
     assert started.execute() == 0
@@ -63,6 +65,58 @@ def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(run,
     (decision,) = decisions_of(started.directory)
     assert [(made["state"], made["rank"]) for made in decision["results"]] == [("failed", 1)]
     # AND what it left in the spool is gone
+    assert list(started.directory.spool.iterdir()) == []
+
+
+class Releasing(Ending):
+    """Lets a rank go that hangs once its stacks are there, has it captured once it goes on, and lets the job end."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.ask = None
+
+    def judged(self, judged):
+        if len(self.results) == 2 and self.ask is not None:
+            self.ask()
+            self.ask = None
+
+    def captured(self, result, manifest):
+        self.results.append((result, manifest))
+        if len(self.results) == 2:
+            (self.end / "release").touch()
+        elif len(self.results) > 2:
+            (self.end / "end").touch()
+
+
+def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(tmp_path, monkeypatch):
+    # GIVEN a rank that hangs in forward as soon as it is profiled
+    pytest.importorskip("torch")
+    for name, value in (("XDG_STATE_HOME", str(tmp_path / "state")), ("GLOO_SOCKET_IFNAME", "lo")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(triage, "CANCEL_GRACE_S", 0.2)
+    monkeypatch.setattr(triage, "ANSWER_GRACE_S", 0.5)
+    policy = POLICY.replace("max_seconds: 1", "max_seconds: 5") + "  limits: {overhead_budget: 100%}\n"
+    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    watcher = Releasing(tmp_path)
+    started = local.LocalRun(
+        (*launcher, str(HANG), str(tmp_path)), "hangs", parse(policy, "hasty.yaml"), policy, tmp_path / "run", watcher
+    )
+    # AND a person who asks for a capture of it once it goes on: a rule waits after a capture that failed
+    again = Ask("again", (1,), "me", "it goes on", steps=3)
+    watcher.ask = lambda: asks.leave(started.directory, again)
+    # WHEN the job is watched to its end
+    assert started.execute() == 0
+    # THEN the capture was given up, with that reason
+    (given_up, nothing), (stacks, manifest), *later = watcher.results
+    assert (given_up.state, given_up.rank, nothing) == ("failed", 1, None)
+    # AND the stacks of that rank say where it hangs, and the record what led to them
+    assert (stacks.state, manifest.capture.profiler, manifest.capture.rank) == ("done", "stacks", 1)
+    assert f"rank 1 hangs inside capture {given_up.capture_id}" in manifest.trigger.why
+    taken = started.directory.path / "captures" / manifest.capture_id / manifest.artefacts[0].name
+    assert "hang_here" in taken.read_text(encoding="utf-8")
+    assert any(entry["type"] == "beside" for entry in read_journal(started.directory.decisions))
+    # AND once the rank goes on, the next capture works
+    assert (later[-1][0].state, later[-1][1].capture.rank) == ("done", 1)
     assert list(started.directory.spool.iterdir()) == []
 
 

@@ -27,7 +27,7 @@ def ranges(monkeypatch):
 def test_the_ranges_of_a_capture_lie_in_each_other(ranges):
     session = NvtxSession()
     session.prepare()
-    session.start("c-1", 7)
+    session.start("c-1", 7, {})
     for step in (7, 8):
         session.begin_step(step)
         for stages in (["data"], [], ["forward"], ["forward", "inner"], ["forward"], []):
@@ -49,7 +49,7 @@ def test_the_ranges_of_a_capture_lie_in_each_other(ranges):
 @pytest.mark.parametrize("stages", [[], ["data"], ["data", "inner"]])
 def test_a_capture_that_ends_in_the_middle_leaves_no_range_open(ranges, stages):
     session = NvtxSession()
-    session.start("c-1", 7)
+    session.start("c-1", 7, {})
     session.begin_step(7)
     session.follow(stages)
     session.stop()
@@ -73,7 +73,7 @@ def test_torchs_own_nvtx_comes_first(monkeypatch, ranges):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_nvtx=object())))
     monkeypatch.setitem(sys.modules, "torch.cuda.nvtx", own)
     session = NvtxSession()
-    session.start("c-1", 7)
+    session.start("c-1", 7, {})
     session.stop()
     assert (seen, ranges.closed) == (["SFT_CAPTURE", "pop"], [])
 

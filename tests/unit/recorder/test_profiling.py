@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -45,7 +45,7 @@ class FakeSession:
     def prepare(self) -> None:
         self._note("prepare")
 
-    def start(self, capture_id: str, first_step: int) -> None:
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
         self._note(f"start {first_step}")
         self.first_step = first_step
 

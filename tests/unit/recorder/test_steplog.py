@@ -88,6 +88,20 @@ def test_only_whole_slots_that_follow_are_appended(tmp_path, make_info, raw):
     assert len(read_log(log.path).records) == 2
 
 
+def test_an_agent_that_starts_again_appends_what_the_log_does_not_have(tmp_path, make_info, raw, record_of):
+    # GIVEN a log with two steps, and a ring that is read from its oldest step again
+    info = make_info()
+    log = StepLog(tmp_path, info)
+    log.append(raw(info, 1, 2))
+    # WHEN all that was read is offered
+    # THEN only what is new is left to be appended, and nothing of what is wholly known
+    assert log.unknown(raw(info, 1, 2)) == b""
+    log.append(log.unknown(raw(info, 1, 2, 3)))
+    log.append(log.unknown(raw(info, 4)))
+    log.close()
+    assert read_log(log.path) == (info, [record_of(info, seq) for seq in (1, 2, 3, 4)], 0)
+
+
 def test_a_slot_that_comes_twice_is_one_record(tmp_path, make_info, raw, record_of):
     # GIVEN two agents that wrote the same log, one over the other's shoulder
     info = make_info()
