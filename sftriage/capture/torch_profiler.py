@@ -88,5 +88,5 @@ class TorchCapture:
     def close(self) -> None:
         """Let go of the mailbox, and of what the trainer may have left in the spool."""
         self._mailbox.close()
-        for leftover in (self.trace, self.trace.with_suffix(".json.partial")):
+        for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
             leftover.unlink(missing_ok=True)

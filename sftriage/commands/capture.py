@@ -61,7 +61,10 @@ def capture(
         decision = _waited(lambda: _decision(directory, ask), ANSWER_S)
         if decision is None:
             path.unlink(missing_ok=True)
-            raise UsageError(f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job?")
+            raise UsageError(
+                f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job? If not, "
+                "`sftriage attach` takes over"
+            )
         if decision["outcome"] != "capture":
             raise CaptureError(f"not captured: {decision['reason']}. {decision['resolves']}".strip())
         ids = [request["capture_id"] for request in decision["requests"]]

@@ -76,7 +76,10 @@ class Capture(Model):
     max_seconds: int = Field(
         default=60, ge=1, le=3600, description="Seconds after which the capture ends, whatever happens."
     )
-    max_bytes: TraceSize = Field(default="512Mi", description="Size over which a trace is not kept.")
+    max_bytes: TraceSize = Field(
+        default="512Mi",
+        description="Size over which a trace is not kept. Of many steps the torch profiler records as many as fit.",
+    )
     torch: TorchOptions = Field(default=TorchOptions(), description="Options of the torch profiler.")
     nsys: NsysOptions = Field(default=NsysOptions(), description="Options of Nsight Systems.")
     stacks: StacksOptions = Field(default=StacksOptions(), description="Options of taking stacks.")

@@ -6,7 +6,8 @@
                         │                         │
                         └─ called off, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
-Armed for what comes back, it waits for the step before it touches the profiler.
+Armed for what comes back, it waits for the step before it touches the profiler. Armed for many steps, it records one
+beforehand, to know how many of them fit into the bytes allowed (`sizing`).
 
 The profiler is prepared, started and stopped between two steps; only the export runs elsewhere, in a background thread.
 Where the trace goes is the trainer's own setting: a request cannot choose a path. Traces are not compressed here: the
@@ -37,6 +38,7 @@ from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.nvtx import NvtxSession
 from sftriage.recorder.session import OPTIONS, TorchSession
+from sftriage.recorder.sizing import StepSizes, probed_bytes
 from sftriage.recorder.spool import write_trace
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 
@@ -52,6 +54,9 @@ class _Capture:
     deadline_s: float
     session: TorchSession | NvtxSession
     not_before: int
+    steps: int
+    probe: TorchSession | None = None
+    probe_s: float | None = None
     prepared: bool = False
     warmed: int = 0
 
@@ -79,6 +84,7 @@ class CaptureExecutor:
         self._capture: _Capture | None = None
         self._export: threading.Thread | None = None
         self._stalled = False
+        self._sizes = StepSizes()
         guard.install()
 
     @property
@@ -89,7 +95,8 @@ class CaptureExecutor:
     @property
     def _touching(self) -> bool:
         """Whether the profiler is in the way: one that waits for its step is not."""
-        waiting = self._capture is not None and not self._capture.prepared
+        capture = self._capture
+        waiting = capture is not None and not capture.prepared and capture.probe is None
         return self.busy and (self._stalled or not waiting)
 
     @property
@@ -120,7 +127,7 @@ class CaptureExecutor:
             elif self._state == "idle":
                 self._look(number)
         except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(_reason(error))
         # A stop in here is over before the step starts: it is this step's between_ns, not the next one's.
         touched = touched or self._touching
         self._stalled = False
@@ -133,17 +140,19 @@ class CaptureExecutor:
             return
         try:
             if self._state == "armed":
+                if capture.probe is not None:
+                    self._learn(capture, capture.probe)
                 capture.warmed += capture.prepared
                 return
             session = capture.session
             session.end_step()
             self._mailbox.show("recording", session.steps)
-            if session.steps >= capture.request.steps:
-                self._stop(capture, "")
+            if session.steps >= capture.steps:
+                self._stop(capture, self._cut_short(capture))
             elif time.monotonic() >= capture.deadline_s:
                 self._finish_early(capture, "time-box reached")
         except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(_reason(error))
 
     def follow(self, stages: Sequence[str]) -> None:
         """Mark in the trace the stages that are open now, outermost first."""
@@ -152,7 +161,7 @@ class CaptureExecutor:
         try:
             self._capture.session.follow(stages)
         except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(_reason(error))
 
     def close(self, wait: bool) -> None:
         """Training has ended, or the recorder: keep the steps there are, and answer what was asked.
@@ -164,7 +173,7 @@ class CaptureExecutor:
             if self._capture is not None:
                 self._finish_early(self._capture, "training ended")
         except Exception as error:
-            self._give_up(f"{type(error).__name__}: {error}")
+            self._give_up(_reason(error))
         if self._export is not None:
             self._export.join(LAST_EXPORT_S if wait else 0)
             if self._export.is_alive():
@@ -221,20 +230,54 @@ class CaptureExecutor:
                 return
         else:
             session = TorchSession(self._info, request.options, self._guard)
-        not_before = request.begins_at(number + request.warmup_steps) - request.warmup_steps
-        capture = _Capture(request, time.monotonic() + request.max_seconds, session, not_before)
+        deadline_s = time.monotonic() + request.max_seconds
+        capture = _Capture(request, deadline_s, session, self._first(request, number), request.steps)
         self._capture = capture
         self._guard.hold(self._make_way)
         self._enter("armed")
         self._arm(capture, number)
 
+    @staticmethod
+    def _first(request: CaptureRequest, number: int) -> int:
+        """The step at which the profiler is to be warmed up, from ``number`` on."""
+        return request.begins_at(number + request.warmup_steps) - request.warmup_steps
+
     def _arm(self, capture: _Capture, number: int) -> None:
         """Prepare the profiler once its step is near, and start it once it is warm."""
+        if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
+            self._probe(capture, number)
+            return
+        if not capture.prepared and number > capture.not_before:
+            capture.not_before = self._first(capture.request, number)
         if not capture.prepared and number >= capture.not_before:
             capture.prepared = True
             capture.session.prepare()
         if self._ready(capture):
             self._start(capture, number)
+
+    def _probe(self, capture: _Capture, number: int) -> None:
+        """Record this one step, to know what it takes; the capture begins after it."""
+        capture.probe = TorchSession(self._info, capture.request.options, self._guard)
+        capture.probe.prepare()
+        capture.probe.start(capture.request.capture_id, number, {})
+
+    def _learn(self, capture: _Capture, probe: TorchSession) -> None:
+        """The step that was recorded beforehand has ended: it says how many fit."""
+        self._stalled = True
+        began_s = time.monotonic()
+        capture.probe = None
+        probe.stop()
+        assert self._spool is not None, "a request is refused where there is no spool"
+        request = capture.request
+        self._sizes.note(request.options, probed_bytes(probe.export, self._spool, request.capture_id), 1)
+        capture.probe_s = time.monotonic() - began_s
+
+    def _cut_short(self, capture: _Capture) -> str:
+        """Why there are fewer steps than were asked for, if there are."""
+        if capture.steps == capture.request.steps:
+            return ""
+        asked = capture.request
+        return f"{capture.steps} of {asked.steps} steps: more would not fit into {asked.max_bytes} bytes"
 
     def _ready(self, capture: _Capture) -> bool:
         """Whether the warm-up is over, and a profiler outside is ready."""
@@ -243,6 +286,9 @@ class CaptureExecutor:
         return warm and (not outside or self._mailbox.allowed)
 
     def _go_on(self, capture: _Capture, number: int) -> None:
+        if capture.probe is not None:
+            # (its step was left half way)
+            self._learn(capture, capture.probe)
         if self._mailbox.cancelled:
             self._give_up("cancelled")
         elif time.monotonic() >= capture.deadline_s:
@@ -254,6 +300,10 @@ class CaptureExecutor:
 
     def _start(self, capture: _Capture, number: int) -> None:
         """Record from this step on."""
+        if isinstance(capture.session, TorchSession):
+            capture.steps = self._sizes.fitting(capture.request)
+            if capture.probe_s is not None:
+                capture.session.timings_s["probe"] = capture.probe_s
         capture.session.start(capture.request.capture_id, number, capture.request.labels)
         capture.session.begin_step(number)
         self._enter("recording")
@@ -291,10 +341,9 @@ class CaptureExecutor:
         try:
             assert self._spool is not None, "a request is refused where there is no spool"
             size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
-        except CaptureError as error:
-            state, detail = "failed", str(error)
+            self._sizes.note(request.options, size_bytes, session.steps)
         except Exception as error:
-            state, detail = "failed", f"{type(error).__name__}: {error}"
+            state, detail = "failed", _reason(error)
         session.timings_s["export"] = time.monotonic() - began_s
         self._answer(request.capture_id, state, detail, session, size_bytes)
         # Last: until then the training thread leaves the mailbox to this one.
@@ -313,6 +362,8 @@ class CaptureExecutor:
         self._stalled = True
         self._capture = None
         try:
+            if capture.probe is not None:
+                capture.probe.stop()
             capture.session.stop()
         except Exception as error:
             warn("a failed capture's profiler could not be stopped: %r", error)
@@ -359,3 +410,8 @@ class CaptureExecutor:
     def _enter(self, state: State) -> None:
         self._mailbox.show(state, self._capture.session.steps if self._capture else 0)
         self._state = state
+
+
+def _reason(error: Exception) -> str:
+    """Why a capture failed."""
+    return str(error) if isinstance(error, CaptureError) else f"{type(error).__name__}: {error}"

@@ -14,13 +14,24 @@ import sftriage
 SLOW_FROM, SLOW_S, MOST_STEPS = 60, 0.02, 20_000
 
 
+def rendezvous() -> None:
+    """Find the other ranks, of this attempt: a name of its own, or an address that a killed one left is found."""
+    store = dist.TCPStore(
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+    )
+    store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+
+
 def main() -> None:
     release = Path(sys.argv[1])
     torch.set_num_threads(1)
     distributed = "RANK" in os.environ
     model: torch.nn.Module = torch.nn.Linear(64, 64)
     if distributed:
-        dist.init_process_group("gloo")
+        rendezvous()
         model = DistributedDataParallel(model)
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

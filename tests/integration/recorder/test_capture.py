@@ -248,10 +248,35 @@ def test_a_trace_that_is_too_large_is_deleted(job, spool):
     assert list(spool.iterdir()) == []
 
 
+def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
+    # GIVEN bytes for about a dozen steps of this job, and a capture of a hundred
+    one = job.captures(CaptureRequest("cap-1", 2, "torch", 4, 1, 60.0, 50_000_000))
+    room = 3 * one.size_bytes
+    job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000, {"record_shapes": True}))
+    # WHEN it is captured, with the size of a step known from before
+    result = job.captures(CaptureRequest("cap-3", 2, "torch", 100, 1, 60.0, room))
+    # THEN the trace is whole, within its bytes, and says that it has fewer steps, and why
+    assert (result.state, result.size_bytes <= room) == ("done", True)
+    marks = [name for name in names(spool / "cap-3.json") if name.startswith("ProfilerStep#")]
+    assert result.detail == f"{len(marks)} of 100 steps: more would not fit into {room} bytes"
+    assert 6 <= len(marks) <= 12
+
+
+def test_a_first_capture_of_many_steps_records_one_beforehand(job, spool):
+    # GIVEN a process that was never captured
+    result = job.captures(CaptureRequest("cap-1", 2, "torch", 40, 1, 60.0, 50_000_000))
+    # THEN all steps fit, and the step beforehand left nothing but its cost on record
+    assert (result.state, result.detail) == ("done", "")
+    assert result.timings_s["probe"] > 0.0
+    assert [path.name for path in spool.iterdir()] == ["cap-1.json"]
+    assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 40
+
+
 def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
     # GIVEN a capture of more steps than are left
     job.client.post(CaptureRequest("cap-1", 2, "torch", 50, 1, 60.0, 50_000_000))
-    job.does("steps 4")
+    # (one step beforehand, one to warm up, and three)
+    job.does("steps 5")
     # WHEN the script simply ends
     assert job.trainer.process.stdin is not None
     job.trainer.process.stdin.close()

@@ -453,3 +453,99 @@ def test_the_spool_is_the_trainers_own_setting(tmp_path, monkeypatch):
         hook = monitor._recording._hook
         assert isinstance(hook, CaptureExecutor)
         assert hook._spool == tmp_path / "elsewhere"
+
+
+class SizedSession(FakeSession):
+    """Its trace has as many bytes as its steps say; the step beforehand counts as one."""
+
+    step_bytes = 600
+
+    def export(self, path: str) -> None:
+        self._note(f"export {self.steps}")
+        head = '{"traceEvents": [], "traceName": "'
+        Path(path).write_text(head + "x" * (self.step_bytes * max(1, self.steps) - len(head) - 2) + '"}')
+
+
+@pytest.mark.parametrize(
+    ("steps", "max_bytes", "recorded", "detail"),
+    [
+        (12, 100_000, 12, ""),
+        (12, 6_000, 9, "9 of 12 steps: more would not fit into 6000 bytes"),
+        (1000, 700, 1, "1 of 1000 steps: more would not fit into 700 bytes"),
+    ],
+)
+def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
+    rig, session, monkeypatch, steps, max_bytes, recorded, detail
+):
+    # GIVEN a capture of many steps
+    monkeypatch.setattr(profiling, "TorchSession", SizedSession)
+    SizedSession.log = session.log = []
+    rig.client.post(replace(REQUEST, steps=steps, max_bytes=max_bytes))
+    # WHEN the job goes on
+    rig.step(3 + steps)
+    rig.exported()
+    # THEN one step was recorded beforehand, and as many as fit after it
+    log = SizedSession.log
+    assert log[:5] == ["prepare", "start 0", "stop", "export 0", "prepare"]
+    assert len([what for what in log if what.startswith("begin")]) == recorded
+    result = rig.result()
+    assert (result.state, result.detail, result.first_step) == ("done", detail, 2)
+    assert "probe" in result.timings_s
+    # AND every step that the profiler touched is marked, and nothing is left in the spool but the trace
+    assert rig.touched[:2] == [0, 1]
+    assert [path.name for path in rig.spool.iterdir()] == ["c-1.json"]
+
+
+def test_a_step_that_is_too_large_by_itself_is_known_before_it_is_captured(rig, session, monkeypatch):
+    monkeypatch.setattr(profiling, "TorchSession", SizedSession)
+    SizedSession.log = []
+    rig.client.post(replace(REQUEST, steps=20, max_bytes=500))
+    rig.step(4)
+    result = rig.result()
+    assert (result.state, result.detail) == (
+        "failed",
+        "one step alone makes a trace of 600 bytes; 500 are allowed",
+    )
+    assert list(rig.spool.iterdir()) == []
+
+
+def test_what_a_step_takes_is_learnt_once(rig, session, monkeypatch):
+    # GIVEN a process that was captured before
+    monkeypatch.setattr(profiling, "TorchSession", SizedSession)
+    SizedSession.log = []
+    rig.client.post(replace(REQUEST, steps=2, max_bytes=100_000))
+    rig.step(4)
+    rig.exported()
+    assert rig.result().state == "done"
+    # WHEN many steps are asked for
+    SizedSession.log.clear()
+    rig.client.post(replace(REQUEST, capture_id="c-2", steps=20, max_bytes=3000))
+    rig.step(8)
+    rig.exported()
+    # THEN nothing is recorded beforehand, and as many are as fit
+    assert SizedSession.log[:2] == ["prepare", "start 5"]
+    assert rig.result().detail == "4 of 20 steps: more would not fit into 3000 bytes"
+
+
+@pytest.mark.parametrize("fault", ["left half way", "the job's own profiler", "called off", "the spool is gone"])
+def test_whatever_comes_between_while_a_step_is_recorded_beforehand_no_profiler_is_left_running(
+    rig, session, monkeypatch, fault
+):
+    monkeypatch.setattr(profiling, "TorchSession", SizedSession)
+    SizedSession.log = log = []
+    rig.client.post(replace(REQUEST, steps=20, max_bytes=100_000))
+    rig.recording.begin(None)
+    assert log == ["prepare", "start 0"]
+    if fault == "the job's own profiler":
+        rig.executor._make_way()
+    elif fault == "called off":
+        rig.client.cancel("c-1")
+    elif fault == "the spool is gone":
+        rig.spool.rmdir()
+    rig.recording.end(fault == "left half way")
+    rig.step(1)
+    assert log.count("stop") >= 1
+    assert log.index("stop") < (log.index("prepare", 1) if "prepare" in log[1:] else len(log))
+    if fault in ("the job's own profiler", "called off", "the spool is gone"):
+        assert rig.result().state == "failed"
+    assert not list(rig.spool.glob("*.probe"))
