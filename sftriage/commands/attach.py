@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Annotated
@@ -37,7 +38,7 @@ def attach(
     """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
 
     Nothing is lost by the change: steps are read on where they were left, captures that were under way are collected,
-    cooldowns and limits go on. The job itself notices nothing.
+    cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
     """
     directory = find_run(run)
     info = read_info(directory)
@@ -52,10 +53,15 @@ def attach(
     own(rings)
     names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
     reporter.say(f"took over {place(directory.path)} under policy {names}")
+    # Whoever ends this ends this, and not the job.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         triage.start()
         _wait(rings, triage)
         triage.finish()
+    except KeyboardInterrupt:
+        reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
+        raise typer.Exit(128 + signal.SIGINT) from None
     finally:
         triage.close()
         remove_rings_directory(rings)

@@ -159,10 +159,13 @@ def test_a_refused_capture_comes_back_with_its_reason(agent, monitor, monkeypatc
 
 
 def test_a_capture_that_is_not_answered_can_be_given_up(agent, monitor):
-    train(monitor(0, world_size=1), steps=1)
+    only = monitor(0, world_size=1)
+    train(only, steps=1)
     agent.poll()
     assert agent.capture(request(rank=0)) is None
-    ((capture, result),) = agent.abandon("w0-3-r0-x-1", "no answer")
-    capture.close()
-    assert (result.state, result.detail) == ("failed", "no answer")
+    ((given_up, result),) = agent.abandon("w0-3-r0-x-1", "no answer")
+    assert (given_up, result.state, result.detail) == (request(rank=0), "failed", "no answer")
     assert agent.abandon("w0-3-r0-x-1", "no answer") == []
+    # AND once its rank answers after all, nobody takes that for a result
+    train(only, steps=2)
+    assert agent.results() == []

@@ -1,0 +1,90 @@
+"""What a journal has left for the next controller."""
+
+import json
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.controller import Controller, Journal, left_in, read_journal
+from sftriage.policy import parse
+from sftriage.records import Ask, CaptureResult, JobStatus, RankStatus
+from tests.unit.controller.test_controller import window
+
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: test}
+spec:
+  detection: {window_steps: 20, stride_steps: 20}
+  rules: [{name: slow, match: {gain: ">= 5%"}, capture: {steps: 3}, cooldown: 0s}]
+"""
+
+
+def controller(directory, left=None) -> Controller:
+    journal = Journal(directory / "decisions.jsonl")
+    return Controller(parse(POLICY, "test.yaml"), journal, directory / "state.json", left=left)
+
+
+def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_way(tmp_path):
+    # GIVEN a controller that has asked for a capture because of a window, and one for a person, and was killed
+    first = controller(tmp_path)
+    slow = window(0, late_s=0.02)
+    (request,) = first.take(slow, 100.0).decision.requests
+    ranks = tuple(RankStatus(rank, "h", None, 1, 30, 1, 30, closed=False, alive=True) for rank in range(4))
+    ask = Ask("a-1", (1,), "me", "why not")
+    (wanted,) = first.ask(ask, JobStatus(slow.schema, 4, ranks, 0), 101.0).requests
+    # WHEN the journal is read
+    left = left_in(read_journal(tmp_path / "decisions.jsonl"))
+    # THEN both captures are known with their requests and why they exist
+    assert {one: known[0] for one, known in left.unended.items()} == {
+        request.capture_id: request,
+        wanted.capture_id: wanted,
+    }
+    assert left.unended[request.capture_id][1] == first.trigger_of(request.capture_id)
+    assert (left.decided, left.asks) == ({0: slow.last_step}, {"a-1"})
+    # AND the next controller decides neither again, knows why a capture exists, and lets it end
+    second = controller(tmp_path, left)
+    assert second.decided(slow)
+    assert not second.decided(window(20))
+    assert second.answered(ask)
+    assert second.trigger_of(request.capture_id).rule == "slow"
+    second.ended(CaptureResult(request.capture_id, 2, "done", first_step=30, last_step=32), 110.0)
+    assert set(left_in(read_journal(tmp_path / "decisions.jsonl")).unended) == {wanted.capture_id}
+
+
+def test_what_is_learnt_goes_on_no_record_and_makes_the_next_verdict_what_it_would_have_been(tmp_path):
+    # GIVEN one controller that saw a healthy job become slow on every rank, and one that took over between the two
+    healthy = [window(20 * number) for number in range(4)]
+    slower = replace(window(80), durations_NRS=window(80).durations_NRS * (3.0, 1.0, 1.0))
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "taken").mkdir()
+    whole, before = controller(tmp_path / "whole"), controller(tmp_path / "taken")
+    for one in healthy:
+        whole.take(one, 100.0)
+        before.take(one, 100.0)
+    journal = tmp_path / "taken" / "decisions.jsonl"
+    written = journal.read_bytes()
+    after = controller(tmp_path / "taken", left_in(read_journal(journal)))
+    # WHEN it learns from what was decided, some of it twice
+    for one in (*healthy, *healthy[2:]):
+        after.learn(one)
+    # THEN nothing goes on record by that
+    assert journal.read_bytes() == written
+    # AND it judges what comes next as the other one does
+    verdict = after.take(slower, 101.0).verdict
+    assert verdict == whole.take(slower, 101.0).verdict
+    # (which needs the past: it is every rank that is slow)
+    assert (verdict.label, verdict.suspects[0].scope) == ("suspect", "all")
+
+
+@given(st.lists(st.sampled_from(["window", "ask", "capture", "beside", "policy", "what"]), max_size=5), st.data())
+def test_an_entry_that_is_none_counts_as_not_written(kinds, data):
+    anything = st.recursive(
+        st.none() | st.integers() | st.text(max_size=5), lambda inner: st.dictionaries(st.text(max_size=8), inner)
+    )
+    names = ("verdict", "decision", "result", "ask", "triggers")
+    entries = [{"type": kind, **{name: data.draw(anything) for name in names}} for kind in kinds]
+    left = left_in(json.loads(json.dumps(entry)) for entry in entries)
+    assert left.unended == {}
+    assert left.decided == {}
