@@ -33,6 +33,7 @@ Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
 Cause = Literal["healthy", "suspect", "stalled", "needs_evidence", "asked"]
 """What a decision is about: a verdict's label, or that a person asked."""
 Scope = Literal["rank", "host", "cohort", "all"]
+Clock = Literal["host", "device"]
 Pattern = Literal["chronic", "recurring", "one-off"]
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
 Profiler = Literal["torch", "nsys", "stacks"]
@@ -164,8 +165,10 @@ class Window:
     - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
     - ``kinds``: of each step what sort it is, "" for an ordinary one;
     - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said;
+    - ``on_device``: some rank's steps run on a device that its host does not wait for: there the host's durations are
+      those of launches, and of waiting for the device wherever the host next does;
     - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR``: durations, outside and between once more, as the
-      ranks' GPUs saw them.
+      ranks' GPUs saw them; NaN where that is not known.
 
     Reading is fastest where the ranks of one stage lie side by side in memory, but any layout will do.
     """
@@ -185,6 +188,7 @@ class Window:
     device_NRS: FloatArray | None = None
     device_outside_NRG: FloatArray | None = None
     device_between_NR: FloatArray | None = None
+    on_device: bool = False
 
     @property
     def last_step(self) -> int:
@@ -233,7 +237,7 @@ class Verdict:
     ``exposed_s`` is the mean exposed time of a step; ``advances_s`` sums to it to floating-point precision.
     ``leaders`` names for each stage the rank that led the frontier at its boundary, weighted by what it
     advanced; None where the frontier never moved. At the end of one of the ``sync`` stages all ranks are together, and
-    who leads there is a matter of microseconds.
+    who leads there is a matter of microseconds. ``clock`` is the one that all of its times are on.
 
     A ``stalled`` verdict is about the step in progress: it is both the first and the last step, ``exposed_s`` is how
     long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
@@ -249,7 +253,7 @@ class Verdict:
     leaders: Mapping[str, int | None]
     numbers: Mapping[str, float]
     sync: tuple[str, ...] = ()
-    clock: str = "host"
+    clock: Clock = "host"
     attempt: int = 0
 
 

@@ -14,8 +14,12 @@ REASONS: Mapping[str, str] = {
     "no_baseline": "all ranks became slower alike, before the job's normal step was known",
     "intermittent": "the suspect is there, but in few steps of the window, and in no order",
     "mixed_roles": "the ranks do different work, and no cohorts are declared",
+    "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
     "self_inflicted": "a capture was running",
 }
+
+CLOCKS: Mapping[str, str] = {"host": "", "device": "by the devices' clock"}
+"""Which clock a verdict stands on, where that has to be said."""
 
 STALLS: Mapping[str, str] = {
     "not_arrived": "the others wait for ranks that have not arrived",
@@ -59,7 +63,12 @@ def where(suspect: Suspect) -> str:
 
 
 def verdict_sentence(verdict: Verdict) -> str:
-    """The verdict in one sentence."""
+    """The verdict in one sentence, with its clock where that is not the host's."""
+    sentence, clock = _sentence(verdict), CLOCKS[verdict.clock]
+    return f"{sentence[:-1]}, {clock}." if clock else sentence
+
+
+def _sentence(verdict: Verdict) -> str:
     steps = f"steps {verdict.first_step} to {verdict.last_step}"
     if verdict.label == "healthy":
         return f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.exposed_s)} a step)."

@@ -10,9 +10,11 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 
+from sftriage.agent.device_rings import DeviceRings
 from sftriage.agent.executors import Places, adopted, executor_for, overlap
 from sftriage.agent.gather import Gatherer, Shape
 from sftriage.agent.rows import IntArray, slots_of, together
+from sftriage.agent.times import StepTimes
 from sftriage.capture import Executor, NsysPlace
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import RingInfo, RingReader, RingStatus, StepLog, find_rings
@@ -46,17 +48,20 @@ class Agent:
         self._rings, self._steps, self._shape = rings, steps, shape
         self._places = Places(rings, spool, nsys)
         self._readers: dict[Path, tuple[RingReader, StepLog]] = {}
+        self._device = DeviceRings(rings, steps, self._say_once)
         self._gatherers: dict[int, Gatherer] = {}
         self._captures: dict[str, Executor] = {}
         self._given_up: list[Executor] = []
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self.telemetry = Telemetry()
+        self.times = StepTimes(2 * shape.window_steps)
 
     def poll(self, *, ended: bool = False) -> list[Window]:
         """Windows that have become ready since the last call; with ``ended``, the job's last ones too."""
         self._find()
         found: dict[int, list[tuple[int, IntArray]]] = {}
+        on_device: list[RingInfo] = []
         for path, (reader, kept) in list(self._readers.items()):
             try:
                 batch = reader.read()
@@ -70,10 +75,16 @@ class Agent:
             self.telemetry.steps += len(batch.records)
             self.telemetry.missed += batch.missed
             self.telemetry.torn += batch.torn
+            self.times.note(reader.info.attempt, batch.records)
             found.setdefault(reader.info.attempt, []).append((reader.info.rank, slots_of(batch.raw, reader.info)))
+            if reader.on_device:
+                on_device.append(reader.info)
         windows = []
         for attempt, gatherer in sorted(self._gatherers.items()):
-            if attempt in found:
+            of_device = [info for info in on_device if info.attempt == attempt]
+            if of_device:
+                self._gather_both(gatherer, together(found[attempt]), of_device)
+            elif attempt in found:
                 gatherer.add(*together(found[attempt]))
             # An attempt that another one has followed is over.
             over = attempt < max(self._gatherers)
@@ -194,6 +205,7 @@ class Agent:
         for reader, kept in self._readers.values():
             reader.close()
             kept.close()
+        self._device.close()
         self._readers.clear()
         self._captures.clear()
 
@@ -204,6 +216,15 @@ class Agent:
             return None if reader is None else _status(info, reader.status())
         except RingError:
             return None
+
+    def _gather_both(self, gatherer: Gatherer, host: tuple[IntArray, IntArray], on_device: list[RingInfo]) -> None:
+        """Gather the times of host and device of a job with ranks on devices."""
+        gatherer.runs_on_device()
+        read = [(info.rank, *self._device.read(info)) for info in on_device]
+        gatherer.add_both(host, together([(rank, slots_BW) for rank, slots_BW, _ in read]))
+        for rank, slots_BW, over in read:
+            if over and not len(slots_BW):
+                gatherer.device_over(rank)
 
     def _find(self) -> None:
         for path in find_rings(self._rings):

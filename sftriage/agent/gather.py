@@ -60,6 +60,7 @@ class Gatherer:
         # Of ranks that have shown any device time: the last step of it.
         self._latest_device_R = np.full(world_size, MAX_COUNT)
         self._early_device: list[tuple[IntArray, IntArray]] = []
+        self._on_device = False
         self._fastest = _NEVER
         self._next_first = _NEVER
         # A window is given up when a rank is one window past it: no step further than that is ever in the store.
@@ -74,6 +75,10 @@ class Gatherer:
         if 0 <= rank < self._world_size:
             self._hosts[rank], self._cohorts[rank] = host, cohort
             self._places = None
+
+    def runs_on_device(self) -> None:
+        """Say that some rank's steps run on a device that its host does not wait for; windows from now on carry it."""
+        self._on_device = True
 
     def add(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
         """Take steps of any ranks in any order. Incomplete ones, and ranks beyond the world size, count as missing.
@@ -125,6 +130,32 @@ class Gatherer:
         held_B = (steps_B >= self._next_first) & (steps_B < self._next_first + self._capacity_steps)
         if held_B.any():
             self._rows.put_device(ranks_B[held_B], slots_BW[held_B])
+
+    def add_both(self, host: tuple[IntArray, IntArray], device: tuple[IntArray, IntArray]) -> None:
+        """Take what came together, so that of many steps, too, every window has both times.
+
+        No more than a window's steps at a time, and before them the device times of all steps that went before: no
+        window is given up for steps that are there.
+
+        Args:
+            host: ranks and slots as for `add`.
+            device: the same as for `add_device`, read after the host's.
+        """
+        (ranks_B, slots_BW), (device_ranks_B, device_BW) = (_in_order(*host), _in_order(*device))
+        steps_B, device_steps_B = slots_BW[:, STEP], device_BW[:, STEP]
+        done = given = 0
+        while done < len(steps_B):
+            until = int(np.searchsorted(device_steps_B, steps_B[done]))
+            self.add_device(device_ranks_B[given:until], device_BW[given:until])
+            end = int(np.searchsorted(steps_B, steps_B[done] + self._shape.window_steps))
+            self.add(ranks_B[done:end], slots_BW[done:end])
+            done, given = end, until
+        self.add_device(device_ranks_B[given:], device_BW[given:])
+
+    def device_over(self, rank: int) -> None:
+        """Say that no more device times will come from a rank: it is waited for no longer."""
+        if 0 <= rank < self._world_size:
+            self._latest_device_R[rank] = MAX_COUNT
 
     def ready(self, *, ended: bool = False) -> list[Window]:
         """Windows that are complete, oldest first; with ``ended``, those that no more steps will complete too."""
@@ -219,5 +250,11 @@ class Gatherer:
             hosts=hosts,
             cohorts=cohorts,
             attempt=self._attempt,
+            on_device=self._on_device,
             **self._rows.window(first_step, n_steps),
         )
+
+
+def _in_order(ranks_B: IntArray, slots_BW: IntArray) -> tuple[IntArray, IntArray]:
+    order_B = np.argsort(slots_BW[:, STEP], kind="stable")
+    return ranks_B[order_B], slots_BW[order_B]

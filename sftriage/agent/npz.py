@@ -50,11 +50,12 @@ def _window(arrays: dict[str, Any]) -> Window:
     ready_NR = _refinement(arrays, "ready_s", missing_NR, unknown=True)
     if ready_NR is not None and not schema.sync:
         raise InputError("ready_s is given but sync names no stage that it would split")
-    for name in ("outside_s", "between_s"):
+    for name in ("outside_s", "between_s", "device_outside_s", "device_between_s"):
         if name in arrays and schema.stages[-1] != OTHER:
             raise InputError(f"{name} needs a last stage {OTHER!r}; the last one is {schema.stages[-1]!r}")
     outside_NRG = _refinement(arrays, "outside_s", missing_NR, n_sync=len(schema.sync))
     work_NR = _refinement(arrays, "work", missing_NR)
+    device = _device(arrays, durations_NRS, len(schema.sync))
     return Window(
         schema=schema,
         first_step=_first_step(arrays),
@@ -66,6 +67,10 @@ def _window(arrays: dict[str, Any]) -> Window:
         cohorts=_counted(arrays, "cohorts", n_ranks, "rank"),
         kinds=_counted(arrays, "kinds", n_steps, "step"),
         work_NR=None if work_NR is None else np.nan_to_num(work_NR, copy=False, nan=0.0),
+        device_NRS=device[0],
+        device_outside_NRG=device[1],
+        device_between_NR=device[2],
+        on_device=device[0] is not None or _flag(arrays, "on_device"),
     )
 
 
@@ -77,13 +82,42 @@ def _durations(arrays: dict[str, Any], n_named: int) -> tuple[FloatArray, BoolAr
         raise InputError(f"durations_s has {n_stages} stages on its last axis; stages names {n_named}")
     if 0 in values_NRS.shape:
         raise InputError(f"durations_s is empty: {n_steps} steps x {n_ranks} ranks x {n_stages} stages")
-    missing_NR: BoolArray = np.asarray(np.isnan(values_NRS).all(axis=2))
+    missing_NR = _checked("durations_s", values_NRS)
     if missing_NR.all():
         raise InputError(f"durations_s is {_NOT_FINITE} at step 0, rank 0, stage 0 (nan), nor anywhere else")
-    bad_NRS = ~np.isfinite(values_NRS) & ~missing_NR[:, :, None]
-    _refuse("durations_s", values_NRS, bad_NRS, _NOT_FINITE, "; a missing step is NaN in all its stages")
-    _refuse("durations_s", values_NRS, values_NRS < 0, "negative")
     return values_NRS, missing_NR
+
+
+def _checked(name: str, values_NRS: FloatArray) -> BoolArray:
+    """The vectors (N, R) that are missing, all others being of times."""
+    missing_NR: BoolArray = np.asarray(np.isnan(values_NRS).all(axis=2))
+    bad_NRS = ~np.isfinite(values_NRS) & ~missing_NR[:, :, None]
+    _refuse(name, values_NRS, bad_NRS, _NOT_FINITE, "; a missing step is NaN in all its stages")
+    _refuse(name, values_NRS, values_NRS < 0, "negative")
+    return missing_NR
+
+
+def _device(arrays: dict[str, Any], durations_NRS: FloatArray, n_sync: int) -> tuple[FloatArray | None, ...]:
+    """Durations, outside times and between times of the same steps as the devices saw them."""
+    if "device_s" not in arrays:
+        for name in ("device_outside_s", "device_between_s"):
+            if name in arrays:
+                raise InputError(f"{name} is given but device_s is not")
+        return None, None, None
+    values_NRS = _numbers(arrays, "device_s", ("step", "rank", "stage"))
+    if values_NRS.shape != durations_NRS.shape:
+        raise InputError(f"device_s has shape {values_NRS.shape}; durations_s says {durations_NRS.shape}")
+    missing_NR = _checked("device_s", values_NRS)
+    outside_NRG = _refinement(arrays, "device_outside_s", missing_NR, n_sync=n_sync)
+    between_NR = _refinement(arrays, "device_between_s", missing_NR)
+    return values_NRS, outside_NRG if n_sync else None, between_NR
+
+
+def _flag(arrays: dict[str, Any], name: str) -> bool:
+    value = arrays.get(name, np.array(False))
+    if value.ndim or value.dtype.kind not in "biu":
+        raise InputError(f"{name} is {value.dtype} of shape {value.shape}; expected one of true and false")
+    return bool(value)
 
 
 def _refinement(
@@ -131,7 +165,7 @@ def _refuse(name: str, values: FloatArray, bad: BoolArray, what: str, remark: st
     if not n_bad:
         return
     at = tuple(int(i) for i in np.unravel_index(int(bad.argmax()), bad.shape))
-    axes = ("step", "rank", "stage" if name == "durations_s" else "sync stage")
+    axes = ("step", "rank", "stage" if name in ("durations_s", "device_s") else "sync stage")
     place = ", ".join(f"{axis} {i}" for axis, i in zip(axes, at, strict=False))
     more = f" and {n_bad - 1} more" if n_bad > 1 else ""
     raise InputError(f"{name} is {what} at {place} ({values[at]}){more}{remark if np.isnan(values[at]) else ''}")

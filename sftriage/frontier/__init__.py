@@ -2,17 +2,16 @@
 
 `segments` cuts a window where its ranks are together, `accounting` says where the exposed time went, `whatif` what
 would be saved by mending one suspect, `baseline` what the job's healthy profile is, `course` when a suspect was there,
-`evidence` puts all that beside each other, and `verdicts` puts a label on it.
+`evidence` puts all that beside each other, `verdicts` puts a label on it, and `clocks` says which clock that stands on.
 """
 
-from sftriage.frontier.accounting import Accounting, Walk, account, anchored, plain, walk
+from sftriage.frontier.accounting import Accounting, Walk, account, anchored, by_step, plain, walk
 from sftriage.frontier.baseline import Baseline, Profile, Typical, learned, profile
 from sftriage.frontier.evidence import Past
 from sftriage.frontier.explaining import Check, Explanation, explain
-from sftriage.frontier.judging import judge
+from sftriage.frontier.judging import assess, classify, judge
 from sftriage.frontier.segments import Segment, segments
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.verdicts import assess, classify
 from sftriage.frontier.whatif import SegmentReplay, replay
 
 __all__ = [
@@ -30,6 +29,7 @@ __all__ = [
     "account",
     "anchored",
     "assess",
+    "by_step",
     "classify",
     "explain",
     "judge",

@@ -151,6 +151,20 @@ def anchored(window: Window) -> Accounting:
     return account(walks, window, int(complete_N.sum()))
 
 
+def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
+    """Each step's (N) advances by stage (S) in seconds, and which steps are complete; the others have none.
+
+    Over the steps they sum to what `anchored` says. What came after a step's last sync is the step's own.
+    """
+    walks, complete_N = walked(window)
+    advances_NS = np.zeros((len(window.durations_NRS), len(window.schema.stages)))
+    for one in walks:
+        columns = one.segment.local if one.segment.own is None else (*one.segment.local, one.segment.own)
+        for column, (stage, advance_M, _) in zip(columns, one.boundaries, strict=False):
+            advances_NS[:, stage] += advance_M[column.offset : column.offset + column.n_steps]
+    return advances_NS, complete_N
+
+
 def account(walks: list[Walk], window: Window, n_steps: int | None = None) -> Accounting:
     """What the walks through a window's segments add up to; ``n_steps`` complete steps, counted if not given."""
     n_stages, n_ranks = len(window.schema.stages), window.durations_NRS.shape[1]

@@ -80,6 +80,11 @@ class Typical:
     sync_S: FloatArray
     lateness_s: float
 
+    @property
+    def total_s(self) -> float:
+        """All of it, where cohorts are side by side."""
+        return float(self.level_CS.sum(axis=1).max() + self.sync_S.sum()) + self.lateness_s
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:

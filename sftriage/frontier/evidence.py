@@ -34,11 +34,13 @@ class Past:
         baseline: the job's healthy steps.
         history: how late ranks and hosts were in the last steps, for what comes back.
         named: the suspect of the window before.
+        device: the same of the windows that were judged on the device's clock; the rest is on the host's.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
     history: History = field(default_factory=History)
     named: Suspect | None = None
+    device: Past | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +66,11 @@ class Evidence:
     clear_gain_R: FloatArray
     clear_steps_R: FloatArray
     history: History
+
+    @property
+    def longer_s(self) -> float | None:
+        """By how much a typical step is longer than a healthy one; None where none is known."""
+        return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
 
 
 def used_steps(window: Window, valid_N: BoolArray) -> BoolArray:

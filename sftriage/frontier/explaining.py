@@ -49,6 +49,12 @@ EXCESS: tuple[tuple[str, str, str, Unit], ...] = (
     ("late_excess_s", "lateness of the last rank over what is normal", "min_gain_s", "s"),
     ("shared_excess_s", "what all ranks have in common over what is normal", "min_group_s", "s"),
 )
+CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
+    ("device_coverage", "steps whose device times are known", "min_device_coverage", "fraction"),
+    ("clock_agreement", "a step's length on one clock, of that on the other", "min_clock_agreement", "fraction"),
+    ("longer_s", "a step's length over that of a healthy one, by the hosts' clock", "min_longer_s", "s"),
+)
+"""Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
     ("first_share", "first suspect: its gain or steady delay, of the step", "min_share", "fraction"),
     ("first_explained_s", "first suspect: what it explains of the excess", "wanted_s", "s"),
@@ -60,7 +66,7 @@ FIRST: tuple[tuple[str, str, str, Unit], ...] = (
 def explain(verdict: Verdict) -> Explanation:
     """The verdict's numbers against their thresholds, the runner-up, and what would have changed the label."""
     numbers = verdict.numbers
-    tables = EXCESS + (FIRST if "first_share" in numbers else ())
+    tables = CLOCK + EXCESS + (FIRST if "first_share" in numbers else ())
     checks = tuple(
         Check(name, what, numbers[name], numbers[threshold], unit)
         for name, what, threshold, unit in tables
@@ -73,7 +79,8 @@ def explain(verdict: Verdict) -> Explanation:
 
 def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
     """What would have to be different for another label."""
-    of_excess = [check for check in checks if not check.name.startswith("first_")]
+    of_clock = [check for check in checks if check.name in {name for name, *_ in CLOCK}]
+    of_excess = [check for check in checks if check.name in {name for name, *_ in EXCESS}]
     of_first = [check for check in checks if check.name.startswith("first_")]
     if verdict.label == "suspect":
         # The check that was passed by the least is the one that would fail first.
@@ -81,6 +88,9 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         return (f"held, if this fell below its threshold: {close.what}",) if close is not None else ()
     if "low_coverage" in verdict.reasons:
         return ("looked into, once enough of the steps are complete",)
+    if "clock_limited" in verdict.reasons:
+        missed = [check.what for check in of_clock if not check.met and check.unit == "fraction"]
+        return tuple(f"judged by the devices' clock, if this reached its threshold: {what}" for what in missed)
     if "self_inflicted" in verdict.reasons:
         return ("looked into, without a capture in it",)
     missed = [check.what for check in of_first if not check.met]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sftriage.frontier.accounting import walked
+from sftriage.frontier.clocks import HOST_STAGES, timed
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps
 from sftriage.frontier.settings import Settings
@@ -27,10 +28,15 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
         settings: the thresholds.
 
     Returns:
-        None where it cannot be told: no step is complete, the suspect has no peers in it (a cohort, everybody), or
-        nothing was suspected.
+        None where it cannot be told: no step is complete, the suspect has no peers in it (a cohort, everybody), nothing
+        was suspected, or only the host's clock is known of what a device does.
     """
     settings = settings or Settings()
+    # On the clock that a window of these steps would be judged on.
+    seen = timed(window, settings)
+    if seen.limited and trigger.stage not in HOST_STAGES:
+        return None
+    window = seen.window
     n_ranks = window.durations_NRS.shape[1]
     ranks = np.asarray([rank for rank in trigger.ranks if rank < n_ranks], dtype=np.intp)
     valid_N = complete_steps(window)

@@ -26,6 +26,11 @@ class Settings:
         min_persistence_fraction: fraction of a window's steps a suspect must be present in (0.6: most, with room for
             the steps another rank's jitter happens to hide it).
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
+        min_device_fraction: fraction of the steps whose device times must be known, of all ranks, to judge by them
+            (half: a step without is not late, its host was only too far ahead of its device).
+        min_clock_agreement: how nearly a step must take as long on the host's clock as on the device's, the shorter by
+            the longer (half: a host may be many steps ahead of its device at one end of a window and not at the other,
+            but a device time that lacks half of the step is not that of the step).
         min_explained_fraction: fraction of the excess that one suspect must explain (half: more than all others).
         min_lead_fraction: how far the first suspect's gain must be ahead of the runner-up's, as a fraction of the
             first's (0.25: neither of two within that would be a fair choice).
@@ -53,6 +58,8 @@ class Settings:
     max_jitter_fraction: float = 0.15
     min_persistence_fraction: float = 0.6
     min_coverage_fraction: float = 0.95
+    min_device_fraction: float = 0.5
+    min_clock_agreement: float = 0.5
     min_explained_fraction: float = 0.5
     min_lead_fraction: float = 0.25
     min_sparse_lead_fraction: float = 0.5

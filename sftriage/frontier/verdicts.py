@@ -25,22 +25,21 @@ MAX_SUSPECTS = 8
 """Candidates a verdict lists at most."""
 
 
-def classify(window: Window, past: Past | None = None, settings: Settings | None = None) -> Verdict:
-    """The verdict on one window.
+def assess_times(
+    window: Window, past: Past, settings: Settings, coverage: float | None = None
+) -> tuple[Verdict, Evidence | None]:
+    """The verdict on a window's durations, and what it was taken from; None where the window was not looked into.
 
     Args:
         window: durations of N steps × R ranks × S stages.
-        past: what the windows before have taught, where there were any.
+        past: what the windows before have taught.
         settings: the thresholds.
+        coverage: fraction of (step, rank) vectors that are there, where it is not that of these durations.
     """
-    return assess(window, past or Past(), settings or Settings())[0]
-
-
-def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evidence | None]:
-    """The verdict on one window, and what it was taken from; None where the window was not looked into."""
     walks, valid_N = walked(window)
     accounting = account(walks, window, int(valid_N.sum()))
-    coverage = 1.0 if valid_N.all() and valid_N.size else _coverage(window)
+    if coverage is None:
+        coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction
@@ -68,7 +67,8 @@ def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evi
     return _verdict(window, accounting, "needs_evidence", reasons, suspects, numbers), evidence
 
 
-def _coverage(window: Window) -> float:
+def coverage_of(window: Window) -> float:
+    """Fraction of (step, rank) vectors that are there."""
     finite_NR = np.isfinite(window.durations_NRS).all(axis=2)
     return float(finite_NR.mean()) if finite_NR.size else 0.0
 

@@ -19,8 +19,9 @@ RESOLVES: Mapping[str, str] = {
     "or lower min_persistence if short bursts are what you are after.",
     "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "
     "declare cohorts, so that each rank is compared with ranks of its own role.",
-    "clock_limited": "Only the host's clock was recorded and the device runs asynchronously, "
-    "so time may show in the wrong stage: record device time with CUDA events.",
+    "clock_limited": "Only the host's clock can be judged by and the device runs asynchronously, so time may show in "
+    "the wrong stage: record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). Where it is recorded, "
+    "`sftriage explain` says whether too few steps have theirs or the two clocks contradict each other.",
     "self_inflicted": "A profiler was running inside this window and slowed it: wait for a window without a capture.",
     "not_arrived": "The other ranks wait for the ranks that are named: "
     "look at their stacks (py-spy dump --pid), and at what their stage reads from or calls.",

@@ -92,8 +92,15 @@ class TorchCuda:
 
 def torch_cuda() -> Cuda | None:
     """CUDA as the trainer uses it, or None as long as it does not."""
+    return TorchCuda(sys.modules["torch"].cuda) if cuda_in_use() else None
+
+
+def cuda_in_use() -> bool:
+    """Whether the trainer has initialised CUDA. Nothing is imported, and the driver is not asked."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
-    return TorchCuda(cuda) if cuda is not None and cuda.is_initialized() else None
+    # (torch may be half imported, in another thread)
+    asked = getattr(cuda, "is_initialized", None)
+    return asked is not None and bool(asked())
 
 
 class _Steps:

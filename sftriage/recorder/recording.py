@@ -24,6 +24,7 @@ from time import monotonic_ns
 from zlib import crc32
 
 from sftriage.errors import RingError
+from sftriage.recorder.device import PATIENCE_STEPS, cuda_in_use
 from sftriage.recorder.hooks import DeviceWatch, ReadyWatch, StepHook
 from sftriage.recorder.layout import (
     BETWEEN,
@@ -50,6 +51,7 @@ from sftriage.recorder.ring import (
     CURRENT_STEP,
     MISUSE,
     NO_STAGE,
+    ON_DEVICE,
     SINCE,
     SPECIAL_STEP,
     STEP_SINCE,
@@ -76,6 +78,7 @@ class Recording:
 
     __slots__ = (
         "__weakref__",
+        "_answered",
         "_bell",
         "_blank",
         "_body",
@@ -84,6 +87,7 @@ class Recording:
         "_heard",
         "_hook",
         "_kinds",
+        "_patience",
         "_ring",
         "_seen",
         "_slot",
@@ -132,7 +136,10 @@ class Recording:
         self.off = False
         self._flags = 0
         self._ended = 0
-        self._heard = _NEVER
+        # The bell that the executor has answered; as long as `_heard` is another one, `begin` has something to ask.
+        self._answered = self._heard = _NEVER
+        # Steps at whose beginning it is still to be seen whether CUDA is in use; no later step pays for the question.
+        self._patience = PATIENCE_STEPS
         self._seen: set[str] = set()
         self._kinds: dict[str, tuple[int, int]] = {}
         self.watch: ReadyWatch | None = None
@@ -326,8 +333,14 @@ class Recording:
         # Both before the hook looks: a bell that rings meanwhile is heard at the next step, and a hook that was busy
         # did not listen, though it may be done by now.
         bell, busy = self._bell[0], self._hook.busy
-        self._flags = CAPTURING if self._hook.before_step(number) else 0
-        self._heard = _NEVER if busy or self._hook.busy else bell
+        if bell != self._answered:
+            self._flags = CAPTURING if self._hook.before_step(number) else 0
+            self._answered = _NEVER if busy or self._hook.busy else bell
+        if self._patience:
+            used = cuda_in_use()
+            self.live[ON_DEVICE] = int(used)
+            self._patience = 0 if used else self._patience - 1
+        self._heard = _NEVER if self._patience else self._answered
 
     def _charge(self) -> None:
         now = monotonic_ns()

@@ -11,6 +11,7 @@ slot ``(seq - 1) % slots``. The live words of its header::
     5  misuse         calls the recorder could make no sense of
     6  closed         1 once the writer has taken its leave
     7  special_step   number of the last step that was given a kind, or -1
+    8  on_device      1 once the trainer uses a device that its host does not wait for (CUDA)
 
 Rings belong on tmpfs (``/dev/shm``): on a disk file system the kernel write-protects a page while it is written back,
 so that the next store to it, a plain assignment in the training loop, waits for the disk. (The JVM's ``hsperfdata`` in
@@ -41,10 +42,10 @@ from sftriage.recorder.layout import (
 )
 from sftriage.records import StepRecord
 
-PUBLISHED, CURRENT_STAGE, SINCE, CURRENT_STEP, STEP_SINCE, MISUSE, CLOSED, SPECIAL_STEP = range(8)
+PUBLISHED, CURRENT_STAGE, SINCE, CURRENT_STEP, STEP_SINCE, MISUSE, CLOSED, SPECIAL_STEP, ON_DEVICE = range(9)
 NO_STAGE = -1
 
-_LIVE = struct.Struct("=8q")
+_LIVE = struct.Struct("=9q")
 _READS_TO_SETTLE = 8
 
 
@@ -152,6 +153,10 @@ class RingReader:
         skip: how many of its first steps have been read before (see `StepLog.last_seq`).
         kind: ``ring``, or ``device`` for the ring of device times.
 
+    Attributes:
+        on_device: at the last look, the trainer used a device that its host does not wait for.
+        over: at the last read, the writer had taken its leave before: nothing more will come.
+
     Raises:
         RingError: the file is foreign, truncated, of another version or byte order, or damaged.
     """
@@ -159,6 +164,7 @@ class RingReader:
     def __init__(self, path: Path | str, skip: int = 0, *, kind: str = "ring") -> None:
         self.path = Path(path)
         self._read = skip
+        self.on_device = self.over = False
         self._descriptor = files.open_regular(self.path, os.O_RDONLY)
         try:
             header = files.read_at(self._descriptor, HEADER_BYTES, 0, str(path))
@@ -175,7 +181,9 @@ class RingReader:
         Raises:
             RingError: the file was truncated, or its count of steps cannot be.
         """
-        published = self._live()[PUBLISHED]
+        live = self._live()
+        published = live[PUBLISHED]
+        self.over = bool(live[CLOSED])
         if published < self._read:
             raise RingError(f"{self.path}: its count of steps went back from {self._read} to {published}")
         first = max(self._read, published - self.slots)
@@ -263,6 +271,7 @@ class RingReader:
         live: tuple[int, ...] = _LIVE.unpack(found)
         if not 0 <= live[PUBLISHED] < MAX_COUNT:
             raise RingError(f"{self.path}: {live[PUBLISHED]} steps are said to be published")
+        self.on_device = bool(live[ON_DEVICE])
         return live
 
     def _slots(self, first: int, end: int) -> bytes:

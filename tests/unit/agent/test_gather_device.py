@@ -13,6 +13,7 @@ from tests.unit.agent.steps import batch
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 MS = 1_000_000
 LONG = 3 * DEVICE_LAG_STEPS
+NO_STEPS = (np.zeros(0, dtype=np.int64), np.zeros((0, 14), dtype=np.int64))
 
 
 def step(rank, number, factor=1):
@@ -136,6 +137,25 @@ def test_what_comes_too_late_or_belongs_to_nobody_is_dropped():
     (window,) = target.ready()
     # THEN it has none of them
     assert (window.first_step, window.device_NRS) == (4, None)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=8), st.integers(0, 3), st.sampled_from([1, 2, 4]))
+def test_however_many_steps_come_at_once_windows_have_both_times(sizes, lag, stride):
+    # GIVEN a job whose device times lag behind the host's, looked at now and then
+    target = Gatherer(SCHEMA, 2, Shape(4, stride, 0))
+    windows, first, given_to = [], 0, 0
+    for size in sizes:
+        until = max(given_to, first + size - lag)
+        host_steps = [step(rank, number) for rank in (0, 1) for number in range(first, first + size)]
+        device_steps = [step(rank, number, factor=5) for rank in (1, 0) for number in range(given_to, until)]
+        # WHEN what has come is added together
+        target.add_both(batch(*host_steps), batch(*device_steps) if device_steps else NO_STEPS)
+        windows += target.ready()
+        first, given_to = first + size, until
+    # THEN every window that went out has all of both
+    for window in windows:
+        np.testing.assert_allclose(window.device_NRS, 5 * window.durations_NRS)
+    assert [window.first_step for window in windows] == list(range(0, max(0, given_to - 3), stride))
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 1), st.integers(0, 40)), max_size=150))

@@ -66,6 +66,33 @@ def test_what_refines_the_durations_travels_too(tmp_path):
     np.testing.assert_array_equal(last.work_NR, last.between_NR)
 
 
+def test_device_times_travel_too_and_are_missing_by_themselves(tmp_path):
+    # GIVEN device times of all steps but one of rank 1
+    nowhere = np.arange(12.0).reshape(6, 2)
+    nowhere[4, 1] = np.nan
+    path = saved(
+        tmp_path / "job.npz",
+        device_s=2 * changed(np.nan, (4, 1)),
+        device_outside_s=np.full((6, 2, 1), 0.002),
+        device_between_s=nowhere,
+    )
+    *_, last = load_recording(path).windows(Shape(3, 3, 0))
+    # THEN each window has its own, and the host's times are not touched
+    assert last.on_device
+    assert np.isfinite(last.durations_NRS).all()
+    for values in (last.device_NRS, last.device_outside_NRG, last.device_between_NR):
+        gone = np.argwhere(np.isnan(values.reshape(3, 2, -1)).all(axis=2))
+        assert gone.tolist() == [[1, 1]]
+    assert last.device_between_NR[0].tolist() == [6, 7]
+    assert (last.device_NRS[0] == 0.02).all()
+
+
+@pytest.mark.parametrize(("said", "on_device"), [(True, True), (False, False), (1, True)])
+def test_a_recording_may_say_that_its_ranks_run_on_devices(tmp_path, said, on_device):
+    (window,) = load_recording(saved(tmp_path / "job.npz", on_device=np.array(said))).windows(Shape(6, 6, 0))
+    assert (window.on_device, window.device_NRS) == (on_device, None)
+
+
 def test_a_vector_of_nan_is_a_missing_step(tmp_path):
     # GIVEN a recording in which rank 1 has no step 3, and what refines that step says either nothing or anything
     nowhere = np.full((6, 2), 0.001)
@@ -113,6 +140,11 @@ def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
         ({"durations_s": changed(np.inf, (0, 0, 0))}, "not a finite number at step 0, rank 0, stage 0 (inf)"),
         ({"durations_s": changed(-0.5, (2, 0, 1))}, "durations_s is negative at step 2, rank 0, stage 1 (-0.5)"),
         ({"durations_s": durations(stages=3)}, "has 3 stages on its last axis; stages names 4"),
+        ({"device_s": durations(steps=5)}, "device_s has shape (5, 2, 4); durations_s says (6, 2, 4)"),
+        ({"device_s": changed(-0.5, (2, 0, 1))}, "device_s is negative at step 2, rank 0, stage 1 (-0.5)"),
+        ({"device_s": changed(np.nan, (3, 1, 2))}, "device_s is not a finite number at step 3, rank 1, stage 2 (nan)"),
+        ({"device_between_s": np.zeros((6, 2))}, "device_between_s is given but device_s is not"),
+        ({"on_device": np.array("yes")}, "on_device is <U3 of shape (); expected one of true and false"),
         ({"durations_s": durations()[0]}, "durations_s has 2 axes, shape (2, 4); expected step x rank x stage"),
         ({"durations_s": durations(steps=0)}, "durations_s is empty: 0 steps"),
         ({"durations_s": durations().astype("U8")}, "durations_s holds <U8; expected float64 seconds"),

@@ -50,6 +50,31 @@ def test_a_person_gets_tables_and_a_sentence(sftriage, tmp_path):
     assert "Frontier" in outcome.out
 
 
+def test_what_was_judged_on_the_devices_clock_says_so(sftriage, tmp_path):
+    # GIVEN ranks on devices: hosts that see nothing, and a kernel that is slow on rank 1
+    device = np.load(recorded(tmp_path / "device.npz", stage=1, rank=1))["durations_s"]
+    host = np.broadcast_to(device.sum(axis=2, keepdims=True) / len(STAGES), device.shape)
+    np.savez(tmp_path / "job.npz", durations_s=host, device_s=device, stages=STAGES, sync=["backward"])
+    # WHEN analysed, THEN the verdict stands on the device's clock, for a person and for a program
+    outcome = sftriage("analyze", tmp_path / "job.npz")
+    assert "Rank 1 is slow in forward" in outcome.out
+    assert "by the devices' clock." in outcome.out
+    assert "device clock" in outcome.out
+    windows = sftriage("analyze", tmp_path / "job.npz", "--json").out.splitlines()
+    assert {json.loads(line)["clock"] for line in windows} == {"device"}
+
+
+def test_what_only_the_hosts_clock_says_of_devices_is_held(sftriage, tmp_path):
+    # GIVEN the hosts' times alone of ranks on devices, one of which takes long in forward
+    host = np.load(recorded(tmp_path / "host.npz", stage=1, rank=1))["durations_s"]
+    np.savez(tmp_path / "job.npz", durations_s=host, on_device=True, stages=STAGES, sync=["backward"])
+    # WHEN analysed, THEN it is held for its clock, and who it would have been is there
+    last = json.loads(sftriage("analyze", tmp_path / "job.npz", "--json").out.splitlines()[-1])
+    assert (last["label"], last["reasons"], last["clock"]) == ("needs_evidence", ["clock_limited"], "host")
+    assert (last["suspects"][0]["rank"], last["suspects"][0]["stage"]) == (1, "forward")
+    assert "Held: clock_limited" in sftriage("analyze", tmp_path / "job.npz").out
+
+
 def test_analysing_writes_nothing(sftriage, tmp_path):
     path = recorded(tmp_path / "job.npz")
     before = sorted(tmp_path.rglob("*"))

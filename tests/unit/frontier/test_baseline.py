@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.frontier import Past, Settings, classify, judge
+from sftriage.frontier import Past, Settings, assess, classify, judge
 from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Known, Typical
-from sftriage.frontier.verdicts import assess
 
 from .windows import Fault, Job, every, gaussian
 

@@ -17,67 +17,9 @@ from sftriage.recorder import Monitor, RingReader, find_rings
 from sftriage.recorder.device import IN_FLIGHT, MARKS, MAX_MARKS, PATIENCE_STEPS, TorchCuda, torch_cuda
 from sftriage.recorder.monitor import DEVICE_ENV
 
+from .fake_cuda import FakeDevice
+
 STAGES, SYNC = ("data", "forward", "backward", "optimizer"), ("backward",)
-
-
-class FakeEvent:
-    def __init__(self, device):
-        self._device, self.at_ns = device, None
-        device.made += 1
-
-    def record(self, stream):
-        assert stream is self._device.stream
-        if self._device.broken:
-            raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        assert not self._device.is_capturing, "this event is now part of somebody's graph"
-        self._device.recorded += 1
-        self.at_ns = self._device.reached_ns()
-
-    def query(self):
-        return self.at_ns <= self._device.now_ns
-
-    def elapsed_time(self, end):
-        assert self.query(), "not ready: this would raise"
-        assert end.query(), "not ready: this would raise"
-        return (end.at_ns - self.at_ns) / 1e6
-
-
-class FakeDevice:
-    """One stream of a GPU: what is launched is done one after the other, no sooner than it was launched.
-
-    It stands for `torch.cuda`, and has nothing that synchronises: whoever asked for that would get an AttributeError.
-    """
-
-    def __init__(self):
-        self.now_ns = self._free_ns = 0
-        self.made = self.recorded = 0
-        self.initialised, self.is_capturing, self.broken = True, False, False
-        self.stream = object()
-
-    def launch(self, ns):
-        self._free_ns = self.reached_ns() + ns
-
-    def passes(self, ns):
-        self.now_ns += ns
-
-    def catches_up(self):
-        self.now_ns = self.reached_ns()
-
-    def reached_ns(self):
-        return max(self.now_ns, self._free_ns)
-
-    def is_initialized(self):
-        return self.initialised
-
-    def current_stream(self):
-        return self.stream
-
-    def is_current_stream_capturing(self):
-        return self.is_capturing
-
-    def Event(self, enable_timing):
-        assert enable_timing
-        return FakeEvent(self)
 
 
 @pytest.fixture
@@ -451,6 +393,66 @@ def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_p
         assert sum(step.durations_ns) == pytest.approx(took_ns, abs=1)
         assert min(step.durations_ns) >= 0
         assert sum(step.outside_ns) <= step.durations_ns[-1]
+
+
+def marked(rings):
+    with RingReader(rings / "rank-0.0.ring") as ring:
+        ring.read()
+        return ring.on_device
+
+
+@pytest.mark.parametrize("device_time", [True, False])
+def test_the_hosts_ring_says_that_the_rank_uses_cuda(tmp_path, device, device_time):
+    # GIVEN a rank that initialises CUDA in its third step, with device time or without
+    device.initialised = False
+    job = Job(tmp_path, device_time=device_time)
+    train(job, device)
+    train(job, device)
+    device.initialised = True
+    assert not marked(tmp_path)
+    # WHEN it goes on, THEN its ring says so, once and for all
+    train(job, device)
+    assert marked(tmp_path)
+    job.close()
+    assert marked(tmp_path)
+
+
+@pytest.mark.parametrize("torch", [None, SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())])
+def test_a_job_without_cuda_or_whose_torch_is_half_imported_is_not_marked(tmp_path, monkeypatch, torch):
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    job = Job(tmp_path, device_time=False)
+    for _ in range(3):
+        with job.monitor.step():
+            pass
+    assert job.monitor.active
+    assert not marked(tmp_path)
+    job.close()
+
+
+@pytest.mark.parametrize("initialised", [True, False])
+def test_whether_cuda_is_in_use_is_asked_in_the_first_steps_only(tmp_path, device, monkeypatch, initialised):
+    # GIVEN a rank without device time
+    asked = []
+    monkeypatch.setattr(device, "is_initialized", lambda: asked.append(1) or initialised)
+    job = Job(tmp_path, device_time=False)
+    # WHEN it trains for longer than CUDA may take to be initialised
+    for _ in range(2 * PATIENCE_STEPS):
+        train(job, device)
+    # THEN it is asked until it is, or until then
+    assert len(asked) == (1 if initialised else PATIENCE_STEPS)
+    job.close()
+
+
+def test_a_reader_knows_that_nothing_more_will_come(job, device):
+    train(job, device)
+    train(job, device, forward=1000)
+    with RingReader(job.rings / "rank-0.0.device", kind="device") as reader:
+        reader.read()
+        assert not reader.over
+        device.catches_up()
+        job.monitor.close()
+        assert [step.step for step in reader.read().records] == [1]
+        assert reader.over
 
 
 def test_torch_has_what_is_used_of_it():

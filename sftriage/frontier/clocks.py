@@ -1,0 +1,130 @@
+"""Which clock a window is judged on, and what the host's can tell of ranks that run on devices (design §3).
+
+A host that runs ahead of its device sees launches, and waits for the device wherever it next has to: in whatever stage
+that is, and for whatever the device was doing. Boundaries put into the device's own stream have no such trouble. The
+device reaches one when it is through with what was launched before, and no sooner than the host has launched it: a host
+that is late shows there too, in its own stage, as far as the device had to wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from sftriage.frontier.arrays import BoolArray
+from sftriage.frontier.segments import complete_steps
+from sftriage.frontier.settings import Settings
+from sftriage.records import Clock, Suspect, Verdict, Window
+
+HOST_STAGES = frozenset({"data"})
+"""Stages that are the host's own work. In any other its time is of launches, or of waiting for the device."""
+
+NOT_OF_TIME = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})
+"""Reasons that hold on any clock."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timed:
+    """A window as it is to be judged, and the numbers that decided on which clock.
+
+    ``limited``: the clock is the host's where the device's would be needed. ``agree``: the clocks do not contradict.
+    """
+
+    window: Window
+    clock: Clock = "host"
+    limited: bool = False
+    agree: bool = True
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+def timed(window: Window, settings: Settings) -> Timed:
+    """The window on the clock that it is judged on: the device's, where enough of it is known, and else the host's."""
+    if window.device_NRS is None:
+        if not window.on_device:
+            return Timed(window)
+        return Timed(window, limited=True, numbers=_coverage(0.0, settings))
+    device = _on_device(window)
+    host_N, both_N = complete_steps(window), complete_steps(device)
+    both_N &= host_N
+    numbers = _coverage(float(both_N.sum()) / max(1.0, float(host_N.sum())), settings)
+    if not both_N.any() or numbers["device_coverage"] < settings.min_device_fraction:
+        return Timed(window, limited=True, numbers=numbers)
+    steps_s = {"host_step_s": _step_s(window, both_N), "device_step_s": _step_s(device, both_N)}
+    shorter_s, longer_s = sorted(steps_s.values())
+    agreement = shorter_s / longer_s if longer_s > 0.0 else 1.0
+    numbers |= steps_s | {"clock_agreement": agreement, "min_clock_agreement": settings.min_clock_agreement}
+    if agreement < settings.min_clock_agreement:
+        return Timed(window, limited=True, agree=False, numbers=numbers)
+    return Timed(device, clock="device", numbers=numbers)
+
+
+def told(verdict: Verdict, seen: Timed, longer_s: float | None, settings: Settings) -> Verdict:
+    """The verdict on what was timed, with its clock: held where its clock cannot tell it.
+
+    On the host's clock a rank or a host that is late in a stage of the host's own work stands, and so does it that
+    nothing is to be seen. Of what all ranks share nothing does: where all wait for their devices there too, or their
+    devices have enough to do meanwhile, nobody sees it. Devices that have enough to do can hide one host's delay as
+    well; where the job's healthy step is known, it shows by the step's being no longer than that.
+
+    Args:
+        verdict: what the times say.
+        seen: what was timed.
+        longer_s: by how much a step is longer than a healthy one, where that is known.
+        settings: the thresholds.
+    """
+    if seen.clock == "host" and not seen.limited:
+        return verdict
+    verdict = replace(verdict, clock=seen.clock, numbers={**verdict.numbers, **seen.numbers})
+    if not seen.limited or (verdict.reasons and set(verdict.reasons) <= NOT_OF_TIME):
+        return verdict
+    if seen.agree and verdict.label == "healthy":
+        return verdict
+    if seen.agree and verdict.label == "suspect" and _of_the_host(verdict.suspects[0]):
+        first = verdict.suspects[0]
+        wanted_s = settings.min_explained_fraction * first.gain_s * first.persistence
+        if longer_s is None or longer_s >= wanted_s:
+            return verdict
+        numbers = {**verdict.numbers, "longer_s": longer_s, "min_longer_s": wanted_s}
+        verdict = replace(verdict, numbers=numbers)
+    return replace(verdict, label="needs_evidence", reasons=("clock_limited",))
+
+
+def _of_the_host(suspect: Suspect) -> bool:
+    return suspect.scope in ("rank", "host") and suspect.stage in HOST_STAGES
+
+
+def _on_device(window: Window) -> Window:
+    """The window as the devices saw it.
+
+    The ready moments are the host's: when the last gradient's work was launched. What passed before a step is not known
+    where the step before is not, and a step without that is not complete: no row of the accounting is half there.
+    """
+    assert window.device_NRS is not None
+    between_NR = window.device_between_NR
+    if between_NR is not None:
+        after_gap_NR = np.zeros(between_NR.shape, dtype=np.bool_)
+        after_gap_NR[1:] = ~np.isfinite(window.device_NRS[:-1]).all(axis=2)
+        if after_gap_NR.any():
+            between_NR = np.where(after_gap_NR, np.nan, between_NR)
+    return replace(
+        window,
+        durations_NRS=window.device_NRS,
+        outside_NRG=window.device_outside_NRG,
+        between_NR=between_NR,
+        ready_NR=None,
+        device_NRS=None,
+        device_outside_NRG=None,
+        device_between_NR=None,
+    )
+
+
+def _step_s(window: Window, steps_N: BoolArray) -> float:
+    """What a step takes, with what is between two, as a mean over the ranks and some of the steps."""
+    total_NR = window.durations_NRS[steps_N].sum(axis=2)
+    return float((total_NR if window.between_NR is None else total_NR + window.between_NR[steps_N]).mean())
+
+
+def _coverage(fraction: float, settings: Settings) -> dict[str, float]:
+    return {"device_coverage": fraction, "min_device_coverage": settings.min_device_fraction}

@@ -1,0 +1,75 @@
+"""Device time from a trainer to its verdict: real processes on a queue that takes real time, and on a real GPU."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+JOB = Path(__file__).parent / "jobs" / "on_device.py"
+STEPS, SLOW_RANK = 300, 1
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: watch}
+spec:
+  detection: {window_steps: 30, stride_steps: 10, warmup_steps: 10}
+  rules:
+    - {name: anybody, match: {scope: [rank]}}
+"""
+
+
+@pytest.fixture(params=["queue", "cuda"])
+def device(request):
+    if request.param == "cuda":
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        if not torch.cuda.is_available():
+            pytest.skip("no NVIDIA GPU here: device time goes to its verdict on a queue only")
+    return request.param
+
+
+def followed(start, environment, tmp_path, device, *, device_time):
+    """Run the job; the verdicts taken while it ran, and those on what is kept of it."""
+    (tmp_path / "watch.yaml").write_text(POLICY, encoding="utf-8")
+    command = [sys.executable, JOB, device, 3, STEPS, SLOW_RANK]
+    out = tmp_path / "run"
+    run = start(
+        *("run", "--policy", tmp_path / "watch.yaml", "--out", out, "--", *command),
+        env={**environment, "SFTRIAGE_DEVICE_TIME": "1" if device_time else "0"},
+    )
+    _, err = run.communicate(timeout=240)
+    assert run.returncode == 0, err
+    journal = [json.loads(line) for line in (out / "decisions.jsonl").read_text(encoding="utf-8").splitlines()]
+    offline = start("analyze", out, "--json").communicate(timeout=60)[0].splitlines()
+    return [entry["verdict"] for entry in journal if entry["type"] == "window"], [json.loads(line) for line in offline]
+
+
+def named(verdicts):
+    return {(one["suspects"][0]["rank"], one["suspects"][0]["stage"]) for one in verdicts if one["label"] == "suspect"}
+
+
+def test_a_slow_kernel_is_named_on_the_devices_clock(start, environment, tmp_path, device):
+    # GIVEN ranks with device time, whose hosts only launch; one rank's kernels become slow
+    seen, offline = followed(start, environment, tmp_path, device, device_time=True)
+    # THEN that rank and stage are named, while it runs and afterwards, and by which clock
+    for verdicts in (seen, offline):
+        assert (SLOW_RANK, "forward") in named(verdicts)
+        assert {one["clock"] for one in verdicts} == {"device"}
+    at = next(one for one in seen if named([one]) == {(SLOW_RANK, "forward")})
+    told = start("explain", at["last_step"], "--run", tmp_path / "run").communicate(timeout=60)[0]
+    assert "by the devices' clock" in told
+
+
+def test_without_device_time_it_is_held_and_what_would_tell_is_said(start, environment, tmp_path, device):
+    # GIVEN the same job on the host's clock alone
+    seen, offline = followed(start, environment, tmp_path, device, device_time=False)
+    # THEN nobody is named for what the hosts cannot see, and the reason is the clock
+    for verdicts in (seen, offline):
+        assert "forward" not in {stage for _, stage in named(verdicts)}
+        assert ["clock_limited"] in [one["reasons"] for one in verdicts]
+        assert {one["clock"] for one in verdicts} == {"host"}
+    at = next(one for one in seen if one["reasons"] == ["clock_limited"])
+    told = start("explain", f"{at['first_step']}-{at['last_step']}", "--run", tmp_path / "run").communicate(timeout=60)[
+        0
+    ]
+    assert "SFTRIAGE_DEVICE_TIME=1" in told

@@ -1,0 +1,288 @@
+"""Device times from rings to windows and back from disk: rings as the recorder writes them, a GPU that is a clock."""
+
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sftriage.agent import Agent, Shape, load_recording
+from sftriage.agent.gather import DEVICE_LAG_STEPS
+from sftriage.agent.rows import slots_of
+from sftriage.recorder import LogReader, Monitor
+from sftriage.recorder.device import IN_FLIGHT, READ_A_STEP
+from sftriage.recorder.layout import STEP
+from sftriage.traces.rundir import RunInfo, create
+from tests.unit.recorder.fake_cuda import FakeDevice
+
+STAGES, SYNC = ("data", "forward", "backward"), ("backward",)
+FORWARD = STAGES.index("forward")
+WINDOW = 8
+SHAPE = Shape(window_steps=WINDOW, stride_steps=WINDOW, warmup_steps=0)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """One GPU for all ranks: what matters here is which times come when."""
+    made = FakeDevice()
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=made))
+    return made
+
+
+@pytest.fixture
+def run(tmp_path):
+    rings = tmp_path / "rings"
+    rings.mkdir()
+    info = RunInfo("1", "job", "2026-01-01T00:00:00+00:00", ("true",), "p", "0" * 64, str(rings))
+    return create(tmp_path / "run", info, "")
+
+
+@pytest.fixture
+def rings(tmp_path, run):
+    return tmp_path / "rings"
+
+
+@pytest.fixture
+def agent(rings, run):
+    made = Agent(rings, run.steps, run.spool, SHAPE)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def monitor(rings):
+    """Make the monitor of a rank of two; all of them are closed in the end."""
+    made = []
+
+    def monitor(rank, device_time=True):
+        made.append(Monitor(STAGES, SYNC, rank=rank, world_size=2, rings=rings, slots=256, device_time=device_time))
+        return made[-1]
+
+    yield monitor
+    for one in made:
+        one.close()
+
+
+def train(device, *monitors, steps, caught_up=True):
+    for _ in range(steps):
+        for one in monitors:
+            with one.step(), one.stage("forward"):
+                device.launch(1000)
+        if caught_up:
+            device.catches_up()
+
+
+def known(window):
+    """Of each step and rank, whether the device time is there."""
+    return np.isfinite(window.device_NRS).all(axis=2)
+
+
+def test_device_times_come_with_the_windows_and_are_kept(agent, device, monitor, run):
+    # GIVEN two ranks with device time
+    ranks = monitor(0), monitor(1)
+    # WHEN they have trained for a window, and a step more that shows the last one's times
+    train(device, *ranks, steps=WINDOW + 1)
+    (window,) = agent.poll()
+    # THEN the window has both times
+    assert window.on_device
+    assert known(window).all()
+    assert (window.device_NRS[:, :, FORWARD] >= 1e-6).all()
+    # AND what has come is on disk, in slots like the host's
+    log = LogReader(run.steps / "rank-1.0.device-steps", kind="device-steps")
+    assert slots_of(log.read(), log.info)[:WINDOW, STEP].tolist() == list(range(WINDOW))
+
+
+def test_a_job_on_cpus_opens_nothing_and_is_what_it_was(agent, monitor, monkeypatch, run):
+    # GIVEN a job whose torch has not initialised CUDA, though device time is asked for
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: False)))
+    ranks = monitor(0), monitor(1)
+    for _ in range(WINDOW):
+        for one in ranks:
+            with one.step():
+                pass
+    # WHEN it is read
+    (window,) = agent.poll()
+    # THEN nothing says that there is a device
+    assert (window.on_device, window.device_NRS) == (False, None)
+    assert not list(run.steps.glob("*.device-steps"))
+
+
+def test_a_rank_on_a_gpu_without_device_time_is_known_to_be_on_one(agent, device, monitor, run):
+    # GIVEN ranks on a GPU that record the host's times alone
+    train(device, monitor(0, device_time=False), monitor(1, device_time=False), steps=WINDOW)
+    (window,) = agent.poll()
+    # THEN the window says what its times are worth, and so does what is kept of the run
+    assert (window.on_device, window.device_NRS) == (True, None)
+    agent.close()
+    (again,) = load_recording(run.path).windows(SHAPE)
+    assert (again.on_device, again.device_NRS) == (True, None)
+
+
+def test_ranks_whose_device_times_are_late_are_waited_for_so_long(agent, device, monitor):
+    # GIVEN a GPU that falls behind after a few steps
+    ranks = monitor(0), monitor(1)
+    train(device, *ranks, steps=3)
+    assert agent.poll() == []
+    train(device, *ranks, steps=WINDOW - 3, caught_up=False)
+    # THEN the window waits for it
+    assert agent.poll() == []
+    # WHEN it has caught up, THEN nothing is missing
+    device.catches_up()
+    train(device, *ranks, steps=-(-WINDOW // READ_A_STEP))
+    (window,) = agent.poll()
+    assert known(window).all()
+
+
+def test_a_gpu_that_never_catches_up_holds_nothing_up(agent, device, monitor):
+    # GIVEN a GPU that stops after a few steps
+    ranks = monitor(0), monitor(1)
+    train(device, *ranks, steps=3)
+    agent.poll()
+    # WHEN the hosts go on
+    windows = []
+    for _ in range(WINDOW + DEVICE_LAG_STEPS):
+        train(device, *ranks, steps=1, caught_up=False)
+        windows += agent.poll()
+    # THEN windows come out with what there is, and never a zero for what there is not
+    assert [window.first_step for window in windows][:2] == [0, WINDOW]
+    assert known(windows[0])[:2].all()
+    assert np.isnan(windows[0].device_NRS[3:]).all()
+    assert np.isfinite(windows[0].durations_NRS).all()
+    assert all(window.on_device for window in windows)
+
+
+def test_a_ring_of_device_times_that_has_ended_is_waited_for_no_longer(agent, device, monitor):
+    # GIVEN ranks whose CUDA fails in the middle of a window
+    ranks = monitor(0), monitor(1)
+    train(device, *ranks, steps=4)
+    assert agent.poll() == []
+    device.broken = True
+    train(device, *ranks, steps=1)
+    agent.poll()
+    # WHEN the hosts are through with the window
+    train(device, *ranks, steps=WINDOW - 5)
+    windows = agent.poll() + agent.poll()
+    # THEN it is there at once
+    assert [window.first_step for window in windows] == [0]
+    assert known(windows[0])[:3].all()
+
+
+def test_many_steps_at_once_have_their_device_times(agent, device, monitor):
+    # GIVEN an agent that looks for the first time after many windows
+    train(device, monitor(0), monitor(1), steps=10 * WINDOW + 1)
+    # WHEN it does
+    windows = agent.poll()
+    # THEN every window has them
+    assert [window.first_step for window in windows] == [WINDOW * at for at in range(10)]
+    assert all(known(window).all() for window in windows)
+
+
+def test_a_host_far_ahead_of_its_gpu_misses_steps_and_none_is_filled_in(agent, device, monitor):
+    ranks = monitor(0), monitor(1)
+    train(device, *ranks, steps=1)
+    # GIVEN hosts that run further ahead than there are events for, again and again
+    for _ in range(3):
+        train(device, *ranks, steps=2 * IN_FLIGHT, caught_up=False)
+        device.catches_up()
+    train(device, *ranks, steps=IN_FLIGHT)
+    # THEN what is missing is missing on the device's clock alone
+    windows = agent.poll(ended=True)
+    there_NR = np.concatenate([known(window) for window in windows if window.device_NRS is not None])
+    assert 0.2 < there_NR.mean() < 0.9
+    assert all(np.isfinite(window.durations_NRS[: WINDOW // 2]).all() for window in windows)
+
+
+@pytest.mark.parametrize("content", [b"", b"not a ring" * 1000])
+def test_a_broken_ring_of_device_times_costs_those_times_alone(agent, device, monitor, rings, content, caplog):
+    ranks = monitor(0), monitor(1)
+    train(device, *ranks, steps=1)
+    # GIVEN that rank 1's ring of device times is damaged
+    path = rings / "rank-1.0.device"
+    path.unlink()
+    path.write_bytes(content)
+    # WHEN the job goes on
+    train(device, *ranks, steps=WINDOW)
+    (window,) = agent.poll()
+    agent.poll()
+    # THEN the rank is there on the host's clock, and what is wrong is said once
+    assert np.isfinite(window.durations_NRS).all()
+    assert known(window)[:, 0].all()
+    assert np.isnan(window.device_NRS[:, 1]).all()
+    assert caplog.text.count("device times of rank 1 are not known") == 1
+    assert agent.telemetry.problems == {}
+
+
+def test_a_ring_that_a_dead_process_left_is_not_taken_for_the_ranks_own(agent, device, monitor, rings, tmp_path):
+    # GIVEN a ring of device times of another process, under the name that the rank's is to have
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    with Monitor(STAGES, SYNC, rank=0, world_size=2, rings=elsewhere, device_time=True, job="another") as other:
+        train(device, other, steps=2)
+    (elsewhere / "rank-0.0.device").rename(rings / "rank-0.0.device")
+    # WHEN the rank is read before it has one
+    ranks = monitor(0, device_time=False), monitor(1)
+    train(device, *ranks, steps=WINDOW + 1)
+    (window,) = agent.poll()
+    # THEN none of that is in its windows
+    assert np.isnan(window.device_NRS[:, 0]).all()
+    assert known(window)[:, 1].all()
+
+
+def test_a_run_read_from_disk_has_the_same_windows(agent, device, monitor, run):
+    # GIVEN a run that has been followed to its end
+    ranks = monitor(0), monitor(1)
+    seen = []
+    for _ in range(4):
+        train(device, *ranks, steps=WINDOW)
+        seen += agent.poll()
+    for one in ranks:
+        one.close()
+    seen += agent.poll(ended=True)
+    agent.close()
+    # WHEN it is read back
+    read = list(load_recording(run.path).windows(SHAPE))
+    # THEN both times are what they were
+    assert [window.first_step for window in read] == [window.first_step for window in seen]
+    for one, other in zip(seen, read, strict=True):
+        for name in ("durations_NRS", "device_NRS", "device_outside_NRG", "device_between_NR"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+        assert one.on_device
+        assert other.on_device
+
+
+def test_what_an_agent_that_was_killed_had_not_taken_is_read_from_the_rings(agent, device, monitor, run):
+    # GIVEN an agent that saw the first steps only
+    ranks = monitor(0), monitor(1)
+    train(device, *ranks, steps=WINDOW // 2)
+    agent.poll()
+    agent.close()
+    train(device, *ranks, steps=WINDOW)
+    # WHEN the run is read from its logs and its rings
+    window, *_ = load_recording(run.path).windows(SHAPE)
+    # THEN nothing is missing
+    assert known(window).all()
+
+
+def test_an_agent_that_takes_over_keeps_each_step_once(agent, device, monitor, rings, run):
+    # GIVEN an agent that ended in the middle of a window
+    ranks = monitor(0), monitor(1)
+    train(device, *ranks, steps=WINDOW // 2)
+    agent.poll()
+    agent.close()
+    # WHEN another one takes its place
+    train(device, *ranks, steps=WINDOW)
+    other = Agent(rings, run.steps, run.spool, SHAPE)
+    window, *_ = other.poll()
+    other.close()
+    # THEN it has everything from the rings, and what is kept is kept once
+    assert known(window).all()
+    log = LogReader(run.steps / "rank-0.0.device-steps", kind="device-steps")
+    steps = slots_of(log.read(), log.info)[:, STEP].tolist()
+    assert steps == list(range(len(steps)))
+    assert len(steps) >= WINDOW
+
+
+def test_a_run_that_no_agent_ever_saw_is_known_to_be_on_a_device(device, monitor, run):
+    train(device, monitor(0, device_time=False), monitor(1, device_time=False), steps=WINDOW)
+    (window,) = load_recording(run.path).windows(SHAPE)
+    assert (window.on_device, window.device_NRS) == (True, None)

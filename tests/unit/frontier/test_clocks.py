@@ -1,0 +1,293 @@
+"""Which clock a verdict stands on, where ranks run on devices: jobs whose hosts only launch (see `device_windows`)."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sftriage.frontier import Past, Settings, anchored, classify, explain, judge
+from sftriage.frontier.reproducing import reproduced
+from sftriage.records import Trigger
+from sftriage.words import verdict_sentence
+
+from .device_windows import MS, GpuJob
+from .strategies import ORDINARY, windows
+from .windows import Fault, Job
+
+SETTINGS = Settings()
+READS_LOSS = GpuJob()  # `loss.item()` after the optimizer: hosts wait for their devices there
+WAITS_IN_BACKWARD = GpuJob(waits_in="backward")
+RUNS_AHEAD = GpuJob(waits_in=None)  # hosts two steps ahead of their devices
+COPIES_IN_DATA = GpuJob(waits_in="data")  # a blocking copy to the device
+
+QUEUE_FULL_IN_BACKWARD = GpuJob(waits_in="backward", behind=True)  # hosts a step ahead, launching what fits
+
+SLOW_FORWARD = Fault("forward", 2, 20 * MS)  # in its kernels, or in launching them
+SLOW_LAUNCHES = Fault("forward", 1, 60 * MS)
+LATE_DATA = Fault("data", 2, 30 * MS)
+LATE_DATA_EVERYWHERE = Fault("data", None, 30 * MS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A situation, and what is said of it with device times and without: a label's reason, or (who, stage)."""
+
+    situation: str
+    job: GpuJob
+    device: str | tuple[int | str, str | None]
+    host: str | tuple[int | str, str | None]
+    hosts: tuple[Fault, ...] = ()
+    kernels: tuple[Fault, ...] = ()
+    known: bool = True
+
+
+HEALTHY, LIMITED = "healthy", "clock_limited"
+
+TRUTH = [
+    *(
+        Case(f"nothing happens, {name}", job, device=HEALTHY, host=HEALTHY, known=known)
+        for name, job in (("reading losses", READS_LOSS), ("running ahead", RUNS_AHEAD), ("copying", COPIES_IN_DATA))
+        for known in (False, True)
+    ),
+    # A slow kernel on one rank is everyone's wait, in whatever stage the hosts wait.
+    Case("a slow kernel", READS_LOSS, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)),
+    Case(
+        "a slow kernel, hosts waiting in the sync", WAITS_IN_BACKWARD, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)
+    ),
+    Case("a slow kernel, hosts ahead", RUNS_AHEAD, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)),
+    Case("a slow kernel, and all wait in data", COPIES_IN_DATA, (2, "forward"), LIMITED, kernels=(SLOW_FORWARD,)),
+    Case(
+        "a slow kernel after the sync",
+        READS_LOSS,
+        (2, "optimizer"),
+        LIMITED,
+        kernels=(replace(SLOW_FORWARD, stage="optimizer"),),
+    ),
+    # It was there from the first step on: on the host's clock all is as ever.
+    Case("a slow kernel, always", READS_LOSS, (2, "forward"), HEALTHY, kernels=(SLOW_FORWARD,), known=False),
+    # In the sync stage the devices tie as hosts do without devices.
+    Case(
+        "a slow kernel in the sync",
+        READS_LOSS,
+        "sync_ambiguous",
+        LIMITED,
+        kernels=(replace(SLOW_FORWARD, stage="backward"),),
+    ),
+    # Launch-bound: the device waits for what its host is late to launch.
+    Case("slow launches", READS_LOSS, (1, "forward"), LIMITED, hosts=(SLOW_LAUNCHES,)),
+    Case(
+        "slow launches, named by the host",
+        WAITS_IN_BACKWARD,
+        (1, "forward"),
+        LIMITED,
+        hosts=(SLOW_LAUNCHES,),
+        known=False,
+    ),
+    # A late batch is the host's own work, and its clock tells where the hosts wait for each other in the sync stage.
+    Case("late data", READS_LOSS, (2, "data"), LIMITED, hosts=(LATE_DATA,)),
+    Case("late data, hosts waiting in the sync", WAITS_IN_BACKWARD, (2, "data"), (2, "data"), hosts=(LATE_DATA,)),
+    Case(
+        "late data, hosts waiting in the sync, always",
+        WAITS_IN_BACKWARD,
+        (2, "data"),
+        (2, "data"),
+        hosts=(LATE_DATA,),
+        known=False,
+    ),
+    # Devices that have enough to do meanwhile lose nothing.
+    Case("late data, hosts ahead", RUNS_AHEAD, HEALTHY, HEALTHY, hosts=(LATE_DATA,)),
+    Case("slow launches, hosts ahead", RUNS_AHEAD, HEALTHY, HEALTHY, hosts=(SLOW_LAUNCHES,)),
+    Case("late data, hosts ahead up to backward", QUEUE_FULL_IN_BACKWARD, HEALTHY, LIMITED, hosts=(LATE_DATA,)),
+    Case("late data everywhere", READS_LOSS, ("all", "data"), LIMITED, hosts=(LATE_DATA_EVERYWHERE,)),
+    Case("late data everywhere, hosts ahead", RUNS_AHEAD, HEALTHY, LIMITED, hosts=(LATE_DATA_EVERYWHERE,)),
+]
+
+
+@cache
+def healthy_past(job, device):
+    past = None
+    for seed in range(1000, 1010):
+        _, past = judge(job.run(seed=seed, device=device), past, SETTINGS)
+    return past
+
+
+def judged(case, seed, device):
+    past = healthy_past(case.job, device) if case.known else None
+    window = case.job.run(*case.hosts, kernels=case.kernels, seed=seed, device=device)
+    return classify(window, past, SETTINGS)
+
+
+@pytest.mark.parametrize("device", [True, False], ids=["device", "host"])
+@pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.situation)
+def test_the_truth_table(case, device):
+    for seed in range(3):
+        # GIVEN the situation, WHEN its window is classified with device times or without
+        verdict = judged(case, seed, device)
+        # THEN it says its clock, and the label is the one, and the reason, or the suspect
+        assert verdict.clock == ("device" if device else "host")
+        expected = case.device if device else case.host
+        if expected == HEALTHY:
+            assert (verdict.label, verdict.reasons) == ("healthy", ()), dict(verdict.numbers)
+        elif isinstance(expected, str):
+            assert (verdict.label, verdict.reasons) == ("needs_evidence", (expected,)), dict(verdict.numbers)
+        else:
+            first = verdict.suspects[0]
+            assert (verdict.label, verdict.reasons) == ("suspect", ()), dict(verdict.numbers)
+            assert ("all" if first.scope == "all" else first.rank, first.stage) == expected
+
+
+def test_a_job_on_cpus_is_judged_as_ever():
+    # GIVEN a job that no device is part of
+    verdict = classify(Job().run(Fault("forward", 1, 0.030)))
+    # THEN the host's clock tells everything, and nothing is said of another
+    assert (verdict.label, verdict.clock, verdict.suspects[0].stage) == ("suspect", "host", "forward")
+    assert not {"device_coverage", "clock_agreement"} & set(verdict.numbers)
+    assert "clock" not in verdict_sentence(verdict)
+
+
+def without_device_times(window, steps, ranks=slice(None)):
+    for values in (window.device_NRS, window.device_outside_NRG, window.device_between_NR):
+        values[steps, ranks] = np.nan
+    return window
+
+
+@pytest.mark.parametrize(
+    ("situation", "steps", "ranks", "clock"),
+    [
+        ("one step of one rank", 7, 2, "device"),
+        ("the last steps, whose events were not ready", slice(34, None), slice(None), "device"),
+        ("every fifth step of a rank, and so what passed before the next", slice(None, None, 5), 1, "device"),
+        ("every third step of a rank, and so what passed before the next", slice(None, None, 3), 1, "host"),
+        ("one rank", slice(None), 3, "host"),
+        ("all", slice(None), slice(None), "host"),
+    ],
+)
+def test_steps_without_device_times_are_left_out_until_too_few_are_left(situation, steps, ranks, clock):
+    # GIVEN a slow kernel, and device times that are not all there
+    window = without_device_times(WAITS_IN_BACKWARD.run(kernels=(SLOW_FORWARD,)), steps, ranks)
+    # WHEN classified
+    verdict = classify(window)
+    # THEN it is judged on the device's clock as long as at least half of the steps are known there
+    assert verdict.clock == clock
+    assert (verdict.numbers["device_coverage"] >= verdict.numbers["min_device_coverage"]) == (clock == "device")
+    if clock == "device":
+        assert (verdict.label, verdict.suspects[0].stage) == ("suspect", "forward")
+        assert sum(verdict.advances_s.values()) == pytest.approx(verdict.exposed_s, rel=1e-12)
+
+
+def test_steps_that_the_host_alone_lacks_are_not_counted():
+    # GIVEN two steps that the host's ring of a rank lost before they were read, and device times of all
+    window = READS_LOSS.run(kernels=(SLOW_FORWARD,))
+    for values in (window.durations_NRS, window.outside_NRG, window.between_NR):
+        values[10:12, 3] = np.nan
+    # THEN they decide nothing about the clock, and every number is one
+    verdict = classify(window)
+    assert (verdict.clock, verdict.label, verdict.numbers["device_coverage"]) == ("device", "suspect", 1.0)
+    assert np.isfinite(list(verdict.numbers.values())).all()
+
+
+def test_the_hosts_ready_moment_says_nothing_on_the_devices_clock():
+    # GIVEN a kernel that is slow inside the sync stage, and a host that launched late there for another reason
+    past = healthy_past(READS_LOSS, device=True)
+    window = READS_LOSS.run(kernels=(replace(SLOW_FORWARD, stage="backward"),))
+    ready_NR = np.full(window.durations_NRS.shape[:2], 5 * MS)
+    ready_NR[:, 1] = 35 * MS
+    # THEN that host is not named for it
+    assert classify(replace(window, ready_NR=ready_NR), past).reasons == ("sync_ambiguous",)
+
+
+def test_missing_ranks_are_missing_on_any_clock():
+    # GIVEN a rank that shows nothing at all
+    window = without_device_times(READS_LOSS.run(kernels=(SLOW_FORWARD,)), slice(None, 20), 3)
+    for values in (window.durations_NRS, window.outside_NRG, window.between_NR):
+        values[:20, 3] = np.nan
+    # THEN that is what is said
+    assert classify(window).reasons == ("low_coverage",)
+
+
+@pytest.mark.parametrize("kernels", [(), (SLOW_FORWARD,)], ids=["healthy", "slow"])
+def test_clocks_that_contradict_each_other_are_shown_and_nothing_is_concluded(kernels):
+    # GIVEN device times that lack more than half of the step: those of another stream, say
+    window = READS_LOSS.run(kernels=kernels)
+    window = replace(window, device_NRS=0.4 * window.device_NRS, device_outside_NRG=None, device_between_NR=None)
+    # WHEN classified
+    verdict = classify(window)
+    # THEN it is held, with both clocks' numbers
+    assert (verdict.label, verdict.reasons, verdict.clock) == ("needs_evidence", ("clock_limited",), "host")
+    assert verdict.numbers["device_step_s"] == pytest.approx(0.4 * verdict.numbers["host_step_s"], rel=0.05)
+    missed = [check.name for check in explain(verdict).checks if not check.met]
+    assert "clock_agreement" in missed
+
+
+def test_what_one_clock_has_taught_is_not_held_against_the_other():
+    # GIVEN a job whose healthy windows were judged on the device's clock
+    past = None
+    for seed in range(10):
+        _, past = judge(READS_LOSS.run(seed=seed), past, SETTINGS)
+    assert past.device is not None
+    assert past.baseline.n_windows == 0
+    # WHEN a window comes without device times, and then one with them
+    verdict, past = judge(READS_LOSS.run(seed=20, device=False), past, SETTINGS)
+    assert (verdict.label, verdict.clock, verdict.numbers["has_baseline"]) == ("healthy", "host", 0.0)
+    verdict, past = judge(READS_LOSS.run(seed=21), past, SETTINGS)
+    # THEN each stands beside its own past
+    assert (verdict.clock, verdict.numbers["has_baseline"]) == ("device", 1.0)
+    assert (past.baseline.n_windows, past.device.baseline.n_windows) == (1, 11)
+
+
+def test_a_verdict_says_its_clock_and_a_held_one_what_would_lift_it():
+    # GIVEN the same fault with device times and without
+    seen, held = (judged(TRUTH_BY_NAME["a slow kernel"], 0, device) for device in (True, False))
+    # THEN the sentences say so
+    assert verdict_sentence(seen).startswith("Rank 2 is slow in forward")
+    assert verdict_sentence(seen).endswith(", by the devices' clock.")
+    assert verdict_sentence(held).startswith("Held: clock_limited in steps 0 to 49: ")
+    assert explain(held).changes == (
+        "judged by the devices' clock, if this reached its threshold: steps whose device times are known",
+    )
+
+
+TRUTH_BY_NAME = {case.situation: case for case in TRUTH}
+
+
+def test_whether_a_fault_was_reproduced_is_told_on_the_clock_that_named_it():
+    # GIVEN a slow kernel that had led to a capture, and the captured steps on both clocks
+    suspect = judged(TRUTH_BY_NAME["a slow kernel"], 0, True).suspects[0]
+    trigger = Trigger(
+        0, 49, "suspect", suspect.scope, suspect.ranks, suspect.stage, suspect.gain_s, suspect.share, 1.0, "p", "", "r"
+    )
+    steps = replace(READS_LOSS, n_steps=5)
+    # THEN it was there on the device's clock, and on the host's alone it cannot be told
+    assert reproduced(steps.run(kernels=(SLOW_FORWARD,)), trigger).answer == "yes"
+    assert reproduced(steps.run(), trigger).answer == "no"
+    assert reproduced(steps.run(kernels=(SLOW_FORWARD,), device=False), trigger) is None
+
+
+@given(windows(missing=False), st.data())
+@settings(deadline=None)
+def test_advances_sum_to_the_exposed_time_on_whichever_clock(window, data):
+    # GIVEN any window at all, with any device times, some of them missing
+    n_steps, n_ranks, _ = window.durations_NRS.shape
+    times_NRS = data.draw(hnp.arrays(np.float64, window.durations_NRS.shape, elements=ORDINARY, fill=ORDINARY))
+    gone_N = data.draw(hnp.arrays(np.bool_, n_steps))
+    times_NRS[gone_N, data.draw(st.integers(0, n_ranks - 1))] = np.nan
+    both = replace(window, on_device=True, device_NRS=times_NRS, device_between_NR=window.between_NR)
+    # WHEN it is classified
+    verdict = classify(both, Past(), SETTINGS)
+    # THEN its advances are not negative and sum to its exposed time, which is that of one clock
+    assert sum(verdict.advances_s.values()) == pytest.approx(verdict.exposed_s, rel=1e-9, abs=1e-300)
+    assert min(verdict.advances_s.values()) >= 0.0
+    if verdict.clock == "host":
+        assert verdict.exposed_s * n_steps == pytest.approx(anchored(window).exposed_s, rel=1e-9)
+        return
+    between_NR = window.between_NR
+    if between_NR is not None:
+        between_NR = between_NR.copy()
+        between_NR[1:][np.isnan(times_NRS[:-1]).all(axis=2)] = np.nan
+    device = anchored(replace(window, durations_NRS=times_NRS, outside_NRG=None, between_NR=between_NR, ready_NR=None))
+    assert verdict.exposed_s * device.n_steps == pytest.approx(device.exposed_s, rel=1e-9)
+    assert gone_N.mean() <= 1.0 - SETTINGS.min_device_fraction
