@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: demo test unit check lint types imports clean
+.PHONY: demo test unit openers check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -15,6 +15,9 @@ test: $(VENV)/.dev
 
 unit: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+# Others' tools, which the tests open captured traces with, where they are there.
+openers: $(VENV)/openers/.installed
 
 check: lint types imports
 
@@ -47,3 +50,9 @@ $(VENV)/.dev: $(VENV)/.pip pyproject.toml constraints.txt
 	@echo "Installing sftriage, PyTorch and what the tests need into $(VENV) (once)"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[demo]' --group dev
 	touch $@ $(VENV)/.demo
+
+$(VENV)/openers/.installed: $(VENV)/.dev tests/integration/openers/requirements.txt
+	@echo "Installing the tools that captured traces are opened with into $(VENV)/openers (once)"
+	$(PYTHON) -m venv $(VENV)/openers
+	$(VENV)/openers/bin/python -m pip install --quiet --no-deps --requirement tests/integration/openers/requirements.txt
+	touch $@

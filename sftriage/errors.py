@@ -32,3 +32,11 @@ class CaptureError(SftriageError):
 
 class IntegrityError(SftriageError):
     """A stored artefact is not what its manifest says it is (size, checksum, or missing)."""
+
+
+class StoreError(SftriageError):
+    """A store elsewhere cannot be reached, or refuses what is asked of it. It may be there again later."""
+
+
+class CatalogueError(SftriageError):
+    """A catalogue cannot be reached, or not be used now. Its captures are in their stores all the same."""

@@ -9,12 +9,15 @@ from typing import Annotated
 
 import typer
 
+from sftriage.commands.catalogues import CatalogueOption
 from sftriage.commands.decisions import RunOption
+from sftriage.commands.indexing import checked_catalogue, indexing_of
 from sftriage.commands.nsys import place_in
 from sftriage.commands.rings import launcher_alive, own, remove_rings_directory
 from sftriage.commands.run import Reporter
 from sftriage.commands.runs import find_run
 from sftriage.commands.triage import POLL_S, Triage
+from sftriage.commands.uploads import uploads_of
 from sftriage.commands.words import place
 from sftriage.controller import PolicyFiles, left_in, read_journal
 from sftriage.errors import UsageError
@@ -34,6 +37,7 @@ def attach(
             show_default="those that the run started with",
         ),
     ] = None,
+    catalogue: CatalogueOption = None,
 ) -> None:
     """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
 
@@ -47,9 +51,10 @@ def attach(
         raise UsageError(f"{directory.path}: the job has ended; its steps and captures are there to be looked at")
     files = PolicyFiles([find(name) for name in policy] if policy else _its_own(directory))
     reporter = Reporter()
-    triage = Triage(
-        directory, info, files, reporter, place_in(directory), left_in(read_journal(directory.decisions))
-    )
+    uploads = uploads_of(directory, info)
+    indexing = indexing_of(directory.path, checked_catalogue(catalogue))
+    left = left_in(read_journal(directory.decisions))
+    triage = Triage(directory, info, files, reporter, place_in(directory), left, uploads=uploads)
     own(rings)
     names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
     reporter.say(f"took over {place(directory.path)} under policy {names}")
@@ -57,6 +62,7 @@ def attach(
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         triage.start()
+        indexing.start()
         _wait(rings, triage)
         triage.finish()
     except KeyboardInterrupt:
@@ -66,6 +72,8 @@ def attach(
         triage.close()
         remove_rings_directory(rings)
     reporter.summary(directory)
+    uploads.finish(reporter.say)
+    indexing.finish(reporter.say)
 
 
 def _its_own(directory: RunDirectory) -> list[Path]:

@@ -18,9 +18,13 @@ from sftriage.commands.explain import explain_decision
 from sftriage.commands.for_step import traces_for_step
 from sftriage.commands.policy import policies
 from sftriage.commands.reduce import reduce
+from sftriage.commands.reindex import reindex_traces
 from sftriage.commands.retention import pin_trace, prune_traces, unpin_trace
 from sftriage.commands.run import run
 from sftriage.commands.traces import traces
+from sftriage.commands.traces_get import get_trace
+from sftriage.commands.traces_show import manifest_schema, show_trace
+from sftriage.commands.traces_upload import upload_traces
 from sftriage.commands.ui import ui
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.policy import PolicyError
@@ -42,8 +46,17 @@ app.command()(capture)
 app.command()(evidence)
 app.command("explain")(explain_decision)
 app.command()(ui)
-traces.command("for-step")(traces_for_step)
-for name, command in (("pin", pin_trace), ("unpin", unpin_trace), ("prune", prune_traces)):
+for name, command in (
+    ("for-step", traces_for_step),
+    ("show", show_trace),
+    ("get", get_trace),
+    ("pin", pin_trace),
+    ("unpin", unpin_trace),
+    ("prune", prune_traces),
+    ("reindex", reindex_traces),
+    ("upload", upload_traces),
+    ("schema", manifest_schema),
+):
     traces.command(name)(command)
 app.add_typer(traces, name="traces")
 app.add_typer(policies, name="policy")

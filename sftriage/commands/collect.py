@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
 from sftriage.capture import Executor
 from sftriage.commands.reducing import stage_in_question
-from sftriage.controller import Controller
+from sftriage.controller import Controller, Cost
 from sftriage.errors import SftriageError
 from sftriage.recorder import RingInfo
-from sftriage.records import CaptureResult, Reproduced, Window
+from sftriage.records import CaptureResult, Reproduced, Window, plain
 from sftriage.traces import (
     Artefact,
     CaptureInfo,
     Catalogue,
+    CostInfo,
     FileToStore,
     LocalStore,
     Manifest,
@@ -29,6 +31,9 @@ from sftriage.traces.retention import Retention, due, remove
 from sftriage.traces.rundir import RunDirectory, RunInfo
 
 log = logging.getLogger("sftriage")
+
+KEPT_COSTS = 64
+"""Costs that a capture may still turn out to be of, once it is stored."""
 
 QUICK_BYTES = 4 * 2**20
 """Up to this size a packed trace is looked into at once, in a second or two; a larger one when somebody asks."""
@@ -50,6 +55,9 @@ class Collector:
         self._store = LocalStore(directory.path)
         self._catalogue = Catalogue(directory.catalogue, self._store)
         self._store.sweep()
+        # Which of the two is known first depends on how long a trace takes to be written.
+        self._uncosted: dict[str, tuple[int, int, int]] = {}
+        self._costs: deque[tuple[int, Cost]] = deque(maxlen=KEPT_COSTS)
 
     def collect(
         self,
@@ -88,6 +96,10 @@ class Collector:
                 lambda artefacts: self._manifest(capture, result, controller, ranks, artefacts, known, found),
             )
             self._index(manifest)
+            steps = manifest.capture.first_step, manifest.capture.last_step
+            self._uncosted[manifest.capture_id] = (ranks[manifest.capture.rank].attempt, *steps)
+            for attempt, cost in self._costs:
+                self._note_cost(cost, attempt)
             manifest = self._looked_into(manifest)
         except SftriageError as error:
             return replace(result, state="failed", detail=str(error)), None
@@ -114,10 +126,28 @@ class Collector:
         try:
             (one,) = (reduce_trace(trace) for trace in read_traces(self._store.path(capture_id, trace.name)))
             stage = stage_in_question(None, manifest, None, one, None)
-            return self._store.note_findings(capture_id, find(one, stage))
+            return self._store.note(capture_id, find(one, stage))
         except Exception as error:
             log.info("capture %s is stored, and was not looked into: %s", capture_id, error)
             return manifest
+
+    def costed(self, cost: Cost, attempt: int) -> None:
+        """Note what captures have cost the job in the manifests of those that touched its steps."""
+        self._costs.append((attempt, cost))
+        self._note_cost(cost, attempt)
+
+    def _note_cost(self, cost: Cost, attempt: int) -> None:
+        touched = [
+            capture_id
+            for capture_id, (of, first_step, last_step) in self._uncosted.items()
+            if of == attempt and first_step <= cost.last_step and last_step >= cost.first_step
+        ]
+        for capture_id in touched:
+            del self._uncosted[capture_id]
+            try:
+                self._store.note(capture_id, CostInfo(**plain(cost), captures=len(touched)))
+            except SftriageError as error:
+                log.warning("what capture %s has cost is not in its manifest: %s", capture_id, error)
 
     def tidy(self, retention: Retention, now_s: float) -> None:
         """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""

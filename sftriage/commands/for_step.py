@@ -7,33 +7,39 @@ from typing import Annotated, Any
 
 import typer
 
+from sftriage.commands.catalogues import CatalogueOption, captures_of
 from sftriage.commands.decisions import RunOption, decisions_of
 from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.runs import find_run
+from sftriage.commands.stores import StoreOption
 from sftriage.commands.tables import captures_table, decisions_table
-from sftriage.commands.traces import JsonOption, catalogued
-from sftriage.traces import CaptureRow
+from sftriage.commands.traces import JsonOption
+from sftriage.commands.wanted import JobOption, RunIdOption
+from sftriage.traces import CaptureRow, Wanted
 
 MAX_DECISIONS = 8
 
 
 def traces_for_step(
-    step: Annotated[int, typer.Argument(min=0, help="A step of the job.")],
+    step: Annotated[int, typer.Argument(min=0, max=2**63 - 1, help="A step of the job.")],
     run: RunOption = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
+    job: JobOption = None,
+    run_id: RunIdOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find the captures of a step, or nearest to it, and what was decided about it.
 
     A capture is of a step that it recorded, or that lies in the window that led to it. Where there is none, the
-    decisions say why.
+    decisions say why; they are kept where the run is, so of a store or catalogue only the captures are told.
     """
-    directory = find_run(run)
-    rows = catalogued(directory).find()
+    captures = captures_of(run, store, catalogue)
+    rows = captures.find(Wanted(job=job, run=run_id))
     holding = [row for row in rows if distance(row, step) == 0]
     nearest = min(rows, key=lambda row: (distance(row, step), row.first_step), default=None)
-    about = decided_about(decisions_of(directory), step)
+    about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
     if as_json:
-        print_json({"step": step, "captures": holding, "nearest": nearest, "decisions": about})
+        print_json({"step": step, "captures": holding, "nearest": nearest, "decisions": about or []})
         return
     console = results()
     if holding:
@@ -42,10 +48,10 @@ def traces_for_step(
         where = f"steps {nearest.first_step} to {nearest.last_step} of rank {nearest.rank}"
         notices().print(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.", soft_wrap=True)
     else:
-        notices().print(f"No capture in {directory.path}.", soft_wrap=True, markup=False)
+        notices().print(f"No capture in {captures.place}.", soft_wrap=True, markup=False)
     if about:
         console.print(decisions_table(about))
-    else:
+    elif about is not None:
         notices().print(f"No window that holds step {step} was decided: it is warm-up, or not over yet.")
 
 

@@ -8,11 +8,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
+from sftriage.commands.indexing import indexing_of
 from sftriage.commands.launcher import Launcher
+from sftriage.commands.metering import Meter
 from sftriage.commands.nsys import NsysLaunch
 from sftriage.commands.rings import make_rings_directory, note_launcher, remove_rings_directory
 from sftriage.commands.runs import DEFAULT_ROOT, new_run_id, remember
 from sftriage.commands.triage import Triage, Watcher
+from sftriage.commands.uploads import uploads_of
 from sftriage.controller import PolicyFiles, in_force
 from sftriage.errors import UsageError
 from sftriage.policy import LoadedPolicy, PolicySet
@@ -31,6 +34,10 @@ class LocalRun:
         watcher: who is told what happens.
         more_texts: of several policies, the others as they were read.
         nsys: what Nsight Systems traces of every rank, which then starts under it; by default none does.
+        meter: who makes metrics of it; by default nobody.
+        store: where copies of its captures are kept; by default nowhere.
+        drop_local: the artefacts go from here once they are there.
+        catalogue: one that many jobs share, and that is told of its captures; by default none.
 
     Raises:
         UsageError: there is no such launcher or no nsys, or the run directory cannot be made. No rings are left behind.
@@ -46,6 +53,10 @@ class LocalRun:
         watcher: Watcher,
         more_texts: Sequence[str] = (),
         nsys: str | None = None,
+        meter: Meter | None = None,
+        store: str | None = None,
+        drop_local: bool = False,
+        catalogue: str | None = None,
     ) -> None:
         if command and shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -62,6 +73,8 @@ class LocalRun:
             policy=", ".join(one.policy.metadata.name for one in policies.loaded),
             policy_sha256=policies.loaded[0].sha256,
             rings=str(self._rings),
+            store=store,
+            drop_local=drop_local,
         )
         try:
             self.directory = create(out or Path(DEFAULT_ROOT) / run_id, info, policy_text)
@@ -71,7 +84,9 @@ class LocalRun:
             if self._nsys is not None:
                 self._command = self._nsys.command(command)
             place = self._nsys.place if self._nsys else None
-            self._triage = Triage(self.directory, info, policy, watcher, place)
+            self.uploads = uploads_of(self.directory, info)
+            self.indexing = indexing_of(self.directory.path, catalogue)
+            self._triage = Triage(self.directory, info, policy, watcher, place, meter=meter, uploads=self.uploads)
         except BaseException:
             remove_rings_directory(self._rings)
             raise
@@ -99,6 +114,7 @@ class LocalRun:
             remember(self.directory)
             note_launcher(self._rings, launcher.pid)
             self._triage.start()
+            self.indexing.start()
             status = launcher.wait()
             self._triage.finish()
             return status

@@ -139,7 +139,7 @@ def _findings(
 def _save(signal: Signal | None, findings: Findings | None) -> None:
     if signal is None or signal.manifest is None or findings is None:
         raise UsageError("--save notes findings in a capture's manifest: give --against, and that capture's trace")
-    signal.store.note_findings(signal.manifest.capture_id, findings)
+    signal.store.note(signal.manifest.capture_id, findings)
 
 
 def _values(

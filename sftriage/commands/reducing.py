@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from sftriage.agent import Recording, Shape, load_recording
+from sftriage.commands.uploads import pusher
 from sftriage.errors import InputError
 from sftriage.frontier import Settings, judge
 from sftriage.records import StageSchema, Verdict, Window
@@ -201,7 +202,7 @@ def load_signal(path: Path) -> Signal:
             raise InputError(f"{path}: a manifest outside its run, and the signal is in the run")
     elif not path.is_dir():
         raise InputError(f"{path}: neither a run directory nor the {MANIFEST_NAME} of a capture in one")
-    store = LocalStore(run)
+    store = LocalStore(run, changed=pusher(RunDirectory(run)))
     manifest = store.manifest(capture_id) if capture_id else None
     return Signal(load_recording(run), read_info(RunDirectory(run)).job, manifest, store)
 

@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from sftriage.commands import metering
+from sftriage.commands.catalogues import CatalogueOption
+from sftriage.commands.indexing import checked_catalogue
 from sftriage.commands.local import LocalRun
 from sftriage.commands.nsys import DEFAULT_TRACE
 from sftriage.commands.output import notices
+from sftriage.commands.uploads import checked_store
 from sftriage.commands.words import place
 from sftriage.controller import Judged, PolicyFiles
 from sftriage.errors import UsageError
@@ -88,6 +92,27 @@ def run(
     nsys_trace: Annotated[
         str, typer.Option(help="What nsys traces; it has to be known at the start.", rich_help_panel="Nsight Systems")
     ] = DEFAULT_TRACE,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
+            "are uploaded while the job runs. Credentials come from the environment.",
+            show_default="captures stay in the run directory",
+        ),
+    ] = None,
+    drop_local: Annotated[
+        bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
+    ] = False,
+    catalogue: CatalogueOption = None,
+    metrics_port: metering.PortOption = None,
+    metrics_host: metering.HostOption = "127.0.0.1",
+    metrics_token_file: metering.TokenFileOption = None,
+    metrics_file: metering.FileOption = None,
+    metrics_per_rank: metering.PerRankOption = False,
+    otel: metering.OtelOption = False,
+    otel_steps: metering.OtelStepsOption = False,
 ) -> None:
     """Run a training job and watch it.
 
@@ -101,16 +126,31 @@ def run(
     files = PolicyFiles(paths)
     reporter = Reporter()
     job_name = job or job_of(command)
+    if drop_local and store is None:
+        raise UsageError("--drop-local needs a --store that has the traces then")
+    store = checked_store(store, job_name) if store is not None else None
+    shared = checked_catalogue(catalogue)
     first, *others = [path.read_text(encoding="utf-8") for path in paths]
     traces = nsys_trace if nsys else None
-    local = LocalRun(tuple(command), job_name, files, first, out, reporter, others, traces)
+    meter = metering.meter_of(
+        metering.Wanted(
+            metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
+        )
+    )
+    local = LocalRun(
+        tuple(command), job_name, files, first, out, reporter, others, traces, meter, store, drop_local, shared
+    )
     names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
     reporter.say(f"watching under policy {names}; run directory {place(local.directory.path)}")
+    if meter.url is not None:
+        reporter.say(f"metrics are at {meter.url}")
     status = local.execute()
     if not local.steps_seen:
         reporter.say("no trainer recorded a step: does the script use sftriage.Monitor?")
     else:
         reporter.summary(local.directory)
+    local.uploads.finish(reporter.say)
+    local.indexing.finish(reporter.say)
     raise typer.Exit(status)
 
 

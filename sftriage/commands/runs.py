@@ -39,6 +39,16 @@ def find_run(run: Path | None) -> RunDirectory:
     raise UsageError("no run was started yet; start one with `sftriage demo` or `sftriage run`, or name one with --run")
 
 
+def run_so_far(run: Path | None) -> RunDirectory | None:
+    """The run directory to look at, or None as long as none was started. One that is named may come to be one yet."""
+    if run is not None:
+        return RunDirectory(run)
+    try:
+        return find_run(None)
+    except UsageError:
+        return None
+
+
 def remember(run: RunDirectory) -> None:
     """Note that a run was started, so that later commands find it. A home that cannot be written is no obstacle."""
     line = json.dumps({"path": str(run.path)}) + "\n"

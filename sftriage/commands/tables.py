@@ -11,7 +11,7 @@ from rich.table import Table
 
 from sftriage.records import Suspect, Verdict
 from sftriage.traces import CaptureRow
-from sftriage.words import every, milliseconds, size, where, who
+from sftriage.words import CLOCKS, every, milliseconds, size, where, who
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
 OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}
@@ -19,7 +19,9 @@ OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta"
 
 def frontier_table(verdict: Verdict) -> Table:
     """Where a window's exposed time went, stage by stage."""
-    table = Table(title=f"Frontier, steps {verdict.first_step} to {verdict.last_step}", title_justify="left")
+    steps = f"steps {verdict.first_step} to {verdict.last_step}"
+    clock = f", {verdict.clock} clock" if CLOCKS[verdict.clock] else ""
+    table = Table(title=f"Frontier, {steps}{clock}", title_justify="left")
     table.add_column("stage")
     table.add_column("advance", justify="right")
     table.add_column("share", justify="right")
@@ -84,19 +86,24 @@ def _became(result: dict[str, Any]) -> str:
     return f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
 
 
-def captures_table(rows: Iterable[CaptureRow]) -> Table:
-    """A line a capture."""
+def captures_table(rows: Sequence[CaptureRow]) -> Table:
+    """A line a capture; of several runs, each says its own."""
     table = Table(title="Captures", title_justify="left")
-    for column in ("capture", "rank", "suspect stage", "captured steps", "because of window", "size", "created (UTC)"):
-        table.add_column(column, justify="right" if column in ("rank", "size") else "left", overflow="fold")
+    several = len({(row.job, row.run) for row in rows}) > 1
+    for column in (*(("job", "run") if several else ()), "capture", "rank", "suspect stage", "captured steps"):
+        table.add_column(column, justify="right" if column == "rank" else "left", overflow="fold")
+    for column in ("because of window", "reproduced", "size", "created (UTC)"):
+        table.add_column(column, justify="right" if column == "size" else "left", overflow="fold")
     for row in rows:
         table.add_row(
-            row.capture_id,
+            *((escape(row.job), escape(row.run)) if several else ()),
+            escape(row.capture_id),
             str(row.rank),
             escape(row.stage or "all local stages"),
             f"{row.first_step} to {row.last_step}",
             f"{row.window_first_step} to {row.window_last_step}",
+            escape(row.reproduced or ""),
             size(row.size_bytes),
-            row.created_at[:19].replace("T", " "),
+            escape(row.created_at[:19].replace("T", " ")),
         )
     return table

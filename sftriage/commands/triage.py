@@ -24,6 +24,8 @@ from sftriage.capture import NsysPlace
 from sftriage.commands.asks import taken
 from sftriage.commands.collect import Collector, Known
 from sftriage.commands.corroboration import Corroboration
+from sftriage.commands.metering import Meter
+from sftriage.commands.uploads import Uploads
 from sftriage.controller import Controller, Journal, Judged, Left, Notifier, Origin, PolicyFiles, in_force
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy import LoadedPolicy, PolicySet
@@ -71,6 +73,8 @@ class Triage:
         watcher: who is told what happens.
         nsys: how the ranks were launched under nsys, if they were.
         left: what an earlier triage of this run has left, which this one takes over.
+        meter: who makes metrics of it; by default nobody.
+        uploads: what becomes of its captures elsewhere; by default nothing. Whoever made them finishes them.
 
     Raises:
         UsageError: another process does it already.
@@ -84,8 +88,12 @@ class Triage:
         watcher: Watcher,
         nsys: NsysPlace | None = None,
         left: Left | None = None,
+        meter: Meter | None = None,
+        uploads: Uploads | None = None,
     ) -> None:
         self.directory, self._watcher, self._left = directory, watcher, left
+        self._info, self._meter = info, meter or Meter()
+        self._uploads = uploads or Uploads()
         with contextlib.ExitStack() as held:
             held.enter_context(_alone(directory))
             detection = in_force(policy).detection
@@ -108,6 +116,8 @@ class Triage:
     def start(self) -> None:
         """Begin, in a thread of its own; where an earlier triage has left something, with that."""
         self._scheduler.start()
+        self._uploads.start()
+        self._meter.start(self._info, self._agent, self._controller, self._left)
         if self._left is not None:
             self._scheduler.add_job(self._take_over, "date", args=[self._left])
         self._scheduler.add_job(self._look, "interval", seconds=POLL_S)
@@ -126,6 +136,7 @@ class Triage:
 
     def close(self) -> None:
         """Let go of everything; what has not ended is called off."""
+        self._meter.close()
         self._evidence.close()
         self._agent.close()
         self._journal.close()
@@ -173,14 +184,19 @@ class Triage:
                 act(ended=ended)
             except Exception:
                 log.exception("a turn of the triage loop failed; it goes on")
+        self._meter.looked(ended=ended)
 
     def _judge(self, *, ended: bool) -> None:
         for window in self._agent.poll(ended=ended):
             if self._controller.decided(window):
                 self._controller.learn(window)
+                self._meter.learnt(window)
                 continue
             judged = self._controller.take(window, time.time())
             self._watcher.judged(judged)
+            self._meter.judged(judged, window)
+            for cost in judged.costs:
+                self._collector.costed(cost, window.attempt)
             self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
             for request in judged.decision.requests:
                 self._start(request, ended=ended)
@@ -194,7 +210,9 @@ class Triage:
         for ask in taken(self.directory):
             if self._controller.answered(ask):
                 continue
-            for request in self._controller.ask(ask, self._agent.statuses(), time.time()).requests:
+            decision = self._controller.ask(ask, self._agent.statuses(), time.time())
+            self._meter.asked(decision)
+            for request in decision.requests:
                 self._start(request, ended=ended)
 
     def _collect(self, *, ended: bool) -> None:
@@ -213,6 +231,7 @@ class Triage:
         stall = None if job is None else self._controller.look(job, time.monotonic_ns(), time.time())
         if stall is not None:
             self._watcher.judged(stall)
+            self._meter.judged(stall)
             for request in stall.decision.requests:
                 self._start(request, ended=False)
 
@@ -239,13 +258,17 @@ class Triage:
         for hung, result in self._agent.abandon(capture_id, "no answer long past its time-box"):
             self._ended(result, None)
             decision = self._controller.beside(hung, self._agent.statuses(), time.time())
-            for request in decision.requests if decision is not None else ():
-                self._start(request, ended=False)
+            if decision is not None:
+                self._meter.asked(decision)
+                for request in decision.requests:
+                    self._start(request, ended=False)
 
     def _ended(self, result: CaptureResult, manifest: Manifest | None) -> None:
         self._controller.ended(result, time.time())
         self._watcher.captured(result, manifest)
+        self._meter.captured(result, manifest)
         if manifest is not None:
+            self._uploads.release(manifest.capture_id)
             self._tidy()
 
     def _tidy(self) -> None:

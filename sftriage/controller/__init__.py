@@ -1,6 +1,7 @@
 """The per-job side: the one place that sees the whole flow from window to decision."""
 
 from sftriage.controller.controller import Controller, Judged, in_force, settings_of, stall_settings_of
+from sftriage.controller.costs import Cost
 from sftriage.controller.journal import Entry, Journal, read_journal
 from sftriage.controller.notices import Origin
 from sftriage.controller.notify import Notifier
@@ -9,6 +10,7 @@ from sftriage.controller.resuming import Left, left_in
 
 __all__ = [
     "Controller",
+    "Cost",
     "Entry",
     "Journal",
     "Judged",

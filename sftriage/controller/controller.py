@@ -34,6 +34,7 @@ from sftriage.policy import (
     trigger,
     trigger_of_ask,
 )
+from sftriage.policy.limits import budget_s
 from sftriage.policy.schema import Detection, Rule
 from sftriage.records import (
     Ask,
@@ -141,6 +142,10 @@ class Controller:
     def policies(self) -> PolicySet:
         """The policies in force."""
         return self._policies
+
+    def budget(self, now_s: float) -> tuple[float, float]:
+        """What captures have cost the job, and what they may have cost it by now, in seconds."""
+        return self._state.spent_s, budget_s(self._policies.plan.bounds, self._state, now_s)
 
     def decided(self, window: Window) -> bool:
         """Whether an earlier controller has decided about a window."""

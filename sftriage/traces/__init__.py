@@ -5,17 +5,20 @@ A trace and its manifest appear together or not at all. The manifest is the trut
 
 from __future__ import annotations
 
-from sftriage.traces.catalogue import CaptureRow, Catalogue
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import (
     Artefact,
     CaptureInfo,
+    CostInfo,
     Manifest,
     ReproducedInfo,
     TriggerInfo,
     contents_of,
     may_contain,
 )
-from sftriage.traces.store import TRACE_NAME, FileToStore, Listing, LocalStore
+from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.store import TRACE_NAME, FileToStore, LocalStore
+from sftriage.traces.stores import Listing, Store
 
 __all__ = [
     "TRACE_NAME",
@@ -23,12 +26,15 @@ __all__ = [
     "CaptureInfo",
     "CaptureRow",
     "Catalogue",
+    "CostInfo",
     "FileToStore",
     "Listing",
     "LocalStore",
     "Manifest",
     "ReproducedInfo",
+    "Store",
     "TriggerInfo",
+    "Wanted",
     "contents_of",
     "may_contain",
 ]

@@ -1,313 +1,256 @@
-"""The catalogue: a SQLite index of a store's manifests, to be asked by rank, stage or step.
+"""The catalogue: an index of manifests, to be asked by job, rank, stage, step and time.
 
-It holds nothing that the manifests do not. A missing, damaged or foreign database is therefore no error: it is set
-aside and built again from the store.
+It holds nothing that the manifests do not. A missing, damaged or foreign file is therefore no error: it is set aside
+and built again from the store. In a database that is shared, only the rows of one's own store are ever replaced.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
-import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Connection,
-    Engine,
-    Float,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    and_,
-    create_engine,
-    event,
-    or_,
-    select,
-)
-from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy import Connection, Table, delete, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool
 
-from sftriage.errors import UsageError
+from sftriage.errors import CatalogueError, InputError, IntegrityError, UsageError
+from sftriage.traces.databases import Foreign, database_at, distance, reason
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.store import Listing, LocalStore
+from sftriage.traces.migrations import Unfit
+from sftriage.traces.rows import CaptureRow, Wanted, captures, conditions, key_of, stores
+from sftriage.traces.stores import Store
 
-# Written into the file, so that a database of somebody else, or of an older layout, is known for what it is.
-_APPLICATION_ID = 0x53465452
-_LAYOUT = 2
+Progress = Callable[[int, int], None]
+"""Told how many manifests have been read, and of how many."""
 
-_BUSY_SECONDS = 10.0
+_READERS = 8
+_BATCH = 500
 
 _Answer = TypeVar("_Answer")
+_Value = TypeVar("_Value")
+_COLUMNS = tuple(field.name for field in dataclasses.fields(CaptureRow))
 
 
 @dataclass(frozen=True, slots=True)
-class CaptureRow:
-    """One capture as the catalogue knows it; the size and sha256 are those of the trace. ``created_at`` is in UTC."""
+class Indexed:
+    """What was found in a store: how many captures, and what is no capture, and why."""
 
-    capture_id: str
-    job: str
-    run: str
-    rank: int
-    stage: str | None
-    label: str
-    scope: str
-    window_first_step: int
-    window_last_step: int
-    first_step: int
-    last_step: int
-    gain_s: float
-    size_bytes: int
-    sha256: str
-    profiler: str
-    rule: str
-    policy: str
-    why: str
-    created_at: str
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> CaptureRow:
-        """The row of a manifest."""
-        trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
-        return cls(
-            capture_id=manifest.capture_id,
-            job=manifest.job,
-            run=manifest.run,
-            rank=capture.rank,
-            stage=trigger.stage,
-            label=trigger.label,
-            scope=trigger.scope,
-            window_first_step=trigger.window.first_step,
-            window_last_step=trigger.window.last_step,
-            first_step=capture.first_step,
-            last_step=capture.last_step,
-            gain_s=trigger.gain_s,
-            size_bytes=trace.size_bytes,
-            sha256=trace.sha256,
-            profiler=capture.profiler,
-            rule=trigger.rule,
-            policy=trigger.policy,
-            why=trigger.why,
-            # Of one width, so that the order of the text is the order of time.
-            created_at=manifest.created_at.strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        )
-
-
-# One list of fields, that of the row: a column is named and typed as its field.
-_TYPES = {"str": Text, "int": Integer, "float": Float}
-_captures = Table(
-    "captures",
-    MetaData(),
-    *(
-        Column(
-            field.name,
-            _TYPES[str(field.type).removesuffix(" | None")],
-            primary_key=field.name == "capture_id",
-            nullable=str(field.type).endswith("None"),
-        )
-        for field in dataclasses.fields(CaptureRow)
-    ),
-)
-
-
-class _Foreign(Exception):  # noqa: N818  # not an error: a finding that leads to a rebuild
-    """The database is not a catalogue of this layout."""
+    captures: int = 0
+    problems: tuple[str, ...] = ()
 
 
 class Catalogue:
-    """The captures of a store, by rank, stage and step."""
+    """The captures of a store, or of every store that shares the catalogue.
 
-    def __init__(self, path: str | os.PathLike[str], store: LocalStore) -> None:
-        self._path = Path(path)
+    Args:
+        at: a file, which is this store's alone, or the URL of a PostgreSQL database (see `databases`).
+        store: whose captures it is asked for and told of. Without one, those of all stores are found.
+
+    Raises:
+        UsageError: the URL is not one, or PostgreSQL's driver is not installed.
+    """
+
+    def __init__(self, at: str | os.PathLike[str], store: Store | None) -> None:
+        self._database = database_at(at)
         self._store = store
-        self._engine = _engine(self._path)
+
+    @property
+    def name(self) -> str:
+        """What it is called in messages: nothing in it is secret."""
+        return self._database.name
 
     def add(self, manifest: Manifest) -> None:
         """Index a capture that is in the store. Adding it again changes nothing.
 
         Raises:
-            UsageError: the database cannot be opened or written.
+            CatalogueError: the database cannot be reached or written now.
+            UsageError: it cannot be made, or is that of a newer sftriage.
         """
-        self._ask(lambda connection: _insert(connection, manifest), write=True)
+        self._insert([(self._its_store.reference(manifest), manifest)])
 
-    def drop(self, capture_id: str) -> None:
-        """Forget a capture. One that is not there changes nothing.
+    def drop(self, reference: str) -> None:
+        """Forget a capture, by the store's reference. One that is not there changes nothing.
 
         Raises:
-            UsageError: the database cannot be opened or written.
+            CatalogueError, UsageError: as `add` does.
         """
-        statement = _captures.delete().where(_captures.c.capture_id == capture_id)
-        self._ask(lambda connection: connection.execute(statement), write=True)
+        self._delete([reference])
 
-    def find(
-        self,
-        *,
-        rank: int | None = None,
-        stage: str | None = None,
-        label: str | None = None,
-        rule: str | None = None,
-        steps: tuple[int, int] | None = None,
-    ) -> list[CaptureRow]:
-        """The captures that meet every condition given, oldest first.
+    def find(self, wanted: Wanted | None = None) -> list[CaptureRow]:
+        """The captures that are wanted, oldest first; each once, where it can be had from several stores.
+
+        Raises:
+            CatalogueError, UsageError: as `add` does.
+        """
+        here = None if self._store is None else self._its_name
+        query = select(*(captures.c[name] for name in _COLUMNS)).where(conditions(wanted or Wanted(), here))
+        query = query.order_by(*(captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
+        found = self._ask(lambda connection: connection.execute(query).all(), indexed=True)
+        rows = [row for row in map(CaptureRow.read, found) if row is not None]
+        return _each_once(rows) if self._store is None else [replace(row, store=self._store.place) for row in rows]
+
+    def is_indexed(self) -> bool:
+        """Whether all that the store had was indexed once.
+
+        Raises:
+            CatalogueError, UsageError: as `add` does.
+        """
+        return self._ask(self._has_mark)
+
+    def refresh(self, progress: Progress | None = None) -> tuple[str, ...]:
+        """Index what the store has and the catalogue has not, and forget what is gone; what is no capture, and why.
+
+        A crash between storing and indexing, or a catalogue that was away, is made good by this.
+
+        Raises:
+            CatalogueError, UsageError: as `add` does.
+            StoreError: the store cannot be reached.
+        """
+        if not self.is_indexed():
+            return self.reindex(progress).problems
+        # In this order: what is put and added between the two is in the store, and no leftover.
+        known = self._ask(self._references)
+        there = self._its_store.ids()
+        found, problems = self._read(there - known, progress)
+        self._insert(found)
+        self._delete(known - there)
+        return problems
+
+    def reindex(self, progress: Progress | None = None) -> Indexed:
+        """Build the index of the store again; what was found there.
+
+        Nobody is kept out meanwhile: what is put and added while the store is read stays.
+
+        Raises:
+            CatalogueError, UsageError, StoreError: as `refresh` does.
+        """
+        # Before the store is read: what is added from now on is no leftover.
+        known = self._ask(self._references)
+        found, problems = self._read(self._its_store.ids(), progress)
+        self._insert(found)
+        self._delete(known - {reference for reference, _ in found})
+        mark = {"key": key_of(self._its_name), "store": self._its_name}
+        self._ask(partial(_upsert, stores, [mark]), write=True)
+        return Indexed(len(found), problems)
+
+    def _read(
+        self, references: Collection[str], progress: Progress | None
+    ) -> tuple[list[tuple[str, Manifest]], tuple[str, ...]]:
+        """The manifests of captures, by reference, and what is the matter with the others."""
+        found: list[tuple[str, Manifest]] = []
+        problems: list[str] = []
+        refused: dict[str, str] = {}
+        with ThreadPoolExecutor(_READERS) as readers:
+            looked_at = readers.map(self._look, ordered := sorted(references))
+            for done, (reference, manifest) in enumerate(zip(ordered, looked_at, strict=True), 1):
+                if isinstance(manifest, Manifest):
+                    found.append((reference, manifest))
+                elif isinstance(manifest, UsageError):
+                    refused[reference] = str(manifest)
+                else:
+                    problems.append(str(manifest))
+                if progress is not None:
+                    progress(done, len(ordered))
+        # What was removed while we looked is no problem.
+        still = self._its_store.ids() if refused else frozenset()
+        return found, (*problems, *(said for reference, said in refused.items() if reference in still))
+
+    def _look(self, reference: str) -> Manifest | Exception:
+        try:
+            return self._its_store.manifest(reference)
+        except (InputError, IntegrityError, UsageError, OSError) as error:
+            return error
+
+    def _insert(self, found: Sequence[tuple[str, Manifest]]) -> None:
+        rows = [CaptureRow.of(manifest, self._its_name, reference) for reference, manifest in found]
+        values = [{"key": key_of(row.store, row.reference), **dataclasses.asdict(row)} for row in rows]
+        for batch in _batches(values):
+            self._ask(partial(_upsert, captures, batch), write=True)
+
+    def _delete(self, references: Collection[str]) -> None:
+        for keys in _batches([key_of(self._its_name, reference) for reference in sorted(references)]):
+            self._ask(partial(_forget, keys), write=True)
+
+    def _references(self, connection: Connection) -> frozenset[str]:
+        query = select(captures.c.reference).where(captures.c.store == self._its_name)
+        return frozenset(connection.execute(query).scalars())
+
+    def _has_mark(self, connection: Connection) -> bool:
+        query = select(stores.c.key).where(stores.c.key == key_of(self._its_name))
+        return connection.execute(query).first() is not None
+
+    @property
+    def _its_store(self) -> Store:
+        if self._store is None:
+            raise UsageError(f"{self.name}: say which store is to be indexed")
+        return self._store
+
+    @property
+    def _its_name(self) -> str:
+        return self._database.store_name(self._its_store.place)
+
+    def _ask(self, question: Callable[[Connection], _Answer], *, write: bool = False, indexed: bool = False) -> _Answer:
+        """Answer from the database; if it is damaged, from a new one.
 
         Args:
-            rank: the captured rank.
-            stage: the stage the suspect was in.
-            label: the label of the verdict that led to the capture.
-            rule: the rule that asked for it.
-            steps: first and last step, inclusive: captures that measured one of these steps, or whose triggering window
-                holds one.
-
-        Raises:
-            UsageError: the database cannot be opened.
+            question: asked in a transaction of its own.
+            write: it changes something.
+            indexed: it wants all that is in the store.
         """
-        wanted = {"rank": rank, "stage": stage, "label": label, "rule": rule}
-        conditions: list[ColumnElement[bool]] = [
-            _captures.c[name] == value for name, value in wanted.items() if value is not None
-        ]
-        if steps is not None:
-            conditions.append(or_(_overlaps("first_step", "last_step", steps), _window_overlaps(steps)))
-        query = select(_captures).where(and_(True, *conditions))
-        query = query.order_by(_captures.c.created_at, _captures.c.capture_id)
-        return self._ask(lambda connection: [CaptureRow(**row._mapping) for row in connection.execute(query)])
-
-    def show(self, capture_id: str) -> CaptureRow:
-        """One capture.
-
-        Raises:
-            UsageError: the catalogue has no such capture, or cannot be opened.
-        """
-        query = select(_captures).where(_captures.c.capture_id == capture_id)
-        row = self._ask(lambda connection: connection.execute(query).first())
-        if row is None:
-            raise UsageError(f"no capture {capture_id!r}")
-        return CaptureRow(**row._mapping)
-
-    def reindex(self) -> Listing:
-        """Build the index again from the store; what was found there, with its problems.
-
-        Raises:
-            UsageError: the database cannot be opened or written.
-        """
-        return self._ask(self._fill, write=True)
-
-    def _fill(self, connection: Connection) -> Listing:
-        _captures.create(connection, checkfirst=True)
-        connection.execute(_captures.delete())
-        # Listed inside the transaction: a capture put before this is listed, and one put later waits to be added.
-        listing = self._store.manifests()
-        for manifest in listing.manifests:
-            _insert(connection, manifest)
-        connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.exec_driver_sql(f"PRAGMA user_version = {_LAYOUT}")
-        return listing
-
-    def _ask(self, question: Callable[[Connection], _Answer], *, write: bool = False) -> _Answer:
-        """Answer from the database; if it is not one, from a new one."""
         try:
-            return self._answer(question, write=write)
-        except (DBAPIError, _Foreign) as error:
-            if not _is_damage(error):
-                raise UsageError(f"{self._path}: {_reason(error)}") from error
-        self._set_aside()
+            return self._answer(question, write=write, indexed=indexed)
+        except (DBAPIError, Foreign) as error:
+            if not self._database.set_aside(error):
+                raise CatalogueError(f"{self.name}: {reason(error)}") from error
+        except Unfit as error:
+            raise UsageError(f"{self.name}: {error}") from error
         try:
-            return self._answer(question, write=write)
-        except (DBAPIError, _Foreign) as error:
-            raise UsageError(f"{self._path} cannot be built again: {_reason(error)}") from error
+            return self._answer(question, write=write, indexed=indexed)
+        except (DBAPIError, Foreign) as error:
+            raise CatalogueError(f"{self.name} cannot be built again: {reason(error)}") from error
 
-    def _answer(self, question: Callable[[Connection], _Answer], *, write: bool) -> _Answer:
-        with self._transaction(write=write) as connection:
-            empty = _is_empty(connection)
-            if not empty:
+    def _answer(self, question: Callable[[Connection], _Answer], *, write: bool, indexed: bool) -> _Answer:
+        indexed = indexed and self._store is not None
+        with self._database.transaction(write=write) as connection:
+            if self._database.is_current(connection) and (not indexed or self._has_mark(connection)):
                 return question(connection)
-        with self._transaction(write=True) as connection:
+        with self._database.transaction(write=True) as connection:
             # Another process may have been first; then there is nothing to do.
-            if _is_empty(connection):
-                self._fill(connection)
+            self._database.upgrade(connection)
+            indexed = indexed and not self._has_mark(connection)
+        if indexed:
+            self.reindex()
+        with self._database.transaction(write=write) as connection:
             return question(connection)
 
-    @contextmanager
-    def _transaction(self, *, write: bool) -> Iterator[Connection]:
-        with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
-            yield connection
 
-    def _set_aside(self) -> None:
-        """Rename rather than delete: whatever it is, somebody may want it back."""
-        try:
-            # A journal may stay behind: SQLite drops one that it finds beside an empty file.
-            self._path.replace(self._path.with_name(self._path.name + ".damaged"))
-        except FileNotFoundError:
-            pass  # another process has done it
-        except OSError as error:
-            raise UsageError(f"{self._path} cannot be set aside: {error.strerror}") from error
+def _upsert(table: Table, rows: Sequence[dict[str, Any]], connection: Connection) -> None:
+    """Insert rows, over those that are there."""
+    # Each dialect has an insert of its own, which are spelt alike.
+    insert: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    statement = insert(table)
+    connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=dict(statement.excluded)), rows)
 
 
-def _engine(path: Path) -> Engine:
-    def connect() -> sqlite3.Connection:
-        # The file must be private from its first byte on, which SQLite leaves to the umask.
-        if not path.exists():
-            try:
-                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            except OSError as error:
-                raise UsageError(f"{path}: {error.strerror}") from error
-        # Without its own idea of transactions: it starts none before DDL.
-        return sqlite3.connect(path, timeout=_BUSY_SECONDS, isolation_level=None)
-
-    # No pool: a connection kept open would go on reading a file that was set aside.
-    engine = create_engine("sqlite://", creator=connect, poolclass=NullPool)
-
-    @event.listens_for(engine, "begin")
-    def begin(connection: Connection) -> None:
-        write = connection.get_execution_options().get("sftriage_write")
-        # A writer takes its lock at once: two readers that both want to write later would wait for each other.
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
-
-    return engine
+def _forget(keys: Sequence[str], connection: Connection) -> None:
+    connection.execute(delete(captures).where(captures.c.key.in_(keys)))
 
 
-def _is_empty(connection: Connection) -> bool:
-    """Whether the database is new.
-
-    Raises:
-        _Foreign: it is neither new nor a catalogue of this layout.
-    """
-    marks = tuple(connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("application_id", "user_version"))
-    if marks == (_APPLICATION_ID, _LAYOUT):
-        return False
-    if marks == (0, 0) and not connection.exec_driver_sql("SELECT count(*) FROM sqlite_master").scalar():
-        return True
-    raise _Foreign("not a catalogue of this version")
+def _batches(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """Few enough at a time that nobody waits for long. In order: two that write the same do not lock each other out."""
+    for first in range(0, len(values), _BATCH):
+        yield values[first : first + _BATCH]
 
 
-def _is_damage(error: DBAPIError | _Foreign) -> bool:
-    """Whether building again may help: not when the database is locked, or the disk full or read-only."""
-    if isinstance(error, _Foreign):
-        return True
-    # sqlite3 raises its plain DatabaseError for a malformed file only; a table or column that somebody removed is an
-    # OperationalError like a lock, and Python 3.10 has no code to tell them apart by.
-    return type(error.orig) is sqlite3.DatabaseError or "no such" in str(error.orig)
-
-
-def _reason(error: DBAPIError | _Foreign) -> str:
-    return str(error.orig) if isinstance(error, DBAPIError) else str(error)
-
-
-def _insert(connection: Connection, manifest: Manifest) -> None:
-    row: dict[str, Any] = dataclasses.asdict(CaptureRow.of(manifest))
-    statement = insert(_captures).values(row)
-    connection.execute(statement.on_conflict_do_update(index_elements=["capture_id"], set_=row))
-
-
-def _overlaps(first: str, last: str, steps: tuple[int, int]) -> ColumnElement[bool]:
-    return and_(_captures.c[first] <= steps[1], _captures.c[last] >= steps[0])
-
-
-def _window_overlaps(steps: tuple[int, int]) -> ColumnElement[bool]:
-    return _overlaps("window_first_step", "window_last_step", steps)
+def _each_once(rows: Sequence[CaptureRow]) -> list[CaptureRow]:
+    """A capture that lies in several stores, as the nearest of them has it."""
+    chosen: dict[tuple[str, str, str], CaptureRow] = {}
+    for row in sorted(rows, key=lambda row: distance(row.store)):
+        chosen.setdefault((row.job, row.run, row.capture_id), row)
+    kept = {id(row) for row in chosen.values()}
+    return [row for row in rows if id(row) in kept]

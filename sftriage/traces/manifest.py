@@ -174,6 +174,19 @@ class ReproducedInfo(Model):
         return cls(**plain(reproduced))
 
 
+class CostInfo(Steps):
+    """What captures cost the whole job. The steps are those that a profiler touched, warm-up and probing included.
+
+    ``cost_s`` is by how much these, and some after them, took longer than as many before (``before_s`` each) would
+    have: below nothing where the machine was quicker meanwhile, None where too little is known of before. Of captures
+    in the same steps it cannot be told which cost what: ``captures`` share it.
+    """
+
+    cost_s: Number | None
+    before_s: Number | None
+    captures: Annotated[int, Field(ge=1, le=2**31)] = 1
+
+
 class Manifest(Model):
     """A capture, whole: what asked for it, what it measured, the files it left, and what they show once reduced."""
 
@@ -187,6 +200,7 @@ class Manifest(Model):
     artefacts: Annotated[tuple[Artefact, ...], Field(min_length=1, max_length=16)]
     may_contain: Sentence
     reproduced: ReproducedInfo | None = None
+    cost: CostInfo | None = None
     evidence: Annotated[tuple[Sentence, ...], Field(max_length=64)] = ()
     findings: Findings | None = None
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sftriage.errors import UsageError
+from sftriage.errors import CatalogueError, StoreError, UsageError
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import Store
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Retention:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What retention asks about a capture. ``created_s``: seconds since the epoch."""
+    """What retention asks about a capture, by its store's reference. ``created_s``: seconds since the epoch."""
 
     capture_id: str
     created_s: float
@@ -37,10 +37,10 @@ class Kept:
     pinned: bool = False
 
     @classmethod
-    def of(cls, manifest: Manifest, *, pinned: bool) -> Kept:
+    def of(cls, reference: str, manifest: Manifest, *, pinned: bool) -> Kept:
         """What a manifest says about it."""
         size_bytes = sum(artefact.size_bytes for artefact in manifest.artefacts)
-        return cls(manifest.capture_id, manifest.created_at.timestamp(), size_bytes, pinned)
+        return cls(reference, manifest.created_at.timestamp(), size_bytes, pinned)
 
 
 def expired(captures: Sequence[Kept], retention: Retention, now_s: float) -> tuple[Kept, ...]:
@@ -63,23 +63,25 @@ def expired(captures: Sequence[Kept], retention: Retention, now_s: float) -> tup
     return tuple(sorted(gone, key=lambda one: (one.created_s, one.capture_id)))
 
 
-def due(store: LocalStore, retention: Retention, now_s: float) -> tuple[Kept, ...]:
+def due(store: Store, retention: Retention, now_s: float) -> tuple[Kept, ...]:
     """Those of a store that go now. A damaged capture is left for people to look at.
 
     Raises:
-        OSError: the store cannot be read.
+        OSError, StoreError: the store cannot be read.
     """
     if retention.unlimited:
         return ()
     pinned = store.pinned()
-    captures = [Kept.of(one, pinned=one.capture_id in pinned) for one in store.manifests().manifests]
+    found = [(store.reference(one), one) for one in store.manifests().manifests]
+    captures = [Kept.of(reference, one, pinned=reference in pinned) for reference, one in found]
     return expired(captures, retention, now_s)
 
 
-def remove(store: LocalStore, catalogue: Catalogue, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
+def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
     """Remove captures from the catalogue and the store, each as one; those that went, and why the rest did not.
 
-    The row goes first: what is listed is there.
+    The row goes first: what is listed is there. A copy elsewhere of what was removed here goes as soon as it can be
+    reached: see `sftriage.traces.uploading`.
     """
     gone: list[Kept] = []
     for one in captures:
@@ -88,7 +90,7 @@ def remove(store: LocalStore, catalogue: Catalogue, captures: Sequence[Kept]) ->
                 continue  # somebody pinned it meanwhile
             catalogue.drop(one.capture_id)
             store.remove(one.capture_id)
-        except UsageError as error:
+        except (UsageError, StoreError, CatalogueError) as error:
             return tuple(gone), str(error)
         gone.append(one)
     return tuple(gone), None

@@ -26,11 +26,16 @@ from sftriage.errors import InputError, UsageError
 from sftriage.records import plain
 
 RUN_VERSION = 1
+_WORDS = ("run_id", "job", "created_at", "policy", "policy_sha256", "rings")
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts."""
+    """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts.
+
+    ``store`` is where copies of its captures are kept, if anywhere; with ``drop_local``, their artefacts go from here
+    once they are there.
+    """
 
     run_id: str
     job: str
@@ -40,6 +45,8 @@ class RunInfo:
     policy_sha256: str
     rings: str
     version: int = RUN_VERSION
+    store: str | None = None
+    drop_local: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +119,26 @@ def create(path: Path, info: RunInfo, policy_text: str) -> RunDirectory:
         for directory in (run.path, run.steps, run.spool, run.asks):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(run.policy_file, policy_text)
-        write_atomically(run.info_file, json.dumps(plain(info), indent=2) + "\n")
+        _write_info(run, info)
     except OSError as error:
         raise UsageError(f"cannot make the run directory {path}: {error.strerror or error}") from error
     return run
+
+
+def write_info(run: RunDirectory, info: RunInfo) -> None:
+    """Change what is on record of a run.
+
+    Raises:
+        UsageError: the run directory cannot be written.
+    """
+    try:
+        _write_info(run, info)
+    except OSError as error:
+        raise UsageError(f"{run.info_file} cannot be written: {error.strerror or error}") from error
+
+
+def _write_info(run: RunDirectory, info: RunInfo) -> None:
+    write_atomically(run.info_file, json.dumps(plain(info), indent=2) + "\n")
 
 
 def read_info(run: RunDirectory) -> RunInfo:
@@ -129,7 +152,12 @@ def read_info(run: RunDirectory) -> RunInfo:
         if values["version"] > RUN_VERSION:
             raise InputError(f"{run.info_file}: version {values['version']} is newer than this sftriage understands")
         values["command"] = tuple(values["command"])
-        return RunInfo(**{name: values[name] for name in RunInfo.__dataclass_fields__})
+        if not all(isinstance(word, str) for word in (*values["command"], *(values[name] for name in _WORDS))):
+            raise TypeError("a name that is no text")
+        if not isinstance(values.get("store"), str | None):
+            raise TypeError("store is no URL")
+        # Those that came later are not in the record of an older run.
+        return RunInfo(**{name: values[name] for name in RunInfo.__dataclass_fields__ if name in values})
     except FileNotFoundError as error:
         raise InputError(f"{run.path} is not a run directory: it has no run.json") from error
     except (OSError, ValueError, KeyError, TypeError) as error:

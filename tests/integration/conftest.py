@@ -19,7 +19,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
     """An environment in which a run's notes are its own."""
-    return {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    own = {f"XDG_{what}_HOME": str(tmp_path / what.lower()) for what in ("STATE", "CACHE")}
+    return {**os.environ, **own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ class Outcome(NamedTuple):
 def sftriage(monkeypatch, capsys, tmp_path) -> Callable[..., Outcome]:
     """Run a command; its exit code and what it wrote. Its home is its own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "160")
 
     def call(*arguments: object) -> Outcome:

@@ -9,7 +9,8 @@ from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance
 from sftriage.traces import CaptureRow
 
 ROW = CaptureRow(
-    "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p", "why", "t"
+    "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",
+    "why", "t", "node-1", None, "/somewhere", "c-1",
 )  # fmt: skip
 
 

@@ -4,12 +4,17 @@ import multiprocessing
 import sqlite3
 import stat
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sftriage.errors import UsageError
-from sftriage.traces import TRACE_NAME, CaptureRow, Catalogue, LocalStore, Manifest
+from sftriage.errors import CatalogueError, UsageError
+from sftriage.traces import TRACE_NAME, CaptureRow, Catalogue, LocalStore, Manifest, Wanted
+from sftriage.traces.remote import RemoteStore
+from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
 Put = Callable[..., Manifest]
 
@@ -38,22 +43,53 @@ def answers(catalogue: Catalogue) -> list[object]:
     """One of every kind of question."""
     return [
         catalogue.find(),
-        catalogue.find(rank=3),
-        catalogue.find(stage="data", steps=(0, 310)),
-        catalogue.find(rule="other"),
-        catalogue.find(label="suspect"),
-        catalogue.show("whole-3"),
+        catalogue.find(Wanted(rank=3)),
+        catalogue.find(Wanted(stage="data", steps=(0, 310))),
+        catalogue.find(Wanted(rule="other")),
+        catalogue.find(Wanted(label="suspect")),
+        catalogue.find(Wanted(prefix="whole")),
     ]
 
 
-def test_captures_are_found_by_what_is_known_of_them(catalogue: Catalogue) -> None:
-    assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "late"]
-    assert ids(catalogue.find(rank=3)) == ["data-3", "whole-3"]
-    assert ids(catalogue.find(stage="data")) == ["data-2", "data-3", "late"]
-    assert ids(catalogue.find(rank=3, stage="data")) == ["data-3"]
-    assert ids(catalogue.find(rule="other")) == ["data-3"]
-    assert ids(catalogue.find(label="needs_evidence")) == []
-    assert ids(catalogue.find(stage="x' OR 1=1 --")) == []
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (Wanted(), ["data-2", "data-3", "whole-3", "late"]),
+        (Wanted(rank=3), ["data-3", "whole-3"]),
+        (Wanted(stage="data"), ["data-2", "data-3", "late"]),
+        (Wanted(rank=3, stage="data"), ["data-3"]),
+        (Wanted(rule="other"), ["data-3"]),
+        (Wanted(label="needs_evidence"), []),
+        (Wanted(stage="x' OR 1=1 --"), []),
+        (Wanted(stage="DATA"), []),
+        (Wanted(stage="da%"), []),
+        (Wanted(prefix="data-"), ["data-2", "data-3"]),
+        (Wanted(prefix="data_"), []),
+        (Wanted(prefix="DATA"), []),
+        (Wanted(prefix=""), ["data-2", "data-3", "whole-3", "late"]),
+        (Wanted(job="resnet", run="run-1", host="node-1", profiler="torch", rank=2), ["data-2", "late"]),
+        (Wanted(job="other"), []),
+        (Wanted(reproduced="yes"), []),
+        # What no manifest can hold, and no database can be asked for.
+        (Wanted(job="\udcff"), []),
+        (Wanted(job="resnet\0"), []),
+    ],
+)
+def test_captures_are_found_by_what_is_known_of_them(wanted: Wanted, found: list[str], catalogue: Catalogue) -> None:
+    assert ids(catalogue.find(wanted)) == found
+
+
+@pytest.mark.parametrize(
+    ("since", "found"),
+    [
+        (datetime(2027, 1, 15, 8, 0, 3, tzinfo=timezone.utc), ["whole-3", "late"]),
+        (datetime(2027, 1, 15, 8, 0, 3, 1, tzinfo=timezone.utc), ["late"]),
+        (datetime(2027, 1, 15, 9, 0, 3, tzinfo=timezone(timedelta(hours=1))), ["whole-3", "late"]),
+        (datetime(9, 1, 1, tzinfo=timezone.utc), ["data-2", "data-3", "whole-3", "late"]),
+    ],
+)
+def test_captures_are_found_by_when_they_were_made(since: datetime, found: list[str], catalogue: Catalogue) -> None:
+    assert ids(catalogue.find(Wanted(since=since))) == found
 
 
 @pytest.mark.parametrize(
@@ -72,12 +108,13 @@ def test_captures_are_found_by_what_is_known_of_them(catalogue: Catalogue) -> No
 def test_captures_are_found_by_a_step_of_the_capture_or_of_its_window(
     steps: tuple[int, int], found: list[str], catalogue: Catalogue
 ) -> None:
-    assert ids(catalogue.find(steps=steps)) == found
+    assert ids(catalogue.find(Wanted(steps=steps))) == found
 
 
 def test_a_row_says_what_the_manifest_says(catalogue: Catalogue, store: LocalStore) -> None:
     manifest = store.manifest("data-3")
-    assert catalogue.show("data-3") == CaptureRow(
+    (row,) = catalogue.find(Wanted(prefix="data-3"))
+    assert row == CaptureRow(
         capture_id="data-3",
         job="resnet",
         run="run-1",
@@ -97,9 +134,11 @@ def test_a_row_says_what_the_manifest_says(catalogue: Catalogue, store: LocalSto
         policy="default",
         why="",
         created_at="2027-01-15T08:00:02.000000Z",
+        host="node-1",
+        reproduced=None,
+        store=store.place,
+        reference="data-3",
     )
-    with pytest.raises(UsageError, match="no capture 'x'"):
-        catalogue.show("x")
 
 
 def test_adding_again_changes_nothing(catalogue: Catalogue, store: LocalStore) -> None:
@@ -119,8 +158,12 @@ def foreign(path: Path) -> None:
 
 
 def older(path: Path) -> None:
+    """As sftriage wrote it before its schema had a version."""
+    path.unlink()
     with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 0")
+        connection.execute("CREATE TABLE captures (capture_id TEXT NOT NULL PRIMARY KEY, job TEXT NOT NULL)")
+        connection.execute(f"PRAGMA application_id = {0x53465452}")
+        connection.execute("PRAGMA user_version = 2")
 
 
 def overwritten_in_the_middle(path: Path) -> None:
@@ -137,8 +180,8 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
     "overwritten": overwritten_in_the_middle,
     "foreign": foreign,
     "older": older,
-    "no table": lambda path: sqlite3.connect(path).execute("DROP TABLE captures"),
-    "no column": lambda path: sqlite3.connect(path).execute("ALTER TABLE captures DROP COLUMN rank"),
+    "no table": lambda path: sqlite3.connect(path).execute("DROP TABLE sftriage_captures"),
+    "no column": lambda path: sqlite3.connect(path).execute("ALTER TABLE sftriage_captures DROP COLUMN rank"),
 }
 
 
@@ -173,19 +216,75 @@ def test_reindex_finds_what_was_put_but_never_added_and_forgets_what_is_gone(
 ) -> None:
     put("orphan", second=5)  # as after a crash between putting and adding
     store.path("data-2", TRACE_NAME).unlink()
-    listing = catalogue.reindex()
+    told: list[tuple[int, int]] = []
+    found = catalogue.reindex(lambda done, total: told.append((done, total)))
     assert ids(catalogue.find()) == ["data-3", "whole-3", "orphan", "late"]
-    assert len(listing.problems) == 1
-    assert len(listing.manifests) == 4
+    assert found.captures == 4
+    assert len(found.problems) == 1
+    assert "data-2" in found.problems[0]
+    assert told == [(done, 5) for done in range(1, 6)]
+
+
+def test_refresh_reads_only_what_is_new_and_forgets_what_is_gone(
+    catalogue: Catalogue, store: LocalStore, put: Put
+) -> None:
+    catalogue.find()
+    put("orphan", second=5)
+    store.remove("late")
+    # GIVEN a manifest that the catalogue has read already, and that can be read no more
+    store.path("data-3", TRACE_NAME).with_name("manifest.json").unlink()
+    told: list[tuple[int, int]] = []
+    # WHEN the catalogue is compared with the store THEN it reads what it does not know, and nothing else
+    assert catalogue.refresh(lambda done, total: told.append((done, total))) == ()
+    assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "orphan"]
+    assert told == [(1, 1)]
+    # AND a second time there is nothing to do
+    assert catalogue.refresh(lambda done, total: told.append((done, total))) == ()
+    assert told == [(1, 1)]
+
+
+def test_what_is_added_while_the_store_is_listed_stays(
+    catalogue: Catalogue, store: LocalStore, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogue.find()
+    listing = store.ids
+    added: list[Manifest] = []
+
+    def listed_just_before() -> frozenset[str]:
+        listed = listing()
+        if not added:
+            added.append(put("new", second=5))
+            Catalogue(Path(catalogue.name), store).add(added[0])
+        return listed
+
+    # GIVEN a refresh that lists the store WHEN another process puts and adds a capture just after that
+    monkeypatch.setattr(store, "ids", listed_just_before)
+    catalogue.refresh()
+    # THEN it is not taken for one that is gone
+    assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "new", "late"]
+
+
+def test_what_is_added_while_the_store_is_read_stays(
+    catalogue: Catalogue, store: LocalStore, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # GIVEN a reindex that has listed the store, and reads it
+    listed = store.ids()
+    late_to_it = put("new", second=5)
+    monkeypatch.setattr(store, "ids", lambda: listed)
+    # WHEN another process adds a capture meanwhile
+    other = Catalogue(Path(catalogue.name), store)
+    catalogue.reindex(lambda done, total: other.add(late_to_it) if done == 1 else None)
+    # THEN it is there, although the listing did not have it
+    assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "new", "late"]
 
 
 def test_a_locked_or_impossible_database_is_an_error_and_not_a_rebuild(
     catalogue: Catalogue, store: LocalStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sftriage.traces.catalogue._BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("sftriage.traces.databases.BUSY_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
-    with pytest.raises(UsageError, match=r"catalogue\.db: database is locked"):
+    with pytest.raises(CatalogueError, match=r"catalogue\.db: database is locked"):
         catalogue.find()
     holder.execute("ROLLBACK")
     holder.close()
@@ -209,3 +308,21 @@ def test_many_processes_rebuild_at_once(catalogue: Catalogue, path: Path) -> Non
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0] * 6
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
+    """The catalogue of a store of many runs, of which nothing is in it yet."""
+    root = tmp_path_factory.mktemp("shelf")
+    (root / "store").mkdir()
+    catalogue = Catalogue(root / "catalogue.db", RemoteStore.open(f"file://{root / 'store'}"))
+    catalogue.reindex()
+    return catalogue
+
+
+@given(stored=sets_of_manifests(), wanted=st.lists(questions(), min_size=8, max_size=12))
+@settings(deadline=None, max_examples=40, phases=QUICKLY)
+def test_the_catalogue_answers_as_the_manifests_would(
+    stored: list[Manifest], wanted: list[Wanted], shelf: Catalogue
+) -> None:
+    agrees(shelf, stored, wanted)

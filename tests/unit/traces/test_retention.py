@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
 from sftriage.traces import Catalogue
+from sftriage.traces.remote import RemoteStore
 from sftriage.traces.retention import Kept, Retention, due, expired, remove
 from sftriage.traces.store import LocalStore
+from tests.unit.traces.faulty import FaultyObjects, captured, keep
 
 DAY_S, MIB = 86400.0, 2**20
 NOW_S = 100 * DAY_S
@@ -128,3 +130,27 @@ def test_what_is_not_there_is_said(store: LocalStore, put) -> None:
             act("../c-1")
     assert store.ids() == {"c-1"}
     assert store.sweep() == 0
+
+
+def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp_path) -> None:
+    # GIVEN a store where two runs have a capture of one id each, and a third is pinned
+    objects = FaultyObjects()
+    store = RemoteStore(objects)
+    for run in ("run-1", "run-2", "run-3"):
+        keep(objects, captured(run=run))
+    store.pin("resnet/run-3/c-1")
+    catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
+    captures = due(store, Retention(age_s=1.0), 4e9)
+    assert [one.capture_id for one in captures] == ["resnet/run-1/c-1", "resnet/run-2/c-1"]
+    # WHEN the store is lost while the first of them is removed
+    objects.fails = {"delete trace.json.gz"}
+    gone, problem = remove(store, catalogue, captures)
+    # THEN that is said, and nothing is listed that is not whole
+    assert (gone, problem) == ((), "s3://bucket: cannot delete trace.json.gz")
+    objects.fails = set()
+    assert store.manifests().problems == ()
+    assert store.ids() == {"resnet/run-2/c-1", "resnet/run-3/c-1"}
+    # AND the next time the rest goes
+    gone, problem = remove(store, catalogue, due(store, Retention(age_s=1.0), 4e9))
+    assert ([one.capture_id for one in gone], problem) == (["resnet/run-2/c-1"], None)
+    assert store.ids() == {"resnet/run-3/c-1"}

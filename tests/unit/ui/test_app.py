@@ -147,7 +147,7 @@ def test_findings_are_shown_once_they_are_there(captured, store):
     profile = StageProfile(source="trace", **counts, **numbers)
     share = Share(name=NASTY, kind="python", waits=True, self_s=0.04, calls=1.0)
     assert "has not been looked into" in text_of(captured.get("/captures/c-1"))
-    store.note_findings("c-1", Findings(stage="data", suspect=profile, shares=(share,), summary="It slept."))
+    store.note("c-1", Findings(stage="data", suspect=profile, shares=(share,), summary="It slept."))
     answer = captured.get("/captures/c-1")
     assert "It slept." in text_of(answer)
     assert NASTY not in answer.text

@@ -1,0 +1,111 @@
+"""Who may read what listens here: by which names it may be called, and whether the token is right.
+
+A Host header has to be one of ours: a page somewhere else that has its name point to this address (DNS rebinding) is
+refused. A token comes as the password of HTTP Basic or as a Bearer token; never in an address, which ends up in
+histories and logs.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from sftriage.errors import UsageError
+
+MIN_TOKEN_LENGTH = 16
+MAX_TOKEN_BYTES = 4096
+
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(\d{1,5}))?")
+_LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address to listen on can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def read_token(path: Path) -> str:
+    """The token in a file: a command line can be read by everybody on the machine.
+
+    Raises:
+        UsageError: the file cannot be read, or is no token's.
+    """
+    try:
+        with path.open("rb") as file:
+            token = file.read(MAX_TOKEN_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    try:
+        return token.decode("ascii").strip()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: a token is printable ASCII characters") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may read.
+
+    Attributes:
+        names: what may be in a Host header, lower case; addresses too, if not on ``any_address``.
+        any_address: any plain address is right: nobody's name can be made to point at one.
+        token_sha256: the digest of the token, or None where none is wanted.
+    """
+
+    names: frozenset[str]
+    any_address: bool = False
+    token_sha256: bytes | None = None
+
+    @classmethod
+    def to(cls, host: str, token: str | None, wanted: str, names: Iterable[str] = ()) -> Access:
+        """What goes for what listens on ``host``; ``names`` are others that it is reached by.
+
+        Raises:
+            UsageError: it can be reached from elsewhere and there is no token, which ``wanted`` says how to give; or
+                the token is easily guessed.
+        """
+        if token is None and not is_loopback(host):
+            raise UsageError(f"{host} can be reached from other machines, so a token is wanted: {wanted}")
+        if token is not None and (len(token) < MIN_TOKEN_LENGTH or not token.isascii() or not token.isprintable()):
+            raise UsageError(f"a token is at least {MIN_TOKEN_LENGTH} printable ASCII characters")
+        known = {host.lower(), *(name.lower() for name in names)} | (_LOOPBACK_NAMES if is_loopback(host) else set())
+        digest = None if token is None else hashlib.sha256(token.encode()).digest()
+        return cls(frozenset(known), not is_loopback(host), digest)
+
+    def knows(self, host: str) -> bool:
+        """Whether a Host header is right."""
+        found = _HOST.fullmatch(host)
+        if found is None:
+            return False
+        name = found[1].strip("[]").lower()
+        if name in self.names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return self.any_address
+
+    def admits(self, authorization: str) -> bool:
+        """Whether an Authorization header holds the token. Takes as long for a wrong one as for the right one."""
+        if self.token_sha256 is None:
+            return True
+        scheme, _, value = authorization.partition(" ")
+        given = value.strip()
+        if scheme.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).decode("utf-8", "replace").partition(":")[2]
+            except (binascii.Error, ValueError):
+                given = ""
+        elif scheme.lower() != "bearer":
+            given = ""
+        return hmac.compare_digest(hashlib.sha256(given.encode("utf-8", "replace")).digest(), self.token_sha256)

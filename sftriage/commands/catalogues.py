@@ -1,0 +1,217 @@
+"""Which captures are meant, and which catalogue is asked for them: a run's or store's own, or one that many share."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sftriage.commands.output import counting, notices
+from sftriage.commands.runs import find_run
+from sftriage.commands.stores import open_store
+from sftriage.errors import StoreError, UsageError
+from sftriage.traces import CaptureRow, Catalogue, Wanted
+from sftriage.traces.databases import directory_here, has_password, on_one_host
+from sftriage.traces.keys import shown, written
+from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.traces.stores import Store
+
+URL_VARIABLE = "SFTRIAGE_CATALOGUE"
+FILE_VARIABLE = "SFTRIAGE_CATALOGUE_FILE"
+MAX_URL_BYTES = 4096
+MAX_NAMED = 5
+
+CatalogueOption = Annotated[
+    str | None,
+    typer.Option(
+        "--catalogue",
+        metavar="URL",
+        help="A catalogue that many jobs share: postgresql+psycopg://USER@HOST/DATABASE. With a password in it, it "
+        f"belongs into ${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names.",
+        show_default="that of the run or store",
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """Captures that are meant.
+
+    Attributes:
+        catalogue: who is asked.
+        store: where they are; None where they may be in any store that shares the catalogue.
+        run: the run on this machine whose they are, if they are one's.
+        of: the conditions that they all meet.
+    """
+
+    catalogue: Catalogue
+    store: Store | None
+    run: RunDirectory | None
+    of: Wanted
+
+    @property
+    def place(self) -> str:
+        """Where they were looked for."""
+        return self.catalogue.name if self.store is None else self.store.place
+
+    def find(self, wanted: Wanted) -> list[CaptureRow]:
+        """Those that are wanted, oldest first."""
+        both = {name: getattr(self.of, name) for name in ("job", "run") if getattr(self.of, name) is not None}
+        if any(getattr(wanted, name) not in (None, value) for name, value in both.items()):
+            return []
+        return self.catalogue.find(replace(wanted, **both))
+
+    def one(self, name: str) -> tuple[Store, str]:
+        """The store and reference of the one capture that is called so: by its id, its beginning, or ``job/run/id``.
+
+        Raises:
+            UsageError: there is none, or several are.
+        """
+        job_and_run, _, capture_id = name.rpartition("/")
+        rows = self.find(Wanted(prefix=capture_id)) if capture_id else []
+        if job_and_run:
+            rows = [
+                row for row in rows if job_and_run in (f"{row.job}/{row.run}", f"{written(row.job)}/{written(row.run)}")
+            ]
+        rows = [row for row in rows if row.capture_id == capture_id] or rows
+        if len(rows) > 1:
+            some = ", ".join(_full_name(row, rows) for row in rows[:MAX_NAMED])
+            raise UsageError(
+                f"{len(rows)} captures are called {shown(name)}: {some}{', ...' if len(rows) > MAX_NAMED else ''}"
+            )
+        if rows:
+            return self.store or store_of(rows[0]), rows[0].reference
+        if self.store is None:
+            raise UsageError(f"no capture {shown(name)} in {self.place}")
+        # It may be there and damaged, which no catalogue knows: the store says what is the matter.
+        if self.of.job is not None and self.of.run is not None:
+            name = f"{written(self.of.job)}/{written(self.of.run)}/{capture_id}"
+        self.store.manifest(name)
+        return self.store, name
+
+
+def _full_name(row: CaptureRow, rows: list[CaptureRow]) -> str:
+    one_run = len({(row.job, row.run) for row in rows}) == 1
+    return row.capture_id if one_run else f"{_run_of(row)}/{row.capture_id}"
+
+
+def _run_of(row: CaptureRow) -> str:
+    """A row's job and run, as references and keys have them."""
+    return f"{written(row.job)}/{written(row.run)}"
+
+
+def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> Captures:
+    """The captures that the options mean: of a run (the newest, if nothing is said), of a store, or of a catalogue.
+
+    What the store has and the catalogue does not know yet is indexed first; of what is no capture a notice says why.
+
+    Raises:
+        UsageError: there is no such run, or a URL is none.
+        CatalogueError: the catalogue cannot be reached or used.
+        StoreError: the store cannot be reached, and the catalogue has never seen it.
+    """
+    shared = catalogue_url(catalogue, from_environment=run is None)
+    if shared is not None and run is None and store is None:
+        return Captures(Catalogue(shared, None), None, None, Wanted())
+    directory: RunDirectory | None
+    if run is not None and store is not None:
+        # All of the store is indexed, and one run's captures are asked for: a catalogue is of a store, not of a part.
+        directory, meant = (named := find_run(run)), open_store(None, store)
+        about = read_info(named)
+        at, of = own_catalogue(None, meant), Wanted(job=about.job, run=about.run_id)
+    else:
+        directory, meant = whole_store(run, store)
+        at, of = own_catalogue(directory, meant), Wanted()
+    captures = Captures(Catalogue(shared or at, meant), meant, directory, of)
+    try:
+        with counting("Reading manifests") as progress:
+            problems = captures.catalogue.refresh(progress)
+    except StoreError as error:
+        if not captures.catalogue.is_indexed():
+            raise
+        say(f"{error}; this is what its catalogue knew")
+    else:
+        say(*problems)
+    return captures
+
+
+def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | None, Store]:
+    """The store that is meant, and the run whose it is: of a run (the newest, if nothing is said), or of a URL.
+
+    Raises:
+        UsageError: there is no such run, the URL is none, or both are named.
+    """
+    if store is None:
+        directory = find_run(run)
+        return directory, open_store(directory.path, None)
+    if run is not None:
+        raise UsageError("name a run or a store, and not both")
+    return None, open_store(None, store)
+
+
+def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
+    """Where a run, or a store elsewhere, has a catalogue of its own."""
+    if directory is not None:
+        return directory.catalogue
+    caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    folder = Path(caches) / "sftriage" / "catalogues"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: {error.strerror}") from error
+    return folder / f"{hashlib.sha256(store.place.encode()).hexdigest()[:32]}.db"
+
+
+def store_of(row: CaptureRow) -> Store:
+    """The store that a shared catalogue's row names.
+
+    Raises:
+        UsageError: it is a directory of another host, or it is gone.
+    """
+    if not on_one_host(row.store):
+        return open_store(None, row.store)
+    if (directory := directory_here(row.store)) is None:
+        raise UsageError(f"capture {row.capture_id} is in {shown(row.store)}, which is not on this machine")
+    # A run's store is called by where its captures are.
+    return open_store(directory.parent, None)
+
+
+def catalogue_url(option: str | None, *, from_environment: bool = True) -> str | None:
+    """The URL of the catalogue to ask, if one is named: by the option, or in the environment.
+
+    Raises:
+        UsageError: it holds a password where everybody on the machine can read it, or its file cannot be read.
+    """
+    if option is not None:
+        if has_password(option):
+            raise UsageError(
+                "a command line can be read by everybody on the machine: put the catalogue's URL into "
+                f"${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names, or its password into ~/.pgpass"
+            )
+        return option
+    if not from_environment:
+        return None
+    if url := os.environ.get(URL_VARIABLE):
+        return url
+    return _from_file(Path(name)) if (name := os.environ.get(FILE_VARIABLE)) else None
+
+
+def _from_file(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_URL_BYTES)
+        return content.decode().strip()
+    except OSError as error:
+        raise UsageError(f"${FILE_VARIABLE}: {path}: {error.strerror}") from error
+    except UnicodeDecodeError:
+        raise UsageError(f"${FILE_VARIABLE}: {path}: not a URL") from None
+
+
+def say(*problems: str) -> None:
+    """What a person should know of a store or catalogue, on stderr."""
+    for problem in problems:
+        notices().print(f"sftriage: {problem}", soft_wrap=True, markup=False)

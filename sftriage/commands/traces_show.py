@@ -1,0 +1,114 @@
+"""``sftriage traces show`` and ``schema``: what a manifest says, and what any manifest may say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sftriage.commands.catalogues import CatalogueOption, captures_of
+from sftriage.commands.decisions import RunOption
+from sftriage.commands.output import print_json, results
+from sftriage.commands.reduce_report import finding_lines
+from sftriage.commands.stores import StoreOption
+from sftriage.commands.traces import CaptureArgument, JsonOption, manifest_values
+from sftriage.commands.uploads import upload_of, upload_words
+from sftriage.traces import Manifest
+from sftriage.traces.manifest import SCHEMA_VERSION
+from sftriage.words import milliseconds, size
+
+
+def show_trace(
+    capture_id: CaptureArgument,
+    run: RunOption = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what triggered a capture, what it holds and what it cost."""
+    captures = captures_of(run, store, catalogue)
+    its_store, reference = captures.one(capture_id)
+    manifest = its_store.manifest(reference)
+    if as_json:
+        print_json(manifest_values(manifest))
+        return
+    upload = upload_of(captures.run, manifest.capture_id) if captures.run is not None and store is None else None
+    elsewhere = [] if upload is None else [f"upload      {upload_words(upload)}"]
+    for line in [*_described(manifest), *elsewhere]:
+        results().print(line, soft_wrap=True, markup=False)
+
+
+def manifest_schema() -> None:
+    """Print the JSON Schema of a capture's manifest."""
+    print_json(schema())
+
+
+def schema() -> dict[str, Any]:
+    """What a manifest of the newest version is, as a JSON Schema."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:sftriage:manifest:{SCHEMA_VERSION}",
+        **Manifest.model_json_schema(),
+    }
+
+
+def _described(manifest: Manifest) -> list[str]:
+    trigger, capture = manifest.trigger, manifest.capture
+    timings = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items())
+    return [
+        f"capture     {manifest.capture_id}",
+        f"job, run    {manifest.job}, {manifest.run}",
+        f"created     {manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
+        f"because     {trigger.why or _why(manifest)}",
+        f"rule        {trigger.rule} of policy {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
+        f"captured    steps {capture.first_step} to {capture.last_step} of rank {capture.rank} on {capture.host}, "
+        f"{capture.profiler} profiler" + (f" ({capture.detail})" if capture.detail else ""),
+        f"reproduced  {_reproduced(manifest)}",
+        *(f"its GPU     {remark}" for remark in manifest.evidence),
+        f"cost        {timings or 'not measured'} on that rank; {_cost(manifest)}",
+        *(f"trace       {one.name}, {size(one.size_bytes)}, sha256 {one.sha256}" for one in manifest.artefacts),
+        f"may contain {manifest.may_contain}",
+        *_found(manifest),
+    ]
+
+
+def _reproduced(manifest: Manifest) -> str:
+    """Whether the fault was there while it was captured."""
+    found = manifest.reproduced
+    if found is None:
+        return "not told"
+    return (
+        f"{found.answer}: in {found.steps_with} of {found.steps} captured steps, {milliseconds(found.over_s)} over its "
+        f"peers a step ({milliseconds(found.expected_s)} before)"
+    )
+
+
+def _cost(manifest: Manifest) -> str:
+    """What it cost the whole job."""
+    cost = manifest.cost
+    if cost is None or cost.cost_s is None or cost.before_s is None:
+        return "for the job not known"
+    steps = f"steps {cost.first_step} to {cost.last_step}, of {milliseconds(cost.before_s)} before"
+    shared = "" if cost.captures == 1 else f", shared by {cost.captures} captures"
+    return f"{milliseconds(cost.cost_s)} for the job ({steps}{shared})"
+
+
+def _why(manifest: Manifest) -> str:
+    """Why it was captured, of a manifest that does not say it in words yet."""
+    trigger = manifest.trigger
+    ranks = ", ".join(map(str, trigger.ranks[:8])) + (", ..." if len(trigger.ranks) > 8 else "")
+    return (
+        f"rank {ranks} in {trigger.stage or 'all local stages'} cost {milliseconds(trigger.gain_s)} a step "
+        f"({trigger.share:.0%}), steps {trigger.window.first_step} to {trigger.window.last_step}"
+    )
+
+
+def _found(manifest: Manifest) -> list[str]:
+    """What the trace showed, once it was reduced."""
+    findings = manifest.findings
+    if findings is None:
+        return []
+    lines = [f"found       {line}" for line in finding_lines(findings)]
+    stood_out = [share for share in findings.shares[:5] if share.self_s >= 0.05 * findings.suspect.stage_s]
+    if stood_out:
+        most = (f"{share.name} {milliseconds(share.self_s)}" for share in stood_out)
+        lines.append(f"most        {', '.join(most)}")
+    return lines

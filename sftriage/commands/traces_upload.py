@@ -1,0 +1,87 @@
+"""``sftriage traces upload``: bring a run's captures to a store elsewhere, or finish what was begun."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from sftriage.commands.decisions import RunOption
+from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.runs import find_run
+from sftriage.commands.uploads import follow, uploader_of, what_is_left
+from sftriage.errors import StoreError, UsageError
+from sftriage.traces.objects import checked_url
+from sftriage.traces.rundir import RunDirectory, RunInfo, read_info, write_info
+
+TRIES = 3
+_FOR_EVER_S = 10.0 * 365 * 86400
+
+
+def upload_traces(
+    run: RunOption = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Where to: s3://, gs:// or az:// with bucket and prefix, or a directory. Credentials come from the "
+            "environment. The run keeps it in mind.",
+            show_default="the run's own",
+        ),
+    ] = None,
+    drop_local: Annotated[
+        bool, typer.Option("--drop-local", help="Remove traces here once they are verified there.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on stdout.")] = False,
+) -> None:
+    """Upload the captures of a run that are not in its store yet, each verified by reading it back.
+
+    What is there already and right is not sent again. Findings, pins and removals since the last time follow too.
+    """
+    directory = find_run(run)
+    info = _with_store(directory, read_info(directory), store)
+    uploader = uploader_of(directory, info, keep_local=not (drop_local or info.drop_local), tries=TRIES)
+    uploader.release_all()
+    uploader.start()
+    try:
+        standing = follow(uploader, _FOR_EVER_S, _FOR_EVER_S)
+    finally:
+        uploader.close(5.0)
+    if as_json:
+        left = [{"capture_id": name, "reason": reason} for name, reason in standing.left.items()]
+        removals = [{"capture_id": name, "reason": reason} for name, reason in standing.removals.items()]
+        about = {"store": info.store, "stored": standing.stored, "left": left, "removals": removals}
+        print_json({**about, "done": standing.done})
+    elif standing.stored:
+        results().print(
+            f"{standing.stored} of {standing.stored + len(standing.left)} captures are in {info.store}",
+            soft_wrap=True,
+            markup=False,
+        )
+    elif standing.done:
+        notices().print(f"No capture in {directory.path}.", soft_wrap=True, markup=False)
+    if standing.taken:
+        raise UsageError(f"{what_is_left(standing)}; `sftriage traces show` says how far each is")
+    if not standing.done:
+        raise StoreError(what_is_left(standing))
+
+
+def _with_store(directory: RunDirectory, info: RunInfo, store: str | None) -> RunInfo:
+    """The run's record, which names the store: a run has one, so that findings and removals reach every copy.
+
+    Raises:
+        UsageError: none is named, or another than the run's own.
+    """
+    if store is None:
+        if info.store is None:
+            raise UsageError(f"{directory.path} keeps its captures here alone; say where to with --store")
+        return info
+    url = checked_url(store)
+    if info.store is not None and checked_url(info.store) != url:
+        raise UsageError(f"the captures of {directory.path} go to {info.store}; a run has one store")
+    if info.store is None:
+        info = replace(info, store=url)
+        write_info(directory, info)
+    return info

@@ -1,0 +1,78 @@
+"""Which captures are wanted: the options of `sftriage traces list` and its kin, and what they mean."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Annotated, Literal
+
+import typer
+from pydantic import TypeAdapter, ValidationError
+
+from sftriage.errors import UsageError
+from sftriage.policy import quantities
+
+JobOption = Annotated[str | None, typer.Option("--job", help="Only captures of this job.")]
+RunIdOption = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Only captures of the run of this id.")]
+RankOption = Annotated[int | None, typer.Option("--rank", min=0, max=2**31 - 1, help="Only captures of this rank.")]
+StageOption = Annotated[str | None, typer.Option("--stage", help="Only captures whose suspect was in this stage.")]
+StepOption = Annotated[
+    str | None,
+    typer.Option(
+        "--step",
+        metavar="N or A..B",
+        help="Only captures that recorded one of these steps, or were made because of one.",
+    ),
+]
+SinceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--since", metavar="WHEN", help="Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC."
+    ),
+]
+ReproducedOption = Annotated[
+    Literal["yes", "no", "partly"] | None,
+    typer.Option("--reproduced", help="Only captures in which the fault was still there, was not, or partly."),
+]
+HostOption = Annotated[str | None, typer.Option("--host", help="Only captures on this host.")]
+ProfilerOption = Annotated[
+    Literal["torch", "nsys", "stacks"] | None, typer.Option("--profiler", help="Only captures of this profiler.")
+]
+
+_STEP = r"[0-9]{1,19}"
+_STEPS = re.compile(rf"({_STEP})(?:\.\.({_STEP}))?")
+_MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ].+)?")
+_DATETIME = TypeAdapter(datetime)
+
+
+def steps_of(text: str) -> tuple[int, int]:
+    """The first and last step of ``"1042"`` or ``"1000..1100"``.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    found = _STEPS.fullmatch(text)
+    first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not found or max(first, last) >= 2**63:
+        raise UsageError(f"--step {text!r}: expected a step such as 1042, or steps such as 1000..1100")
+    if last < first:
+        raise UsageError(f"--step {text!r}: the last step comes before the first")
+    return first, last
+
+
+def since_of(text: str, now: datetime) -> datetime:
+    """The moment that ``"2h"``, ``"2026-11-20"`` or ``"2026-11-20T08:30:00+01:00"`` is; in UTC where no zone is said.
+
+    Raises:
+        UsageError: it is none.
+    """
+    try:
+        if _MOMENT.fullmatch(text):
+            moment = _DATETIME.validate_python(text)
+            return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+        return now - timedelta(seconds=quantities.seconds(text))
+    except (ValidationError, ValueError, OverflowError):
+        raise UsageError(
+            f"--since {text!r}: expected how long ago, such as 2h or 3d, a day such as 2026-11-20, "
+            "or a time such as 2026-11-20T08:30:00Z"
+        ) from None

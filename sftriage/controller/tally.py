@@ -1,0 +1,123 @@
+"""Every step of a job counted once: windows overlap, and a step's time depends on how the step before it ended.
+
+What came after the last sync of a step opens the first segment of the next one (see `frontier.segments`), so that steps
+are accounted with the one before them, and sum to what one window of them all would say.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.frontier import by_step
+from sftriage.records import Clock, StageSchema, Window
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Counted:
+    """Steps that were not counted before, N in a row.
+
+    Attributes:
+        first_step: the number of the first of them.
+        schema: their stages.
+        advances_NS: by how much each stage advanced the frontier, seconds; nothing in steps that are not complete.
+        complete_N: the steps of which every rank's vector is there.
+    """
+
+    first_step: int
+    schema: StageSchema
+    advances_NS: NDArray[np.float64]
+    complete_N: NDArray[np.bool_]
+
+
+class StepTally:
+    """Takes windows in order, and tells of each the steps that are new; an attempt that is over is forgotten.
+
+    A step counts as the first window that had it saw it.
+    """
+
+    def __init__(self) -> None:
+        self._attempt = -1
+        self._last: Window | None = None
+        self._clock: Clock = "host"
+
+    def last_step(self, attempt: int) -> int | None:
+        """The last step of an attempt that has been counted; None where there is none."""
+        return self._last.last_step if self._last is not None and attempt == self._attempt else None
+
+    def take(self, window: Window, clock: Clock = "host") -> Counted | None:
+        """The steps that no window before this one had; None where there are none.
+
+        Args:
+            window: the next one.
+            clock: the one that it was judged on.
+        """
+        if window.attempt < self._attempt:
+            return None
+        if window.attempt > self._attempt:
+            self._attempt, self._last = window.attempt, None
+        window = on_clock(window, clock)
+        before = self._last
+        next_step = window.first_step if before is None else max(window.first_step, before.last_step + 1)
+        if next_step > window.last_step:
+            return None
+        same_clock, self._clock = clock == self._clock, clock
+        self._last = _steps(window, window.last_step - window.first_step)
+        whole = window
+        if before is not None and before.last_step + 1 == window.first_step and same_clock and _alike(before, whole):
+            whole = _joined(before, whole)
+        elif next_step > window.first_step:
+            # The step before the first new one is in the window.
+            whole = _steps(window, next_step - 1 - window.first_step)
+        advances_NS, complete_N = by_step(whole)
+        new = slice(next_step - whole.first_step, None)
+        return Counted(next_step, window.schema, advances_NS[new], complete_N[new])
+
+
+def on_clock(window: Window, clock: Clock) -> Window:
+    """A window's times on a clock, as far as the accounting reads them.
+
+    The last ready gradient is left out: it splits a stage, and the parts are credited to that stage all the same.
+    """
+    if clock == "device" and window.device_NRS is not None:
+        times = (window.device_NRS, window.device_outside_NRG, window.device_between_NR)
+    else:
+        times = (window.durations_NRS, window.outside_NRG, window.between_NR)
+    return Window(window.schema, window.first_step, *times, attempt=window.attempt)
+
+
+def _steps(window: Window, start: int) -> Window:
+    """A window's steps from an index on."""
+    outside_NRG, between_NR = window.outside_NRG, window.between_NR
+    return replace(
+        window,
+        first_step=window.first_step + start,
+        durations_NRS=window.durations_NRS[start:],
+        outside_NRG=None if outside_NRG is None else outside_NRG[start:],
+        between_NR=None if between_NR is None else between_NR[start:],
+    )
+
+
+def _joined(before: Window, after: Window) -> Window:
+    """Two windows that follow each other, of the same ranks and stages, as one."""
+    return replace(
+        before,
+        durations_NRS=np.concatenate([before.durations_NRS, after.durations_NRS]),
+        outside_NRG=_both(before.outside_NRG, after.outside_NRG),
+        between_NR=_both(before.between_NR, after.between_NR),
+    )
+
+
+def _alike(before: Window, after: Window) -> bool:
+    """Whether two windows have the same ranks, stages and refinements."""
+    kinds = [
+        (one.schema, one.durations_NRS.shape[1:], one.outside_NRG is None, one.between_NR is None)
+        for one in (before, after)
+    ]
+    return kinds[0] == kinds[1]
+
+
+def _both(before: NDArray[np.float64] | None, after: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
+    return None if before is None or after is None else np.concatenate([before, after])

@@ -1,0 +1,292 @@
+"""Where a catalogue is kept: a SQLite file beside the captures, or a PostgreSQL database that many jobs share.
+
+The file is one store's and private; if it is damaged or somebody else's it is set aside. The database may hold tables
+of others, of which none is touched, and may be away or slow, for which nobody waits long.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import quote, unquote_to_bytes
+
+from sqlalchemy import URL, Connection, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.pool import NullPool
+
+from sftriage.errors import CatalogueError, UsageError
+from sftriage.traces import migrations
+from sftriage.traces.fields import CONTROL
+
+CONNECT_S = 5
+STATEMENT_S = 10
+TRANSACTION_S = 20
+"""How long a shared database may take, to be reached, for a statement, and for all of a transaction."""
+
+BUSY_SECONDS = 10.0
+"""How long a SQLite file may be locked by another process."""
+
+# Written into the file, so that a database of somebody else is known for what it is.
+_APPLICATION_ID = 0x53465452
+_ADVISORY_LOCK = 0x5346_5452_4941_4745
+_UNDEFINED = {"42P01", "42703", "42P07"}
+
+
+class Foreign(Exception):  # noqa: N818  # not an error: a finding that leads to a rebuild
+    """The database is not a catalogue."""
+
+
+class Database(Protocol):
+    """Where a catalogue is kept."""
+
+    name: str
+    """Said in messages: no user and no password in it."""
+
+    def transaction(self, *, write: bool = False) -> AbstractContextManager[Connection]:
+        """A connection that commits when the block ends well."""
+
+    def is_current(self, connection: Connection) -> bool:
+        """Whether the tables are there, of the newest schema; `Foreign` if they are somebody else's."""
+
+    def upgrade(self, connection: Connection) -> None:
+        """Make the tables, or bring them to the newest schema; of several processes that do, the first does it."""
+
+    def store_name(self, place: str) -> str:
+        """What a store is called in the rows."""
+
+    def set_aside(self, error: DBAPIError | Foreign) -> bool:
+        """Make room for a new database where that helps against the error; whether it does."""
+
+
+def database_at(at: str | os.PathLike[str]) -> Database:
+    """The database in a file, or at a URL, which is text.
+
+    Raises:
+        UsageError: the URL is none of PostgreSQL's, or what is needed to talk to it is not installed.
+    """
+    return PostgresDatabase(at) if isinstance(at, str) else SqliteFile(Path(at))
+
+
+class SqliteFile:
+    """A file of one store's."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self.name = path, str(path)
+        # No pool: a connection kept open would go on reading a file that was set aside.
+        self._engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
+
+        @event.listens_for(self._engine, "begin")
+        def begin(connection: Connection) -> None:
+            write = connection.get_execution_options().get("sftriage_write")
+            # A writer takes its lock at once: two readers that both want to write later would wait for each other.
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+    def _connect(self) -> sqlite3.Connection:
+        # The file must be private from its first byte on, which SQLite leaves to the umask.
+        if not self._path.exists():
+            try:
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            except OSError as error:
+                raise UsageError(f"{self._path}: {error.strerror}") from error
+        # Without its own idea of transactions: it starts none before DDL.
+        return sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
+
+    @contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[Connection]:
+        """See `Database`."""
+        with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
+            yield connection
+
+    def is_current(self, connection: Connection) -> bool:
+        """See `Database`."""
+        mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
+        tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
+        if mark == _APPLICATION_ID and migrations.VERSION_TABLE in tables:
+            return migrations.is_current(connection)
+        if tables or mark:
+            raise Foreign("not a catalogue of this version")
+        return False
+
+    def upgrade(self, connection: Connection) -> None:
+        """See `Database`."""
+        if not self.is_current(connection):
+            migrations.upgrade(connection)
+            connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
+
+    def store_name(self, place: str) -> str:
+        """Wherever it lies: a run directory is moved with its catalogue."""
+        return "."
+
+    def set_aside(self, error: DBAPIError | Foreign) -> bool:
+        """Rename rather than delete: whatever it is, somebody may want it back."""
+        if not _is_damage(error):
+            return False
+        try:
+            # A journal may stay behind: SQLite drops one that it finds beside an empty file.
+            self._path.replace(self._path.with_name(self._path.name + ".damaged"))
+        except FileNotFoundError:
+            pass  # another process has done it
+        except OSError as reason:
+            raise UsageError(f"{self._path} cannot be set aside: {reason.strerror}") from reason
+        return True
+
+
+def _is_damage(error: DBAPIError | Foreign) -> bool:
+    """Whether building again may help: not when the database is locked, or the disk full or read-only."""
+    if isinstance(error, Foreign):
+        return True
+    # sqlite3 raises its plain DatabaseError for a malformed file only; a table or column that somebody removed is an
+    # OperationalError like a lock, and Python 3.10 has no code to tell them apart by.
+    return type(error.orig) is sqlite3.DatabaseError or "no such" in str(error.orig)
+
+
+class PostgresDatabase:
+    """A database on a server, shared with others."""
+
+    def __init__(self, url: str) -> None:
+        parsed = _postgres_url(url)
+        self.name = _without_secrets(parsed)
+        ours = {
+            "connect_timeout": CONNECT_S,
+            "application_name": "sftriage",
+            # A server that is gone without a word.
+            "tcp_user_timeout": STATEMENT_S * 1000,
+        }
+        try:
+            self._engine = create_engine(
+                parsed,
+                poolclass=NullPool,
+                # Prepared statements do not survive a pooler between us and the server.
+                connect_args={"prepare_threshold": None}
+                | {name: value for name, value in ours.items() if name not in parsed.query},
+            )
+        except ModuleNotFoundError as error:
+            raise UsageError("a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]") from error
+
+    @contextmanager
+    def transaction(self, *, write: bool = False) -> Iterator[Connection]:
+        """See `Database`."""
+        with self._engine.connect() as connection, self._in_time(connection), connection.begin():
+            connection.exec_driver_sql(
+                f"SET LOCAL statement_timeout = '{STATEMENT_S}s'; SET LOCAL lock_timeout = '{STATEMENT_S}s'"
+            )
+            yield connection
+
+    @contextmanager
+    def _in_time(self, connection: Connection) -> Iterator[None]:
+        """Hang up on a server that has gone silent: one that is stopped keeps its connections and never answers."""
+        late = threading.Event()
+        with socket.socket(fileno=os.dup(connection.connection.driver_connection.fileno())) as line:  # type: ignore[union-attr]
+
+            def hang_up() -> None:
+                late.set()
+                with suppress(OSError):
+                    line.shutdown(socket.SHUT_RDWR)
+
+            timer = threading.Timer(TRANSACTION_S, hang_up)
+            timer.daemon = True
+            timer.start()
+            try:
+                yield
+            except DBAPIError as error:
+                if late.is_set():
+                    raise CatalogueError(f"{self.name}: no answer within {TRANSACTION_S} s") from error
+                raise
+            finally:
+                timer.cancel()
+                timer.join()
+
+    def is_current(self, connection: Connection) -> bool:
+        """See `Database`."""
+        return migrations.is_current(connection)
+
+    def upgrade(self, connection: Connection) -> None:
+        """See `Database`."""
+        # To the end of the transaction: who comes second finds it done.
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+        migrations.upgrade(connection)
+
+    def store_name(self, place: str) -> str:
+        """A URL; a directory's says on which host it is."""
+        if "://" in place:
+            return place
+        return f"{_on_this_host()}{quote(os.fsencode(Path(place).resolve()))}"
+
+    def set_aside(self, error: DBAPIError | Foreign) -> bool:
+        """Never: it is not ours alone."""
+        return False
+
+
+def on_one_host(store: str) -> bool:
+    """Whether a store, as a shared database's rows name it, is a directory of one host."""
+    return store.startswith("file://") and not store.startswith("file:///")
+
+
+def distance(store: str) -> int:
+    """How far a store is from whoever asks: 0 on this host, 1 where everybody reaches it, 2 on another host."""
+    if not on_one_host(store):
+        return 1
+    return 0 if directory_here(store) else 2
+
+
+def directory_here(store: str) -> Path | None:
+    """The directory that a shared database's rows mean, if it is one on this host."""
+    path = store.removeprefix(_on_this_host())
+    directory = Path(os.fsdecode(unquote_to_bytes(path)))
+    return directory if path != store and directory.is_dir() else None
+
+
+def _on_this_host() -> str:
+    return f"file://{socket.gethostname()}"
+
+
+def has_password(url: str) -> bool:
+    """Whether a secret is written into a URL. What is no URL is refused by whoever opens it."""
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        return False
+    return parsed.password is not None or not {"password", "sslpassword"}.isdisjoint(parsed.query)
+
+
+def _postgres_url(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # Not repeated: what cannot be told apart may be a password.
+        raise UsageError("the catalogue is not a URL such as postgresql+psycopg://USER@HOST/DATABASE") from None
+    if url.drivername not in ("postgresql+psycopg", "postgresql", "postgres"):
+        raise UsageError("a catalogue by URL is one of PostgreSQL: postgresql+psycopg://USER@HOST/DATABASE")
+    if "@" in (url.host or ""):
+        # Part of a password has been taken for part of the host.
+        raise UsageError("the catalogue's URL has more than one @; in a user or password write it %40")
+    return url.set(drivername="postgresql+psycopg")
+
+
+def _without_secrets(url: URL) -> str:
+    host = url.host or url.query.get("host") or "localhost"
+    port = f":{url.port}" if url.port else ""
+    return CONTROL.sub(
+        "?", f"postgresql://{host if isinstance(host, str) else ','.join(host)}{port}/{url.database or ''}"
+    )
+
+
+def reason(error: DBAPIError | Foreign) -> str:
+    """What a database says is the matter, on one line."""
+    if isinstance(error, Foreign):
+        return str(error)
+    if getattr(error.orig, "sqlstate", None) in _UNDEFINED:
+        ours = ", ".join(("sftriage_captures", "sftriage_stores", migrations.VERSION_TABLE))
+        return f"its tables are not as they were made ({_line(error)}); drop {ours}, then `sftriage traces reindex`"
+    return _line(error)
+
+
+def _line(error: DBAPIError) -> str:
+    said = [line.strip(" \t-") for line in str(error.orig).splitlines() if line.strip()]
+    return CONTROL.sub("?", "; ".join(said)[:500]) or type(error.orig).__name__

@@ -1,0 +1,132 @@
+"""Files of captures: opened without following links, written privately, synced, copied with their size and sha256."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import hashlib
+import io
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from sftriage.errors import CaptureError, InputError, IntegrityError
+from sftriage.traces.manifest import Artefact
+from sftriage.traces.stores import Progress
+
+CHUNK_BYTES = 1 << 20
+
+
+class Summed(io.RawIOBase):
+    """Sums what passes through to a file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.sha256 = hashlib.sha256()
+        self.size_bytes = 0
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # gzip writes nothing but bytes
+        """Write and sum."""
+        self.sha256.update(data)
+        self.size_bytes += len(data)
+        return self._file.write(data)
+
+
+def chunks(source: BinaryIO) -> Iterator[bytes]:
+    """What is in a file, to its end."""
+    while chunk := source.read(CHUNK_BYTES):
+        yield chunk
+
+
+def copy(
+    source: Iterable[bytes], target: BinaryIO | gzip.GzipFile | Summed | None, progress: Progress | None = None
+) -> tuple[int, str]:
+    """Copy to the end, or only sum where there is no target; the size and sha256 of what was read."""
+    digest, size = hashlib.sha256(), 0
+    for chunk in source:
+        digest.update(chunk)
+        size += len(chunk)
+        if target is not None:
+            target.write(chunk)
+        if progress is not None:
+            progress(size)
+    return size, digest.hexdigest()
+
+
+def copy_verified(
+    source: Iterable[bytes], copy_to: Path, wanted: Artefact, name: str, progress: Progress | None = None
+) -> None:
+    """Copy an artefact to a file that appears there only once its size and sha256 are right.
+
+    Args:
+        source: what is stored.
+        copy_to: the file; one that is there is replaced.
+        wanted: what was put.
+        name: what is stored, for messages.
+        progress: told how far it is.
+
+    Raises:
+        IntegrityError: what is stored is not what was put.
+        OSError: the file cannot be written.
+    """
+    with replacing(copy_to) as target:
+        size, sha256 = copy(source, target, progress)
+        if (size, sha256) != (wanted.size_bytes, wanted.sha256):
+            raise IntegrityError(
+                f"{name}: sha256 {sha256}, {size} bytes; it was put as sha256 {wanted.sha256}, "
+                f"{wanted.size_bytes} bytes"
+            )
+
+
+def regular(path: Path, error_type: type[CaptureError] | type[InputError] | type[IntegrityError]) -> BinaryIO:
+    """A file for reading. A link could lead out of the store, and a pipe would never end: both are refused."""
+    try:
+        number = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise error_type(f"{path}: {error.strerror}") from error
+    if not stat.S_ISREG(os.fstat(number).st_mode):
+        os.close(number)
+        raise error_type(f"{path}: not a regular file")
+    return os.fdopen(number, "rb")
+
+
+def private(path: Path, flags: int = os.O_EXCL) -> BinaryIO:
+    """A new file that its owner alone can read."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600), "wb")
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[BinaryIO]:
+    """A file that takes the target's place when the block ends well, and is gone when it does not."""
+    number, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(number, "wb") as file:
+            yield file
+            sync(file)
+        Path(name).replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(name).unlink()
+        raise
+
+
+def sync(file: BinaryIO) -> None:
+    """Have the disk hold what was written."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Have the disk hold a directory's names."""
+    number = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

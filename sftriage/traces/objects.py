@@ -1,0 +1,261 @@
+"""Objects by key, in S3, Google Cloud Storage, Azure Blob Storage or a directory, through obstore.
+
+Credentials and endpoints come from the environment alone, as obstore reads them. Whatever goes wrong on the way is a
+`StoreError` of one line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+from sftriage.errors import StoreError, UsageError
+from sftriage.traces.files import CHUNK_BYTES, sync_directory
+from sftriage.traces.keys import shown
+
+if TYPE_CHECKING:
+    from obstore.store import ObjectStore
+
+PART_BYTES = 8 * 2**20
+"""A part of a multipart upload; what is not larger goes in one request."""
+_PARTS_AT_ONCE = 4
+_MAX_SAID = 300
+_QUERY = re.compile(r"(?<=[^\s?])\?\S*")
+_METADATA = "169.254.169.254"
+"""Where a cloud's machines ask for their own credentials, once there are no others."""
+_MESSAGE = re.compile(r"<Message>([^<]{1,200})</Message>")
+_SCHEMES = {"s3": "AWS", "gs": "GOOGLE", "az": "AZURE"}
+# What obstore reads from the environment only as long as it is given no options of its own.
+_FROM_ENVIRONMENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "proxy_excludes")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a request may take, and how often it is tried again at once; whoever asks may try again later.
+
+    Attributes:
+        connect_s: until there is a connection.
+        idle_s: without an answer, or without more of it.
+        retries: how often a request that failed is sent again.
+        retry_s: past this, it is not.
+    """
+
+    connect_s: float = 10.0
+    idle_s: float = 120.0
+    retries: int = 3
+    retry_s: float = 30.0
+
+
+def checked_url(url: str) -> str:
+    """A store's URL as it is written down: a directory becomes ``file://``.
+
+    Raises:
+        UsageError: it is none that can be opened.
+    """
+    if "://" not in url:
+        if not url:
+            raise UsageError("a store's URL is empty")
+        return Path(url).absolute().as_uri()
+    parts = urlsplit(url)
+    if parts.scheme not in (*_SCHEMES, "file"):
+        known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
+        raise UsageError(f"{shown(url)}: not a store; there are {known}, file:// and directories")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        # Not shown: what stands there is often a secret.
+        raise UsageError(
+            f"{parts.scheme}://{shown(parts.netloc.rpartition('@')[2])}: a store's URL is a bucket and a prefix; "
+            "credentials and options come from the environment"
+        )
+    if (parts.scheme == "file") != (not parts.netloc) or (parts.scheme == "file" and parts.path in ("", "/")):
+        raise UsageError(f"{shown(url)}: names no {'directory' if parts.scheme == 'file' else 'bucket'}")
+    names = unquote(parts.path).split("/")
+    if any(name in (".", "..") for name in names) or shown(unquote(url)) != unquote(url):
+        raise UsageError(f"{shown(url)}: not a plain path")
+    return f"{parts.scheme}://{parts.netloc}{quote(unquote(parts.path)).rstrip('/')}"
+
+
+class Objects:
+    """The objects below one prefix.
+
+    Args:
+        store: an opened store of obstore's.
+        place: what it is called in messages.
+        root: the directory, where it is one.
+    """
+
+    def __init__(self, store: ObjectStore, place: str, root: Path | None = None) -> None:
+        self.place = place
+        self._store = store
+        self._root = root
+
+    @classmethod
+    def open(cls, url: str, *, patience: Patience, create: bool = False) -> Objects:
+        """Open a store; no request is made.
+
+        Args:
+            url: where it is.
+            patience: how long to wait for it.
+            create: make the directory, where it is one.
+
+        Raises:
+            UsageError: there is no such store, or obstore is not installed.
+        """
+        url = checked_url(url)
+        try:
+            from obstore.exceptions import BaseError
+            from obstore.store import LocalStore, from_url
+        except ImportError:
+            raise UsageError("a store elsewhere needs obstore; install sftriage[store]") from None
+        scheme = urlsplit(url).scheme
+        try:
+            if scheme == "file":
+                root = Path(unquote(urlsplit(url).path))
+                if create:
+                    # Whoever wants to share it makes it first.
+                    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                elif not root.is_dir():
+                    raise UsageError(f"{shown(str(root))}: no such directory")
+                return cls(LocalStore(root, automatic_cleanup=True), url, root)
+            return cls(from_url(url, **_options(_SCHEMES[scheme], patience)), url)
+        except (BaseError, OSError, ValueError) as error:
+            raise UsageError(f"{url} cannot be opened: {said(error)}") from error
+
+    def sizes(self, prefix: str | None = None) -> dict[str, int]:
+        """The keys below a prefix, and how many bytes each has."""
+        import obstore
+
+        found: dict[str, int] = {}
+        with self._told():
+            for page in obstore.list(self._store, prefix, chunk_size=1000):
+                found.update((one["path"], one["size"]) for one in page)
+        return found
+
+    def size(self, key: str) -> int | None:
+        """How many bytes an object has; None where there is none."""
+        import obstore
+
+        try:
+            with self._told():
+                return obstore.head(self._store, key)["size"]
+        except FileNotFoundError:
+            return None
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        """What is in an object, piece by piece.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        import obstore
+
+        with self._told():
+            pieces = iter(obstore.get(self._store, key).stream(min_chunk_size=CHUNK_BYTES))
+        while True:
+            with self._told():
+                piece = next(pieces, None)
+            if piece is None:
+                return
+            yield bytes(piece)
+
+    def read(self, key: str, max_bytes: int) -> bytes | None:
+        """What is in a small object, and no more than a byte beyond ``max_bytes`` of it; None where there is none."""
+        parts, left = [], max_bytes + 1
+        try:
+            for piece in self.stream(key):
+                parts.append(piece[:left])
+                left -= len(parts[-1])
+                if not left:
+                    break
+        except FileNotFoundError:
+            return None
+        return b"".join(parts)
+
+    def put(self, key: str, content: bytes) -> None:
+        """Put a small object: whole or not at all."""
+        self._put(key, content, multipart=False)
+
+    def put_pieces(self, key: str, pieces: Iterable[bytes]) -> None:
+        """Put a large object, part by part: it appears once the last one is there.
+
+        Whatever ``pieces`` raises ends it, and nothing appears.
+        """
+        self._put(key, iter(pieces), multipart=True)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Delete objects. One that is not there changes nothing."""
+        import obstore
+
+        for key in keys:
+            try:
+                with self._told():
+                    obstore.delete(self._store, key)
+            except FileNotFoundError:
+                pass
+
+    def _put(self, key: str, content: Any, *, multipart: bool) -> None:
+        import obstore
+
+        try:
+            with self._told():
+                obstore.put(
+                    self._store,
+                    key,
+                    content,
+                    use_multipart=multipart,
+                    chunk_size=PART_BYTES,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
+                if self._root is not None:
+                    _settle(self._root / key)
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.place}: {said(error)}") from error
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What obstore raises, as a StoreError; what is not there stays a FileNotFoundError."""
+        from obstore.exceptions import BaseError
+
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except (BaseError, OSError) as error:
+            raise StoreError(f"{self.place}: {said(error)}") from error
+
+
+def _options(prefix: str, patience: Patience) -> dict[str, Any]:
+    named = {key: os.environ.get(f"{prefix}_{key.upper()}") for key in _FROM_ENVIRONMENT}
+    return {
+        "client_options": {
+            **{key: value for key, value in named.items() if value},
+            "connect_timeout": timedelta(seconds=patience.connect_s),
+            "read_timeout": timedelta(seconds=patience.idle_s),
+            # Of a whole request, which may be the download of a large trace.
+            "timeout": timedelta(days=1),
+        },
+        "retry_config": {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=patience.retry_s)},
+    }
+
+
+def _settle(path: Path) -> None:
+    """Have the disk hold a file that obstore wrote: it counts as stored from then on."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    sync_directory(path.parent)
+
+
+def said(error: BaseException) -> str:
+    """What obstore says, in a line: the rest is its insides. A query may hold a signature, so it is left out."""
+    text = ((error.strerror if isinstance(error, OSError) else None) or str(error)).strip() or type(error).__name__
+    first = _QUERY.sub("", text.splitlines()[0].partition(": <")[0])
+    message = _MESSAGE.search(text)
+    if _METADATA in text:
+        first = f"no credentials in the environment, and none of this machine: {first}"
+    return shown(f"{first}: {message[1]}" if message else first)[:_MAX_SAID]

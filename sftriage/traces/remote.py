@@ -1,0 +1,298 @@
+"""Captures in a store elsewhere: S3, Google Cloud Storage, Azure Blob Storage, or a directory that hosts share.
+
+::
+
+    URL/<job>/<run>/<capture id>/trace.json.gz       or trace.nsys-rep, trace.sqlite, stacks.json, ...
+    URL/<job>/<run>/<capture id>/manifest.json       put last, deleted first: without it there is no capture
+    URL/<job>/<run>/<capture id>/pinned              empty: retention leaves the capture alone
+
+Anybody who may write there may have written anything. A manifest counts only where its key says it belongs, and only
+if what it names lies beside it in the size that it says; a sum is checked when an artefact is fetched.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
+from sftriage.traces.files import copy, copy_verified
+from sftriage.traces.findings import Findings
+from sftriage.traces.keys import Place, shown, written
+from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, CostInfo, Manifest
+from sftriage.traces.objects import Objects, Patience
+from sftriage.traces.stores import PIN_NAME, Listing, Progress, check_id, destination_of, noting
+
+_READERS = 16
+_MAX_NAMED = 5
+
+_Names = dict[str, int]
+"""What lies in a capture's place: name and bytes."""
+
+
+class RemoteStore:
+    """Captures elsewhere: those of one run, or of all jobs and runs that are kept there.
+
+    Args:
+        objects: where they lie.
+        job: only captures of this job and ``run``, which are then known by their ids alone.
+        run: see ``job``.
+
+    Raises:
+        UsageError: the job's or run's name cannot be part of a key.
+    """
+
+    def __init__(self, objects: Objects, *, job: str | None = None, run: str | None = None) -> None:
+        if (job is None) != (run is None):
+            raise ValueError("a job without a run, or a run without a job")
+        self._objects = objects
+        self._scope = None if job is None or run is None else f"{written(job)}/{written(run)}"
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        job: str | None = None,
+        run: str | None = None,
+        create: bool = False,
+        patience: Patience | None = None,
+    ) -> RemoteStore:
+        """Open the store of a URL; no request is made.
+
+        Raises:
+            UsageError: there is no such store, or what opens it is not installed.
+        """
+        return cls(Objects.open(url, patience=patience or Patience(), create=create), job=job, run=run)
+
+    @property
+    def place(self) -> str:
+        """Its URL."""
+        return self._objects.place if self._scope is None else f"{self._objects.place}/{self._scope}"
+
+    def reference(self, manifest: Manifest) -> str:
+        """What this store knows a capture by: ``job/run/id``, or in the store of one run its id."""
+        return manifest.capture_id if self._scope else Place.of(manifest).key
+
+    def manifest(self, capture_id: str) -> Manifest:
+        """See `Store.manifest`."""
+        key = self._key(capture_id)
+        return self._checked(key, self._names(key))
+
+    def manifests(self) -> Listing:
+        """See `Store.manifests`. Raises StoreError where the store cannot be reached."""
+        listed = sorted(self._listed().items())
+        manifests, problems = [], []
+        with ThreadPoolExecutor(_READERS) as readers:
+            for found in readers.map(lambda one: self._look(*one), listed):
+                if isinstance(found, Manifest):
+                    manifests.append(found)
+                elif found is not None:
+                    problems.append(found)
+        return Listing(tuple(manifests), tuple(problems))
+
+    def ids(self) -> frozenset[str]:
+        """See `Store.ids`."""
+        return frozenset(self._reference(key) for key in self._listed() if _is_place(key))
+
+    def get(
+        self,
+        capture_id: str,
+        artefact: str,
+        destination: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> Path:
+        """See `Store.get`."""
+        key = self._key(capture_id)
+        wanted = self._checked(key, self._names(key)).artefact(artefact)
+        target = destination_of(wanted.name, destination, force=force)
+        source = f"{key}/{wanted.name}"
+        try:
+            copy_verified(self._objects.stream(source), target, wanted, f"{self._objects.place}/{source}", progress)
+        except FileNotFoundError as error:
+            if not target.parent.is_dir():
+                raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+            raise IntegrityError(f"{self._objects.place}/{source}: gone meanwhile") from error
+        except OSError as error:
+            raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+        return target
+
+    def note(self, capture_id: str, noted: Findings | CostInfo) -> Manifest:
+        """See `Store.note`."""
+        manifest = noting(self.manifest(capture_id), noted)
+        self.put_manifest(manifest)
+        return manifest
+
+    def remove(self, capture_id: str) -> None:
+        """See `Store.remove`. What an earlier removal, or an upload, that was cut short has left there goes too."""
+        key = self._key(capture_id, whole=False)
+        names = self._lying(key)
+        if not names:
+            raise UsageError(f"no capture {shown(capture_id)} in {self.place}")
+        self._objects.delete([f"{key}/{MANIFEST_NAME}"])
+        self._objects.delete(f"{key}/{name}" for name in sorted(names) if name != MANIFEST_NAME)
+
+    def pin(self, capture_id: str) -> None:
+        """See `Store.pin`."""
+        key = self._key(capture_id)
+        self._names(key)
+        self._objects.put(f"{key}/{PIN_NAME}", b"")
+
+    def unpin(self, capture_id: str) -> None:
+        """See `Store.unpin`."""
+        key = self._key(capture_id)
+        self._names(key)
+        self._objects.delete([f"{key}/{PIN_NAME}"])
+
+    def pinned(self) -> frozenset[str]:
+        """See `Store.pinned`."""
+        return frozenset(
+            self._reference(key) for key, names in self._listed().items() if PIN_NAME in names and _is_place(key)
+        )
+
+    # What an upload does, step by step: see `sftriage.traces.uploading`.
+
+    def check_belongs(self, manifest: Manifest) -> None:
+        """See that a capture is of this store's job and run.
+
+        Raises:
+            InputError: it is not, or their names cannot be part of a key.
+        """
+        self._key_of(manifest)
+
+    def names(self, capture_id: str) -> Mapping[str, int]:
+        """What lies in the place of a capture of this run, whole or not: name and bytes."""
+        return self._lying(self._key(capture_id, whole=False))
+
+    def manifest_bytes(self, capture_id: str) -> bytes | None:
+        """The manifest of a capture of this run as it lies there, unchecked; None where there is none."""
+        return self._objects.read(f"{self._key(capture_id, whole=False)}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
+
+    def put_artefact(self, capture_id: str, artefact: Artefact, content: bytes | Iterable[bytes]) -> None:
+        """Put an artefact: in one request if its bytes are given, or else part by part."""
+        key = f"{self._key(capture_id, whole=False)}/{artefact.name}"
+        if isinstance(content, bytes):
+            self._objects.put(key, content)
+        else:
+            self._objects.put_pieces(key, content)
+
+    def holds(self, capture_id: str, artefact: Artefact, progress: Progress | None = None) -> bool:
+        """Whether an artefact lies there as it is here: read back from one end to the other."""
+        key = f"{self._key(capture_id, whole=False)}/{artefact.name}"
+        try:
+            return self._objects.size(key) == artefact.size_bytes and copy(
+                self._objects.stream(key), None, progress
+            ) == (artefact.size_bytes, artefact.sha256)
+        except FileNotFoundError:
+            return False
+
+    def put_manifest(self, manifest: Manifest) -> None:
+        """Put a manifest, and see that it is there.
+
+        Raises:
+            StoreError: something else is read back.
+        """
+        key, content = f"{self._key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
+        self._objects.put(key, content)
+        if self._objects.read(key, MAX_MANIFEST_BYTES) != content:
+            raise StoreError(f"{self._objects.place}/{key}: not what was put there")
+
+    def withdraw(self, capture_id: str) -> None:
+        """Delete a capture's manifest: it is not there any more, and its artefacts may be put again."""
+        self._objects.delete([f"{self._key(capture_id, whole=False)}/{MANIFEST_NAME}"])
+
+    def mark_pinned(self, capture_id: str, *, pinned: bool) -> None:
+        """Pin a capture that is there, or not."""
+        key = f"{self._key(capture_id, whole=False)}/{PIN_NAME}"
+        if pinned:
+            self._objects.put(key, b"")
+        else:
+            self._objects.delete([key])
+
+    def _key(self, reference: str, *, whole: bool = True) -> str:
+        """Where a capture lies. With ``whole``, a bare id in a store of many runs is looked up."""
+        if self._scope:
+            return f"{self._scope}/{check_id(reference)}"
+        if "/" in reference:
+            try:
+                return Place.parse(reference).key
+            except InputError as error:
+                raise UsageError(str(error)) from None
+        check_id(reference)
+        found = [key for key in self._listed() if key.endswith(f"/{reference}") and _is_place(key)]
+        if len(found) == 1:
+            return found[0]
+        if not found:
+            raise UsageError(f"no capture {reference} in {self.place}")
+        some = ", ".join(sorted(found)[:_MAX_NAMED]) + (", ..." if len(found) > _MAX_NAMED else "")
+        raise UsageError(f"{len(found)} captures are called {reference}; say which: {some}")
+
+    def _key_of(self, manifest: Manifest) -> str:
+        key = Place.of(manifest).key
+        if self._scope and not key.startswith(f"{self._scope}/"):
+            raise InputError(f"capture {manifest.capture_id} is of {key.rpartition('/')[0]}, not of {self._scope}")
+        return key
+
+    def _reference(self, key: str) -> str:
+        return key.rpartition("/")[2] if self._scope else key
+
+    def _listed(self) -> dict[str, _Names]:
+        """Every place that has a manifest, and what else lies in it. Nothing of it is checked."""
+        places: dict[str, _Names] = {}
+        for key, size in self._objects.sizes(self._scope).items():
+            place, _, name = key.rpartition("/")
+            places.setdefault(place, {})[name] = size
+        return {place: names for place, names in places.items() if MANIFEST_NAME in names and place.count("/") == 2}
+
+    def _lying(self, key: str) -> _Names:
+        """What lies in a place, and not below it: in a directory, a link there may lead anywhere."""
+        names = {path.removeprefix(f"{key}/"): size for path, size in self._objects.sizes(key).items()}
+        return {name: size for name, size in names.items() if "/" not in name}
+
+    def _names(self, key: str) -> _Names:
+        """What lies in a place that has a manifest."""
+        names = self._lying(key)
+        if MANIFEST_NAME not in names:
+            raise UsageError(f"no capture {key.rpartition('/')[2]} in {self.place}")
+        return names
+
+    def _checked(self, key: str, names: _Names) -> Manifest:
+        """The manifest of a place, if it belongs there and its artefacts lie beside it."""
+        place, where = Place.parse(key), f"{self._objects.place}/{key}"
+        source = f"{where}/{MANIFEST_NAME}"
+        if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
+            raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, which no manifest is")
+        data = self._objects.read(source.removeprefix(f"{self._objects.place}/"), MAX_MANIFEST_BYTES)
+        if data is None:
+            raise UsageError(f"no capture {place.capture_id} in {self.place}")
+        manifest = Manifest.from_json(data, source)
+        if Place.of(manifest) != place:
+            raise InputError(f"{source}: is the manifest of {Place.of(manifest).key}")
+        for artefact in manifest.artefacts:
+            size = names.get(artefact.name)
+            if size is None:
+                raise IntegrityError(f"{where}/{artefact.name}: missing")
+            if size != artefact.size_bytes:
+                raise IntegrityError(f"{where}/{artefact.name}: {size} bytes; it had {artefact.size_bytes}")
+        return manifest
+
+    def _look(self, key: str, names: _Names) -> Manifest | str | None:
+        """A capture, what is the matter with it, or None where it was removed while we looked."""
+        try:
+            return self._checked(key, names)
+        except UsageError:
+            return None
+        except (InputError, IntegrityError) as error:
+            return str(error)
+
+
+def _is_place(key: str) -> bool:
+    try:
+        Place.parse(key)
+    except InputError:
+        return False
+    return True

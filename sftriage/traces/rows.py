@@ -1,0 +1,192 @@
+"""A capture as a line of the catalogue: what can be asked of it, and how that is asked of a database."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, ColumnElement, Double, MetaData, Table, Text, and_, false, func, or_
+from sqlalchemy.types import TypeEngine
+
+from sftriage.records import CAPTURE_ID
+from sftriage.traces.fields import CONTROL
+from sftriage.traces.manifest import Manifest
+
+# Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
+TEXT = Text().with_variant(Text(collation="C"), "postgresql")
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureRow:
+    """One capture as the catalogue knows it; the size and sha256 are those of the trace. ``created_at`` is in UTC.
+
+    A capture's id is its own within its run. ``store`` is where the capture is kept, and ``reference`` what it is known
+    by there.
+    """
+
+    capture_id: str
+    job: str
+    run: str
+    rank: int
+    stage: str | None
+    label: str
+    scope: str
+    window_first_step: int
+    window_last_step: int
+    first_step: int
+    last_step: int
+    gain_s: float
+    size_bytes: int
+    sha256: str
+    profiler: str
+    rule: str
+    policy: str
+    why: str
+    created_at: str
+    host: str
+    reproduced: str | None
+    store: str
+    reference: str
+
+    @classmethod
+    def of(cls, manifest: Manifest, store: str, reference: str) -> CaptureRow:
+        """The row of a manifest that a store has under a reference."""
+        trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
+        return cls(
+            capture_id=manifest.capture_id,
+            job=manifest.job,
+            run=manifest.run,
+            rank=capture.rank,
+            stage=trigger.stage,
+            label=trigger.label,
+            scope=trigger.scope,
+            window_first_step=trigger.window.first_step,
+            window_last_step=trigger.window.last_step,
+            first_step=capture.first_step,
+            last_step=capture.last_step,
+            gain_s=trigger.gain_s,
+            size_bytes=trace.size_bytes,
+            sha256=trace.sha256,
+            profiler=capture.profiler,
+            rule=trigger.rule,
+            policy=trigger.policy,
+            why=trigger.why,
+            created_at=written(manifest.created_at),
+            host=capture.host,
+            reproduced=None if manifest.reproduced is None else manifest.reproduced.answer,
+            store=store,
+            reference=reference,
+        )
+
+    @classmethod
+    def read(cls, values: Sequence[Any]) -> CaptureRow | None:
+        """A row as a database has it, or None where no manifest gave it: others may write there, and it is printed."""
+        safe: list[Any] = [CONTROL.sub("?", value) if isinstance(value, str) else value for value in values]
+        row = cls(*safe)
+        return row if CAPTURE_ID.fullmatch(row.capture_id) and math.isfinite(row.gain_s) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which captures are asked for: those that meet every condition given.
+
+    Attributes:
+        job: the job's name.
+        run: the run's id.
+        rank: the captured rank.
+        stage: the stage the suspect was in.
+        label: the label of the verdict that led to the capture.
+        rule: the rule that asked for it.
+        profiler: what captured.
+        host: where the captured rank ran.
+        reproduced: whether the fault was there while it was captured.
+        prefix: how the capture's id begins.
+        steps: first and last step, inclusive: captures that measured one of these steps, or whose triggering window
+            holds one.
+        since: made then, or later.
+    """
+
+    job: str | None = None
+    run: str | None = None
+    rank: int | None = None
+    stage: str | None = None
+    label: str | None = None
+    rule: str | None = None
+    profiler: str | None = None
+    host: str | None = None
+    reproduced: str | None = None
+    prefix: str | None = None
+    steps: tuple[int, int] | None = None
+    since: datetime | None = None
+
+
+METADATA = MetaData()
+
+# One list of fields, that of the row: a column is named and typed as its field.
+_TYPES: Mapping[str, TypeEngine[Any]] = {"str": TEXT, "int": BigInteger(), "float": Double()}
+captures = Table(
+    "sftriage_captures",
+    METADATA,
+    Column("key", TEXT, primary_key=True),
+    *(
+        Column(
+            field.name,
+            _TYPES[str(field.type).removesuffix(" | None")],
+            nullable=str(field.type).endswith("None"),
+            index=field.name == "created_at",
+        )
+        for field in dataclasses.fields(CaptureRow)
+    ),
+)
+# The stores whose captures are all here. Forgetting one has it indexed again.
+stores = Table(
+    "sftriage_stores", METADATA, Column("key", TEXT, primary_key=True), Column("store", TEXT, nullable=False)
+)
+
+_EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")
+
+
+def conditions(wanted: Wanted, store: str | None) -> ColumnElement[bool]:
+    """What is asked for, of one store or of all, as a database is asked."""
+    return and_(True, *_conditions(wanted, store))
+
+
+def _conditions(wanted: Wanted, store: str | None) -> Iterator[ColumnElement[bool]]:
+    if store is not None:
+        yield captures.c.store == store
+    for name in _EQUAL:
+        if (value := getattr(wanted, name)) is not None:
+            yield captures.c[name] == value if _sayable(value) else false()
+    if wanted.prefix is not None:
+        prefix = wanted.prefix
+        yield func.substr(captures.c.capture_id, 1, len(prefix)) == prefix if _sayable(prefix) else false()
+    if wanted.steps is not None:
+        spans = (("first_step", "last_step"), ("window_first_step", "window_last_step"))
+        yield or_(*(_overlaps(captures.c[first], captures.c[last], wanted.steps) for first, last in spans))
+    if wanted.since is not None:
+        yield captures.c.created_at >= written(wanted.since)
+
+
+def _overlaps(first: Column[int], last: Column[int], steps: tuple[int, int]) -> ColumnElement[bool]:
+    return and_(first <= steps[1], last >= steps[0])
+
+
+def _sayable(value: str | int) -> bool:
+    """Whether a database can be asked for it: what is no text, as from another encoding's command line, is nowhere."""
+    return isinstance(value, int) or ("\0" not in value and value == value.encode(errors="replace").decode())
+
+
+def written(moment: datetime) -> str:
+    """A moment as rows have it: of one width, so that the order of the text is the order of time."""
+    # Not by strftime: it writes the year 999 with three digits.
+    return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def key_of(store: str, reference: str = "") -> str:
+    """What one row of a table is known by; a digest, since names may be too long for a database's index."""
+    return hashlib.sha256(f"{store}\0{reference}".encode()).hexdigest()

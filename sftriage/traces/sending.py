@@ -1,0 +1,166 @@
+"""Sending one capture to a store elsewhere: artefacts first, each read back; then its manifest, with which it is there.
+
+Whenever this ends, the next time begins with what is there: an artefact of the right size and sum is not sent again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import BinaryIO, Literal
+
+from sftriage.errors import InputError, IntegrityError, SftriageError, UsageError
+from sftriage.traces.files import chunks
+from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
+from sftriage.traces.objects import PART_BYTES
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
+from sftriage.traces.uploads import Outbox, Removal, Upload
+
+Doing = Literal["sending", "checking"]
+Told = Callable[[str, Artefact, Doing, int], None]
+"""Told the capture, its artefact, what is done with it, and how many bytes that has come to. What it raises ends it."""
+
+
+class Stopped(Exception):  # noqa: N818  # not an error: whoever waits has asked for it
+    """Somebody wants the upload to end now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Brings captures of a run to where its copies are kept.
+
+    Attributes:
+        store: the run's own.
+        outbox: the same, as uploads see it.
+        remote: where they go.
+        url: its URL, as it is noted beside each capture.
+        told: told how far it is.
+    """
+
+    store: LocalStore
+    outbox: Outbox
+    remote: RemoteStore
+    url: str
+    told: Told
+
+    def bring(self, capture_id: str, now: datetime, *, changes_only: bool = False) -> bool:
+        """Have a capture there as it is here; whether it is.
+
+        Args:
+            capture_id: the capture.
+            now: the time, for the record.
+            changes_only: not if it was never there.
+
+        Raises:
+            StoreError: the store cannot be reached.
+            SftriageError: it cannot be there, or not yet. That is noted beside the capture.
+        """
+        before = self.outbox.noted(capture_id) or Upload(url=self.url, state="waiting")
+        if changes_only and before.verified_at is None:
+            return False
+        noted = before if before.url == self.url else Upload(url=self.url, state="waiting")
+        try:
+            manifest = self.store.manifest(capture_id)
+            wanted = noted.model_copy(
+                update={
+                    "state": "stored",
+                    "reason": "",
+                    "manifest_sha256": hashlib.sha256(manifest.to_json()).hexdigest(),
+                    "pinned": self.outbox.pinned(capture_id),
+                }
+            )
+            if noted == wanted and noted.verified_at is not None:
+                return True
+            self.remote.check_belongs(manifest)
+            if not self.outbox.note(capture_id, noted.model_copy(update={"state": "uploading", "reason": ""})):
+                return False  # removed meanwhile
+            names = self.remote.names(capture_id)
+            if noted.verified_at is not None and not _lies_in(names, manifest):
+                # It was there once: whatever lies there now has to be verified again, or put again from here.
+                self.outbox.check_here(manifest, f"not in {self.remote.place} any more")
+                noted = noted.model_copy(update={"verified_at": None})
+                self.outbox.note(capture_id, noted)
+            self._send(manifest, noted, names, pinned=wanted.pinned)
+        except Stopped:
+            self.outbox.note(capture_id, noted)
+            raise
+        except SftriageError as error:
+            self.outbox.note(capture_id, noted.failed(str(error)))
+            raise
+        return self.outbox.note(capture_id, wanted.model_copy(update={"verified_at": noted.verified_at or now}))
+
+    def remove(self, removal: Removal) -> None:
+        """Have a capture that was removed here removed there.
+
+        Raises:
+            StoreError: the store cannot be reached.
+            UsageError: it is in another store.
+        """
+        if removal.upload.url != self.url:
+            raise UsageError(f"capture {removal.capture_id} was removed here, and may still be in {removal.upload.url}")
+        if self.remote.names(removal.capture_id):
+            self.remote.remove(removal.capture_id)
+        self.outbox.forget(removal)
+
+    def _send(self, manifest: Manifest, before: Upload, names: Mapping[str, int], *, pinned: bool) -> None:
+        capture_id = manifest.capture_id
+        listed = MANIFEST_NAME in names
+        if listed:
+            self._refuse_another(manifest)
+        for artefact in manifest.artefacts:
+            there = names.get(artefact.name) == artefact.size_bytes
+            if there and (before.verified_at is not None or self._holds(capture_id, artefact)):
+                continue
+            if listed:
+                # It would be there with something else beside it.
+                self.remote.withdraw(capture_id)
+                listed = False
+            self._put(capture_id, artefact)
+        if pinned != before.pinned or not listed:
+            self.remote.mark_pinned(capture_id, pinned=pinned)
+        self.remote.put_manifest(manifest)
+
+    def _put(self, capture_id: str, artefact: Artefact) -> None:
+        with self.outbox.artefact(capture_id, artefact) as file:
+            content = self._pieces(file, capture_id, artefact)
+            self.remote.put_artefact(
+                capture_id, artefact, b"".join(content) if artefact.size_bytes <= PART_BYTES else content
+            )
+        if not self._holds(capture_id, artefact):
+            raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent there")
+
+    def _pieces(self, file: BinaryIO, capture_id: str, artefact: Artefact) -> Iterator[bytes]:
+        """An artefact, of which the last piece comes only if all of it is what was captured."""
+        digest, size, last = hashlib.sha256(), 0, b""
+        for piece in chunks(file):
+            digest.update(piece)
+            size += len(piece)
+            self.told(capture_id, artefact, "sending", size)
+            if last:
+                yield last
+            last = piece
+        if (size, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
+            raise IntegrityError(f"{artefact.name} of capture {capture_id} was changed here: not what was captured")
+        yield last
+
+    def _holds(self, capture_id: str, artefact: Artefact) -> bool:
+        return self.remote.holds(
+            capture_id, artefact, lambda size_bytes: self.told(capture_id, artefact, "checking", size_bytes)
+        )
+
+    def _refuse_another(self, manifest: Manifest) -> None:
+        """Two runs of one name must not write over each other. What is no manifest is nobody's."""
+        try:
+            other = Manifest.from_json(self.remote.manifest_bytes(manifest.capture_id) or b"", "")
+        except InputError:
+            return
+        if (other.artefacts, other.created_at) != (manifest.artefacts, manifest.created_at):
+            raise IntegrityError(f"{self.remote.place} has another capture {manifest.capture_id}")
+
+
+def _lies_in(names: Mapping[str, int], manifest: Manifest) -> bool:
+    """Whether the artefacts of a capture lie there, by their sizes."""
+    return all(names.get(artefact.name) == artefact.size_bytes for artefact in manifest.artefacts)

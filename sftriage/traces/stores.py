@@ -1,0 +1,142 @@
+"""What every store of captures does, whether it is a directory of this host or a bucket far away.
+
+A capture has an id that is its own within a run; two runs may each have a capture of one id. A store therefore knows a
+capture by its *reference*: in the store of one run that is the id itself, in one of many jobs it is ``job/run/id``,
+with job and run as they are written in keys (`sftriage.traces.keys`). Where a method takes a reference, a store of many
+jobs takes a bare id too, as long as only one capture has it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sftriage.errors import UsageError
+from sftriage.records import CAPTURE_ID
+from sftriage.traces.findings import Findings
+from sftriage.traces.manifest import CostInfo, Manifest
+
+PIN_NAME = "pinned"
+"""An empty file of this name beside a capture's manifest: retention leaves it alone."""
+
+Progress = Callable[[int], None]
+"""Told how many bytes have been copied so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The captures of a store, by reference, and what else lies there and why it is not one."""
+
+    manifests: tuple[Manifest, ...]
+    problems: tuple[str, ...]
+
+
+class Store(Protocol):
+    """Captures, each its artefacts and its manifest.
+
+    Beside what is said below, every method raises StoreError where the store is elsewhere and cannot be reached.
+    """
+
+    @property
+    def place(self) -> str:
+        """Where it is: a directory, or a URL."""
+
+    def reference(self, manifest: Manifest) -> str:
+        """What this store knows a capture by; `ids` holds it, and every method takes it."""
+
+    def manifest(self, capture_id: str) -> Manifest:
+        """The manifest of a capture that is there whole: its artefacts exist and have the right size.
+
+        Raises:
+            UsageError: no such capture.
+            InputError: what lies there is not one.
+            IntegrityError: an artefact is missing or of another size.
+        """
+
+    def manifests(self) -> Listing:
+        """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
+
+    def ids(self) -> frozenset[str]:
+        """The references of all captures that are there, whole or damaged; read without opening one."""
+
+    def get(
+        self,
+        capture_id: str,
+        artefact: str,
+        destination: str | os.PathLike[str],
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> Path:
+        """Copy an artefact out of the store, verified. Into a directory it goes under its own name.
+
+        Raises:
+            UsageError: no such capture, the destination exists (and ``force`` is not set) or cannot be written.
+            InputError: the capture's manifest is not one, or it names no such artefact.
+            IntegrityError: what is stored is not what was put; nothing is left at the destination.
+        """
+
+    def note(self, capture_id: str, noted: Findings | CostInfo) -> Manifest:
+        """Put what a capture shows, or has cost, into its manifest, in place of what was noted of that before.
+
+        Raises:
+            UsageError: no such capture, or the store cannot be written.
+            InputError, IntegrityError: as `manifest` does.
+        """
+
+    def remove(self, capture_id: str) -> None:
+        """Remove a capture, artefacts and manifest as one: from then on it is not listed, whatever happens.
+
+        Raises:
+            UsageError: no such capture, or the store cannot be written.
+        """
+
+    def pin(self, capture_id: str) -> None:
+        """Keep a capture whatever retention says. A second pin changes nothing.
+
+        Raises:
+            UsageError: no such capture, or the store cannot be written.
+        """
+
+    def unpin(self, capture_id: str) -> None:
+        """Leave a capture to retention again. One that is not pinned stays so.
+
+        Raises:
+            UsageError: no such capture, or the store cannot be written.
+        """
+
+    def pinned(self) -> frozenset[str]:
+        """The references of the captures that are pinned."""
+
+
+def noting(manifest: Manifest, noted: Findings | CostInfo) -> Manifest:
+    """The manifest with what became known later."""
+    return manifest.model_copy(update={"cost" if isinstance(noted, CostInfo) else "findings": noted})
+
+
+def check_id(capture_id: str) -> str:
+    """An id that is safe to put into a path or a key; it comes from a command line or a manifest.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not CAPTURE_ID.fullmatch(capture_id):
+        raise UsageError(f"{capture_id!r} is not a capture id")
+    return capture_id
+
+
+def destination_of(name: str, destination: str | os.PathLike[str], *, force: bool) -> Path:
+    """The file that an artefact is copied to: under its own name, where a directory is given.
+
+    Raises:
+        UsageError: it exists, and ``force`` is not set.
+    """
+    target = Path(destination)
+    if target.is_dir():
+        target = target / name
+    if target.exists() and not force:
+        raise UsageError(f"{target} exists already")
+    return target

@@ -1,0 +1,298 @@
+"""A run's captures sent to a store elsewhere, in the background, until what is there is what is here.
+
+What is to be done is seen from the files and not remembered: a capture without a verified upload is sent, one whose
+manifest or pin has changed since is brought up to date, one that was removed here is removed there. Whatever was
+interrupted is therefore taken up again by whoever looks next.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sftriage.errors import SftriageError
+from sftriage.traces.manifest import Artefact
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.sending import Doing, Sender, Stopped
+from sftriage.traces.store import LocalStore
+from sftriage.traces.uploads import Outbox, Signature
+
+log = logging.getLogger("sftriage")
+
+LOOK_S = 2.0
+"""How often it is looked for what has come in or changed."""
+FIRST_DELAY_S = 1.0
+LONGEST_DELAY_S = 60.0
+_SHORTEST_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Current:
+    """What is under way: the bytes of an artefact that were sent, or read back, so far and in all."""
+
+    capture_id: str
+    artefact: str
+    doing: Doing
+    done_bytes: int
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How far the uploads are.
+
+    Attributes:
+        stored: captures that are there as they are here.
+        left: those that are not, and why the last try of each failed; empty where none has.
+        removals: captures that were removed here, and are still to be removed there, and why they are.
+        current: what is under way.
+        moved_bytes: bytes sent and read back: it grows as long as anything moves.
+        looked: all there is was looked at, since it was last asked for.
+        given_up: nothing of what is left is tried again.
+        taken: another process uploads this run's captures.
+    """
+
+    stored: int = 0
+    left: dict[str, str] = field(default_factory=dict)
+    removals: dict[str, str] = field(default_factory=dict)
+    current: Current | None = None
+    moved_bytes: int = 0
+    looked: bool = False
+    given_up: bool = False
+    taken: bool = False
+
+    @property
+    def done(self) -> bool:
+        """What is there is what is here."""
+        return self.looked and not self.left and not self.removals
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """How often something has failed in a row, when it is tried again (monotonic clock), and why it failed."""
+
+    count: int
+    due_s: float
+    reason: str
+
+
+def delay_s(failures: int, chance: float) -> float:
+    """How long to wait after so many failures in a row: longer each time, and never all hosts at once.
+
+    Args:
+        failures: how many there were, at least one.
+        chance: from 0 to 1, evenly.
+    """
+    longest_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))
+    return longest_s * (0.5 + 0.5 * chance)
+
+
+class Uploader:
+    """Sends the captures of a run directory to a store, in a thread of its own.
+
+    Args:
+        root: the run directory.
+        remote: where the run's captures go.
+        url: its URL, as it is noted beside each capture.
+        keep_local: artefacts stay here once they are verified there. Otherwise they go, after `release`.
+        changes_only: of captures that are there already; no other is sent.
+        tries: how often one that fails is tried; by default again and again.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        remote: RemoteStore,
+        url: str,
+        *,
+        keep_local: bool = True,
+        changes_only: bool = False,
+        tries: int | None = None,
+    ) -> None:
+        self._store, self._outbox = LocalStore(root), Outbox(root)
+        self._sender = Sender(self._store, self._outbox, remote, url, self._told)
+        self._keep_local, self._changes_only, self._tries = keep_local, changes_only, tries
+        self._released: set[str] = set()
+        self._dropped: set[str] = set()
+        self._all_released = False
+        self._failures: dict[str, Failure] = {}
+        # What is there as it is here, and what its files looked like then.
+        self._settled: dict[str, tuple[Signature, object]] = {}
+        # How often it was asked to look anew, and of that how often it has begun to.
+        self._asked = self._answered = 0
+        self._standing = Standing()
+        self._changed = threading.Condition()
+        self._wake, self._stop = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin, in a thread that ends with the process at the latest."""
+        self._thread = threading.Thread(target=self._run, name="sftriage-uploads", daemon=True)
+        self._thread.start()
+
+    def release(self, capture_id: str) -> None:
+        """Nobody in this process reads a capture's artefacts any more: they may go, once they are there."""
+        self._released.add(capture_id)
+        self._wake.set()
+
+    def release_all(self) -> None:
+        """The same of every capture; what has failed is tried again now, and all there is looked at once more."""
+        self._all_released = True
+        with self._changed:
+            self._asked += 1
+            self._standing = replace(self._standing, looked=False)
+        self._wake.set()
+
+    @property
+    def standing(self) -> Standing:
+        """How far it is."""
+        return self._standing
+
+    def wait(self, seen: Standing, timeout_s: float) -> Standing:
+        """Wait until it stands elsewhere than was seen, or the time is over; how it stands then."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._standing is not seen, timeout_s)
+            return self._standing
+
+    def close(self, timeout_s: float) -> bool:
+        """End it, in the middle of a file if need be; whether it has ended within that time."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread is None:
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def turn(self) -> None:
+        """Look once at all there is, and do what is to be done."""
+        asked = self._asked
+        if asked != self._answered:
+            self._answered = asked
+            self._hurry()
+        removals = {f"removal of {one.capture_id}": one for one in self._outbox.removals()}
+        for name, removal in removals.items():
+            self._attempt(name, partial(self._sender.remove, removal))
+        ids = sorted(self._store.ids())
+        for capture_id in ids:
+            self._attempt(capture_id, partial(self._bring, capture_id))
+        self._stand_after(ids, asked)
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                # Of several processes one uploads; should it end, the next look finds the place free.
+                with self._outbox.uploading() as ours:
+                    self._stand(taken=not ours)
+                    while ours and not self._stop.is_set() and not self._standing.given_up:
+                        self.turn()
+                        self._pause()
+                if self._standing.given_up:
+                    return
+                self._pause()
+        except Stopped:
+            pass
+        except Exception:
+            log.exception("uploads have ended; finish them with: sftriage traces upload")
+        finally:
+            # Whoever waits, waits no longer.
+            self._stand(current=None, given_up=True)
+
+    def _pause(self) -> None:
+        now_s = time.monotonic()
+        due_s = min((one.due_s - now_s for one in self._failures.values()), default=LOOK_S)
+        if not self._standing.given_up:
+            self._wake.wait(max(_SHORTEST_PAUSE_S, min(LOOK_S, due_s)))
+        self._wake.clear()
+
+    def _bring(self, capture_id: str) -> None:
+        # As it is before: what changes while it is sent is seen the next time.
+        here = self._outbox.signature(capture_id)
+        if self._settled.get(capture_id) != (here, self._outbox.noted_signature(capture_id)):
+            self._settled.pop(capture_id, None)
+            if not self._sender.bring(capture_id, datetime.now(timezone.utc), changes_only=self._changes_only):
+                return
+            self._settled[capture_id] = (here, self._outbox.noted_signature(capture_id))
+        released = self._all_released or capture_id in self._released
+        if released and not self._keep_local and capture_id not in self._dropped:
+            self._outbox.drop(self._store.manifest(capture_id))
+            self._dropped.add(capture_id)
+
+    def _attempt(self, name: str, act: Callable[[], None]) -> None:
+        """Do one thing, unless it has failed and is not due; a failure keeps nothing else up."""
+        if self._stop.is_set():
+            raise Stopped
+        failed = self._failures.get(name, Failure(0, 0.0, ""))
+        if time.monotonic() < failed.due_s or self._over(failed):
+            return
+        try:
+            act()
+        except Stopped:
+            raise
+        except Exception as error:
+            if not isinstance(error, SftriageError | OSError):
+                log.exception("%s could not be uploaded", name)
+            due_s = time.monotonic() + delay_s(failed.count + 1, random.random())
+            self._failures[name] = Failure(failed.count + 1, due_s, str(error))
+            log.info("%s is not in the store yet: %s", name, error)
+        else:
+            if self._failures.pop(name, None) is not None:
+                self._hurry()  # the store is there again, so nothing else waits any longer either
+        self._stand(current=None)
+
+    def _over(self, failed: Failure) -> bool:
+        return self._tries is not None and failed.count >= self._tries
+
+    def _hurry(self) -> None:
+        self._failures = {name: replace(one, due_s=0.0) for name, one in self._failures.items()}
+
+    def _told(self, capture_id: str, artefact: Artefact, doing: Doing, done_bytes: int) -> None:
+        if self._stop.is_set():
+            raise Stopped
+        before = self._standing.current
+        same = before is not None and (before.capture_id, before.artefact, before.doing) == (
+            capture_id,
+            artefact.name,
+            doing,
+        )
+        moved = done_bytes - (before.done_bytes if before is not None and same else 0)
+        self._stand(
+            current=Current(capture_id, artefact.name, doing, done_bytes, artefact.size_bytes),
+            moved_bytes=self._standing.moved_bytes + max(0, moved),
+        )
+
+    def _stand_after(self, ids: list[str], asked: int) -> None:
+        """How it stands once everything was looked at."""
+        gone = self._failures.keys() - set(ids)
+        removals = {f"removal of {one.capture_id}": one.capture_id for one in self._outbox.removals()}
+        for name in gone - removals.keys():
+            del self._failures[name]
+        left = {
+            name: self._failures[name].reason if name in self._failures else ""
+            for name in ids
+            if name not in self._settled and not (self._changes_only and name not in self._failures)
+        }
+        waiting = {
+            capture_id: self._failures[name].reason if name in self._failures else ""
+            for name, capture_id in removals.items()
+        }
+        self._stand(
+            stored=sum(name in self._settled for name in ids),
+            left=left,
+            removals=waiting,
+            current=None,
+            looked=asked == self._asked,
+            given_up=bool(self._failures) and all(self._over(one) for one in self._failures.values()),
+        )
+
+    def _stand(self, **now: Any) -> None:
+        with self._changed:
+            self._standing = replace(self._standing, **now)
+            self._changed.notify_all()

@@ -1,0 +1,220 @@
+"""How far each capture of a run is on its way to a store elsewhere: a small file beside its manifest.
+
+::
+
+    RUN/captures/.uploader                     held by whoever uploads this run's captures
+    RUN/captures/<capture id>/upload.json      where it goes, and how far it is
+    RUN/captures/.removing-xxxx/<capture id>/  removed here, and still to be removed there
+
+Nothing here talks to another machine: it is what programs beside the uploader read, and what it finds again after a
+crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final, Literal
+
+from pydantic import AwareDatetime, ValidationError
+
+from sftriage.errors import InputError, IntegrityError, UsageError
+from sftriage.traces.fields import CONTROL, Model, Sentence, text
+from sftriage.traces.files import private, regular, sync_directory
+from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest, Sha256
+from sftriage.traces.rundir import write_atomically
+from sftriage.traces.stores import PIN_NAME
+
+UPLOAD_NAME: Final = "upload.json"
+REMOVING: Final = ".removing-"
+_MAX_UPLOAD_BYTES = 64 * 1024
+_LOCK_TRIES, _LOCK_PAUSE_S = 5, 0.02
+
+Signature = tuple[object, object]
+UploadState = Literal["waiting", "uploading", "stored", "failed"]
+
+
+class Upload(Model):
+    """How far a capture is.
+
+    Attributes:
+        url: the store that it goes to.
+        state: ``waiting`` for its turn, on its way, there and verified, or failed; what failed is tried again.
+        reason: why it failed.
+        verified_at: when all of it was read back from there and found to be right; None until then.
+        manifest_sha256: of the manifest that is there, which later findings change here.
+        pinned: whether it is pinned there.
+    """
+
+    version: Literal[1] = 1
+    url: Annotated[str, text(4000)]
+    state: UploadState
+    reason: Sentence = ""
+    verified_at: AwareDatetime | None = None
+    manifest_sha256: Sha256 | None = None
+    pinned: bool = False
+
+    def failed(self, reason: str) -> Upload:
+        """The same, failed."""
+        return self.model_copy(update={"state": "failed", "reason": CONTROL.sub(" ", reason)[:2000]})
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """A capture that was removed here, and that the store elsewhere may still have."""
+
+    directory: Path
+    capture_id: str
+    upload: Upload
+
+
+def read_upload(directory: Path) -> Upload | None:
+    """How far the capture in a directory is; None where nothing has begun, or what is noted makes no sense."""
+    try:
+        with regular(directory / UPLOAD_NAME, InputError) as file:
+            return Upload.model_validate_json(file.read(_MAX_UPLOAD_BYTES))
+    except (InputError, OSError, ValidationError):
+        return None
+
+
+class Outbox:
+    """What is known of the uploads of a run's captures. ``root`` is the run directory."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._captures = Path(root) / "captures"
+
+    def noted(self, capture_id: str) -> Upload | None:
+        """What is noted of a capture; None where nothing has begun."""
+        return read_upload(self._captures / capture_id)
+
+    def upload(self, capture_id: str) -> Upload | None:
+        """How far a capture is; None where nothing has begun. What died on its way is waiting."""
+        upload = self.noted(capture_id)
+        if upload is not None and upload.state == "uploading" and not self.busy:
+            return upload.model_copy(update={"state": "waiting"})
+        return upload
+
+    def note(self, capture_id: str, upload: Upload) -> bool:
+        """Write down how far a capture is. False where it was removed meanwhile."""
+        try:
+            write_atomically(self._captures / capture_id / UPLOAD_NAME, upload.model_dump_json() + "\n")
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise UsageError(f"{self._captures / capture_id} cannot be written: {error.strerror}") from error
+        return True
+
+    def drop(self, manifest: Manifest) -> None:
+        """Remove a capture's artefacts here; its manifest stays, and says where they are."""
+        directory = self._captures / manifest.capture_id
+        upload = read_upload(directory)
+        if upload is None or upload.verified_at is None:
+            raise ValueError(f"capture {manifest.capture_id} is nowhere else")
+        for artefact in manifest.artefacts:
+            (directory / artefact.name).unlink(missing_ok=True)
+
+    def artefact(self, capture_id: str, artefact: Artefact) -> BinaryIO:
+        """An artefact for reading.
+
+        Raises:
+            IntegrityError: it is not here.
+        """
+        return regular(self._captures / capture_id / artefact.name, IntegrityError)
+
+    def check_here(self, manifest: Manifest, otherwise: str) -> None:
+        """See that all artefacts of a capture are here.
+
+        Raises:
+            IntegrityError: one is not; the message begins with its name, and ends with ``otherwise``.
+        """
+        for artefact in manifest.artefacts:
+            if not (self._captures / manifest.capture_id / artefact.name).exists():
+                raise IntegrityError(f"{artefact.name} of capture {manifest.capture_id} is not here, and {otherwise}")
+
+    def pinned(self, capture_id: str) -> bool:
+        """Whether a capture is pinned here."""
+        return (self._captures / capture_id / PIN_NAME).exists()
+
+    def removals(self) -> list[Removal]:
+        """What was removed here, and may still be there."""
+        found = []
+        for hidden in sorted(self._captures.glob(f"{REMOVING}*")):
+            for directory in hidden.iterdir():
+                upload = read_upload(directory)
+                if upload is not None:
+                    found.append(Removal(hidden, directory.name, upload))
+        return found
+
+    def forget(self, removal: Removal) -> None:
+        """What was removed is gone there too."""
+        shutil.rmtree(removal.directory, ignore_errors=True)
+
+    def signature(self, capture_id: str) -> Signature:
+        """What changes whenever there may be something to send of a capture."""
+        directory = self._captures / capture_id
+        return _about(directory / MANIFEST_NAME), _about(directory / PIN_NAME)
+
+    def noted_signature(self, capture_id: str) -> object:
+        """What changes whenever something is noted of a capture."""
+        return _about(self._captures / capture_id / UPLOAD_NAME)
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[bool]:
+        """Be the one who uploads; False where somebody else is. The kernel gives it back when a process dies."""
+        if not self._captures.is_dir():
+            self._captures.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with private(self._captures / ".uploader", flags=0) as file:
+            yield _taken(file)
+
+    @property
+    def busy(self) -> bool:
+        """Somebody uploads."""
+        try:
+            with (self._captures / ".uploader").open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return False
+
+
+def keep_tombstone(directory: Path) -> bool:
+    """Of a capture that was just hidden, leave what its removal elsewhere needs; False where none is needed."""
+    if not (directory / UPLOAD_NAME).exists():
+        return False
+    for path in directory.iterdir():
+        if path.name not in (UPLOAD_NAME, MANIFEST_NAME):
+            path.unlink()
+    sync_directory(directory)
+    return True
+
+
+def _taken(file: BinaryIO) -> bool:
+    for _ in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_LOCK_PAUSE_S)  # somebody may only be asking whether it is held
+        else:
+            return True
+    return False
+
+
+def is_tombstone(hidden: Path) -> bool:
+    """Whether a hidden directory is a capture that is still to be removed elsewhere, rather than a leftover."""
+    return hidden.name.startswith(REMOVING) and any((one / UPLOAD_NAME).exists() for one in hidden.iterdir())
+
+
+def _about(path: Path) -> object:
+    try:
+        about = path.lstat()
+    except OSError:
+        return None
+    return about.st_mtime_ns, about.st_size, about.st_ino

@@ -1,0 +1,104 @@
+"""The captures of a store elsewhere, found, fetched and removed: an S3 server, and the catalogue in PostgreSQL."""
+
+import hashlib
+import json
+
+import pytest
+
+from sftriage.traces import Catalogue, LocalStore, Wanted
+from sftriage.traces.remote import RemoteStore
+from tests.integration.catalogue.asking import ask
+from tests.integration.postgres import missing
+from tests.integration.processes import DEADLINE_S
+from tests.integration.s3 import BUCKET, environment_of, served
+from tests.unit.conftest import manifest_of
+
+pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+
+STORE = f"s3://{BUCKET}/team"
+
+
+@pytest.fixture(scope="module")
+def moto():
+    with served() as server:
+        yield server
+
+
+@pytest.fixture
+def bucket(moto, monkeypatch, environment, tmp_path, trace):
+    """A store with the captures of two runs, two each and both of the same names."""
+    for name, value in environment_of(moto.url).items():
+        monkeypatch.setenv(name, value)
+        environment[name] = value
+    for one in moto.client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
+        moto.client.delete_object(Bucket=BUCKET, Key=one["Key"])
+    for number, run in enumerate(("one", "two")):
+        local = LocalStore(tmp_path / run)
+        for second, name in enumerate(("w1-r2", "w9-r3")):
+            of_it = {"second": 10 * number + second, "rank": 2 + second}
+            local.put(
+                name,
+                trace,
+                lambda artefact, of=of_it, name=name, run=run: manifest_of(name, artefact, **of).model_copy(
+                    update={"run": run}
+                ),
+            )
+            for path in sorted((tmp_path / run / "captures" / name).iterdir()):
+                key = f"team/resnet/{run}/{name}/{path.name}"
+                moto.client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
+    return moto
+
+
+def names(rows):
+    return [f"{row.run}/{row.capture_id}" for row in rows]
+
+
+def test_a_stores_catalogue_that_was_deleted_gives_every_answer_again(bucket, server, url):
+    catalogue = Catalogue(url, RemoteStore.open(STORE))
+    asked = [Wanted(), Wanted(run="two"), Wanted(rank=3), Wanted(prefix="w9"), Wanted(run="two", steps=(160, 160))]
+    before = [catalogue.find(wanted) for wanted in asked]
+    assert names(before[0]) == ["one/w1-r2", "one/w9-r3", "two/w1-r2", "two/w9-r3"]
+    assert {row.store for row in before[0]} == {STORE}
+    server.drop(url)
+    told = []
+    assert catalogue.reindex(lambda done, total: told.append((done, total))).captures == 4
+    assert told[-1] == (4, 4)
+    assert [catalogue.find(wanted) for wanted in asked] == before
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["a catalogue of its own", "a shared catalogue"])
+def test_captures_elsewhere_are_found_fetched_and_removed(bucket, start, environment, url, tmp_path, shared):
+    if shared:
+        environment["SFTRIAGE_CATALOGUE"] = url
+
+    def sftriage(*arguments):
+        process = start("traces", *arguments, cwd=tmp_path)
+        out, err = process.communicate(timeout=DEADLINE_S)
+        return process.returncode, out, err
+
+    # WHEN captures of a step are asked for THEN those of both runs are there
+    status, out, err = sftriage("for-step", "162", "--store", STORE, "--run-id", "two", "--json")
+    assert status == 0, err
+    assert [row["reference"] for row in json.loads(out)["captures"]] == ["resnet/two/w1-r2", "resnet/two/w9-r3"]
+    # AND one is fetched, byte by byte; of a shared catalogue without saying where it is
+    where = [] if shared else ["--store", STORE]
+    status, out, err = sftriage("get", "resnet/two/w9", *where, "--json")
+    assert status == 0, err
+    (fetched,) = json.loads(out)["files"]
+    content = (tmp_path / fetched["path"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == fetched["sha256"]
+    assert content == (tmp_path / "two" / "captures" / "w9-r3" / "trace.json.gz").read_bytes()
+    # WHEN what is old is removed, and one of it is pinned
+    status, out, err = sftriage("pin", "resnet/one/w1-r2", *where)
+    assert (status, out) == (0, "resnet/one/w1-r2 is pinned\n"), err
+    status, out, err = sftriage("prune", "--store", STORE, "--bytes", "0Ki", "--json")
+    assert status == 0, err
+    gone = [one["capture_id"] for one in json.loads(out)["captures"]]
+    assert gone == ["resnet/one/w9-r3", "resnet/two/w1-r2", "resnet/two/w9-r3"]
+    # THEN traces, manifests and rows are gone as one, and what is pinned is not
+    left = {one["Key"] for one in bucket.client.list_objects_v2(Bucket=BUCKET)["Contents"]}
+    assert left == {f"team/resnet/one/w1-r2/{name}" for name in ("trace.json.gz", "manifest.json", "pinned")}
+    if shared:
+        assert ask(url, "SELECT reference FROM sftriage_captures") == [("resnet/one/w1-r2",)]
+    status, out, err = sftriage("list", *where, "--json")
+    assert ([row["reference"] for row in json.loads(out)], err) == (["resnet/one/w1-r2"], "")

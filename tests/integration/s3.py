@@ -1,0 +1,197 @@
+"""An S3 server of our own (moto's, in a process), and what stands before it and lets requests go wrong."""
+
+import http.client
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import boto3
+
+from tests.integration.processes import wait_until
+
+BUCKET = "traces"
+KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+_HELD_S = 600.0
+
+
+def environment_of(url: str) -> dict[str, str]:
+    """What obstore reads: where the server is, and credentials."""
+    return {**KEYS, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
+
+
+@dataclass
+class Server:
+    """moto's server."""
+
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def client(self):
+        return boto3.client(
+            "s3",
+            endpoint_url=self.url,
+            region_name=KEYS["AWS_REGION"],
+            aws_access_key_id=KEYS["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
+        )
+
+
+@contextmanager
+def served() -> Iterator[Server]:
+    """An empty bucket on a server that ends with the block."""
+    with closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        server = Server(port)
+
+        def is_up() -> bool:
+            assert process.poll() is None, "moto's server has ended"
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", port), 1.0).close()
+                return True
+            return False
+
+        wait_until(is_up)
+        server.client.create_bucket(Bucket=BUCKET)
+        yield server
+    finally:
+        process.kill()
+        process.wait()
+
+
+Fault = str
+FAULTS: tuple[Fault, ...] = ("cut request", "cut answer", "error", "late error", "slow", "short")
+"""What may go wrong with a request.
+
+``cut request``: the connection ends in the middle of what is sent; it never reaches the server.
+``cut answer``: the server has done it, and the connection ends in the middle of what it says.
+``error``: 500, and the server has not done it; ``late error``: 500, and it has.
+``slow``: the answer comes in pieces. ``short``: half of the answer, as if that were all.
+``hold``, ``hold answer``: nothing happens, before or after the server has done it, until the test ends.
+"""
+
+
+class Proxy:
+    """Passes requests on, with the faults that ``plan`` wants: from method and path to a fault, or None."""
+
+    def __init__(self, server: Server, plan: Callable[[str, str], Fault | None] = lambda method, path: None) -> None:
+        self.plan = plan
+        self.faults = 0
+        self.requests: list[tuple[str, str]] = []
+        self.holding = threading.Event()
+        self.ended = threading.Event()
+        proxy = self
+
+        class Handler(_Handler):
+            its_proxy, its_server = proxy, server
+
+        class Listening(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: object, client_address: object) -> None:
+                """A connection that a test cuts is no news."""
+
+        self._listening = Listening(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._listening.serve_forever, args=(0.02,))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._listening.server_address[1]}"
+
+    def __enter__(self) -> "Proxy":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        self._listening.shutdown()
+        self._thread.join()
+        self._listening.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    its_proxy: Proxy
+    its_server: Server
+
+    def _pass(self) -> None:
+        proxy = self.its_proxy
+        length = int(self.headers.get("Content-Length", 0))
+        proxy.requests.append((self.command, self.path))
+        fault = proxy.plan(self.command, self.path)
+        proxy.faults += fault is not None
+        if fault == "cut request":
+            self.rfile.read(length // 2)
+            self._cut()
+            return
+        body = self.rfile.read(length)
+        if fault == "error":
+            self._answer(500, {}, b"<Error><Message>injected</Message></Error>")
+            return
+        if fault == "hold":
+            self._hold()
+            return
+        upstream = http.client.HTTPConnection("127.0.0.1", self.its_server.port, timeout=60)
+        with closing(upstream):
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() != "connection":
+                    upstream.putheader(name, value)
+            upstream.endheaders(body)
+            answer = upstream.getresponse()
+            content = answer.read()
+        headers = {k: v for k, v in answer.getheaders() if k.lower() not in ("connection", "transfer-encoding")}
+        if fault == "late error":
+            self._answer(500, {}, b"<Error><Message>injected</Message></Error>")
+        elif fault == "hold answer":
+            self._hold()
+        elif fault == "short" and self.command == "GET":
+            self._answer(answer.status, headers, content[: len(content) // 2])
+        else:
+            self._answer(answer.status, headers, content, fault)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
+
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, fault: Fault | None = None) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            if name.lower() != "content-length" or self.command == "HEAD":
+                self.send_header(name, value)
+        if self.command != "HEAD":
+            self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command == "HEAD":
+            return
+        if fault == "cut answer":
+            self.wfile.write(content[: len(content) // 2])
+            self._cut()
+            return
+        piece = max(1, len(content) // 4) if fault == "slow" else max(1, len(content))
+        for start in range(0, len(content), piece):
+            self.wfile.write(content[start : start + piece])
+            self.its_proxy.ended.wait(0.05 if fault == "slow" else 0.0)
+
+    def _hold(self) -> None:
+        self.its_proxy.holding.set()
+        self.its_proxy.ended.wait(_HELD_S)
+        self._cut()
+
+    def _cut(self) -> None:
+        self.close_connection = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""

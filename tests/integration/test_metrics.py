@@ -1,0 +1,337 @@
+"""`sftriage run --metrics-port` beside a real job, scraped by a real Prometheus; and its spans, sent to a receiver."""
+
+import contextlib
+import http.client
+import json
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from sftriage.agent import Shape, load_recording
+from sftriage.controller.spans import trace_id_of
+from sftriage.frontier import anchored
+from tests.integration.processes import wait_until
+from tests.otlp import Receiver
+
+HOME = Path(__file__).parent.parent.parent
+LOOP = Path(__file__).parent / "jobs" / "loop.py"
+PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
+STEPS, FAULT_STEP = 500, 150
+
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: quick}
+spec:
+  detection: {window_steps: 40, stride_steps: 10, warmup_steps: 10}
+  limits: {overhead_budget: 100%}
+  rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3}, cooldown: 10m}]
+"""
+
+
+@pytest.fixture
+def policy(tmp_path) -> Path:
+    path = tmp_path / "policy.yaml"
+    path.write_text(POLICY)
+    return path
+
+
+def slow_job(steps: int = STEPS) -> list[str]:
+    """A real job of two ranks, one of which is slow in data from some step on."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    script = ["-m", "sftriage.demo.train", f"--steps={steps}", f"--fault-step={FAULT_STEP}", "--fault=data:1:25"]
+    return ["--", *launcher, *script]
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def get(url: str, **parameters: object) -> str:
+    query = f"?{urllib.parse.urlencode(parameters)}" if parameters else ""
+    with urllib.request.urlopen(url + query, timeout=30) as answer:
+        return answer.read().decode()
+
+
+def values(text: str) -> dict[tuple[str, ...], float]:
+    """What a file or an answer says, by name and labels, without the job's name."""
+    return {
+        (sample.name, *(f"{k}={v}" for k, v in sorted(sample.labels.items()) if k != "job_name")): sample.value
+        for family in parse_text(text)
+        for sample in family.samples
+    }
+
+
+def test_the_counters_are_what_the_steps_on_disk_say(start, tmp_path, policy):
+    # GIVEN a job that was watched to its end, its metrics written into a file
+    path = tmp_path / "job.prom"
+    run = start("run", "--metrics-file", path, "--out", tmp_path / "run", "--policy", policy, "--job", "loop",
+                "--", sys.executable, LOOP, 3, 333, 0)  # fmt: skip
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 0, err
+    found = values(path.read_text())
+    # THEN the exposed time is, to the last digit but a few, that of the judged steps as one window
+    recording = load_recording(tmp_path / "run")
+    n_steps = int(found[("sftriage_steps_total",)] + found[("sftriage_incomplete_steps_total",)])
+    assert n_steps == 10 * int((333 - 10 - 40) / 10) + 40
+    (whole,) = list(recording.windows(Shape(n_steps, n_steps, 10)))
+    accounting = anchored(whole)
+    stages = {name[1]: value for name, value in found.items() if name[0] == "sftriage_exposed_seconds_total"}
+    assert sum(stages.values()) == pytest.approx(accounting.exposed_s, rel=1e-9)
+    assert stages == pytest.approx(
+        {f"stage={s}": v for s, v in zip(whole.schema.stages, accounting.advances_S, strict=True)}, rel=1e-9
+    )
+    # AND the rest is what is on record
+    decisions = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    counted = sum(value for name, value in found.items() if name[0] == "sftriage_decisions_total")
+    assert counted == len(decisions)
+    assert found[("sftriage_telemetry_steps_total",)] == 3 * 333
+    assert found[("sftriage_run_active",)] == 0
+    assert 0.0 <= found[("sftriage_telemetry_lag_seconds",)] < 60.0
+
+
+def test_a_port_that_is_taken_is_an_error_before_the_job_starts(start, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        run = start("run", "--metrics-port", port, "--out", tmp_path / "run", "--", "touch", tmp_path / "ran")
+        out, err = run.communicate(timeout=60)
+    assert (run.returncode, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in err
+    assert not (tmp_path / "ran").exists()
+    assert not (tmp_path / "run").exists()
+
+
+def test_nothing_listens_by_default_and_with_a_port_only_that(start, tmp_path):
+    def listening(pid: int) -> list[str]:
+        sockets = {path.readlink().name for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+        inodes = {name[len("socket:[") : -1] for name in sockets if name.startswith("socket:[")}
+        found = []
+        for kind in ("tcp", "tcp6"):
+            for line in Path(f"/proc/{pid}/net/{kind}").read_text().splitlines()[1:]:
+                fields = line.split()
+                if fields[3] == "0A" and fields[9] in inodes:
+                    found.append(fields[1])
+        return found
+
+    for options, count in (([], 0), (["--metrics-port", "0"], 1)):
+        out = tmp_path / f"run-{count}"
+        run = start("run", *options, "--out", out, "--", sys.executable, LOOP, 2, 1_000_000, 0)
+        wait_until(lambda out=out: list((out / "steps").glob("*.steps")))
+        found = listening(run.pid)
+        assert len(found) == count
+        assert all(address.startswith("0100007F:") for address in found)
+        run.terminate()
+        run.communicate(timeout=60)
+
+
+def test_another_address_wants_a_token_and_gets_an_answer_with_it(start, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef0123\n")
+    job = ["--out", tmp_path / "run", "--", sys.executable, LOOP, 2, 1_000_000, 0]
+    refused = start("run", "--metrics-port", 0, "--metrics-host", "0.0.0.0", *job)
+    assert "give one with --metrics-token-file" in refused.communicate(timeout=60)[1]
+    assert refused.returncode == 2
+    run = start("run", "--metrics-port", 0, "--metrics-host", "0.0.0.0", "--metrics-token-file", token, *job)
+    line = wait_until(lambda: next((one for one in iter(run.stderr.readline, "") if "metrics are at" in one), None))
+    port = int(re.search(r":(\d+)/metrics", str(line))[1])
+    for authorization, status in ((None, 401), ("Bearer 0123456789abcdef0123", 200)):
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        headers = {"Authorization": authorization} if authorization else {}
+        connection.request("GET", "/metrics", headers=headers)
+        assert connection.getresponse().status == status
+        connection.close()
+    run.terminate()
+    run.communicate(timeout=60)
+
+
+@contextlib.contextmanager
+def prometheus(target: str, folder: Path):
+    """A Prometheus of the test's own, which scrapes one target every second; where it is asked."""
+    folder.mkdir()
+    config = folder / "prometheus.yml"
+    config.write_text(
+        "global: {scrape_interval: 1s}\n"
+        f"scrape_configs: [{{job_name: test, static_configs: [{{targets: ['{target}']}}]}}]\n"
+    )
+    port = free_port()
+    command = [PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: _answers(f"{url}/-/ready"))
+        yield url
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _answers(url: str) -> bool:
+    with contextlib.suppress(OSError):
+        return bool(get(url))
+    return False
+
+
+def asked(url: str, kind: str, **parameters: object) -> list[dict]:
+    return _data(json.loads(get(f"{url}/api/v1/{kind}", **parameters)))
+
+
+def _data(answer: dict) -> list[dict]:
+    assert answer["status"] == "success"
+    data = answer["data"]
+    return data["result"] if isinstance(data, dict) else data
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (Debian's package prometheus)")
+def test_every_panel_of_the_dashboard_has_data_from_a_real_job(start, tmp_path, policy):
+    # GIVEN a real job with a slow rank, scraped by a real Prometheus
+    port, began_s = free_port(), time.time()
+    with prometheus(f"127.0.0.1:{port}", tmp_path / "prometheus") as url:
+        options = ("--metrics-port", port, "--metrics-per-rank", "--policy", policy, "--out", tmp_path / "run")
+        run = start("run", *options, *slow_job())
+        _, err = run.communicate(timeout=280)
+        assert run.returncode == 0, err
+        ended_s = time.time()
+        # WHEN the dashboard's panels ask, as Grafana would
+        dashboard = json.loads((HOME / "k8s" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+        empty = []
+        for panel in dashboard["panels"]:
+            for target in panel["targets"]:
+                expression = target["expr"].replace("$__rate_interval", "10s").replace("$job", ".*")
+                series = asked(url, "query_range", query=expression, start=began_s, end=ended_s, step=1)
+                numbers = [value for one in series for _, value in one["values"] if value != "NaN"]
+                if not numbers:
+                    empty.append((panel["title"], expression))
+        # THEN every one of them has something to show
+        assert empty == []
+        # AND the stack is the step time
+        exposed_s = {
+            one["metric"]["stage"]: float(one["value"][1])
+            for one in asked(url, "query", query="last_over_time(sftriage_exposed_seconds_total[1h])")
+        }
+        (whole,) = asked(url, "query", query="last_over_time(sftriage_step_exposed_seconds_sum[1h])")
+        assert sum(exposed_s.values()) == pytest.approx(float(whole["value"][1]), rel=1e-9)
+        # AND the exemplars lead to captures that are in the store
+        stored = {path.parent.name for path in (tmp_path / "run" / "captures").glob("*/manifest.json")}
+        assert stored
+        for query in ("sftriage_captures_total", "sftriage_step_exposed_seconds_bucket"):
+            found = asked(url, "query_exemplars", query=query, start=began_s, end=ended_s)
+            ids = {e["labels"]["capture_id"] for one in found for e in one["exemplars"]}
+            assert ids & stored, (query, found)
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus)")
+def test_promtool_finds_nothing_amiss_with_the_metrics(start, tmp_path, policy):
+    path = tmp_path / "job.prom"
+    run = start("run", "--metrics-file", path, "--metrics-per-rank", "--out", tmp_path / "run", "--policy", policy,
+                "--", sys.executable, LOOP, 2, 200, 0)  # fmt: skip
+    run.communicate(timeout=120)
+    checked = subprocess.run([PROMTOOL, "check", "metrics"], input=path.read_text(), capture_output=True, text=True)
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus)")
+def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
+    # GIVEN the rules as somebody would copy them
+    text = (HOME / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rules = tmp_path / "rules.yml"
+    rules.write_text(re.search(r"```yaml\n(groups:.*?)```", text, re.DOTALL)[1])
+    checked = subprocess.run([PROMTOOL, "check", "rules", rules], capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    # WHEN a job stalls, or has a slow rank for long; and another one is well
+    series = {
+        'sftriage_stalled{job_name="a"}': "0x2 1x20",
+        'sftriage_stalled{job_name="b"}': "0x20",
+        'sftriage_suspect_share_ratio{job_name="a",scope="rank",stage="data"}': "0.3x20",
+        'sftriage_suspect_share_ratio{job_name="b",scope="all",stage="data"}': "0.3x20",
+        'sftriage_suspect_share_ratio{job_name="c",scope="rank",stage="data"}': "0.05x20",
+    }
+    alert = {
+        "TrainingStalled": (
+            {"severity": "page", "job_name": "a"},
+            {"summary": "a stands still", "description": "Who is waited for: sftriage decisions"},
+        ),
+        "TrainingHasSlowRank": (
+            {"severity": "ticket", "job_name": "a", "scope": "rank", "stage": "data"},
+            {"summary": "a: a rank is slow in data", "description": "Mending it would save 30% of each step."},
+        ),
+    }
+    tests = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "alert_rule_test": [
+                    {
+                        "eval_time": "15m",
+                        "alertname": name,
+                        "exp_alerts": [{"exp_labels": labels, "exp_annotations": annotations}],
+                    }
+                    for name, (labels, annotations) in alert.items()
+                ],
+            }
+        ],
+    }
+    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+    # THEN these are told, and nothing else
+    tested = subprocess.run([PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True)
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(start, tmp_path, policy, environment):
+    with Receiver() as receiver:
+        before_ns = time.time_ns()
+        environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_SERVICE_NAME": "trainer"}
+        run = start("run", "--otel", "--otel-steps", "--policy", policy, "--out", tmp_path / "run", *slow_job(300),
+                    env=environment)  # fmt: skip
+        _, err = run.communicate(timeout=280)
+        assert run.returncode == 0, err
+        after_ns = time.time_ns()
+    # THEN there is a window span for every window on record, all in the run's trace
+    by_name = receiver.by_name()
+    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]
+    assert {span.trace_id for span in receiver.spans} == {trace_id_of(run_id).to_bytes(16, "big")}
+    decided = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    about = [receiver.attributes(span) for span in by_name["window"]]
+    assert [one["sftriage.first_step"] for one in about] == [one["first_step"] for one in decided]
+    assert {one["service.name"] for one in receiver.resources} == {"trainer"}
+    # AND each was when its steps were: in order, in the time of the run, and as long as they took
+    starts_ns = [span.start_time_unix_nano for span in by_name["window"]]
+    assert starts_ns == sorted(starts_ns)
+    assert all(before_ns < ns < after_ns for ns in starts_ns)
+    for span, one in zip(by_name["window"], about, strict=True):
+        lasted_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
+        assert lasted_s == pytest.approx(40 * one["sftriage.exposed_s"], rel=0.2)
+    # AND the capture is linked to the window that led to it, and the slow steps are there once each
+    (capture, *_) = by_name["capture"]
+    windows = {span.span_id: receiver.attributes(span) for span in by_name["window"]}
+    assert windows[capture.links[0].span_id]["sftriage.outcome"] == "capture"
+    assert receiver.attributes(capture)["sftriage.capture.state"] == "done"
+    steps = [receiver.attributes(span)["sftriage.step"] for span in by_name["step"]]
+    assert steps
+    assert len(steps) == len(set(steps))
+
+
+def test_a_receiver_that_is_away_costs_the_job_nothing_but_a_line(start, tmp_path, policy, environment):
+    environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{free_port()}", "OTEL_EXPORTER_OTLP_TIMEOUT": "1"}
+    run = start("run", "--otel", "--out", tmp_path / "run", "--policy", policy,
+                "--", sys.executable, LOOP, 2, 300, 5, env=environment)  # fmt: skip
+    _, err = run.communicate(timeout=120)
+    assert run.returncode == 5
+    said = [line for line in err.splitlines() if "OpenTelemetry" in line]
+    assert said == ["sftriage: OpenTelemetry: spans cannot be delivered and are lost; see OTEL_EXPORTER_OTLP_ENDPOINT"]
+    assert "Traceback" not in err

@@ -1,0 +1,354 @@
+"""`sftriage traces`: the captures that are wanted, each file of them, and the catalogue they are found by."""
+
+import gzip
+import hashlib
+import json
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from sftriage.commands.catalogues import FILE_VARIABLE, URL_VARIABLE
+from sftriage.commands.traces_show import schema
+from sftriage.errors import StoreError
+from sftriage.traces import FileToStore, LocalStore, Manifest, ReproducedInfo
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.rundir import RunInfo, create
+from tests.unit.conftest import manifest_of
+
+FIRST, SECOND, THIRD = "w100-149-r2-x-1", "w900-949-r2-x-2", "w100-149-r3-x-3"
+FOUND = ReproducedInfo(answer="partly", steps=5, steps_with=2, over_s=0.01, expected_s=0.02)
+
+
+@pytest.fixture(autouse=True)
+def no_catalogue(monkeypatch):
+    monkeypatch.delenv(URL_VARIABLE, raising=False)
+    monkeypatch.delenv(FILE_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run of a test's own."""
+    return make(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """A run that is only looked at."""
+    return make(tmp_path_factory.mktemp("seen"))
+
+
+def make(folder):
+    """A run with captures: two of one rank, one of another, which left two files."""
+    info = RunInfo("20260101-0", "resnet", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+    directory = create(folder / "run", info, "")
+    store = LocalStore(directory.path)
+    trace, dump = folder / "trace", folder / "dump"
+    trace.write_text('{"traceEvents": []}')
+    dump.write_bytes(b"dump")
+    store.put(FIRST, trace, lambda artefact: manifest_of(FIRST, artefact, second=1))
+    of_second = {"stage": "forward", "first_step": 960, "window": (900, 949), "second": 2}
+    store.put(
+        SECOND,
+        trace,
+        lambda artefact: manifest_of(SECOND, artefact, **of_second).model_copy(update={"reproduced": FOUND}),
+    )
+    store.put_files(
+        THIRD,
+        [FileToStore(trace), FileToStore(dump, "dump.pickle", "application/octet-stream", compress=False)],
+        lambda artefacts: manifest_of(THIRD, artefacts[0], rank=3, second=3).model_copy(
+            update={"artefacts": artefacts}
+        ),
+    )
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [
+        ([], [FIRST, SECOND, THIRD]),
+        (["--rank", 2], [FIRST, SECOND]),
+        (["--stage", "forward"], [SECOND]),
+        (["--step", "160..162"], [FIRST, THIRD]),
+        (["--step", 947], [SECOND]),
+        (["--step", 500], []),
+        (["--since", "2027-01-15T08:00:02Z"], [SECOND, THIRD]),
+        (["--since", "2027-01-16"], []),
+        (["--reproduced", "partly"], [SECOND]),
+        (["--reproduced", "yes"], []),
+        (["--job", "resnet", "--run-id", "run-1", "--host", "node-1", "--profiler", "torch"], [FIRST, SECOND, THIRD]),
+        (["--job", "other"], []),
+        (["--profiler", "nsys"], []),
+        (["--rank", 2, "--step", "100..120"], [FIRST]),
+    ],
+)
+def test_list_shows_what_is_wanted(sftriage, seen, options, found):
+    outcome = sftriage("traces", "list", "--run", seen.path, "--json", *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert [row["capture_id"] for row in json.loads(outcome.out)] == found
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--step", "9..3"], "sftriage: --step '9..3': the last step comes before the first"),
+        (["--since", "soon"], "sftriage: --since 'soon': expected how long ago"),
+        (["--reproduced", "perhaps"], "'perhaps' is not one of"),
+        (["--rank", "-1"], "Invalid value for '--rank'"),
+        (["--catalogue", "mysql://host/db"], "sftriage: a catalogue by URL is one of PostgreSQL"),
+        (["--catalogue", "here"], "sftriage: the catalogue is not a URL such as postgresql+psycopg://"),
+        (["--catalogue", "postgresql://me:s3cr3t@host/db"], "a command line can be read by everybody"),
+        (["--store", "file:///nowhere/at/all"], "no such directory"),
+    ],
+)
+def test_a_mistake_is_said_and_nothing_is_listed(sftriage, options, said):
+    outcome = sftriage("traces", "list", *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert " ".join(said.split()) in " ".join(outcome.err.replace("│", " ").split())
+    assert "s3cr3t" not in outcome.err
+
+
+def test_a_list_without_any_says_how_many_there_are_besides(sftriage, seen):
+    outcome = sftriage("traces", "list", "--run", seen.path, "--rank", 7)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert "No such capture among the 3 in" in outcome.err
+
+
+def test_a_table_says_whether_the_fault_was_there(sftriage, seen):
+    lines = sftriage("traces", "list", "--run", seen.path).out.splitlines()
+    assert "reproduced" in lines[2]
+    assert [line for line in lines if SECOND in line and "partly" in line]
+    assert "resnet" not in "".join(lines)
+
+
+def test_a_catalogue_that_was_deleted_gives_every_answer_again(sftriage, run):
+    questions = [["--rank", 2], ["--step", "160..162"], ["--reproduced", "partly"], ["--stage", "data"], []]
+
+    def answers():
+        return [sftriage("traces", "list", "--run", run.path, "--json", *options).out for options in questions]
+
+    before = answers()
+    run.catalogue.unlink()
+    outcome = sftriage("traces", "reindex", "--run", run.path, "--json")
+    found = json.loads(outcome.out)
+    assert (outcome.code, found["captures"], found["problems"]) == (0, 3, [])
+    assert found["catalogue"] == str(run.catalogue)
+    assert answers() == before
+
+
+def test_reindex_says_what_is_no_capture(sftriage, run):
+    (run.path / "captures" / FIRST / "manifest.json").write_text("{}", encoding="utf-8")
+    outcome = sftriage("traces", "reindex", "--run", run.path)
+    assert (outcome.code, outcome.out) == (0, "")
+    assert f"{FIRST}/manifest.json: not a manifest" in outcome.err
+    assert "Indexed 2 captures" in outcome.err
+    assert "and 1 that cannot be used" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("name", "reference"),
+    [
+        (FIRST, FIRST),
+        ("w9", SECOND),
+        ("w100-149-r3", THIRD),
+        (f"resnet/run-1/{THIRD}", THIRD),
+        ("resnet/run-1/w9", SECOND),
+    ],
+)
+def test_a_capture_goes_by_its_id_or_by_its_beginning(sftriage, seen, name, reference):
+    outcome = sftriage("traces", "show", name, "--run", seen.path, "--json")
+    assert (outcome.code, json.loads(outcome.out)["capture_id"]) == (0, reference)
+
+
+@pytest.mark.parametrize("name", ["w1", "resnet/run-1/w1"])
+def test_a_beginning_that_several_have_names_them(sftriage, seen, name):
+    outcome = sftriage("traces", "show", name, "--run", seen.path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"2 captures are called {name}: {FIRST}, {THIRD}" in outcome.err
+
+
+@pytest.mark.parametrize("name", ["x", "other/run-1/w9", "../w9", "W9", "w_"])
+def test_a_capture_that_nobody_is_called_is_not_there(sftriage, seen, name):
+    outcome = sftriage("traces", "show", name, "--run", seen.path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("sftriage: ")
+
+
+def sha256(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_each_file_of_a_capture_can_be_fetched(sftriage, seen, tmp_path):
+    # GIVEN a capture of two files WHEN nothing is said THEN it is the main one
+    out = tmp_path / "out"
+    out.mkdir()
+    got = json.loads(sftriage("traces", "get", THIRD, "--run", seen.path, "--out", out, "--json").out)
+    assert [one["path"] for one in got["files"]] == [got["path"]] == [str(out / f"{THIRD}-trace.json.gz")]
+    assert gzip.decompress(Path(got["path"]).read_bytes()).startswith(b'{"traceEvents"')
+    # AND the other by its name
+    outcome = sftriage(
+        "traces", "get", THIRD, "--run", seen.path, "--artefact", "dump.pickle", "--out", tmp_path / "mine"
+    )
+    assert (outcome.code, (tmp_path / "mine").read_bytes()) == (0, b"dump")
+    # AND all of them into a directory that need not be there yet
+    every = sftriage("traces", "get", THIRD, "--run", seen.path, "--all", "--out", tmp_path / "every", "--json")
+    files = json.loads(every.out)["files"]
+    assert [one["path"].rpartition("/")[2] for one in files] == [f"{THIRD}-trace.json.gz", f"{THIRD}-dump.pickle"]
+    manifest = LocalStore(seen.path).manifest(THIRD)
+    for one, artefact in zip(files, manifest.artefacts, strict=True):
+        assert sha256(tmp_path / "every" / f"{THIRD}-{artefact.name}") == one["sha256"] == artefact.sha256
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--artefact", "nothing"], "has no artefact 'nothing'; there are: trace.json.gz, dump.pickle"),
+        (["--all", "--artefact", "dump.pickle"], "say it, or --artefact"),
+        (["--all", "--out", "here/a/file"], "2 files go into a directory"),
+        (["--out", "there"], "there exists already"),
+        (["--all", "--out", "."], f"{THIRD}-dump.pickle exists already"),
+    ],
+)
+def test_what_cannot_be_fetched_leaves_nothing_behind(sftriage, seen, tmp_path, monkeypatch, options, said):
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for name in ("there", f"{THIRD}-dump.pickle"):
+        (here / name).write_text("mine")
+    outcome = sftriage("traces", "get", THIRD, "--run", seen.path, *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+    assert sorted(path.name for path in here.iterdir()) == ["there", f"{THIRD}-dump.pickle"]
+    assert {path.read_text() for path in here.iterdir()} == {"mine"}
+
+
+def test_every_stored_manifest_is_what_the_schema_says(sftriage, seen):
+    outcome = sftriage("traces", "schema")
+    assert json.loads(outcome.out) == schema()
+    jsonschema.Draft202012Validator.check_schema(schema())
+    validator = jsonschema.Draft202012Validator(schema(), format_checker=jsonschema.FormatChecker())
+    for path in sorted((seen.path / "captures").glob("*/manifest.json")):
+        validator.validate(json.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema_version": 2},
+        {"capture_id": "../up"},
+        {"created_at": 5},
+        {"artefacts": []},
+        {"capture": {}},
+        {"trigger": None},
+        {"reproduced": {"answer": "perhaps", "steps": 1, "steps_with": 1, "over_s": 0, "expected_s": 0}},
+        {"job": 7},
+    ],
+)
+def test_what_is_no_manifest_is_none_by_the_schema(seen, change):
+    values = json.loads((seen.path / "captures" / FIRST / "manifest.json").read_text())
+    validator = jsonschema.Draft202012Validator(schema())
+    assert validator.is_valid(values)
+    assert not validator.is_valid(values | change)
+
+
+def test_captures_of_a_store_that_runs_share_are_found_and_each_says_its_run(
+    sftriage, run, trace, make_manifest, tmp_path
+):
+    # GIVEN a directory that two runs have put captures of one name into
+    shared = tmp_path / "shared"
+    for name in ("one", "two"):
+        source = LocalStore(tmp_path / f"source-{name}")
+        source.put(
+            "w-1", trace, lambda artefact, it=name: make_manifest("w-1", artefact).model_copy(update={"run": it})
+        )
+        place = shared / "resnet" / name
+        place.mkdir(parents=True)
+        (tmp_path / f"source-{name}" / "captures" / "w-1").rename(place / "w-1")
+    store = ["--store", f"file://{shared}"]
+    rows = json.loads(sftriage("traces", "list", *store, "--json").out)
+    assert [(row["run"], row["reference"]) for row in rows] == [("one", "resnet/one/w-1"), ("two", "resnet/two/w-1")]
+    table = sftriage("traces", "list", *store).out
+    assert ("one" in table, "two" in table) == (True, True)
+    # WHEN one run of them is asked for THEN only its captures are there
+    assert len(json.loads(sftriage("traces", "list", *store, "--run-id", "two", "--json").out)) == 1
+    outcome = sftriage("traces", "show", "resnet/two/w-1", *store, "--json")
+    assert json.loads(outcome.out)["run"] == "two"
+    assert "2 captures are called w-1" in sftriage("traces", "get", "w-1", *store).err
+    # AND a step is found in all of them, and the decisions are said to be nowhere here
+    found = json.loads(sftriage("traces", "for-step", 162, *store, "--json").out)
+    assert [row["run"] for row in found["captures"]] == ["one", "two"]
+    assert found["decisions"] == []
+    # AND of a run that has nothing there, nothing is listed
+    assert json.loads(sftriage("traces", "list", *store, "--run", run.path, "--json").out) == []
+
+
+def test_a_store_that_has_gone_is_answered_for_by_its_catalogue(sftriage, trace, make_manifest, tmp_path, monkeypatch):
+    # GIVEN a store that was listed once, and that cannot be reached now
+    source = LocalStore(tmp_path / "source")
+    source.put("w-1", trace, lambda artefact: make_manifest("w-1", artefact))
+    (tmp_path / "shared" / "resnet" / "run-1").mkdir(parents=True)
+    (tmp_path / "source" / "captures" / "w-1").rename(tmp_path / "shared" / "resnet" / "run-1" / "w-1")
+    store = ["--store", f"file://{tmp_path / 'shared'}"]
+    assert len(json.loads(sftriage("traces", "list", *store, "--json").out)) == 1
+
+    def away(self):
+        raise StoreError("no route to it")
+
+    monkeypatch.setattr(RemoteStore, "ids", away)
+    outcome = sftriage("traces", "list", *store, "--json")
+    assert (outcome.code, len(json.loads(outcome.out))) == (0, 1)
+    assert "no route to it; this is what its catalogue knew" in outcome.err
+    # AND one that was never listed has no answer
+    (tmp_path / "other").mkdir()
+    outcome = sftriage("traces", "list", "--store", f"file://{tmp_path / 'other'}")
+    assert (outcome.code, outcome.out, outcome.err) == (1, "", "sftriage: no route to it\n")
+
+
+def test_the_catalogues_url_comes_from_the_environment_or_a_file_and_is_not_repeated(
+    sftriage, seen, tmp_path, monkeypatch
+):
+    url = "postgresql://me:s3cr3t@127.0.0.1:1/db"
+    kept = tmp_path / "url"
+    kept.write_text(url + "\n")
+    for name, value in ((URL_VARIABLE, url), (FILE_VARIABLE, str(kept))):
+        with monkeypatch.context() as context:
+            context.setenv(name, value)
+            outcome = sftriage("traces", "list")
+            assert (outcome.code, outcome.out) == (1, "")
+            assert outcome.err.startswith("sftriage: postgresql://127.0.0.1:1/db: ")
+            assert "s3cr3t" not in outcome.err
+            # AND a run that is named has its own catalogue, which needs no other to be there
+            assert sftriage("traces", "list", "--run", seen.path).code == 0
+    monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "nothing"))
+    assert "No such file" in sftriage("traces", "list").err
+
+
+def test_a_pinned_capture_stays_and_what_goes_goes_from_the_catalogue_too(sftriage, run):
+    assert sftriage("traces", "pin", "w9", "--run", run.path).out == f"{SECOND} is pinned\n"
+    outcome = sftriage("traces", "prune", "--run", run.path, "--bytes", "0Ki", "--json")
+    assert [one["capture_id"] for one in json.loads(outcome.out)["captures"]] == [FIRST, THIRD]
+    rows = json.loads(sftriage("traces", "list", "--run", run.path, "--json").out)
+    assert [row["capture_id"] for row in rows] == [SECOND]
+
+
+def test_whatever_is_stored_is_what_the_schema_says(seen):
+    """Times of any precision, and what is not told."""
+    manifest = LocalStore(seen.path).manifest(FIRST)
+    validator = jsonschema.Draft202012Validator(schema())
+    for change in (
+        {"created_at": manifest.created_at + timedelta(microseconds=1)},
+        {"reproduced": FOUND},
+        {"evidence": ("hot",)},
+        {"trigger": manifest.trigger.model_copy(update={"stage": None, "onset_step": 5, "period_steps": 2})},
+    ):
+        changed = Manifest.model_validate(manifest.model_copy(update=change))
+        validator.validate(json.loads(changed.to_json()))
+
+
+def test_without_its_driver_a_shared_catalogue_says_what_to_install(sftriage, monkeypatch):
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    outcome = sftriage("traces", "list", "--catalogue", "postgresql://host/db")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == "sftriage: a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]\n"

@@ -1,0 +1,79 @@
+"""What `--step` and `--since` mean, and what a person who errs is told."""
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from sftriage.commands.wanted import since_of, steps_of
+from sftriage.errors import UsageError
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("0", (0, 0)),
+        ("1042", (1042, 1042)),
+        ("1000..1100", (1000, 1100)),
+        ("7..7", (7, 7)),
+        (f"0..{2**63 - 1}", (0, 2**63 - 1)),
+    ],
+)
+def test_steps(text, steps):
+    assert steps_of(text) == steps
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected a step such as 1042, or steps such as 1000..1100"),
+        ("x", "expected a step"),
+        ("-1", "expected a step"),
+        ("1..", "expected a step"),
+        ("..1", "expected a step"),
+        ("1-2", "expected a step"),
+        ("1.5", "expected a step"),
+        ("1..2..3", "expected a step"),
+        ("٣", "expected a step"),
+        ("1\n", "expected a step"),
+        (str(2**63), "expected a step"),
+        ("5..4", "the last step comes before the first"),
+    ],
+)
+def test_what_are_no_steps(text, said):
+    with pytest.raises(UsageError, match=said) as caught:
+        steps_of(text)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2h", NOW - timedelta(hours=2)),
+        ("3d", NOW - timedelta(days=3)),
+        ("1h30m", NOW - timedelta(minutes=90)),
+        ("2026-11-20", datetime(2026, 11, 20, tzinfo=timezone.utc)),
+        ("2026-11-20T08:30:00Z", datetime(2026, 11, 20, 8, 30, tzinfo=timezone.utc)),
+        ("2026-11-20T08:30:00.25+01:00", datetime(2026, 11, 20, 7, 30, 0, 250_000, tzinfo=timezone.utc)),
+        # As the table of captures writes it: in UTC.
+        ("2026-11-20 08:30:00", datetime(2026, 11, 20, 8, 30, tzinfo=timezone.utc)),
+        ("2026-11-20T08:30", datetime(2026, 11, 20, 8, 30, tzinfo=timezone.utc)),
+    ],
+)
+def test_since(text, moment):
+    assert since_of(text, NOW) == moment
+    assert since_of(text, NOW).utcoffset() == timedelta(0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "yesterday", "2", "-2h", "2026", "2026-13-01", "2026-11-31", "1763722800", "2026-11-20T25:00Z", "nan"),
+        *("20261120", "99999999999d", "0001-01-01T00:00:00+14:00", "2026-11-20T08:30:00 Europe/Berlin", "2026-11-20\n"),
+    ],
+)
+def test_what_is_no_moment(text):
+    with pytest.raises(UsageError, match="expected how long ago, such as 2h or 3d, a day such as") as caught:
+        since_of(text, NOW)
+    assert "\n" not in str(caught.value)

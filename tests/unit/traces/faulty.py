@@ -1,0 +1,82 @@
+"""A store of objects in memory, whose requests can be made to fail, and are counted."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+
+from obstore.store import MemoryStore
+
+from sftriage.errors import StoreError
+from sftriage.traces import Artefact, Manifest
+from sftriage.traces.objects import Objects
+from sftriage.traces.remote import RemoteStore
+from tests.unit.conftest import manifest_of
+
+CONTENT = b"a trace " * 5000
+
+
+class FaultyObjects(Objects):
+    """``fails``: words of requests that fail, as ``put manifest.json``, until they are taken out of it."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryStore(), "s3://bucket")
+        self.fails: set[str] = set()
+        self.asked: list[str] = []
+
+    def _ask(self, what: str, key: str) -> None:
+        request = f"{what} {key.rpartition('/')[2]}"
+        self.asked.append(request)
+        if self.fails & {"any", what, request}:
+            raise StoreError(f"s3://bucket: cannot {request}")
+
+    def sizes(self, prefix: str | None = None) -> dict[str, int]:
+        self._ask("list", prefix or "")
+        return super().sizes(prefix)
+
+    def size(self, key: str) -> int | None:
+        self._ask("size", key)
+        return super().size(key)
+
+    def stream(self, key: str) -> Iterator[bytes]:
+        self._ask("get", key)
+        return super().stream(key)
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            self._ask("delete", key)
+            super().delete([key])
+
+    def put(self, key: str, content: bytes) -> None:
+        self._ask("put", key)
+        super().put(key, content)
+
+    def put_pieces(self, key: str, pieces: Iterable[bytes]) -> None:
+        self._ask("put", key)
+        super().put_pieces(key, pieces)
+
+    def put_so_far(self) -> list[str]:
+        """What was put since the last time."""
+        puts = [one.removeprefix("put ") for one in self.asked if one.startswith("put ")]
+        self.asked.clear()
+        return puts
+
+
+def run_of(objects: Objects, job: str = "resnet", run: str = "run-1") -> RemoteStore:
+    return RemoteStore(objects, job=job, run=run)
+
+
+def captured(capture_id: str = "c-1", content: bytes = CONTENT, **about: object) -> Manifest:
+    digest = hashlib.sha256(content).hexdigest()
+    artefact = Artefact(
+        name="trace.json.gz", role="trace", media_type="application/gzip", size_bytes=len(content), sha256=digest
+    )
+    return manifest_of(capture_id, artefact).model_copy(update=about)
+
+
+def keep(objects: Objects, manifest: Manifest, content: bytes = CONTENT) -> Manifest:
+    """Put a capture where it belongs."""
+    store = run_of(objects, manifest.job, manifest.run)
+    store.put_artefact(manifest.capture_id, manifest.artefacts[0], content)
+    store.put_manifest(manifest)
+    return manifest

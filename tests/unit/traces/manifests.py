@@ -1,0 +1,146 @@
+"""Any manifests, any question about them, and the answer worked out without a database."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
+
+from hypothesis import Phase
+from hypothesis import strategies as st
+
+from sftriage.records import CaptureRequest, CaptureResult, Trigger
+from sftriage.traces import Artefact, CaptureInfo, Catalogue, Manifest, ReproducedInfo, TriggerInfo, Wanted
+from sftriage.traces.keys import Place
+
+# Without making a failure smaller, which takes minutes against a database.
+QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
+
+NOON = datetime(2026, 11, 20, 12, tzinfo=timezone.utc)
+LAST = 2**63 - 1
+
+# Few of each, so that questions meet manifests; and such as break what is put together from text.
+JOBS = st.sampled_from(["resnet", "Resnet", "gpt 7b", "a/b", "d'or", "ümlaut", "100%_", "日本語", "x" * 80])
+RUNS = st.sampled_from(["r1", "r2", "R1"])
+RANKS = st.integers(0, 3) | st.just(2**31 - 1)
+STAGES = st.sampled_from([None, "data", "Data", "forward", "x' OR 1=1 --", "<b>"])
+HOSTS = st.sampled_from(["node-1", "node-2", ""])
+PROFILERS = st.sampled_from(["torch", "nsys", "stacks"])
+ANSWERS = st.sampled_from(["yes", "no", "partly"])
+LABELS = st.sampled_from(["suspect", "stalled"])
+RULES = st.sampled_from(["slow-rank", "other"])
+IDS = st.from_regex(r"[wW][0-9]-[_r][.0-1]", fullmatch=True)
+MOMENTS = st.sampled_from([timedelta(), timedelta(microseconds=1), timedelta(hours=2), timedelta(days=400)]).map(
+    lambda later: NOON + later
+)
+
+
+def _spans(steps: st.SearchStrategy[int]) -> st.SearchStrategy[tuple[int, int]]:
+    return st.tuples(steps, steps).map(lambda two: (min(two), max(two)))
+
+
+# The first steps of a job, and the last that a manifest can hold.
+SPANS = _spans(st.integers(0, 5)) | _spans(st.integers(LAST - 3, LAST))
+
+
+def _captured(capture_id: str, rank: int, profiler: str, span: tuple[int, int], host: str) -> CaptureInfo:
+    request = CaptureRequest(capture_id, rank, profiler, 5, 1, 60.0, 2**29)
+    result = CaptureResult(capture_id, rank, "done", first_step=span[0], last_step=span[1])
+    return CaptureInfo.of(request, result, world_size=2**31, host=host)
+
+
+@st.composite
+def manifests(draw: st.DrawFn) -> Manifest:
+    """Any manifest."""
+    capture_id, rank = draw(IDS), draw(RANKS)
+    window, gain_s = draw(SPANS), draw(st.floats(allow_nan=False, allow_infinity=False))
+    trigger = Trigger(
+        *window, draw(LABELS), "rank", (rank,), draw(STAGES), gain_s, 0.3, 0.9, "default", "cd" * 32, draw(RULES)
+    )
+    answer = draw(st.none() | ANSWERS)
+    size_bytes = draw(st.integers(0, LAST))
+    return Manifest(
+        capture_id=capture_id,
+        job=draw(JOBS),
+        run=draw(RUNS),
+        created_at=draw(MOMENTS),
+        trigger=TriggerInfo.of(trigger),
+        capture=_captured(capture_id, rank, draw(PROFILERS), draw(SPANS), draw(HOSTS)),
+        artefacts=(Artefact(name="t", role="trace", media_type="x", size_bytes=size_bytes, sha256="ab" * 32),),
+        may_contain="",
+        reproduced=answer and ReproducedInfo(answer=answer, steps=5, steps_with=2, over_s=0.1, expected_s=0.1),
+    )
+
+
+def sets_of_manifests() -> st.SearchStrategy[list[Manifest]]:
+    """Manifests as a store of many runs holds them: no two of one job, run and id."""
+    return st.lists(manifests(), max_size=6, unique_by=lambda one: (one.job, one.run, one.capture_id))
+
+
+CONDITIONS = {
+    "job": JOBS,
+    "run": RUNS,
+    "rank": RANKS,
+    "stage": STAGES,
+    "label": LABELS,
+    "rule": RULES,
+    "profiler": PROFILERS,
+    "host": HOSTS,
+    "reproduced": ANSWERS,
+    "prefix": IDS.flatmap(lambda one: st.integers(0, 6).map(lambda length: one[:length])),
+    "steps": SPANS,
+    "since": MOMENTS,
+}
+
+
+def questions() -> st.SearchStrategy[Wanted]:
+    """Any question; of few conditions, so that something meets them."""
+    some = st.lists(st.sampled_from(sorted(CONDITIONS)), max_size=2, unique=True)
+    return some.flatmap(lambda names: st.builds(Wanted, **{name: CONDITIONS[name] for name in names}))
+
+
+def meets(manifest: Manifest, wanted: Wanted) -> bool:
+    """Whether a manifest is one that is wanted."""
+    trigger, capture = manifest.trigger, manifest.capture
+    said = {
+        "job": manifest.job,
+        "run": manifest.run,
+        "rank": capture.rank,
+        "stage": trigger.stage,
+        "label": trigger.label,
+        "rule": trigger.rule,
+        "profiler": capture.profiler,
+        "host": capture.host,
+        "reproduced": manifest.reproduced and manifest.reproduced.answer,
+    }
+    if any(getattr(wanted, name) not in (None, value) for name, value in said.items()):
+        return False
+    if wanted.prefix is not None and not manifest.capture_id.startswith(wanted.prefix):
+        return False
+    if wanted.since is not None and manifest.created_at < wanted.since:
+        return False
+    return wanted.steps is None or any(
+        steps.first_step <= wanted.steps[1] and wanted.steps[0] <= steps.last_step
+        for steps in (trigger.window, capture)
+    )
+
+
+def _in_order(manifest: Manifest) -> tuple[datetime, str, str, str]:
+    return manifest.created_at, manifest.capture_id, manifest.job, manifest.run
+
+
+def answer(stored: list[Manifest], wanted: Wanted) -> list[tuple[str, str, str]]:
+    """Job, run and id of those that are wanted, in the order of time."""
+    found = sorted((one for one in stored if meets(one, wanted)), key=_in_order)
+    return [(one.job, one.run, one.capture_id) for one in found]
+
+
+def agrees(catalogue: Catalogue, stored: list[Manifest], questions: Sequence[Wanted]) -> None:
+    """A catalogue that has nothing yet, told of these manifests, answers as they would; and it has nothing again."""
+    for manifest in stored:
+        catalogue.add(manifest)
+    try:
+        for wanted in questions:
+            found = [(row.job, row.run, row.capture_id) for row in catalogue.find(wanted)]
+            assert found == answer(stored, wanted)
+    finally:
+        for manifest in stored:
+            catalogue.drop(Place.of(manifest).key)
+    assert catalogue.find() == []

@@ -1,0 +1,449 @@
+"""Uploads: whatever stops them, what is listed there is whole, and the next look finishes what is missing."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import IntegrityError, UsageError
+from sftriage.traces import LocalStore, Manifest, uploading
+from sftriage.traces.findings import Findings, StageProfile
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.uploading import LONGEST_DELAY_S, Uploader, delay_s
+from sftriage.traces.uploads import Outbox, Upload
+from tests.unit.conftest import Put, manifest_of
+from tests.unit.traces.faulty import FaultyObjects, run_of
+
+_NUMBERS = {name: 0.0 for name in StageProfile.model_fields if name.endswith("_s") or name in ("kernels", "launches")}
+_STAGE = StageProfile(source="trace", rank=2, first_step=160, last_step=164, steps=5, **_NUMBERS)
+SLEPT = Findings(stage="data", suspect=_STAGE, shares=(), summary="It slept.")
+URL = "s3://bucket"
+
+
+@pytest.fixture
+def objects() -> FaultyObjects:
+    return FaultyObjects()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The run directory of `store`."""
+    return tmp_path / "run"
+
+
+def uploader(root, objects, **how) -> Uploader:
+    return Uploader(root, run_of(objects), URL, **how)
+
+
+def there(objects) -> tuple[Manifest, ...]:
+    listing = RemoteStore(objects).manifests()
+    assert listing.problems == ()
+    return listing.manifests
+
+
+def test_what_is_here_is_sent_verified_and_noted(store: LocalStore, put: Put, root, objects):
+    # GIVEN two captures, one of them pinned
+    first, second = put("c-1"), put("c-2")
+    store.pin("c-2")
+    # WHEN it is looked once
+    sender = uploader(root, objects)
+    sender.turn()
+    # THEN both are there as they are here, and that is on record
+    assert (there(objects), RemoteStore(objects).pinned()) == ((first, second), {"resnet/run-1/c-2"})
+    assert (sender.standing.done, sender.standing.stored) == (True, 2)
+    upload = Outbox(root).upload("c-1")
+    assert (upload.state, upload.url, upload.pinned) == ("stored", URL, False)
+    assert upload.verified_at is not None
+    assert upload.manifest_sha256 == hashlib.sha256(first.to_json()).hexdigest()
+    # AND the artefacts went before their manifest
+    assert objects.put_so_far() == ["trace.json.gz", "manifest.json", "trace.json.gz", "pinned", "manifest.json"]
+    # WHEN somebody looks again, THEN nothing is sent
+    sender.turn()
+    uploader(root, objects).turn()
+    assert objects.asked == []
+
+
+@pytest.mark.parametrize(
+    ("fails", "listed", "sent_again"),
+    [
+        ("put trace.json.gz", 0, ["trace.json.gz", "manifest.json"]),
+        ("get trace.json.gz", 0, ["manifest.json"]),
+        ("size trace.json.gz", 0, ["manifest.json"]),
+        ("put manifest.json", 0, ["manifest.json"]),
+        # Put, but not seen to be there: it counts only once it is.
+        ("get manifest.json", 1, ["manifest.json"]),
+        ("any", 0, ["trace.json.gz", "manifest.json"]),
+    ],
+)
+def test_an_upload_that_fails_is_said_and_finished_by_the_next(put: Put, root, objects, fails, listed, sent_again):
+    manifest = put("c-1")
+    # WHEN a request fails
+    objects.fails = {fails}
+    sender = uploader(root, objects)
+    sender.turn()
+    # THEN nothing is listed that is not whole, and it is said why it is not there
+    objects.fails = set()
+    assert len(there(objects)) == listed
+    upload = Outbox(root).upload("c-1")
+    assert (upload.state, upload.verified_at) == ("failed", None)
+    assert "s3://bucket: cannot" in upload.reason
+    assert sender.standing.left == {"c-1": upload.reason}
+    # AND it is not tried again at once
+    objects.asked.clear()
+    sender.turn()
+    assert objects.asked == []
+    # WHEN the store is there again, THEN another process sends what is missing, and no more
+    uploader(root, objects).turn()
+    assert objects.put_so_far() == sent_again
+    assert there(objects) == (manifest,)
+    assert Outbox(root).upload("c-1").state == "stored"
+
+
+def test_once_the_store_is_there_again_nothing_waits_any_longer(put: Put, root, objects):
+    put("c-1")
+    put("c-2")
+    objects.fails = {"any"}
+    sender = uploader(root, objects)
+    sender.turn()
+    objects.fails = set()
+    sender.release_all()
+    sender.turn()
+    assert sender.standing.done
+
+
+def test_one_capture_that_fails_keeps_no_other_up(put: Put, root, objects):
+    for name in ("c-1", "c-2", "c-3"):
+        put(name)
+    (root / "captures" / "c-2" / "trace.json.gz").write_bytes(b"changed")
+    sender = uploader(root, objects, tries=1)
+    sender.turn()
+    assert [one.capture_id for one in there(objects)] == ["c-1", "c-3"]
+    assert (list(sender.standing.left), sender.standing.given_up) == (["c-2"], True)
+
+
+def test_a_wrong_sum_there_is_noticed_and_not_trusted(put: Put, root, objects):
+    # GIVEN that the same number of other bytes lies there, with a manifest that promises the right ones
+    manifest = put("c-1")
+    uploader(root, objects).turn()
+    key = "resnet/run-1/c-1/trace.json.gz"
+    objects.put(key, bytes(objects.size(key)))
+    (root / "captures" / "c-1" / "upload.json").unlink()
+    objects.asked.clear()
+    # WHEN it is uploaded, and that fails just before the artefact is put
+    objects.fails = {"put trace.json.gz"}
+    uploader(root, objects).turn()
+    # THEN it is not listed any more
+    assert there(objects) == ()
+    # WHEN it succeeds, THEN what lies there is right
+    objects.fails = set()
+    uploader(root, objects).turn()
+    assert there(objects) == (manifest,)
+    assert run_of(objects).holds("c-1", manifest.artefacts[0])
+
+
+def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put: Put, root, objects, monkeypatch):
+    monkeypatch.setattr(uploading, "LOOK_S", 0.05)
+    for name in ("c-1", "c-2"):
+        put(name)
+    put_object = objects.put
+    objects.put = lambda key, content: put_object(key, content) if "c-2" in key else 1 / 0
+    sender = uploader(root, objects, tries=1)
+    sender.start()
+    standing = sender.standing
+    while not standing.given_up:
+        standing = sender.wait(standing, 10.0)
+    assert [one.capture_id for one in there(objects)] == ["c-2"]
+    assert standing.left == {"c-1": "division by zero"}
+
+
+def test_what_was_changed_here_does_not_appear_there(put: Put, root, objects):
+    manifest = put("c-1")
+    path = root / "captures" / "c-1" / "trace.json.gz"
+    path.write_bytes(bytes(manifest.artefacts[0].size_bytes))
+    uploader(root, objects).turn()
+    assert objects.sizes() == {}
+    assert "was changed here" in Outbox(root).upload("c-1").reason
+
+
+def test_findings_and_pins_follow_without_the_artefact(store: LocalStore, put: Put, root, objects):
+    put("c-1")
+    sender = uploader(root, objects)
+    sender.turn()
+    objects.put_so_far()
+    # WHEN somebody else notes findings and pins it
+    manifest = store.note("c-1", SLEPT)
+    store.pin("c-1")
+    # THEN the next look brings both
+    sender.turn()
+    assert objects.put_so_far() == ["pinned", "manifest.json"]
+    assert (there(objects), RemoteStore(objects).pinned()) == ((manifest,), {"resnet/run-1/c-1"})
+    # AND takes the pin away again
+    store.unpin("c-1")
+    sender.turn()
+    assert RemoteStore(objects).pinned() == frozenset()
+
+
+def test_what_changes_while_it_is_sent_follows(store: LocalStore, put: Put, root, objects):
+    # GIVEN a capture that is pinned and looked into just while its manifest is put
+    put("c-1")
+    sender = uploader(root, objects)
+    put_object = objects.put
+
+    def meanwhile(key, content):
+        if key.endswith("manifest.json") and not store.pinned():
+            store.pin("c-1")
+            store.note("c-1", SLEPT)
+        put_object(key, content)
+
+    objects.put = meanwhile
+    sender.turn()
+    # THEN the next look sees it
+    sender.turn()
+    assert there(objects) == store.manifests().manifests
+    assert RemoteStore(objects).pinned() == {"resnet/run-1/c-1"}
+
+
+def test_what_comes_just_before_the_end_is_waited_for(put: Put, root, objects):
+    # GIVEN that all there was is there
+    put("c-1")
+    sender = uploader(root, objects)
+    sender.turn()
+    assert sender.standing.done
+    # WHEN another capture comes, and everything is to be there
+    put("c-2")
+    sender.release_all()
+    # THEN it is not done before it has been looked again
+    assert not sender.standing.done
+    sender.turn()
+    assert (sender.standing.done, sender.standing.stored) == (True, 2)
+
+
+def test_what_comes_while_it_is_looked_is_waited_for(put: Put, root, objects):
+    # GIVEN that a capture comes, and the end of the run, while another is sent
+    put("c-1")
+    sender = uploader(root, objects)
+    put_object = objects.put
+    late = iter(["c-2"])
+
+    def meanwhile(key, content):
+        put_object(key, content)
+        for name in late:
+            put(name)
+            sender.release_all()
+
+    objects.put = meanwhile
+    # THEN it is not done once that one is there
+    sender.turn()
+    assert (sender.standing.stored, sender.standing.done) == (1, False)
+    sender.turn()
+    assert (sender.standing.stored, sender.standing.done) == (2, True)
+
+
+def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(store: LocalStore, put: Put, root, objects):
+    put("c-1")
+    kept = put("c-2")
+    sender = uploader(root, objects)
+    sender.turn()
+    # WHEN a capture is removed while the store is away
+    objects.fails = {"any"}
+    store.remove("c-1")
+    sender.turn()
+    # THEN it is gone here, artefact and all, and said to be left there, whole
+    assert (store.ids(), store.sweep()) == ({"c-2"}, 0)
+    assert list(sender.standing.removals) == ["c-1"]
+    assert [path.name for path in root.rglob("trace.json.gz")] == ["trace.json.gz"]
+    objects.fails = set()
+    assert len(there(objects)) == 2
+    # WHEN the removal stops half way, THEN it is not listed there any more
+    objects.fails = {"delete trace.json.gz"}
+    uploader(root, objects).turn()
+    assert there(objects) == (kept,)
+    # AND whoever comes next finishes it
+    objects.fails = set()
+    last = uploader(root, objects)
+    last.turn()
+    assert set(objects.sizes()) == {"resnet/run-1/c-2/manifest.json", "resnet/run-1/c-2/trace.json.gz"}
+    assert (last.standing.done, list((root / "captures").glob(".removing-*"))) == (True, [])
+
+
+def test_what_was_never_sent_is_removed_at_once(store: LocalStore, put: Put, root, objects):
+    put("c-1")
+    store.remove("c-1")
+    assert list((root / "captures").glob(".removing-*")) == []
+
+
+def test_a_capture_that_is_removed_while_it_is_sent_stays_nowhere(store: LocalStore, put: Put, root, objects):
+    put("c-1")
+    sender = uploader(root, objects)
+    # GIVEN that it is removed just before its manifest is put
+    put_object = objects.put
+    objects.put = lambda key, content: (
+        store.remove("c-1") if key.endswith("manifest.json") else None,
+        put_object(key, content),
+    )
+    sender.turn()
+    objects.put = put_object
+    # WHEN it is looked again
+    sender.turn()
+    # THEN nothing is left of it
+    assert (store.ids(), objects.sizes(), sender.standing.done) == (frozenset(), {}, True)
+
+
+def test_artefacts_go_from_here_only_once_they_are_there_and_released(store: LocalStore, put: Put, root, tmp_path):
+    # GIVEN a store that is a directory
+    manifest = put("c-1")
+    path = store.path("c-1", "trace.json.gz")
+    content = path.read_bytes()
+    elsewhere = tmp_path / "elsewhere"
+    remote = RemoteStore.open(str(elsewhere), job="resnet", run="run-1", create=True)
+    sender = Uploader(root, remote, elsewhere.as_uri(), keep_local=False)
+    # THEN the artefact stays while somebody here may read it
+    sender.turn()
+    assert path.exists()
+    # WHEN it is released, THEN it goes, and the capture is here all the same
+    sender.release("c-1")
+    sender.turn()
+    assert not path.exists()
+    assert store.manifests().manifests == (manifest,)
+    with pytest.raises(UsageError, match=f"is in {elsewhere.as_uri()}: sftriage traces get c-1"):
+        store.path("c-1", "trace.json.gz")
+    # AND is fetched from there, verified
+    assert store.get("c-1", "trace.json.gz", tmp_path / "got").read_bytes() == content
+    # AND findings still reach it
+    noted = store.note("c-1", SLEPT)
+    sender.turn()
+    assert remote.manifests().manifests == (noted,)
+    # WHEN what is there is damaged, THEN that is noticed
+    (elsewhere / "resnet" / "run-1" / "c-1" / "trace.json.gz").write_bytes(bytes(len(content)))
+    with pytest.raises(IntegrityError):
+        store.get("c-1", "trace.json.gz", tmp_path / "again")
+
+
+def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store: LocalStore, put: Put, root, objects):
+    # GIVEN two captures that are there, of which one has its artefact nowhere else
+    put("c-1")
+    put("c-2")
+    sender = uploader(root, objects, keep_local=False)
+    sender.release("c-2")
+    sender.turn()
+    for name in ("c-1", "c-2"):
+        objects.delete([f"resnet/run-1/{name}/trace.json.gz"])
+        store.note(name, SLEPT)
+    # WHEN it is looked again
+    uploader(root, objects).turn()
+    # THEN the one is there again, and the other is said to be lost
+    assert [one.capture_id for one in RemoteStore(objects).manifests().manifests] == ["c-1"]
+    assert "is not here, and not in s3://bucket" in Outbox(root).upload("c-2").reason
+
+
+def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store: LocalStore, put: Put, root, objects):
+    # GIVEN a capture that was there, and of which the artefact has vanished
+    manifest = put("c-1")
+    uploader(root, objects).turn()
+    objects.delete(["resnet/run-1/c-1/trace.json.gz"])
+    store.note("c-1", SLEPT)
+    # WHEN it is sent again, and the store keeps as many other bytes
+    put_object = objects.put
+    objects.put = lambda key, content: put_object(key, bytes(len(content)) if "trace" in key else content)
+    uploader(root, objects).turn()
+    # THEN that is noticed, now and by the next look
+    objects.put = put_object
+    assert there(objects) == ()
+    assert Outbox(root).upload("c-1").verified_at is None
+    uploader(root, objects).turn()
+    assert len(there(objects)) == 1
+    assert run_of(objects).holds("c-1", manifest.artefacts[0])
+
+
+def test_nobody_writes_over_anothers_capture(put: Put, root, objects):
+    # GIVEN that another run of the same name has put a capture of the same id
+    other = manifest_of("c-1", second=7)
+    run_of(objects).put_artefact("c-1", other.artefacts[0], b"1234567")
+    run_of(objects).put_manifest(other)
+    # WHEN ours is uploaded
+    put("c-1")
+    uploader(root, objects).turn()
+    # THEN the other one stays as it is, and it is said
+    assert there(objects) == (other,)
+    assert "has another capture c-1" in Outbox(root).upload("c-1").reason
+
+
+def test_a_capture_of_another_run_is_not_sent_to_this_ones_place(store: LocalStore, trace, root, objects):
+    store.put("c-1", trace, lambda artefact: manifest_of("c-1", artefact).model_copy(update={"run": "run-9"}))
+    uploader(root, objects).turn()
+    assert objects.sizes() == {}
+    assert "is of resnet/run-9, not of resnet/run-1" in Outbox(root).upload("c-1").reason
+
+
+def test_changes_alone_send_no_capture_for_the_first_time(store: LocalStore, put: Put, root, objects):
+    put("c-1")
+    uploader(root, objects).turn()
+    put("c-2")
+    store.pin("c-1")
+    changes = uploader(root, objects, changes_only=True, tries=1)
+    changes.turn()
+    assert [one.capture_id for one in there(objects)] == ["c-1"]
+    assert RemoteStore(objects).pinned() == {"resnet/run-1/c-1"}
+    assert changes.standing.done
+
+
+def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put: Put, root, objects, monkeypatch):
+    monkeypatch.setattr(uploading, "LOOK_S", 0.05)
+    put("c-1")
+    with Outbox(root).uploading() as ours:
+        assert ours
+        assert Outbox(root).busy
+        # WHEN a second one starts, THEN it waits
+        second = uploader(root, objects)
+        second.start()
+        standing = second.standing
+        while not standing.taken:
+            standing = second.wait(standing, 10.0)
+        assert objects.sizes() == {}
+    # UNTIL the first has ended
+    while not standing.done:
+        standing = second.wait(standing, 10.0)
+    assert second.close(10.0)
+    assert not Outbox(root).busy
+    assert len(there(objects)) == 1
+
+
+def test_what_died_on_its_way_is_waiting(put: Put, root):
+    put("c-1")
+    outbox = Outbox(root)
+    assert outbox.note("c-1", Upload(url=URL, state="uploading"))
+    with outbox.uploading():
+        assert outbox.upload("c-1").state == "uploading"
+    assert outbox.upload("c-1").state == "waiting"
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "stored"}', b"\xff", b"0" * 100_000])
+def test_a_note_that_makes_no_sense_is_none(put: Put, root, objects, content):
+    put("c-1")
+    path = root / "captures" / "c-1" / "upload.json"
+    path.write_bytes(content)
+    assert Outbox(root).upload("c-1") is None
+    uploader(root, objects).turn()
+    assert len(there(objects)) == 1
+
+
+def test_a_forged_note_does_not_hide_that_an_artefact_is_missing(store: LocalStore, put: Put, root):
+    put("c-1")
+    (root / "captures" / "c-1" / "trace.json.gz").unlink()
+    Outbox(root).note("c-1", Upload(url=URL, state="stored"))
+    with pytest.raises(IntegrityError):
+        store.manifest("c-1")
+
+
+@given(failures=st.integers(1, 10_000), chance=st.floats(0, 1))
+@settings(deadline=None)
+def test_it_waits_longer_each_time_and_never_for_ever(failures, chance):
+    wait_s = delay_s(failures, chance)
+    assert 0.5 <= wait_s <= LONGEST_DELAY_S
+    assert delay_s(failures + 1, chance) >= wait_s
+    # AND two hosts that fail together do not come back together
+    assert delay_s(failures, 1.0) == 2 * delay_s(failures, 0.0)
