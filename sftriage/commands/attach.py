@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from sftriage.commands import metering
 from sftriage.commands.catalogues import CatalogueOption
 from sftriage.commands.decisions import RunOption
 from sftriage.commands.indexing import checked_catalogue, indexing_of
@@ -38,6 +39,13 @@ def attach(
         ),
     ] = None,
     catalogue: CatalogueOption = None,
+    metrics_port: metering.PortOption = None,
+    metrics_host: metering.HostOption = "127.0.0.1",
+    metrics_token_file: metering.TokenFileOption = None,
+    metrics_file: metering.FileOption = None,
+    metrics_per_rank: metering.PerRankOption = False,
+    otel: metering.OtelOption = False,
+    otel_steps: metering.OtelStepsOption = False,
 ) -> None:
     """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
 
@@ -53,11 +61,18 @@ def attach(
     reporter = Reporter()
     uploads = uploads_of(directory, info)
     indexing = indexing_of(directory.path, checked_catalogue(catalogue))
+    meter = metering.meter_of(
+        metering.Wanted(
+            metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
+        )
+    )
     left = left_in(read_journal(directory.decisions))
-    triage = Triage(directory, info, files, reporter, place_in(directory), left, uploads=uploads)
+    triage = Triage(directory, info, files, reporter, place_in(directory), left, meter=meter, uploads=uploads)
     own(rings)
     names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
     reporter.say(f"took over {place(directory.path)} under policy {names}")
+    if meter.url is not None:
+        reporter.say(f"metrics are at {meter.url}")
     # Whoever ends this ends this, and not the job.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
