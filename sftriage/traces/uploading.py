@@ -194,7 +194,7 @@ class Uploader:
                     while ours and not self._stop.is_set() and not self._standing.given_up:
                         self.turn()
                         self._pause()
-                if self._standing.given_up:
+                if self._standing.given_up or self._stop.is_set():
                     return
                 self._pause()
         except Stopped:
