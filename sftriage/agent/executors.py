@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sftriage.capture import Executor, NsysCapture, NsysPlace, RankLook, StacksCapture, TorchCapture
+from sftriage.capture import (
+    Executor,
+    NsysCapture,
+    NsysLeft,
+    NsysPlace,
+    RankLook,
+    StacksCapture,
+    StacksLeft,
+    TorchCapture,
+)
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest
@@ -46,20 +55,25 @@ def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: 
 def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor:
     """The executor of a request that was handed to its rank before, by an agent that is no more.
 
-    The trainer works by itself, and its answer waits in the mailbox. What worked outside ended with that agent; its
-    trainer is told that nobody waits for its marks.
+    The trainer works by itself, and its answer waits in the mailbox. What worked outside ended with that agent: what
+    it left is ended, too.
 
     Raises:
         CaptureError: it cannot be gone on with; the message is the reason.
     """
+    mailbox = places.rings / info.file_name("mailbox")
     if request.profiler == "stacks":
-        raise CaptureError("stacks are taken from outside")
-    capture = TorchCapture(request, places.rings / info.file_name("mailbox"), places.spool)
-    if request.profiler == "torch" and capture.handed_over:
+        return StacksLeft(request, places.spool)
+    if request.profiler == "nsys":
+        if places.nsys is None:
+            raise CaptureError("the note of how its rank was launched under nsys is gone")
+        return NsysLeft(request, places.nsys, mailbox, places.spool, lambda: None)
+    capture = TorchCapture(request, mailbox, places.spool)
+    if capture.handed_over:
         return capture
     capture.cancel()
     capture.close()
-    raise CaptureError("nsys works from outside" if request.profiler == "nsys" else "its rank was never asked")
+    raise CaptureError("its rank was never asked")
 
 
 def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:

@@ -13,6 +13,7 @@ inside a step, they are read from its ring: those that began and ended while nsy
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import time
@@ -24,6 +25,7 @@ from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Product, RankLook, mailbox_of
 from sftriage.capture.nsys_conversion import to_export, to_report
+from sftriage.capture.nsys_rank import NOTE
 from sftriage.capture.nsys_report import check
 from sftriage.capture.turns import InTurns, Turns
 from sftriage.errors import CaptureError, RingError
@@ -35,6 +37,8 @@ ASK_S = 20.0
 STOP_S = 60.0
 MARGIN_S = 2.0
 """Past the time-box, how long the trainer is given to end its marks at a step boundary."""
+LEFT_S = 5.0
+"""How much later than its agent would have stopped nsys the rank's own script does, if the agent is no more."""
 FREE_BYTES = 128 * 2**20
 """What has to be free on the disk: a report passes through a file of tens of megabytes."""
 
@@ -79,11 +83,13 @@ class NsysCapture(InTurns):
         super().__init__(request)
         self._place, self._look = place, look
         self._made = place.tmp / request.capture_id
-        self._note = place.tmp / f"collecting-{request.rank}"
+        self._note = place.tmp / f"{NOTE}-{request.rank}"
         self._report = spool / f"{request.capture_id}.nsys-rep"
         self._export = spool / f"{request.capture_id}.sqlite"
         self._traces = dialect.wanted_traces(request.options, place.traces)
         self._flags = dialect.start_flags(request.options)
+        if place.armed is not None and request.options.get("sample", "none") != "none":
+            raise CaptureError("option sample: an armed rank is not sampled, for nsys waits for it without")
         self._session: str | None = None
         self._marked: CaptureResult | None = None
         self._marking = self._cancelled = False
@@ -125,7 +131,9 @@ class NsysCapture(InTurns):
                 self._abandoned = _detached([self._place.binary, "stop", f"--session={self._session}"])
             self._session = None
             self._note.unlink(missing_ok=True)
-        for leftover in (self._report, self._export, *self._place.tmp.glob(f"{self.request.capture_id}.*")):
+        partials = self._report.parent.glob(f".{self.request.capture_id}.*")
+        made = self._place.tmp.glob(f"{self.request.capture_id}.*")
+        for leftover in (self._report, self._export, *partials, *made):
             with contextlib.suppress(OSError):
                 leftover.unlink()
 
@@ -158,14 +166,27 @@ class NsysCapture(InTurns):
         """The session that is really there, and free."""
         session = dialect.session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
         if not session.free and self._note.exists():
-            # An agent that was killed has left nsys collecting for a capture that is nobody's any more.
-            yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
-            for leftover in self._place.tmp.glob(f"{self._note.read_text(encoding='utf-8')}.*"):
-                leftover.unlink()
+            yield from self._stop_left(session)
             session = dialect.session_of((yield from self._sessions()), self._place.prefix, self.request.rank)
         if not session.free:
             raise CaptureError(f"session {session.name} is busy: {session.state}")
         self._name = session.name
+
+    def _stop_left(self, session: dialect.Session) -> Turns:
+        """An agent that was killed has left nsys collecting for a capture that is nobody's any more."""
+        yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            left = json.loads(self._note.read_text(encoding="utf-8"))["capture_id"]
+            for leftover in self._place.tmp.glob(f"{left}.*"):
+                leftover.unlink()
+        self._note.unlink(missing_ok=True)
+
+    def _until(self, until_s: float) -> None:
+        """Leave word until when nsys collects for us at the most: whoever finds it there later stops nsys."""
+        left = {"capture_id": self.request.capture_id, "until_s": until_s + LEFT_S}
+        partial = self._note.with_name(f".{self._note.name}")
+        partial.write_text(json.dumps(left), encoding="utf-8")
+        partial.replace(self._note)
 
     def _sessions(self) -> Generator[None, None, tuple[dialect.Session, ...]]:
         found = yield from self._ask("sessions", "list")
@@ -177,7 +198,7 @@ class NsysCapture(InTurns):
         """Start nsys once the trainer is ready for it, and wait for the steps, or for the end of the time-box."""
         yield from self._arm()
         began_s = time.monotonic()
-        self._note.write_text(self.request.capture_id, encoding="utf-8")
+        self._until(self._end_s + MARGIN_S)
         self._session = self._name
         found = yield from self._ask(
             *("start", f"--session={self._name}", f"--output={self._made}", "--force-overwrite=true", *self._flags)
@@ -213,6 +234,8 @@ class NsysCapture(InTurns):
                 if not answer.detail.startswith(NO_NVTX):
                     raise CaptureError(answer.detail or answer.state)
                 self._marking = False
+                if self._place.armed is not None:
+                    raise CaptureError(f"an armed rank is captured by ranges that it opens: {answer.detail}")
                 self._notes.append(f"steps told from the ring: {answer.detail}")
                 return
             yield
@@ -256,13 +279,8 @@ class NsysCapture(InTurns):
 
     def _collect_armed(self, armed: Path) -> Turns:
         """Nobody here reaches the session: nsys waits for the trainer's range, and the report comes into the spool."""
-        pattern = f"{armed.name}-{self.request.rank}.*.[nq]*"
-        for report in armed.parent.glob(pattern):
-            # Of a capture that was given up; its range was closed all the same.
-            report.unlink(missing_ok=True)
+        self._drop_reports(armed)
         yield from self._arm()
-        if not self._marking:
-            raise CaptureError("without NVTX in the trainer nothing can be captured here")
         while not list(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.armed")):
             self._give_way()
             if time.monotonic() >= self._end_s:
@@ -277,17 +295,31 @@ class NsysCapture(InTurns):
             yield
         self._steps = self._covered()
         self._timings_s["run"] = time.monotonic() - started_s
+        report = yield from self._report_of(armed)
+        self._timings_s["stop"] = time.monotonic() - started_s - self._timings_s["run"]
+        self._raw = self._made.with_suffix(report.suffix)
+        shutil.move(report, self._raw)
+
+    def _report_of(self, armed: Path) -> Generator[None, None, Path]:
+        """The report of a range that has been closed, or is about to be."""
         end_s = time.monotonic() + STOP_S
-        while not (found := sorted(armed.parent.glob(pattern))):
+        while not (found := self._reports(armed)):
             if time.monotonic() >= end_s:
                 raise CaptureError(f"no report came within {STOP_S:g} s of the last step")
             yield
-        self._timings_s["stop"] = time.monotonic() - started_s - self._timings_s["run"]
-        self._raw = self._made.with_suffix(found[-1].suffix)
-        shutil.move(found[-1], self._raw)
+        return found[-1]
+
+    def _reports(self, armed: Path) -> list[Path]:
+        return sorted(armed.parent.glob(f"{armed.name}-{self.request.rank}.*.[nq]*"))
+
+    def _drop_reports(self, armed: Path) -> None:
+        """Remove the reports of captures that were given up; their ranges were closed all the same."""
+        for report in self._reports(armed):
+            report.unlink(missing_ok=True)
 
     def _stop(self) -> Turns:
         began_s = time.monotonic()
+        self._until(began_s + STOP_S)
         found = yield from self._run([self._place.binary, "stop", f"--session={self._name}"], STOP_S)
         self._timings_s["stop"] = time.monotonic() - began_s
         if found.status:

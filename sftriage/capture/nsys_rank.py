@@ -5,7 +5,7 @@ Standard library only, and nothing of this package: it runs with ``python -I`` b
     torchrun ── this script ── nsys launch ── nsys-launcher ── this script again, which becomes the trainer
                      └── watcher
 
-It keeps four promises that `nsys launch` alone does not:
+It keeps five promises that `nsys launch` alone does not:
 
 - **The trainer runs, whatever nsys does.** Where nsys is missing, hangs or refuses, the trainer is started without it.
   The inner half waits for a word before it becomes the trainer, so that it can never run twice.
@@ -13,6 +13,7 @@ It keeps four promises that `nsys launch` alone does not:
   trainer goes on; so it is the trainer that is waited for, and a status that cannot be known is never 0.
 - **Signals reach the trainer**, which nsys puts in a session of its own. When this script is killed, the watcher ends
   the trainer.
+- **nsys stops in time.** Where the agent that had it collect is killed, this script tells it to, a little later.
 - **The trainer's environment stays out of the reports.** nsys copies the environment of what it starts; so it is given
   a bare one, and the inner half puts the real one back before it becomes the trainer. Standard output goes where it
   would go without nsys, which would keep a copy.
@@ -49,7 +50,11 @@ UNKNOWN_STATUS = 70
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 RANGE = "SFT_CAPTURE"
 ASK_S = 20.0
+NOTE = "collecting"
+"""``<tmp>/collecting-<rank>``: an agent's note that nsys collects for it; see `Deserted`."""
 LOOK_S = 0.5
+SLOW_LOOK_S = 5.0
+"""How often it is looked where nothing but a deserted collection can be found."""
 MOST_FAILURES = 10
 
 _KEPT = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD")
@@ -123,6 +128,7 @@ class Rank:
         self._pid = 0
         bare = bare_environment(environment)
         self._armed = Armed(environment, bare) if environment.get("SFTRIAGE_NSYS_ARMED") else None
+        self._looks = self._armed or Deserted(environment, bare)
         self._ours, self._theirs = _pair()
         self._alive_read, self._alive_write = os.pipe()
         standard = [os.dup(number) for number in range(3)]
@@ -179,9 +185,9 @@ class Rank:
     def wait(self) -> int:
         """Wait for the trainer, and for nsys to say how it ended. Dies of the signal that the trainer died of."""
         nsys = os.pidfd_open(self._nsys.pid)
-        while not (ended := select.select([self._trainer, nsys], [], [], LOOK_S if self._armed else None)[0]):
-            if self._armed is not None:
-                self._armed.look()
+        look_s = SLOW_LOOK_S if self._armed is None else LOOK_S
+        while not (ended := select.select([self._trainer, nsys], [], [], look_s)[0]):
+            self._looks.look()
         if self._trainer in ended:
             status = self._said(nsys)
         else:
@@ -240,6 +246,54 @@ class Rank:
             os._exit(0)
 
 
+class Session:
+    """This rank's session, asked with the environment that it was launched with, or it would not be found."""
+
+    def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
+        self.name = session_name(environment)
+        self._nsys, self._bare = environment["SFTRIAGE_NSYS"], bare
+
+    def ask(self, *words: str) -> tuple[int, str]:
+        """The status of nsys with these words, and what it says."""
+        try:
+            found = subprocess.run(
+                [self._nsys, *words],
+                env=self._bare,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                timeout=ASK_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return 1, str(error)
+        return found.returncode, found.stdout.decode("utf-8", "replace")
+
+
+class Deserted:
+    """A collection whose agent was killed, which nobody would end: it would grow for as long as the job goes on.
+
+    The agent's note says what it is for, and until when, by the host's monotonic clock, it is there at the most.
+    """
+
+    def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
+        self._session = Session(environment, bare)
+        self._tmp = Path(environment["SFTRIAGE_NSYS_TMP"])
+        self._note = self._tmp / f"{NOTE}-{environment.get('RANK', '0')}"
+
+    def look(self) -> None:
+        """End it, where its time is over, and keep nothing of it. Never raises."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            note = json.loads(self._note.read_text(encoding="utf-8"))
+            if time.monotonic() < note["until_s"]:
+                return
+            self._session.ask("stop", f"--session={self._session.name}")
+            for leftover in self._tmp.glob(f"{note['capture_id']}.*"):
+                leftover.unlink()
+            self._note.unlink()
+            _say(f"nsys was stopped: nobody had ended capture {note['capture_id']} in time")
+
+
 class Armed:
     """nsys waits for a range that the trainer opens, for an agent that cannot reach the session from its container.
 
@@ -249,9 +303,8 @@ class Armed:
     """
 
     def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
-        self._nsys, self._bare = environment["SFTRIAGE_NSYS"], bare
-        self._session = session_name(environment)
-        name = self._session.removeprefix(environment["SFTRIAGE_NSYS_SESSION"])
+        self._session = Session(environment, bare)
+        name = self._session.name.removeprefix(environment["SFTRIAGE_NSYS_SESSION"])
         self._prefix = f"{environment['SFTRIAGE_NSYS_ARMED']}{name}"
         self._made = Path(environment["SFTRIAGE_NSYS_TMP"]) / f"armed{name}"
         self._ready = Path(f"{self._prefix}.armed")
@@ -281,8 +334,8 @@ class Armed:
 
     def _arm(self) -> None:
         self._number += 1
-        status, said = self._ask(
-            *("start", f"--session={self._session}", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx"),
+        status, said = self._session.ask(
+            *("start", f"--session={self._session.name}", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx"),
             *("--capture-range-end=stop", f"--output={self._made}", "--force-overwrite=true"),
         )
         self._waits = status == 0
@@ -299,23 +352,8 @@ class Armed:
 
     def _idle(self) -> bool:
         """Whether nsys is done with the report."""
-        _, said = self._ask("sessions", "list")
-        return any({"Launched", self._session} <= set(line.split()) for line in said.splitlines())
-
-    def _ask(self, *words: str) -> tuple[int, str]:
-        try:
-            found = subprocess.run(
-                [self._nsys, *words],
-                env=self._bare,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=ASK_S,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            return 1, str(error)
-        return found.returncode, found.stdout.decode("utf-8", "replace")
+        _, said = self._session.ask("sessions", "list")
+        return any({"Launched", self._session.name} <= set(line.split()) for line in said.splitlines())
 
 
 def inner(channel: int) -> int:

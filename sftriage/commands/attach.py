@@ -13,7 +13,7 @@ from sftriage.commands import metering
 from sftriage.commands.catalogues import CatalogueOption
 from sftriage.commands.decisions import RunOption
 from sftriage.commands.indexing import checked_catalogue, indexing_of
-from sftriage.commands.nsys import place_in
+from sftriage.commands.nsys import place_in, remove_place
 from sftriage.commands.rings import launcher_alive, own, remove_rings_directory
 from sftriage.commands.run import Reporter
 from sftriage.commands.runs import find_run
@@ -67,7 +67,8 @@ def attach(
         )
     )
     left = left_in(read_journal(directory.decisions))
-    triage = Triage(directory, info, files, reporter, place_in(directory), left, meter=meter, uploads=uploads)
+    launched = place_in(directory)
+    triage = Triage(directory, info, files, reporter, launched, left, meter=meter, uploads=uploads)
     own(rings)
     names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
     reporter.say(f"took over {place(directory.path)} under policy {names}")
@@ -86,6 +87,8 @@ def attach(
     finally:
         triage.close()
         remove_rings_directory(rings)
+        if launched is not None and not rings.exists():
+            remove_place(launched)
     reporter.summary(directory)
     uploads.finish(reporter.say)
     indexing.finish(reporter.say)

@@ -81,13 +81,13 @@ class Collector:
         """
         known = known or Known()
         try:
-            if result.state != "done":
-                return result, None
             if capture.request.capture_id in self._store.ids():
                 # Whoever put it there ended before it could say so.
                 manifest = self._store.manifest(capture.request.capture_id)
                 self._index(manifest)
-                return result, manifest
+                return _result_of(manifest, result), manifest
+            if result.state != "done":
+                return result, None
             capture.verify(result)
             found = self._reproduced(capture.request.capture_id, known, controller)
             manifest = self._store.put_files(
@@ -190,3 +190,18 @@ class Collector:
             evidence=known.remarks,
             may_contain=contents_of(capture.request.profiler, capture.request.options),
         )
+
+
+def _result_of(manifest: Manifest, result: CaptureResult) -> CaptureResult:
+    """What became of a capture that is in the store, by its manifest, where nobody else can tell any more."""
+    if result.state == "done":
+        return result
+    info = manifest.capture
+    return replace(
+        result,
+        state="done",
+        detail="",
+        first_step=info.first_step,
+        last_step=info.last_step,
+        size_bytes=manifest.artefacts[0].size_bytes,
+    )

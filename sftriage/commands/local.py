@@ -39,6 +39,8 @@ class LocalRun:
         drop_local: the artefacts go from here once they are there.
         catalogue: one that many jobs share, and that is told of its captures; by default none.
 
+        nsys_armed: the ranks' sessions cannot be reached from here: nsys waits for ranges that they open.
+
     Raises:
         UsageError: there is no such launcher or no nsys, or the run directory cannot be made. No rings are left behind.
     """
@@ -57,6 +59,8 @@ class LocalRun:
         store: str | None = None,
         drop_local: bool = False,
         catalogue: str | None = None,
+        *,
+        nsys_armed: bool = False,
     ) -> None:
         if command and shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -80,7 +84,9 @@ class LocalRun:
             self.directory = create(out or Path(DEFAULT_ROOT) / run_id, info, policy_text)
             for number, text in enumerate(more_texts, start=2):
                 write_atomically(self.directory.path / f"policy-{number}.yaml", text)
-            self._nsys = None if nsys is None else NsysLaunch(run_id, nsys, self.directory.path)
+            self._nsys = None
+            if nsys is not None:
+                self._nsys = NsysLaunch(run_id, nsys, self.directory.path, armed=nsys_armed)
             if self._nsys is not None:
                 self._command = self._nsys.command(command)
             place = self._nsys.place if self._nsys else None

@@ -23,6 +23,7 @@ RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
 """Names the script that starts one rank, for launchers that start ranks their own way."""
 
 _ASK_S = 20.0
+_TMP_PREFIX = "nsys-"
 _ELASTIC_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _ELASTIC_PROGRAMS = ("torchrun", "accelerate")
 
@@ -34,16 +35,20 @@ class NsysLaunch:
         run_id: names the sessions: ``sft-<run>-<rank>.<attempt>``.
         traces: what nsys is to trace, as its ``--trace`` has it; it cannot be told later.
         directory: a private directory; it gets one for what is temporary, if programs may run there.
+        armed: every rank waits for a range that its trainer opens, and nobody has to reach its session.
 
     Raises:
-        UsageError: there is no nsys, it is too old or it hangs, or a trace that it does not know.
+        UsageError: there is no nsys, it is too old or it hangs, or a trace that it does not know; or ranks that are
+            armed on a range are not to trace any.
     """
 
-    def __init__(self, run_id: str, traces: str, directory: Path) -> None:
+    def __init__(self, run_id: str, traces: str, directory: Path, *, armed: bool = False) -> None:
         names = tuple(name for name in traces.split(",") if name)
         unknown = [name for name in names if name not in TRACES]
         if unknown or not names:
             raise UsageError(f"--nsys-trace {traces}: some of {','.join(TRACES)}")
+        if armed and "nvtx" not in names:
+            raise UsageError(f"--nsys-armed: nsys waits for an NVTX range, and --nsys-trace {traces} has no nvtx")
         found = shutil.which("nsys")
         if found is None:
             raise UsageError("--nsys: there is no nsys on the PATH; install NVIDIA Nsight Systems")
@@ -52,13 +57,14 @@ class NsysLaunch:
         except CaptureError as error:
             raise UsageError(f"--nsys: {error}") from error
         tmp = _executable_directory(directory)
-        self.place = NsysPlace(Path(found), f"sft-{run_id}", names, tmp)
+        self.place = NsysPlace(Path(found), f"sft-{run_id}", names, tmp, tmp / "range" if armed else None)
         self._script = tmp / "rank"
         words = [sys.executable, "-I", "-S", str(Path(nsys_rank.__file__).resolve())]
         self._script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
         self._script.chmod(0o700)
         # For whoever takes over the run.
         place = {"binary": found, "prefix": self.place.prefix, "traces": names, "tmp": str(tmp)}
+        place |= {"armed": str(self.place.armed)} if armed else {}
         write_atomically(RunDirectory(directory).nsys, json.dumps(place) + "\n")
 
     def environment(self, before: Mapping[str, str]) -> dict[str, str]:
@@ -71,6 +77,8 @@ class NsysLaunch:
             RANK_VARIABLE: str(self._script),
             "PYTHON_EXEC": str(self._script),
         }
+        if self.place.armed is not None:
+            added["SFTRIAGE_NSYS_ARMED"] = str(self.place.armed)
         if before.get("PYTHON_EXEC"):
             added["SFTRIAGE_NSYS_PYTHON"] = before["PYTHON_EXEC"]
         return added
@@ -85,7 +93,7 @@ class NsysLaunch:
 
     def close(self) -> None:
         """Remove what is temporary. The run is over, and its trainers have ended."""
-        shutil.rmtree(self.place.tmp, ignore_errors=True)
+        remove_place(self.place)
 
 
 def place_in(directory: RunDirectory) -> NsysPlace | None:
@@ -96,11 +104,24 @@ def place_in(directory: RunDirectory) -> NsysPlace | None:
     """
     try:
         values = json.loads(directory.nsys.read_text(encoding="utf-8"))
-        return NsysPlace(Path(values["binary"]), values["prefix"], tuple(values["traces"]), Path(values["tmp"]))
+        armed = values.get("armed")
+        return NsysPlace(
+            Path(values["binary"]),
+            values["prefix"],
+            tuple(values["traces"]),
+            Path(values["tmp"]),
+            None if armed is None else Path(armed),
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{directory.nsys}: not a note of how the ranks were launched: {error}") from error
+
+
+def remove_place(place: NsysPlace) -> None:
+    """Remove what was temporary in a run that is over, and nothing else, whatever its note says."""
+    if place.tmp.name.startswith(_TMP_PREFIX):
+        shutil.rmtree(place.tmp, ignore_errors=True)
 
 
 def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:
@@ -131,7 +152,7 @@ def _executable_directory(directory: Path) -> Path:
     for parent in (directory, Path(tempfile.gettempdir()), Path("/var/tmp")):
         try:
             if not os.statvfs(parent).f_flag & os.ST_NOEXEC:
-                return Path(tempfile.mkdtemp(prefix="nsys-", dir=parent))
+                return Path(tempfile.mkdtemp(prefix=_TMP_PREFIX, dir=parent))
         except OSError:
             continue
     raise UsageError("--nsys: no directory in which programs may run (TMPDIR, /tmp and /var/tmp are all noexec)")

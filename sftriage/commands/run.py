@@ -89,6 +89,15 @@ def run(
     nsys: Annotated[
         bool, typer.Option("--nsys", help="Start every rank under Nsight Systems, for policies that capture with it.")
     ] = False,
+    nsys_armed: Annotated[
+        bool,
+        typer.Option(
+            "--nsys-armed",
+            help="As --nsys, for ranks whose session cannot be reached from here, as in another container: nsys waits "
+            "for a range that the trainer opens. The run directory has to be theirs too.",
+            rich_help_panel="Nsight Systems",
+        ),
+    ] = False,
     nsys_trace: Annotated[
         str, typer.Option(help="What nsys traces; it has to be known at the start.", rich_help_panel="Nsight Systems")
     ] = DEFAULT_TRACE,
@@ -131,14 +140,26 @@ def run(
     store = checked_store(store, job_name) if store is not None else None
     shared = checked_catalogue(catalogue)
     first, *others = [path.read_text(encoding="utf-8") for path in paths]
-    traces = nsys_trace if nsys else None
+    traces = nsys_trace if nsys or nsys_armed else None
     meter = metering.meter_of(
         metering.Wanted(
             metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
         )
     )
     local = LocalRun(
-        tuple(command), job_name, files, first, out, reporter, others, traces, meter, store, drop_local, shared
+        tuple(command),
+        job_name,
+        files,
+        first,
+        out,
+        reporter,
+        others,
+        traces,
+        meter,
+        store,
+        drop_local,
+        shared,
+        nsys_armed=nsys_armed,
     )
     names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
     reporter.say(f"watching under policy {names}; run directory {place(local.directory.path)}")

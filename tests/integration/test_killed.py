@@ -5,135 +5,34 @@ capture works.
 """
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from sftriage.commands import asks
-from sftriage.controller import read_journal
-from sftriage.recorder import MailboxClient, RingReader, find_rings
-from sftriage.records import Ask
-from sftriage.traces import LocalStore
-from sftriage.traces.rundir import RunDirectory, read_info
-from tests.integration.processes import DEADLINE_S, descendants, wait_until
+from sftriage.recorder import MailboxClient, find_rings
+from tests.integration.killing import (
+    Job,
+    asked,
+    attached,
+    capture_again,
+    check_record,
+    jobs,
+    stored,
+    storing,
+    wait_for,
+)
+from tests.integration.processes import DEADLINE_S, wait_until
 
 pytest.importorskip("torch")
-
-SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
-RANK, STEPS, WARMUP_STEPS = 1, 40, 20
-"""Long enough for every stage of a capture to be seen."""
-
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: asked-only}
-spec:
-  rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
-  limits: {overhead_budget: 100%, captures_per_hour: 20, captures_per_run: 20}
-"""
-
-
-@dataclass
-class Job:
-    """A job of two ranks under watch, and what is needed to look into it from outside."""
-
-    process: subprocess.Popen
-    directory: RunDirectory
-    release: Path
-    pids: set[int] = field(default_factory=set)
-
-    @property
-    def rings(self) -> Path:
-        return Path(read_info(self.directory).rings)
-
-    def ring(self, rank: int) -> RingReader:
-        """The newest ring of a rank."""
-        return RingReader(sorted(path for path in find_rings(self.rings) if path.name.startswith(f"rank-{rank}."))[-1])
-
-    def mailbox(self) -> MailboxClient:
-        """The newest mailbox of the rank that is captured."""
-        return MailboxClient(sorted(self.rings.glob(f"rank-{RANK}.*.mailbox"))[-1])
-
-    def steps(self) -> int:
-        """How many steps every rank has taken, at least."""
-        with contextlib.ExitStack() as opened:
-            return min(opened.enter_context(self.ring(rank)).status().published for rank in (0, 1))
-
-    def trainer(self) -> int:
-        """The process of the rank that is captured."""
-        with self.ring(RANK) as ring:
-            return ring.info.pid
-
-    def known(self) -> list[int]:
-        """The processes of the job; all that were ever seen are ended when the test is."""
-        found = descendants(self.process.pid)
-        self.pids.update(found)
-        return found
-
-    def entries(self, kind: str) -> list[dict]:
-        return [entry for entry in read_journal(self.directory.decisions) if entry["type"] == kind]
-
-    def whole(self) -> set[str]:
-        """The captures that are listed, all of which are there whole, byte for byte."""
-        store = LocalStore(self.directory.path)
-        listing = store.manifests()
-        assert listing.problems == ()
-        assert {manifest.capture_id for manifest in listing.manifests} == store.ids()
-        for manifest in listing.manifests:
-            for artefact in manifest.artefacts:
-                copy = self.release.with_name("copy")
-                store.get(manifest.capture_id, artefact.name, copy, force=True)
-        return set(store.ids())
 
 
 @pytest.fixture
 def job(tmp_path, environment):
-    """Starts jobs; they, and whatever went on without us, are gone when the test ends."""
-    policy = tmp_path / "asked-only.yaml"
-    policy.write_text(POLICY, encoding="utf-8")
-    jobs: list[Job] = []
-
-    def job(*launcher: object) -> Job:
-        release = tmp_path / "release"
-        command = ["run", "--policy", policy, "--out", tmp_path / "run", "--", sys.executable, "-m"]
-        command += ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, *launcher, SLOW_DATA, release]
-        # (a file: a pipe would fill up, for what goes on without us writes into it too)
-        with (tmp_path / "output").open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "sftriage", *map(str, command)], env=environment, stdout=output, stderr=output
-            )
-        made = Job(process, RunDirectory(tmp_path / "run"), release)
-        jobs.append(made)
-        wait_until(lambda: made.directory.info_file.exists() and len(find_rings(made.rings)) == 2)
-        wait_until(lambda: made.steps() >= 10)
-        # The agent has found them too.
-        wait_until(lambda: len(list(made.directory.steps.glob("*.steps"))) == 2)
-        made.known()
-        return made
-
-    yield job
-    for made in jobs:
-        made.known()
-        for pid in (*made.pids, made.process.pid):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        made.process.wait(DEADLINE_S)
-
-
-def asked(job: Job, number: int = 1) -> Ask:
-    """Somebody asks for a capture."""
-    ask = Ask(f"ask-{number}", (RANK,), "me", "a look", steps=STEPS, warmup_steps=WARMUP_STEPS)
-    asks.leave(job.directory, ask)
-    return ask
+    with jobs(tmp_path, environment) as start:
+        yield start
 
 
 def at_state(state: str) -> Callable[[Job, MailboxClient], bool]:
@@ -145,16 +44,6 @@ def answered(_: Job, mailbox: MailboxClient) -> bool:
     return mailbox.latest() is not None and mailbox.progress().answered
 
 
-def storing(job: Job, _: MailboxClient) -> bool:
-    """The trace is being copied and compressed."""
-    return any((job.directory.path / "captures").glob(".tmp-*"))
-
-
-def stored(job: Job, _: MailboxClient) -> bool:
-    """It has its name; it may be in the catalogue or not, and is not on record yet."""
-    return any((job.directory.path / "captures").glob("asked-*"))
-
-
 STAGES = {
     "armed": at_state("armed"),
     "recording": at_state("recording"),
@@ -163,52 +52,6 @@ STAGES = {
     "storing": storing,
     "stored": stored,
 }
-
-
-def wait_for(job: Job, stage: str) -> None:
-    """Wait for a capture to come to a stage. Some last milliseconds: they are not waited for by sleeping."""
-    reached, end_s = STAGES[stage], time.monotonic() + DEADLINE_S
-    with job.mailbox() as mailbox:
-        while not reached(job, mailbox):
-            assert time.monotonic() < end_s, f"never {stage}"
-
-
-def attached(job: Job, environment: dict[str, str]) -> subprocess.Popen:
-    """Take the job over."""
-    command = [sys.executable, "-m", "sftriage", "attach", "--run", str(job.directory.path)]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    job.pids.add(process.pid)
-    return process
-
-
-def capture_again(job: Job, environment: dict[str, str]) -> dict:
-    """Have it captured by a person; the result."""
-    command = [sys.executable, "-m", "sftriage", "capture", "--run", str(job.directory.path), "--rank", str(RANK)]
-    done = subprocess.run(
-        [*command, "--steps", "3", "--reason", "again", "--json"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-    )
-    assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["results"]
-    return result
-
-
-def check_record(job: Job) -> None:
-    """Nothing was decided twice, every capture that was asked for has ended once, and what is done is there."""
-    windows = Counter((one["verdict"]["attempt"], one["verdict"]["first_step"]) for one in job.entries("window"))
-    assert set(windows.values()) <= {1}
-    decided = Counter(one["ask"]["ask_id"] for one in job.entries("ask"))
-    assert set(decided.values()) <= {1}
-    requested = {one["capture_id"] for entry in job.entries("ask") for one in entry["decision"]["requests"]}
-    ended = Counter(one["result"]["capture_id"] for one in job.entries("capture"))
-    assert ended == Counter(requested)
-    done = {one["result"]["capture_id"] for one in job.entries("capture") if one["result"]["state"] == "done"}
-    assert job.whole() == done
-    assert [path.name for path in job.directory.spool.iterdir()] == []
-    assert not list((job.directory.path / "captures").glob(".tmp-*"))
 
 
 @pytest.mark.parametrize("stage", ["asked", "posted", *STAGES])
@@ -227,7 +70,7 @@ def test_sftriage_killed_at_any_stage_of_a_capture_is_taken_over_by_the_next(job
         with running.mailbox() as mailbox:
             wait_until(lambda: mailbox.latest() is not None)
     elif stage != "asked":
-        wait_for(running, stage)
+        wait_for(running, stage, STAGES[stage])
     # WHEN sftriage is killed there
     running.process.kill()
     running.process.wait(DEADLINE_S)
@@ -267,7 +110,7 @@ def test_a_trainer_killed_at_any_stage_of_its_capture_costs_the_capture_and_what
         with running.mailbox() as mailbox:
             wait_until(lambda: mailbox.latest() is not None)
     else:
-        wait_for(running, stage)
+        wait_for(running, stage, STAGES[stage])
     # WHEN the trainer is killed there
     os.kill(killed, signal.SIGKILL)
     # THEN the capture has failed, with that reason, and nothing of it is listed

@@ -21,7 +21,9 @@ case $1 in
 --version) echo "NVIDIA Nsight Systems version 2022.4.2.1-df9881f" ;;
 sessions) cat "$here/sessions" ;;
 start) output "$@" > "$here/started" ;;
-stop) made="$(cat "$here/started").nsys-rep"; echo report > "$made"; printf 'Generated:\\n    %s\\n' "$made" ;;
+stop)
+  [ -e "$here/started" ] || exit 1
+  made="$(cat "$here/started").nsys-rep"; echo report > "$made"; printf 'Generated:\\n    %s\\n' "$made" ;;
 export) cp "$here/export" "$(output "$@")" ;;
 esac
 """

@@ -306,6 +306,11 @@ def test_an_armed_rank_without_a_report_is_a_failed_capture(armed, nvtx, monkeyp
     capture.close()
 
 
+def test_an_armed_rank_is_not_sampled(armed):
+    with pytest.raises(CaptureError, match="option sample: an armed rank is not sampled"):
+        armed.capture(options={"sample": "cpu"})
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

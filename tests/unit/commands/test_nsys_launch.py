@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.capture import NsysPlace
 from sftriage.commands import nsys
-from sftriage.commands.nsys import NsysLaunch, wrapped
+from sftriage.commands.nsys import NsysLaunch, place_in, remove_place, wrapped
 from sftriage.errors import UsageError
+from sftriage.traces.rundir import RunDirectory
 
 SCRIPT = "/run/rank"
 
@@ -65,8 +67,34 @@ def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp
     assert launch.place.tmp.stat().st_mode & 0o077 == 0
     assert environment["SFTRIAGE_NSYS_PYTHON"] == "/own/python"
     assert "SFTRIAGE_NSYS_PYTHON" not in launch.environment({})
+    assert "SFTRIAGE_NSYS_ARMED" not in environment
+    # Whoever takes over finds the same.
+    assert place_in(RunDirectory(tmp_path)) == launch.place
     launch.close()
     assert not launch.place.tmp.exists()
+
+
+def test_ranks_that_are_armed_leave_their_reports_where_only_this_run_looks(fake, tmp_path):
+    fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
+    launch = NsysLaunch("20260101-a", "nvtx", tmp_path, armed=True)
+    assert launch.place.armed is not None
+    assert launch.environment({})["SFTRIAGE_NSYS_ARMED"] == str(launch.place.armed)
+    assert launch.place.armed.parent == launch.place.tmp
+    assert place_in(RunDirectory(tmp_path)) == launch.place
+    launch.close()
+
+
+def test_armed_ranks_have_to_trace_the_range_that_they_wait_for(fake, tmp_path):
+    fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
+    with pytest.raises(UsageError, match="--nsys-armed: nsys waits for an NVTX range, and --nsys-trace osrt has no"):
+        NsysLaunch("20260101-a", "osrt", tmp_path, armed=True)
+
+
+def test_a_note_that_names_another_directory_has_nothing_removed(tmp_path):
+    kept = tmp_path / "mine"
+    kept.mkdir()
+    remove_place(NsysPlace(Path("/usr/bin/nsys"), "sft", ("nvtx",), kept))
+    assert kept.exists()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,296 @@
+"""Kill -9 at the stages of a capture that is made from outside: of sftriage, of the trainer, and of nsys itself.
+
+As with torch's profiler (`test_killed`): training goes on or ends as it would have, nothing half written is listed, and
+the next capture works. And nsys does not go on collecting for nobody.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sftriage.capture.stacks import find_py_spy
+from sftriage.commands.nsys import place_in
+from sftriage.errors import CaptureError
+from sftriage.recorder import MailboxClient, find_rings
+from tests.integration.killing import (
+    RANK,
+    Job,
+    asked,
+    attached,
+    capture_again,
+    check_record,
+    jobs,
+    stored,
+    storing,
+    wait_for,
+)
+from tests.integration.processes import DEADLINE_S, descendants, wait_until
+
+pytest.importorskip("torch")
+
+needs_nsys = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
+
+
+def of_nsys(job: Job) -> list[int]:
+    """The processes of the run's nsys, whoever their parents are by now."""
+    place = place_in(job.directory)
+    assert place is not None
+    marks = (f"={place.prefix}-".encode(), f"{place.tmp}/".encode())
+    return [pid for pid, words in commands() if any(mark in word for mark in marks for word in words)]
+
+
+def commands() -> list[tuple[int, list[bytes]]]:
+    """Every process and the words that it was started with."""
+    found = []
+    for cmdline in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append((int(cmdline.parent.name), cmdline.read_bytes().split(b"\0")))
+    return found
+
+
+@pytest.fixture
+def job(tmp_path, environment):
+    """Starts jobs under nsys, of which nothing is left when the test ends."""
+    started = []
+    with jobs(tmp_path, environment, "--nsys", "--nsys-trace", "nvtx,osrt") as start:
+
+        def job(*launcher):
+            started.append(start(*launcher))
+            return started[-1]
+
+        yield job
+    for one in started:
+        for pid in of_nsys(one):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def tmp_of(job: Job) -> Path:
+    place = place_in(job.directory)
+    assert place is not None
+    return place.tmp
+
+
+def note_of(job: Job) -> Path:
+    """There while nsys collects for the rank, or while it is being stopped."""
+    return tmp_of(job) / f"collecting-{RANK}"
+
+
+def collecting(job: Job, mailbox: MailboxClient) -> bool:
+    return note_of(job).exists() and mailbox.progress().state == "recording"
+
+
+def stopping(job: Job, mailbox: MailboxClient) -> bool:
+    """The steps are in, and nsys has been told to stop."""
+    return note_of(job).exists() and mailbox.latest() is not None and mailbox.progress().answered
+
+
+def converting(job: Job, _: MailboxClient) -> bool:
+    """What nsys left is being made a report of."""
+    return not note_of(job).exists() and any(tmp_of(job).glob("asked-*.qdstrm"))
+
+
+def exporting(job: Job, _: MailboxClient) -> bool:
+    """The report is being opened, to see what is in it."""
+    return any(tmp_of(job).glob("asked-*.sqlite"))
+
+
+STAGES = {
+    "starting": lambda job, _: note_of(job).exists(),
+    "collecting": collecting,
+    "stopping": stopping,
+    "converting": converting,
+    "exporting": exporting,
+    "storing": storing,
+    "stored": stored,
+}
+
+
+def check_gone(job: Job) -> None:
+    """Nothing that was temporary is left, and no process of nsys."""
+    assert not tmp_of(job).exists()
+    wait_until(lambda: not of_nsys(job))
+
+
+@needs_nsys
+@pytest.mark.parametrize("stage", STAGES)
+def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_next(job, environment, stage):
+    # GIVEN a job under nsys, a capture of which has come to some stage
+    running = job()
+    trainer = running.trainer()
+    ask = asked(running, profiler="nsys")
+    wait_for(running, stage, STAGES[stage])
+    # WHEN sftriage is killed there
+    running.process.kill()
+    running.process.wait(DEADLINE_S)
+    # THEN what is listed is whole, and training goes on, in the same process
+    running.whole()
+    before = running.steps()
+    wait_until(lambda: running.steps() > before + 20)
+    assert running.trainer() == trainer
+    # AND whoever takes it over says that this capture was lost, or, where it was stored already, has it
+    successor = attached(running, environment)
+    wait_until(lambda: running.entries("capture"))
+    (first,) = running.entries("capture")
+    (decided,) = running.entries("ask")
+    expected = "done" if stage == "stored" else "failed"
+    assert (decided["ask"]["ask_id"], first["result"]["state"]) == (ask.ask_id, expected), first
+    assert (expected == "done") == (first["result"]["capture_id"] in running.whole())
+    assert expected == "done" or "sftriage ended during it" in first["result"]["detail"]
+    # AND nothing is left of it, where the next report is made or on the way there
+    assert not note_of(running).exists()
+    assert not list(tmp_of(running).glob("asked-*"))
+    # AND the next capture works
+    again = capture_again(running, environment, "nsys")
+    assert again["state"] == "done", again
+    # AND the job ends as it would have, its record has everything once, and nsys is gone with it
+    running.release.touch()
+    _, said = successor.communicate(timeout=DEADLINE_S)
+    assert successor.returncode == 0, said
+    assert not running.rings.exists()
+    check_record(running)
+    check_gone(running)
+
+
+@needs_nsys
+def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_time_box(job, environment):
+    # GIVEN a capture of three seconds at the most, for which nsys collects
+    running = job()
+    asked(running, profiler="nsys", steps=1000, max_seconds=3.0)
+    wait_for(running, "collecting", collecting)
+    # WHEN sftriage is killed, and nobody comes after it
+    running.process.kill()
+    running.process.wait(DEADLINE_S)
+    # THEN the rank's own script ends the collection, and keeps nothing of it
+    wait_until(lambda: not note_of(running).exists())
+    assert not list(tmp_of(running).glob("asked-*"))
+    listed = subprocess.run(
+        ["nsys", "sessions", "list"],
+        env={**environment, "TMPDIR": str(tmp_of(running))},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+    )
+    states = {words[-1].rpartition("-")[2]: words[2] for words in map(str.split, listed.stdout.splitlines()[1:])}
+    assert states == {"0.0": "Launched", "1.0": "Launched"}, listed.stdout
+    # AND training goes on
+    before = running.steps()
+    wait_until(lambda: running.steps() > before + 20)
+    # AND where somebody takes over after all, the next capture works
+    successor = attached(running, environment)
+    wait_until(lambda: running.entries("capture"))
+    assert capture_again(running, environment, "nsys")["state"] == "done"
+    running.release.touch()
+    _, said = successor.communicate(timeout=DEADLINE_S)
+    assert successor.returncode == 0, said
+    check_record(running)
+    check_gone(running)
+
+
+@needs_nsys
+@pytest.mark.parametrize("stage", ["collecting", "converting"])
+def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_would_have(job, environment, stage):
+    # GIVEN a job that starts again when a rank dies, and a capture of a rank
+    running = job("--max-restarts", 1)
+    killed = running.trainer()
+    asked(running, profiler="nsys")
+    wait_for(running, stage, STAGES[stage])
+    # WHEN the trainer is killed
+    os.kill(killed, signal.SIGKILL)
+    # THEN the capture has failed, if its steps were not all in; and what is listed is whole
+    wait_until(lambda: running.entries("capture"))
+    (ended,) = running.entries("capture")
+    expected = ("failed", set()) if stage == "collecting" else ("done", {ended["result"]["capture_id"]})
+    assert (ended["result"]["state"], running.whole()) == expected, ended
+    # AND the job starts again, as it would have, and the next capture is one of its new trainer
+    wait_until(lambda: len(find_rings(running.rings)) == 4 and running.trainer() != killed and running.steps() > 20)
+    running.known()
+    again = capture_again(running, environment, "nsys")
+    assert again["state"] == "done", again
+    # AND it ends as it would have
+    running.release.touch()
+    assert running.process.wait(DEADLINE_S) == 0
+    check_record(running)
+    check_gone(running)
+
+
+@needs_nsys
+def test_nsys_killed_while_it_collects_costs_the_capture_and_its_reason_is_said_from_then_on(job, environment):
+    # GIVEN a capture for which nsys collects
+    running = job()
+    place = place_in(running.directory)
+    trainer = running.trainer()
+    asked(running, profiler="nsys")
+    wait_for(running, "collecting", collecting)
+    # WHEN all of nsys that looks after this rank is killed
+    name = f"--session-name={place.prefix}-{RANK}.0".encode()
+    agents = [pid for pid, words in commands() if name in words]
+    assert agents
+    for pid in agents:
+        os.kill(pid, signal.SIGKILL)
+    # THEN the capture has failed, and nothing of it is listed
+    wait_until(lambda: running.entries("capture"))
+    (ended,) = running.entries("capture")
+    assert (ended["result"]["state"], running.whole()) == ("failed", set()), ended
+    # AND training goes on, in the same process
+    before = running.steps()
+    wait_until(lambda: running.steps() > before + 20)
+    assert running.trainer() == trainer
+    # AND this rank's next capture by nsys says why it cannot be; by torch it can
+    again = capture_again(running, environment, "nsys")
+    assert again["state"] == "failed"
+    assert "session" in again["detail"]
+    assert capture_again(running, environment)["state"] == "done"
+    # AND the job ends as it would have
+    running.release.touch()
+    assert running.process.wait(DEADLINE_S) == 0
+    check_record(running)
+    check_gone(running)
+
+
+@pytest.fixture
+def plain(tmp_path, environment):
+    """Starts jobs that nsys does not know of."""
+    with jobs(tmp_path, environment) as start:
+        yield start
+
+
+def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain, environment):
+    try:
+        find_py_spy()
+    except CaptureError as error:
+        pytest.skip(str(error))
+    # GIVEN a capture of stacks, for which py-spy looks into the trainer
+    running = plain()
+    trainer = running.trainer()
+    ask = asked(running, profiler="stacks")
+
+    def taking(*_: object) -> bool:
+        below = set(descendants(running.process.pid))
+        return any(pid in below and words[0].endswith(b"py-spy") for pid, words in commands())
+
+    wait_for(running, "taken", taking)
+    # WHEN sftriage is killed meanwhile
+    running.process.kill()
+    running.process.wait(DEADLINE_S)
+    # THEN training goes on, in the same process: py-spy lets go of it
+    before = running.steps()
+    wait_until(lambda: running.steps() > before + 20)
+    assert running.trainer() == trainer
+    assert running.whole() == set()
+    # AND whoever takes over says that it was lost, and the next one works
+    successor = attached(running, environment)
+    wait_until(lambda: running.entries("capture"))
+    (first,) = running.entries("capture")
+    (decided,) = running.entries("ask")
+    assert (decided["ask"]["ask_id"], first["result"]["state"]) == (ask.ask_id, "failed"), first
+    assert capture_again(running, environment, "stacks")["state"] == "done"
+    running.release.touch()
+    _, said = successor.communicate(timeout=DEADLINE_S)
+    assert successor.returncode == 0, said
+    check_record(running)

@@ -1,0 +1,107 @@
+"""`sftriage run --nsys-armed`: real ranks that wait for a range, captured without anybody reaching their sessions."""
+
+import contextlib
+import shutil
+import sqlite3
+import subprocess
+
+import pytest
+
+from sftriage.commands.nsys import place_in
+from tests.integration.killing import RANK, asked, attached, capture_again, check_record, jobs, wait_for
+from tests.integration.processes import DEADLINE_S, wait_until
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
+
+
+@pytest.fixture
+def job(tmp_path, environment):
+    with jobs(tmp_path, environment, "--nsys-armed", "--nsys-trace", "nvtx,osrt") as start:
+        yield start
+
+
+def steps_in(report, made):
+    """The numbers of the steps whose ranges are in a report, as nsys exports it."""
+    command = ["nsys", "export", "--type=sqlite", f"--output={made}", report]
+    subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=DEADLINE_S)
+    with contextlib.closing(sqlite3.connect(made)) as database:
+        names = database.execute(
+            "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId"
+        )
+        return sorted(int(name[13:]) for (name,) in names if (name or "").startswith("ProfilerStep#"))
+
+
+def test_a_rank_is_captured_twice_with_exactly_the_steps_that_it_marked(job, environment, tmp_path):
+    # GIVEN a job whose ranks are armed, and an sftriage that would find no session of theirs
+    running = job()
+    place = place_in(running.directory)
+    assert place.armed is not None
+    covered = []
+    for number in (1, 2):
+        # WHEN a rank of it is captured, and captured again
+        result = capture_again(running, environment, "nsys")
+        # THEN exactly the steps that are promised are in the report
+        assert result["state"] == "done", result
+        (report,) = (running.directory.path / "captures").glob(f"{result['capture_id']}/trace.nsys-rep")
+        steps = steps_in(report, tmp_path / f"{number}.sqlite")
+        assert steps == list(range(result["first_step"], result["last_step"] + 1))
+        covered += steps
+        # AND nsys waits for the next range
+        wait_until(lambda: list(place.tmp.glob(f"range-{RANK}.0.armed")))
+    assert len(set(covered)) == 6
+    # AND the job ends as it would have, and nothing that was temporary is left
+    running.release.touch()
+    assert running.process.wait(DEADLINE_S) == 0
+    check_record(running)
+    assert not place.tmp.exists()
+
+
+def test_sftriage_killed_while_a_range_is_open_is_taken_over_by_the_next(job, environment, tmp_path):
+    # GIVEN a capture of an armed rank, the range of which is open
+    running = job()
+    asked(running, profiler="nsys")
+    wait_for(running, "recording", lambda _, mailbox: mailbox.progress().state == "recording")
+    # WHEN sftriage is killed, and the job is taken over
+    running.process.kill()
+    running.process.wait(DEADLINE_S)
+    successor = attached(running, environment)
+    wait_until(lambda: running.entries("capture"))
+    # THEN that capture is lost, and its report does not pass for that of the next one
+    (lost,) = running.entries("capture")
+    assert (lost["result"]["state"], running.whole()) == ("failed", set())
+    result = capture_again(running, environment, "nsys")
+    assert result["state"] == "done", result
+    (report,) = (running.directory.path / "captures").glob(f"{result['capture_id']}/trace.nsys-rep")
+    steps = steps_in(report, tmp_path / "again.sqlite")
+    assert steps == list(range(result["first_step"], result["last_step"] + 1))
+    # AND the job ends as it would have
+    running.release.touch()
+    _, said = successor.communicate(timeout=DEADLINE_S)
+    assert successor.returncode == 0, said
+    check_record(running)
+    assert not list(running.directory.path.glob("nsys-*"))
+
+
+def test_where_the_trainer_has_no_nvtx_that_is_the_reason(job, environment, tmp_path):
+    # GIVEN trainers that find no NVTX
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "nvtx.py").write_text("raise ImportError('hidden')\n", encoding="utf-8")
+    environment["PYTHONPATH"] = str(hidden)
+    running = job()
+    # WHEN one is captured
+    result = capture_again(running, environment, "nsys")
+    # THEN it is said why that cannot be, and training goes on to its end
+    assert result["state"] == "failed"
+    assert "an armed rank is captured by ranges that it opens: no NVTX in the trainer" in result["detail"]
+    running.release.touch()
+    assert running.process.wait(DEADLINE_S) == 0
+    check_record(running)
+
+
+def test_ranks_that_are_to_wait_for_a_range_have_to_trace_ranges(start, tmp_path):
+    run = start("run", "--nsys-armed", "--nsys-trace", "osrt", "--out", tmp_path / "run", "--", "python", "train.py")
+    _, said = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 2
+    assert "--nsys-armed: nsys waits for an NVTX range, and --nsys-trace osrt has no nvtx" in said
