@@ -16,6 +16,7 @@ from sftriage.commands.demo import demo
 from sftriage.commands.evidence import evidence
 from sftriage.commands.explain import explain_decision
 from sftriage.commands.for_step import traces_for_step
+from sftriage.commands.opening import open_trace
 from sftriage.commands.policy import policies
 from sftriage.commands.reduce import reduce
 from sftriage.commands.reindex import reindex_traces
@@ -26,6 +27,7 @@ from sftriage.commands.traces_get import get_trace
 from sftriage.commands.traces_show import manifest_schema, show_trace
 from sftriage.commands.traces_upload import upload_traces
 from sftriage.commands.ui import ui
+from sftriage.commands.watch import watch
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.policy import PolicyError
 
@@ -46,10 +48,12 @@ app.command()(capture)
 app.command()(evidence)
 app.command("explain")(explain_decision)
 app.command()(ui)
+app.command()(watch)
 for name, command in (
     ("for-step", traces_for_step),
     ("show", show_trace),
     ("get", get_trace),
+    ("open", open_trace),
     ("pin", pin_trace),
     ("unpin", unpin_trace),
     ("prune", prune_traces),

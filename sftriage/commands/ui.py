@@ -1,4 +1,4 @@
-"""``sftriage ui``: a read-only web page about a run."""
+"""``sftriage ui``: a read-only web page about a run, or about a store of many."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ import os
 import threading
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sftriage.access import Access, read_token
+from sftriage.commands.catalogues import CatalogueOption, catalogue_url, own_catalogue, store_of
 from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.runs import find_run
+from sftriage.commands.runs import run_so_far
+from sftriage.commands.stores import StoreOption, open_store
+from sftriage.commands.wanted import since_of
 from sftriage.commands.words import place
 from sftriage.errors import UsageError
-from sftriage.traces.rundir import RunDirectory
+from sftriage.traces import Catalogue
+
+if TYPE_CHECKING:
+    from sftriage.ui import StoreSource
 
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
-MAX_TOKEN_BYTES = 4096
 
 
 def ui(
     run: Annotated[Path | None, typer.Option("--run", help="Run directory.", show_default="the newest run")] = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on. Any but this machine's own wants a token.")] = (
         "127.0.0.1"
     ),
@@ -42,56 +50,72 @@ def ui(
     """Show a run as a web page: is the job healthy, since when not, which stage and rank, and what was done.
 
     The page changes nothing, follows the run while it goes on, and asks no other host for anything. Without a run yet,
-    it waits for the first one.
+    it waits for the first one. With --store or --catalogue it is about the captures of many jobs and runs: a list with
+    filters, and a page for each.
     """
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
-        raise UsageError("the page needs starlette, uvicorn and jinja2; install sftriage[ui]")
-    from sftriage.ui import Access, RunSource, create_app
+    need_page()
+    from sftriage.ui import RunSource, create_app, create_store_app
     from sftriage.ui.serving import address, listen, serve
 
+    if run is not None and not (store is None and catalogue is None):
+        raise UsageError("name a run or a store, and not both")
     if run is not None and not run.is_dir():
         raise UsageError(f"{run}: no such directory")
-    access = Access.to(host, _token(token_file), allow_host or ())
-    source = RunSource(lambda: _found(run))
+    given = f"give one with --token-file, or in ${TOKEN_VARIABLE}"
+    access = Access.to(host, _token(token_file), given, allow_host or ())
     stopping = threading.Event()
-    app = create_app(source, access, stopping=stopping)
+    about: dict[str, Any]
+    if store is None and catalogue is None:
+        source = RunSource(lambda: run_so_far(run))
+        app = create_app(source, access, stopping=stopping)
+        source.view()
+        shown = place(source.directory) if source.directory else "waiting for a run"
+        about = {"run_dir": source.directory and str(source.directory)}
+    else:
+        captures = _captures(store, catalogue)
+        app = create_store_app(captures, access, since_of, stopping=stopping)
+        shown, about = captures.place, {"run_dir": None, "store": captures.place}
     with listen(host, port) as listening:
         where = address(listening)
-        source.view()
         if as_json:
-            print_json({"url": where, "run_dir": source.directory and str(source.directory), "pid": os.getpid()})
+            print_json({"url": where, **about, "pid": os.getpid()})
         else:
             results().print(where, soft_wrap=True, markup=False)
-            shown = place(source.directory) if source.directory else "waiting for a run"
             notices().print(f"{shown}; Ctrl-C ends the page, and nothing else", soft_wrap=True, markup=False)
         with contextlib.suppress(KeyboardInterrupt):
             serve(app, listening, stopping)
 
 
-def _found(run: Path | None) -> RunDirectory | None:
-    """The run to look at, or None as long as there is none."""
-    if run is not None:
-        return RunDirectory(run)
-    try:
-        return find_run(None)
-    except UsageError:
-        return None
+def _captures(store: str | None, catalogue: str | None) -> StoreSource:
+    """The captures of a store, or of all stores that share a catalogue. Nothing is asked of either yet.
+
+    Raises:
+        UsageError: a URL is none, or what is needed to talk to it is not installed.
+    """
+    from sftriage.ui import StoreSource
+
+    shared = catalogue_url(catalogue)
+    meant = None if store is None else open_store(None, store)
+    if shared is not None:
+        return StoreSource(Catalogue(shared, meant), meant, store_of)
+    assert meant is not None
+    return StoreSource(Catalogue(own_catalogue(None, meant), meant), meant, store_of)
+
+
+def need_page() -> None:
+    """Make sure that the page can be served.
+
+    Raises:
+        UsageError: what it needs is not installed.
+    """
+    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
+        raise UsageError("the page needs starlette, uvicorn and jinja2; install sftriage[ui]")
 
 
 def _token(token_file: Path | None) -> str | None:
-    """The token, from a file or from the environment: a command line can be read by everybody on the machine.
+    """The token, from a file or from the environment.
 
     Raises:
         UsageError: the file cannot be read, or is no token's.
     """
-    if token_file is None:
-        return os.environ.get(TOKEN_VARIABLE) or None
-    try:
-        with token_file.open("rb") as file:
-            token = file.read(MAX_TOKEN_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{token_file}: {error.strerror}") from error
-    try:
-        return token.decode("ascii").strip()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{token_file}: a token is printable ASCII characters") from error
+    return (os.environ.get(TOKEN_VARIABLE) or None) if token_file is None else read_token(token_file)

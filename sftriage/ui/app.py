@@ -1,60 +1,43 @@
-"""The web application: what is answered at which address. Pages are put together from what the other modules give."""
+"""The page about a run: what is answered at which address. Pages are put together from what the other modules give."""
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any
 
-from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sftriage.errors import InputError, IntegrityError
+from sftriage.access import Access
+from sftriage.errors import InputError
 from sftriage.records import CAPTURE_ID
 from sftriage.traces import Manifest
+from sftriage.ui.answers import Answers, reading_stored
 from sftriage.ui.captures import Damaged
-from sftriage.ui.guard import Access, Guard
+from sftriage.ui.downloads import download, pieces_of
 from sftriage.ui.lateness import HeatMap
 from sftriage.ui.pages import Pages
 from sftriage.ui.source import Drawing, RunSource, View
 from sftriage.ui.span import Span
 from sftriage.ui.static_files import load_static
 
-POLL_S = 0.5
-HEARTBEAT_S = 15.0
-MAX_STREAMS = 64
 HEAT_PATIENCE_S = 1.0
 """How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
 
-_CHUNK_BYTES = 1 << 18
 
-
-@dataclass(slots=True)
-class _Streams:
-    """How many pages listen for events."""
-
-    open: int = 0
-
-
-class _Answers:
+class _RunAnswers(Answers):
     """The addresses of the page. What reads from disk runs in a thread of its own, so that nobody waits for another."""
 
     def __init__(self, source: RunSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
+        static = load_static()
         self._source = source
-        self._stopping = stopping
-        self._static = load_static()
-        self._pages = Pages({name: one.version for name, one in self._static.items()}, now_s)
-        self._streams = _Streams()
+        self._pages = Pages({name: one.version for name, one in static.items()}, now_s)
+        super().__init__(static, self._pages.refused, self._changed, stopping)
 
     def routes(self) -> list[Route]:
         """What is answered."""
@@ -65,9 +48,11 @@ class _Answers:
             Route("/heat.bin", self.heat_levels),
             Route("/captures/{capture_id}", self.capture),
             Route("/captures/{capture_id}/files/{name}", self.artefact),
-            Route("/events", self.events),
-            Route("/static/{name}", self.static),
         ]
+
+    def _changed(self) -> dict[str, Any]:
+        view = self._source.view()
+        return {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
 
     def overview(self, request: Request) -> Response:
         """How the job stands."""
@@ -113,96 +98,30 @@ class _Answers:
             if row is None:
                 raise HTTPException(404, "There is no such capture.")
             return HTMLResponse(self._pages.lost(view, capture_id, row))
+        attempt = row.attempt if row else 0
         control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
         if found.findings is not None and found.findings.control is not None:
             control = found.findings.control.rank
-        lanes = self._source.beside(found, row.attempt if row else 0, control)
-        return HTMLResponse(self._pages.capture(view, found, row, lanes))
+        return HTMLResponse(self._pages.capture(view, found, row, self._source.beside(found, attempt, control)))
 
     def artefact(self, request: Request) -> Response:
         """One file of a capture, as it is stored."""
         _, manifest = self._capture(request, self._source.view())
         if not isinstance(manifest, Manifest):
             raise HTTPException(404 if manifest is None else 422, "There is no such capture, or it is damaged.")
-        name = request.path_params["name"]
         try:
-            file = self._source.shelf.open(manifest, name)
+            artefact = manifest.artefact(request.path_params["name"])
         except InputError as error:
             raise HTTPException(404, "The capture has no such file.") from error
-        except IntegrityError as error:
-            raise HTTPException(422, "The file is missing, or not what the manifest says.") from error
-        artefact = manifest.artefact(name)
-        digest = base64.b64encode(bytes.fromhex(artefact.sha256)).decode()
-        headers = {
-            "Content-Length": str(artefact.size_bytes),
-            # Both are plain file names: see `CAPTURE_ID` and `manifest.FileName`.
-            "Content-Disposition": f'attachment; filename="{manifest.capture_id}-{artefact.name}"',
-            "Repr-Digest": f"sha-256=:{digest}:",
-        }
-        if request.method == "HEAD":
-            file.close()
-            return Response(media_type="application/octet-stream", headers=headers)
-        return StreamingResponse(
-            _chunks(file, artefact.size_bytes), media_type="application/octet-stream", headers=headers
-        )
-
-    async def events(self, request: Request) -> Response:
-        """Says whenever something has changed, as long as the page listens."""
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream")
-        if self._streams.open >= MAX_STREAMS:
-            raise HTTPException(503, "Too many pages listen already.", {"Retry-After": "30"})
-        return StreamingResponse(self._changes(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
-
-    async def _changes(self) -> AsyncIterator[str]:
-        self._streams.open += 1
-        try:
-            said, silent_s = "", 0.0
-            yield "retry: 2000\n\n"
-            while not self._stopping.is_set():
-                view = await run_in_threadpool(self._source.view)
-                if view.version != said:
-                    said, silent_s = view.version, 0.0
-                    body = {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
-                    yield f"event: change\nid: {view.version}\ndata: {json.dumps(body)}\n\n"
-                elif silent_s >= HEARTBEAT_S:
-                    silent_s = 0.0
-                    yield ": still here\n\n"
-                await asyncio.sleep(POLL_S)
-                silent_s += POLL_S
-        finally:
-            self._streams.open -= 1
-
-    def static(self, request: Request) -> Response:
-        """One of the page's own files."""
-        found = self._static.get(request.path_params["name"])
-        if found is None:
-            raise HTTPException(404, "There is no such file.")
-        headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-        return Response(found.content, media_type=found.media_type, headers=headers)
+        with reading_stored():
+            pieces = pieces_of(self._source.store, manifest, artefact)
+            return download(manifest, artefact, pieces, head=request.method == "HEAD")
 
     def _capture(self, request: Request, view: View) -> tuple[str, Manifest | Damaged | None]:
         capture_id = request.path_params["capture_id"]
         if not CAPTURE_ID.fullmatch(capture_id):
             raise HTTPException(404, "There is no such capture.")
         return capture_id, self._source.capture(capture_id)
-
-    def failed(self, request: Request, error: Exception) -> Response:
-        """A refusal, as a page of ours."""
-        status, detail, headers = 500, "The page could not be made.", None
-        if isinstance(error, HTTPException):
-            status, detail, headers = error.status_code, error.detail, error.headers
-        if request.url.path.startswith(("/events", "/static", "/heat")):
-            return PlainTextResponse(f"{detail}\n", status, dict(headers or {}))
-        return HTMLResponse(self._pages.refused(status, detail), status, dict(headers or {}))
-
-
-def _chunks(file: BinaryIO, size_bytes: int) -> Iterator[bytes]:
-    """What was promised of a file, and no more should it grow."""
-    with file:
-        while size_bytes and (chunk := file.read(min(_CHUNK_BYTES, size_bytes))):
-            size_bytes -= len(chunk)
-            yield chunk
 
 
 def create_app(
@@ -219,8 +138,5 @@ def create_app(
         now_s: seconds since the epoch, for what the page says of how long ago something was.
         stopping: once it is set, event streams end.
     """
-    answers = _Answers(source, now_s, stopping or threading.Event())
-    handlers: dict[Any, Any] = {HTTPException: answers.failed, Exception: answers.failed}
-    app = Starlette(routes=answers.routes(), exception_handlers=handlers)
-    app.router.redirect_slashes = False
-    return Guard(app, access)
+    answers = _RunAnswers(source, now_s, stopping or threading.Event())
+    return answers.app(answers.routes(), access)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
-from sftriage.errors import InputError, IntegrityError, RingError, UsageError
-from sftriage.recorder import files
+from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.traces import LocalStore, Manifest
 from sftriage.traces.manifest import MANIFEST_NAME
+from sftriage.traces.uploads import Outbox, Upload
 
+_MAX_URL = 4000
 _Signature = tuple[int, int, int]
 
 
@@ -29,6 +28,11 @@ class CaptureShelf:
 
     directory: Path
     _known: dict[str, tuple[_Signature, Manifest | Damaged]] = field(default_factory=dict)
+    _sent: dict[str, tuple[object, Upload | None]] = field(default_factory=dict)
+
+    @property
+    def _outbox(self) -> Outbox:
+        return Outbox(self.directory)
 
     def all(self) -> list[Manifest | Damaged]:
         """Every capture, the newest first, and at the end what is none."""
@@ -54,28 +58,35 @@ class CaptureShelf:
         self._known[capture_id] = (signature, found)
         return found
 
+    def uploads(self, url: str | None) -> tuple[dict[str, Upload], bool]:
+        """How far each capture is on its way elsewhere, and whether somebody sends them now.
+
+        Args:
+            url: where the run's captures go; None where they stay here.
+        """
+        found: dict[str, Upload] = {}
+        for name in LocalStore(self.directory).ids():
+            # What has arrived does not change any more; what has not is looked at again.
+            signature = self._outbox.noted_signature(name)
+            known = self._sent.get(name)
+            if known is None or known[0] != signature:
+                known = self._sent[name] = (signature, self._outbox.noted(name) if signature else None)
+            if (upload := known[1]) is not None:
+                found[name] = upload
+            elif url is not None:
+                found[name] = Upload(url=url[:_MAX_URL], state="waiting")
+        self._sent = {name: known for name, known in self._sent.items() if name in found}
+        if all(upload.state == "stored" for upload in found.values()):
+            return found, False
+        if busy := self._outbox.busy:
+            return found, busy
+        # What was on its way when its sender died waits.
+        died = {name: one for name, one in found.items() if one.state == "uploading"}
+        return found | {name: one.model_copy(update={"state": "waiting"}) for name, one in died.items()}, busy
+
     def signature(self) -> tuple[tuple[str, _Signature], ...]:
         """What changes whenever a capture comes, goes or is added to."""
         return tuple((name, self._signature(name)) for name in sorted(LocalStore(self.directory).ids()))
-
-    def open(self, manifest: Manifest, name: str) -> BinaryIO:
-        """One artefact for reading; whoever asked closes it.
-
-        Raises:
-            InputError: the capture has no such artefact.
-            IntegrityError: it is missing, no plain file, or of another size.
-        """
-        artefact = manifest.artefact(name)
-        path = self.directory / "captures" / manifest.capture_id / artefact.name
-        try:
-            descriptor = files.open_regular(path, os.O_RDONLY)
-        except RingError as error:
-            raise IntegrityError(str(error)) from error
-        size_bytes = os.fstat(descriptor).st_size
-        if size_bytes != artefact.size_bytes:
-            os.close(descriptor)
-            raise IntegrityError(f"{path}: {size_bytes} bytes; it had {artefact.size_bytes}")
-        return os.fdopen(descriptor, "rb")
 
     def _signature(self, capture_id: str) -> _Signature:
         try:

@@ -14,34 +14,58 @@ import msgspec
 
 from sftriage.errors import RingError
 from sftriage.recorder import files
-from sftriage.records import CaptureResult, Decision, Label, Outcome, Role, Verdict
-from sftriage.words import verdict_sentence, where, who
+from sftriage.records import CaptureResult, Clock, Decision, Label, Outcome, Suspect, Verdict
+from sftriage.ui.notes import (
+    MAX_NAMED,
+    MAX_S,
+    MAX_TEXT,
+    Asked,
+    Asking,
+    AskRow,
+    Beside,
+    CostEntry,
+    CostRow,
+    EvidenceEntry,
+    EvidenceRow,
+    PolicyEntry,
+    PolicyRow,
+    ask_row,
+    asked_in,
+    note_of,
+)
+from sftriage.words import verdict_sentence, when, where, who
+
+__all__ = ["AskRow", "Asked", "JournalTail", "NamedSuspect", "WindowRow", "row_of"]
 
 MAX_LINE_BYTES = 8 * 1024 * 1024
 """Room for a suspect of a hundred thousand ranks."""
 
 _CHUNK_BYTES = 1 << 20
-_MAX_TEXT = 4000
-_MAX_ASKED = 256
-_MAX_S = 1e11
-"""No time is longer, and no date later than some three thousand years from now."""
+_TYPES = ("window", "capture", "ask", "beside", "policy", "cost", "evidence")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A capture that a decision asked for."""
+class NamedSuspect:
+    """A suspect in words, and its numbers (see `records.Suspect`)."""
 
-    capture_id: str
-    rank: int
-    role: Role
+    who: str
+    where: str
+    when: str
+    ranks: tuple[int, ...]
+    stage: str | None
+    gain_s: float
+    share: float
+    persistence: float
 
 
 @dataclass(frozen=True, slots=True)
 class WindowRow:
-    """What the page keeps of one window: its verdict and the decision on it.
+    """What is kept of one window: its verdict and the decision on it.
 
     ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``. ``named`` is the first suspect in a
-    few words, "" where there is none, and ``onset_step`` where that one began.
+    few words, "" where there is none, and ``onset_step`` where that one began. ``suspects`` are the first few, each
+    with the first few of its ranks, ``coverage`` the fraction of the window's vectors that were there, and ``clock``
+    the one that its times are on.
     """
 
     first_step: int
@@ -61,6 +85,9 @@ class WindowRow:
     resolves: str
     rule: str
     asked: tuple[Asked, ...] = ()
+    suspects: tuple[NamedSuspect, ...] = ()
+    coverage: float | None = None
+    clock: Clock = "host"
 
 
 class _Window(msgspec.Struct, tag="window", tag_field="type"):
@@ -72,7 +99,7 @@ class _Capture(msgspec.Struct, tag="capture", tag_field="type"):
     result: CaptureResult
 
 
-_DECODER = msgspec.json.Decoder(_Window | _Capture)
+_DECODER = msgspec.json.Decoder(_Window | _Capture | Asking | Beside | PolicyEntry | CostEntry | EvidenceEntry)
 
 
 @dataclass(slots=True)
@@ -83,12 +110,16 @@ class JournalTail:
         path: the journal.
         rows: its windows in order.
         results: what became of captures, by id.
+        asks: what was asked for beside them, in order.
+        notes: what else is on record, in order: policies, costs, evidence.
         skipped: lines that were no entries of a known type.
     """
 
     path: Path
     rows: list[WindowRow] = field(default_factory=list)
     results: dict[str, CaptureResult] = field(default_factory=dict)
+    asks: list[AskRow] = field(default_factory=list)
+    notes: list[PolicyRow | CostRow | EvidenceRow] = field(default_factory=list)
     skipped: int = 0
     _at: int = 0
     _inode: int = 0
@@ -121,6 +152,8 @@ class JournalTail:
         self._inode, self._at, self._rest, self._passing_over, self.skipped = inode, 0, b"", False, 0
         self.rows.clear()
         self.results.clear()
+        self.asks.clear()
+        self.notes.clear()
 
     def _take(self, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
@@ -137,6 +170,11 @@ class JournalTail:
             entry = _DECODER.decode(line)
             if isinstance(entry, _Capture):
                 self.results[entry.result.capture_id] = entry.result
+            elif isinstance(entry, Asking | Beside):
+                self.asks.append(ask_row(entry))
+            elif not isinstance(entry, _Window):
+                if (note := note_of(entry)) is not None:
+                    self.notes.append(note)
             else:
                 row = row_of(entry.verdict, entry.decision)
                 # Thousands of windows name the same stages.
@@ -152,7 +190,7 @@ def _of_another_type(line: bytes) -> bool:
         entry: Any = msgspec.json.decode(line)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return False
-    return isinstance(entry, dict) and entry.get("type") not in (None, "window", "capture")
+    return isinstance(entry, dict) and entry.get("type") not in (None, *_TYPES)
 
 
 def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
@@ -162,7 +200,7 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
         ValueError: numbers that no window has.
     """
     times_s = (verdict.exposed_s, decision.time_s, *verdict.advances_s.values())
-    if not all(0.0 <= seconds < _MAX_S for seconds in times_s) or not verdict.first_step <= verdict.last_step:
+    if not all(0.0 <= seconds < MAX_S for seconds in times_s) or not verdict.first_step <= verdict.last_step:
         raise ValueError("a time or a step that cannot be")
     first = verdict.suspects[0] if verdict.suspects else None
     return WindowRow(
@@ -175,12 +213,34 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
         exposed_s=verdict.exposed_s,
         stages=tuple(verdict.advances_s),
         advances_s=tuple(verdict.advances_s.values()),
-        sentence=verdict_sentence(verdict)[:_MAX_TEXT],
-        named=f"{who(first)} in {where(first)}"[:_MAX_TEXT] if first is not None and first.ranks else "",
+        sentence=verdict_sentence(verdict)[:MAX_TEXT],
+        named=f"{who(first)} in {where(first)}"[:MAX_TEXT] if first is not None and first.ranks else "",
         onset_step=None if first is None else first.onset_step,
         outcome=decision.outcome,
-        reason=decision.reason[:_MAX_TEXT],
-        resolves=decision.resolves[:_MAX_TEXT],
-        rule=(decision.rule or "")[:_MAX_TEXT],
-        asked=tuple(Asked(one.capture_id, one.rank, one.role) for one in decision.requests[:_MAX_ASKED]),
+        reason=decision.reason[:MAX_TEXT],
+        resolves=decision.resolves[:MAX_TEXT],
+        rule=(decision.rule or "")[:MAX_TEXT],
+        asked=asked_in(decision),
+        suspects=tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks),
+        coverage=_fraction(verdict.numbers.get("coverage")),
+        clock=verdict.clock,
     )
+
+
+def _named(suspect: Suspect) -> NamedSuspect:
+    if not all(abs(number) < MAX_S for number in (suspect.gain_s, suspect.share, suspect.persistence)):
+        raise ValueError("a gain that cannot be")
+    return NamedSuspect(
+        who=who(suspect)[:MAX_TEXT],
+        where=where(suspect)[:MAX_TEXT],
+        when=when(suspect)[:MAX_TEXT],
+        ranks=suspect.ranks[:MAX_NAMED],
+        stage=None if suspect.stage is None else suspect.stage[:MAX_TEXT],
+        gain_s=suspect.gain_s,
+        share=suspect.share,
+        persistence=suspect.persistence,
+    )
+
+
+def _fraction(number: float | None) -> float | None:
+    return number if number is not None and 0.0 <= number <= 1.0 else None

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from sftriage.records import CaptureResult
-from sftriage.ui.journal import Asked, WindowRow
+from sftriage.ui.journal import WindowRow
+from sftriage.ui.notes import Asked, AskRow
 
 Face = Literal["no_run", "warming_up", "healthy", "suspect", "captured", "held", "throttled", "stalled"]
 
@@ -34,6 +35,11 @@ class CaptureStatus:
 
     asked: Asked
     result: CaptureResult | None
+
+    @classmethod
+    def of(cls, result: CaptureResult) -> CaptureStatus:
+        """That of a capture that has ended, wherever it was asked for."""
+        return cls(Asked(result.capture_id, result.rank, "suspect"), result)
 
     @property
     def state(self) -> str:
@@ -85,18 +91,18 @@ class Outlook:
         return tuple(one for one in self.captures if one.lost)
 
 
-def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -> Outlook:
+def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[AskRow] = ()) -> Outlook:
     """How a job stands that has been judged at least once.
+
+    Args:
+        rows: its windows.
+        results: what became of captures, by id.
+        asks: captures that no window led to: those that a capture of the present trouble led to belong to it.
 
     Raises:
         IndexError: there is no window.
     """
-    newest = rows[-1]
-    at = len(rows) - 1
-    # The present trouble is that of this attempt of the job.
-    while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == newest.attempt:
-        at -= 1
-    telling = rows[at]
+    newest, telling = rows[-1], telling_row(rows)
     if telling.label == "healthy":
         before = next((row for row in reversed(rows) if row.named and row.label != "healthy"), None)
         return Outlook("healthy", telling.sentence, before=before, disturbed=newest is not telling)
@@ -106,8 +112,11 @@ def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -> 
     of_named = [row for row in trouble if named and row.named == named] or trouble
     first = of_named[0]
     onsets = [row.onset_step for row in of_named if named and row.onset_step is not None]
-    asked = [one for row in trouble for one in row.asked]
-    captures = tuple(CaptureStatus(one, results.get(one.capture_id)) for one in reversed(asked))
+    asked = [one for row in reversed(trouble) for one in row.asked]
+    for ask in asks:
+        if ask.beside and any(one.capture_id == ask.beside for one in asked):
+            asked = [*ask.asked, *asked]
+    captures = tuple(CaptureStatus(one, results.get(one.capture_id)) for one in asked)
     return Outlook(
         face=_face(telling, captures),
         sentence=telling.sentence,
@@ -119,6 +128,18 @@ def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -> 
         captures=captures,
         disturbed=newest is not telling,
     )
+
+
+def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
+    """The newest window that no capture disturbed, or, of this attempt of the job, the oldest.
+
+    Raises:
+        IndexError: there is no window.
+    """
+    at = len(rows) - 1
+    while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
+        at -= 1
+    return rows[at]
 
 
 OUTCOMES: Mapping[str, str] = {

@@ -1,67 +1,39 @@
-"""From what is known to HTML. Every value goes through a template that escapes it: a stage may be called anything."""
+"""From what is known of a run to HTML."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from sftriage import __version__
 from sftriage.traces import Manifest
-from sftriage.traces.findings import Findings
-from sftriage.ui import words
+from sftriage.ui.bars import bars_of
 from sftriage.ui.captures import Damaged
-from sftriage.ui.decisions import page_of
+from sftriage.ui.decisions import log_of
 from sftriage.ui.journal import WindowRow
 from sftriage.ui.lanes import Lanes
 from sftriage.ui.lateness import HeatMap
+from sftriage.ui.notes import AskRow, Note
 from sftriage.ui.outlook import CaptureStatus, Outlook, outlook
+from sftriage.ui.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Templates
 from sftriage.ui.source import Drawing, View
 from sftriage.ui.span import CHOICES, Span
 from sftriage.ui.timeline import MAX_TABLE_ROWS, Column, columns_of, timeline
-from sftriage.words import size
-
-COLOURS = 12
-"""Stages have so many colours; the next ones begin again."""
-
-OUTCOME_WORDS = {"capture": "captured", "hold": "held", "throttle": "throttled", "ignore": "ignored"}
-LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
-STATE_WORDS = {"running": "is running", "done": "done", "failed": "failed", "refused": "was refused"}
 
 NEWEST = 8
 """Decisions on the overview."""
 
+STALE_S = 120.0
+"""A run that goes on and has judged no window for as long is looked at twice."""
+
+LOW_COVERAGE = 0.98
+"""A window of which fewer steps came in is said to be one."""
+
 
 class Pages:
-    """Makes the pages.
-
-    Args:
-        static: the page's own files and their versions.
-        now_s: seconds since the epoch.
-    """
+    """Makes the pages about a run: see `Templates` for its arguments."""
 
     def __init__(self, static: Mapping[str, str], now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
-        self._environment = Environment(
-            loader=PackageLoader("sftriage.ui"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        for name in ("milliseconds", "signed", "clock", "stamp", "number", "percent"):
-            self._environment.filters[name] = getattr(words, name)
-        self._environment.filters["size"] = size
-        self._environment.filters["colour"] = lambda number: number % COLOURS
-        self._environment.globals.update(
-            static={name: f"/static/{name}?v={version}" for name, version in static.items()},
-            sftriage_version=__version__,
-            outcome_words=OUTCOME_WORDS,
-            label_words=LABEL_WORDS,
-            state_words=STATE_WORDS,
-            ago=lambda time_s: words.ago(time_s, self._now_s()),
-        )
+        self._templates, self._now_s = Templates(static, now_s), now_s
 
     def overview(self, view: View, span: Span, rows: Sequence[WindowRow], heat: HeatMap | Drawing | None) -> str:
         """How the job stands; ``rows`` are the windows in the span that is looked at."""
@@ -81,44 +53,74 @@ class Pages:
             table=table,
             heat=heat if isinstance(heat, HeatMap) else None,
             drawing=isinstance(heat, Drawing),
-            newest=page_of(view.rows, view.became, size=NEWEST),
+            newest=log_of(view.rows, notes_of(view), view.became, size=NEWEST),
+            stale=self._stale(view),
+            low_coverage=LOW_COVERAGE,
             running=_unfinished(view),
         )
 
     def decisions(self, view: View, outcome: str, number: int) -> str:
-        """All decisions with an outcome; with another than there are, all."""
-        outcome = outcome if outcome in OUTCOME_WORDS else ""
+        """All that is on record of one kind; of a kind that there is not, all."""
+        outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
+        page = log_of(view.rows, notes_of(view), view.became, outcome, number)
+        return self._made("decisions.html", view, outcome=outcome, page=page)
+
+    def capture(self, view: View, manifest: Manifest, asked: WindowRow | AskRow | None, lanes: Lanes | None) -> str:
+        """One capture that is stored; ``asked`` is what it was asked for by."""
         return self._made(
-            "decisions.html", view, outcome=outcome, page=page_of(view.rows, view.became, outcome, number)
+            "capture.html",
+            view,
+            layout="base.html",
+            address=f"/captures/{manifest.capture_id}",
+            manifest=manifest,
+            bars=bars_of(manifest.findings),
+            asked=asked,
+            lanes=lanes,
+            cost=manifest.cost or view.cost_of(manifest),
+            upload=view.uploads.get(manifest.capture_id),
+            store=None,
+            beside=(),
         )
 
-    def capture(self, view: View, manifest: Manifest, row: WindowRow | None, lanes: Lanes | None) -> str:
-        """One capture that is stored."""
-        shares = _shares(manifest.findings)
-        return self._made("capture.html", view, manifest=manifest, row=row, lanes=lanes, shares=shares)
-
-    def lost(self, view: View, capture_id: str, row: WindowRow) -> str:
+    def lost(self, view: View, capture_id: str, asked: WindowRow | AskRow) -> str:
         """A capture that was asked for and is not stored: it runs, or came to nothing, or has been removed since."""
-        asked = next(one for one in row.asked if one.capture_id == capture_id)
-        status = CaptureStatus(asked, view.became.get(capture_id))
-        return self._made("lost.html", view, status=status, row=row)
+        one = next(one for one in asked.asked if one.capture_id == capture_id)
+        return self._made("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=asked)
 
     def damaged(self, view: View, found: Damaged) -> str:
         """Something that is no capture."""
-        return self._made("refused.html", view, title="This capture cannot be shown", detail=found.problem)
+        return self._refused(view, "This capture cannot be shown", found.problem)
 
     def refused(self, status: int, detail: str) -> str:
         """A request that is not answered."""
-        return self._made("refused.html", View("none"), title=f"{status}", detail=detail)
+        return self._refused(View("none"), f"{status}", detail)
+
+    def _refused(self, view: View, title: str, detail: str) -> str:
+        return self._made("refused.html", view, layout="base.html", title=title, detail=detail)
 
     def _made(self, template: str, view: View, **values: Any) -> str:
-        return self._environment.get_template(template).render(view=view, now_s=self._now_s(), **values)
+        return self._templates.made(template, view=view, **values)
+
+    def _stale(self, view: View) -> bool:
+        """Whether a run that is watched has judged nothing for long; one that stands still judges no window."""
+        watched = view.going and view.watcher.state in ("watched", "taken_over")
+        return (
+            watched
+            and bool(view.rows)
+            and view.rows[-1].label != "stalled"
+            and self._now_s() - view.rows[-1].time_s > STALE_S
+        )
+
+
+def notes_of(view: View) -> tuple[Note, ...]:
+    """All that is on record beside windows."""
+    return (*view.asks, *view.notes)
 
 
 def standing(view: View) -> Outlook:
     """How a job stands, judged or not yet."""
     if view.rows:
-        return outlook(view.rows, view.became)
+        return outlook(view.rows, view.became, view.asks)
     if view.problem:
         return Outlook("no_run", view.problem)
     if view.info is None:
@@ -144,10 +146,7 @@ def _said(column: Column) -> list[Any]:
 def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
     """Captures that were asked for and are not stored: running, failed, or removed since; newest first."""
     stored = {one.capture_id for one in view.captures}
-    asked = [one for row in reversed(view.rows) for one in row.asked if one.capture_id not in stored]
-    return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for one in asked[:20])
-
-
-def _shares(findings: Findings | None) -> tuple[Any, ...]:
-    """What took the most of the suspect stage."""
-    return () if findings is None else findings.shares[:10]
+    decided: tuple[WindowRow | AskRow, ...] = (*view.rows, *view.asks)
+    asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
+    asked.sort(key=lambda entry: entry[0], reverse=True)
+    return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for _, one in asked[:20])

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sftriage.errors import InputError
 from sftriage.records import CaptureResult
-from sftriage.traces import Manifest
+from sftriage.traces import LocalStore, Manifest
 from sftriage.traces.rundir import RunDirectory, RunInfo, read_info
+from sftriage.traces.uploads import Upload
 from sftriage.ui.captures import CaptureShelf, Damaged
 from sftriage.ui.heat import HeatSource
 from sftriage.ui.journal import JournalTail, WindowRow
 from sftriage.ui.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.ui.lateness import HeatMap
+from sftriage.ui.notes import AskRow, CostRow, EvidenceRow, PolicyRow
 from sftriage.ui.steps import StepLogs
+from sftriage.ui.telemetry import Telemetry, TelemetryLook
+from sftriage.ui.watchers import Watcher, WatcherLook
 
 KEPT_MAPS = 8
 
@@ -41,6 +46,13 @@ class View:
         results: what became of captures, by id.
         captures: the stored ones, newest first.
         skipped: lines of the journal that could not be read.
+        asks: captures that were asked for beside them, in order.
+        notes: what else is on record, in order: policies, costs, evidence.
+        watcher: who watches a run that goes on.
+        telemetry: whether all of its ranks are heard of.
+        uploads: how far captures are on their way to a store elsewhere, by id; of a run that has none, none.
+        uploading: somebody sends them now.
+        directory: where the run is, for the commands that are named to a person.
     """
 
     version: str
@@ -51,16 +63,41 @@ class View:
     results: Mapping[str, CaptureResult] | None = None
     captures: tuple[Manifest | Damaged, ...] = ()
     skipped: int = 0
+    asks: tuple[AskRow, ...] = ()
+    notes: tuple[CostRow | PolicyRow | EvidenceRow, ...] = ()
+    watcher: Watcher = field(default_factory=Watcher)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    uploads: Mapping[str, Upload] = field(default_factory=dict)
+    uploading: bool = False
+    directory: str = ""
 
     @property
     def became(self) -> Mapping[str, CaptureResult]:
         """What became of captures, by id."""
         return self.results or {}
 
-    def asked_by(self, capture_id: str) -> WindowRow | None:
-        """The window whose decision asked for a capture."""
+    def asked_by(self, capture_id: str) -> WindowRow | AskRow | None:
+        """What a capture was asked for by: the window whose decision it was, a person, or another capture."""
+        both: tuple[Sequence[WindowRow | AskRow], ...] = (self.rows, self.asks)
         return next(
-            (row for row in reversed(self.rows) if any(one.capture_id == capture_id for one in row.asked)), None
+            (row for rows in both for row in reversed(rows) if any(one.capture_id == capture_id for one in row.asked)),
+            None,
+        )
+
+    def cost_of(self, manifest: Manifest) -> CostRow | None:
+        """What a capture, and those that ran beside it, cost the job; None where that is not known."""
+        asked, capture = self.asked_by(manifest.capture_id), manifest.capture
+        costs = (note for note in reversed(self.notes) if isinstance(note, CostRow))
+        return next(
+            (
+                cost
+                for cost in costs
+                if asked is not None
+                and cost.attempt == asked.attempt
+                and cost.first_step <= capture.last_step
+                and cost.last_step >= capture.first_step
+            ),
+            None,
         )
 
 
@@ -86,6 +123,8 @@ class RunSource:
         self._maps: OrderedDict[tuple[int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()
         self._late_maps = 0
         self._beside: HeatSource | None = None
+        self._watcher: WatcherLook
+        self._telemetry: TelemetryLook
 
     @property
     def directory(self) -> Path | None:
@@ -134,15 +173,15 @@ class RunSource:
             return None if self._shelf is None else self._shelf.get(capture_id)
 
     @property
-    def shelf(self) -> CaptureShelf:
-        """The stored captures.
+    def store(self) -> LocalStore:
+        """Where its captures are.
 
         Raises:
             InputError: there is no run yet.
         """
-        if self._shelf is None:
+        if self._run is None:
             raise InputError("there is no run yet")
-        return self._shelf
+        return LocalStore(self._run.path)
 
     def beside(self, manifest: Manifest, attempt: int, control: int | None) -> Lanes | None:
         """The captured steps of the rank that was captured, beside those of a control rank.
@@ -180,6 +219,8 @@ class RunSource:
         self._shelf = CaptureShelf(run.path)
         self._heat = HeatSource(StepLogs(run.steps))
         self._beside = HeatSource(StepLogs(run.steps))
+        self._watcher = WatcherLook(run)
+        self._telemetry = TelemetryLook(run.steps)
 
     def _look(self, run: RunDirectory) -> View:
         assert self._journal is not None
@@ -189,10 +230,15 @@ class RunSource:
             info, problem = read_info(run), ""
         except InputError as error:
             info, problem = None, str(error)
-        going = info is not None and Path(info.rings).is_dir()
-        stored = self._shelf.signature()
-        journal = self._journal
-        seen = (len(journal.rows), sorted(journal.results), journal.skipped, stored, going, problem, self._late_maps)
+        there = info is not None and Path(info.rings).is_dir()
+        watcher = self._watcher.at(time.monotonic(), Path(info.rings)) if info is not None and there else Watcher()
+        journal, shelf = self._journal, self._shelf
+        telemetry = self._telemetry.at(journal.rows[-1].attempt if journal.rows else None)
+        uploads, uploading = shelf.uploads(info.store if info is not None else None)
+        going = there and watcher.state != "left"
+        counts = (len(journal.rows), len(journal.asks), len(journal.notes), sorted(journal.results), journal.skipped)
+        about = (going, problem, watcher, telemetry, uploading, self._late_maps)
+        seen = (counts, shelf.signature(), about, sorted((name, one.state) for name, one in uploads.items()))
         version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
         if moved or version != self._view.version:
             self._view = View(
@@ -200,9 +246,16 @@ class RunSource:
                 info=info,
                 problem=problem,
                 going=going,
-                rows=tuple(self._journal.rows),
-                results=dict(self._journal.results),
-                captures=tuple(self._shelf.all()),
-                skipped=self._journal.skipped,
+                rows=tuple(journal.rows),
+                results=dict(journal.results),
+                captures=tuple(shelf.all()),
+                skipped=journal.skipped,
+                asks=tuple(journal.asks),
+                notes=tuple(journal.notes),
+                watcher=watcher,
+                telemetry=telemetry,
+                uploads=uploads,
+                uploading=uploading,
+                directory=str(run.path),
             )
         return self._view

@@ -32,7 +32,8 @@ from sftriage.recorder.layout import (
 from sftriage.records import StepRecord, Window
 
 NS = 1e-9
-_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})\.steps")
+LOG_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})\.steps")
+"""A log, by rank and attempt."""
 
 Run = tuple[int, int]
 """Steps one after the other: the first, and how many."""
@@ -167,7 +168,7 @@ class StepLogs:
         except OSError:
             return
         for name in names:
-            if not _NAME.fullmatch(name):
+            if not LOG_NAME.fullmatch(name):
                 continue
             path = self.directory / name
             try:

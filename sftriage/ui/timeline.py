@@ -179,7 +179,7 @@ def _markers(rows: Sequence[WindowRow], max_columns: int, width: float) -> list[
 
 def _nice(value: float) -> float:
     """A round number that is not less, of which half is round as well."""
-    if value <= 0.0:
+    if value < 1e-12:
         return 1e-3
     unit = 10.0 ** floor(log10(value))
     return next(unit * step for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if value <= unit * step * (1 + 1e-9))

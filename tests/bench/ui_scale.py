@@ -136,7 +136,7 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         run = make_run(options, Path(directory) / "run")
         write_journal(options, run)
-        app = create_app(RunSource(lambda: run), Access.to("127.0.0.1", None))
+        app = create_app(RunSource(lambda: run), Access.to("127.0.0.1", None, ""))
 
         def get(target: str) -> tuple[float, int]:
             began = time.perf_counter()

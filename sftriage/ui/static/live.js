@@ -34,7 +34,21 @@
     again?.focus({ preventScroll: true });
   }
 
+  // How long ago something was goes on while nothing else changes: by the server's clock, whatever the browser's says.
+  let ahead = Date.now() / 1e3 - Number(document.body.dataset.now);
+
+  function count() {
+    for (const one of document.querySelectorAll(".ago")) {
+      const passed = Math.max(0, Date.now() / 1e3 - ahead - Number(one.dataset.time));
+      const [unit, seconds] = [["d", 86400], ["h", 3600], ["min", 60], ["s", 1]].find(([name, per]) => name === "s" || passed >= 2 * per);
+      const text = `${(passed / seconds).toFixed(0)} ${unit} ago`;
+      if (one.textContent !== text) one.textContent = text;
+    }
+  }
+
   function put(fresh) {
+    const before = document.getElementById("headline")?.textContent;
+    ahead = Date.now() / 1e3 - Number(fresh.body.dataset.now);
     // A page that grows a part that it did not have (with the first window, say) is laid out anew.
     if (parts(fresh) !== parts(document)) {
       document.getElementById("main").replaceChildren(...document.importNode(fresh.getElementById("main"), true).childNodes);
@@ -45,6 +59,11 @@
     }
     document.title = fresh.title;
     document.body.dataset.version = fresh.body.dataset.version;
+    document.body.dataset.now = fresh.body.dataset.now;
+    // Whoever listens hears how the job stands when that changes, and no more.
+    const after = document.getElementById("headline")?.textContent;
+    if (after && after !== before) document.getElementById("spoken").textContent = after;
+    count();
   }
 
   async function refresh() {
@@ -63,6 +82,7 @@
     setTimeout(() => { busy = false; refresh(); }, MIN_BETWEEN_MS);
   }
 
+  setInterval(count, 10000);
   const events = new EventSource("/events");
   events.addEventListener("change", (event) => {
     say("on", "live");

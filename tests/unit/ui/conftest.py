@@ -112,7 +112,7 @@ def run_at(path: Path) -> Run:
     info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("train",), "default", "0" * 64, str(path / "rings"))
     directory = create(path, info, "")
     source = RunSource(lambda: directory)
-    return Run(directory, create_app(source, Access.to("127.0.0.1", None), lambda: NOW_S), source)
+    return Run(directory, create_app(source, Access.to("127.0.0.1", None, ""), lambda: NOW_S), source)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from sftriage.records import CaptureResult
 from sftriage.ui import Access, RunSource, create_app
-from sftriage.ui.app import MAX_STREAMS
+from sftriage.ui.answers import MAX_STREAMS
 from sftriage.ui.heat import HeatSource
 from tests.unit.ui.asking import ask
 from tests.unit.ui.conftest import request_of, verdict
@@ -18,7 +18,7 @@ from tests.unit.ui.reading import NASTY, Seen, text_of
 def test_no_run_yet_then_one(tmp_path, run):
     # GIVEN a page that waits for a run
     there = []
-    app = create_app(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None))
+    app = create_app(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, ""))
     assert "No run yet" in text_of(ask(app, "/"))
     assert ask(app, "/decisions").status == 200
     assert ask(app, "/captures/c-1").status == 404
@@ -69,7 +69,7 @@ def test_a_capture_that_failed_is_said_out_loud(run):
 
 def test_a_capture_that_runs_has_a_page(run):
     run.decide(verdict(100, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    assert "This capture is running" in text_of(run.get("/captures/c-1"))
+    assert "This capture is under way" in text_of(run.get("/captures/c-1"))
 
 
 # The pages.

@@ -26,7 +26,7 @@ def refused(monkeypatch, capsys, tmp_path):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
 def test_a_page_for_others_wants_a_token(refused, run, host):
-    assert "wants a token" in refused("--run", run.directory.path, "--host", host)
+    assert "a token is wanted" in refused("--run", run.directory.path, "--host", host)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,10 @@ import base64
 
 import pytest
 
+from sftriage.access import is_loopback
 from sftriage.errors import UsageError
 from sftriage.ui import Access, create_app
-from sftriage.ui.guard import HEADERS, is_loopback
+from sftriage.ui.guard import HEADERS
 from tests.unit.ui.asking import ask
 
 TOKEN = "correct-horse-battery-staple"
@@ -16,7 +17,7 @@ def basic(password: str, user: str = "me") -> tuple[str, str]:
 
 @pytest.fixture
 def guarded(run):
-    return create_app(run.source, Access.to("10.1.2.3", TOKEN, ["Triage.example.org"]))
+    return create_app(run.source, Access.to("10.1.2.3", TOKEN, "", ["Triage.example.org"]))
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])
@@ -113,7 +114,7 @@ def test_two_tokens_are_none(guarded):
 def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
     # GIVEN a look at what is compared
     seen = []
-    monkeypatch.setattr("sftriage.ui.guard.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False)
+    monkeypatch.setattr("sftriage.access.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False)
     # WHEN tokens of any length come THEN digests of one length are compared, by the one comparison there is
     for password in ("", "x", TOKEN, "y" * 10_000):
         assert ask(guarded, "/", headers=[("host", "10.1.2.3"), basic(password)]).status == 401
@@ -147,13 +148,13 @@ def test_a_refusal_too(run):
 def test_what_this_machine_alone_can_reach(host, loopback):
     assert is_loopback(host) is loopback
     if loopback:
-        assert Access.to(host, None).token_sha256 is None
+        assert Access.to(host, None, "").token_sha256 is None
     else:
         with pytest.raises(UsageError, match="token"):
-            Access.to(host, None)
+            Access.to(host, None, "")
 
 
 @pytest.mark.parametrize("token", ["", "short", "fifteen-letters", "sixteen letters\n", "sechzehn-zeichen-ü"])
 def test_a_token_that_is_easily_guessed_or_cannot_be_typed_is_refused(token):
     with pytest.raises(UsageError, match="at least 16"):
-        Access.to("127.0.0.1", token)
+        Access.to("127.0.0.1", token, "")

@@ -3,6 +3,7 @@ import json
 import pytest
 
 from sftriage.controller import Journal
+from sftriage.controller.costs import Cost
 from sftriage.records import CaptureResult, plain
 from sftriage.ui import journal as module
 from sftriage.ui.journal import JournalTail
@@ -30,7 +31,7 @@ def test_what_the_controller_writes_is_followed(path, tail):
     of = verdict(100, "suspect", onset=120)
     journal.window(of, decision(of, "capture", "rule slow-rank", rule="slow-rank", requests=(request_of("c-1"),)))
     journal.capture(CaptureResult("c-1", 2, "failed", "the disk is full"))
-    journal.cost({"cost_s": 1.0})
+    journal.cost({"time_s": 1.0, "attempt": 0, **plain(Cost(100, 105, 1.0, 0.1))})
     # WHEN it is followed
     assert tail.follow()
     # THEN the window and the result are there, and nothing was held to be damage

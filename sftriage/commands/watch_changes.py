@@ -1,0 +1,120 @@
+"""What has changed since a run was looked at last, in a line each for people, or as values for programs. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sftriage.commands.watch_lines import clean
+from sftriage.commands.watching import Capture, captures_of, window_values
+from sftriage.records import plain
+from sftriage.ui.journal import AskRow, WindowRow
+from sftriage.ui.outlook import telling_row
+from sftriage.ui.source import View
+from sftriage.ui.words import clock
+from sftriage.words import size
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What has been told of a run so far.
+
+    Attributes:
+        windows: how many of its windows.
+        asks: how many of the captures asked for beside them.
+        ended: the captures whose end was told.
+        last: what was said of the last window, as far as another has to differ from it.
+    """
+
+    windows: int = 0
+    asks: int = 0
+    ended: frozenset[str] = frozenset()
+    last: tuple[object, ...] = ()
+
+
+def all_of(view: View) -> Told:
+    """Nothing of what has been so far is news."""
+    last = _kind(view.rows[-1]) if view.rows else ()
+    return Told(len(view.rows), len(view.asks), frozenset(view.became), last)
+
+
+def opening(view: View, place: str) -> str:
+    """What a run is and how it stands, in one line."""
+    if view.info is None:
+        return f"Waiting for a run: {clean(place)}"
+    what = f"Watching {clean(view.info.job)}, run {clean(view.info.run_id)}"
+    if not view.rows:
+        return f"{what}. No window has been judged yet."
+    return f"{what}. {clean(telling_row(view.rows).sentence)}"
+
+
+def closing(view: View) -> str:
+    """That a run has ended, and what there was."""
+    captured = sum(result.state == "done" for result in view.became.values())
+    return f"The run has ended: {len(view.rows)} windows judged, {captured} captured."
+
+
+def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
+    """What is new, a line each, and what has been told with it. Windows that are as the one before are no news."""
+    rows, asks, ended = _since(told, view)
+    lines, last = [], told.last if len(view.rows) >= told.windows else ()
+    for row in rows:
+        kind = _kind(row)
+        if last and last[0] != row.attempt:
+            lines.append(f"{clock(row.time_s)}  The job was started anew (restart {row.attempt}).")
+        if kind != last or row.asked:
+            lines.append(f"{clock(row.time_s)}  {clean(_said(row))}")
+        last = kind
+    lines += [f"{clock(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
+    lines += [f"{clock(now_s)}  {clean(_ended_said(one))}" for one in ended]
+    return Told(len(view.rows), len(view.asks), frozenset(view.became), last), lines
+
+
+def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
+    """Every window and every end of a capture that is new, as JSON values, and what has been told with them."""
+    rows, _, ended = _since(told, view)
+    values = [window_values(row) for row in rows]
+    values += [{"type": "capture", **plain(one)} for one in ended]
+    return Told(len(view.rows), len(view.asks), frozenset(view.became)), values
+
+
+def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[AskRow], list[Capture]]:
+    """What is new; all of it where the journal began anew."""
+    if len(view.rows) < told.windows or len(view.asks) < told.asks:
+        told = Told()
+    new = view.became.keys() - told.ended
+    ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
+    return view.rows[told.windows :], view.asks[told.asks :], ended
+
+
+def _kind(row: WindowRow) -> tuple[object, ...]:
+    """What two windows share of which the second is no news."""
+    return (row.attempt, row.label, row.named if row.label == "suspect" else "", row.outcome)
+
+
+def _said(row: WindowRow) -> str:
+    if row.outcome == "capture":
+        ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in row.asked)
+        return f"{row.sentence} Capturing {ranks}."
+    if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != row.label):
+        said = "Throttled" if row.outcome == "throttle" else "Nothing was done"
+        said = f"{row.sentence} {said}: {row.reason}."
+    else:
+        said = row.sentence
+    return f"{said} To resolve it: {row.resolves}" if row.resolves else said
+
+
+def _ask_said(ask: AskRow) -> str:
+    by = f"{ask.by} asked for a capture" if ask.by else "Another capture led to this"
+    ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in ask.asked)
+    return f"{by}: {ask.why}. " + (f"Capturing {ranks}." if ranks else f"Refused: {ask.reason}.")
+
+
+def _ended_said(one: Capture) -> str:
+    if one.state != "done":
+        return f"No trace of rank {one.rank}: {one.state}{one.detail and ', '}{one.detail}."
+    return (
+        f"Captured steps {one.first_step} to {one.last_step} of rank {one.rank} "
+        f"({size(one.size_bytes)}): sftriage traces show {one.capture_id}"
+    )

@@ -1,0 +1,368 @@
+"""A picture of a run as the lines of a terminal, as wide and as high as there is room for. Pure."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import floor
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from sftriage.commands.tables import LABEL_STYLES, OUTCOME_STYLES
+from sftriage.commands.watching import Capture, Frontier, Picture
+from sftriage.traces.fields import CONTROL
+from sftriage.ui.decisions import Entry
+from sftriage.ui.journal import NamedSuspect
+from sftriage.ui.words import ago, moment
+from sftriage.words import milliseconds, size
+
+STALE_S = 120.0
+"""A run that goes on and has judged no window for as long is looked at twice."""
+
+WIDE = 60
+"""Columns from which on a line says more than the least."""
+
+_MAX_NAME = 18
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_LEVELS = "▁▂▃▄▅▆▇█"
+_UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff\ufff9-\uffff]")
+"""What takes no room, or turns the order of what follows around."""
+
+_FACE_STYLES = {
+    "healthy": "bold green",
+    "held": "bold yellow",
+    "throttled": "bold magenta",
+    "suspect": "bold red",
+    "captured": "bold red",
+    "stalled": "bold red",
+}
+_STATE_STYLES = {"running": "cyan", "done": "green", "failed": "red", "refused": "red", "damaged": "red"}
+_UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "uploaded", "failed": "upload failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What there is to draw on.
+
+    Attributes:
+        width: columns.
+        height: lines, or None for as many as it takes.
+        blocks: the terminal has the characters that bars are made of.
+        footer: a last line, kept at the end.
+    """
+
+    width: int = 80
+    height: int | None = None
+    blocks: bool = True
+    footer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the picture: how many lines it would like, how many it cannot do without, and what makes them."""
+
+    wanted: int
+    least: int
+    build: Callable[[int], list[Text]]
+
+
+def picture_lines(shown: Picture, room: Room, now_s: float) -> list[Text]:
+    """The picture in lines that fit."""
+    parts = _parts(shown, room.width, room.blocks, now_s)
+    counts, apart = _fit(parts, None if room.height is None else room.height - bool(room.footer))
+    lines: list[Text] = []
+    for part, count in zip(parts, counts, strict=True):
+        if apart and lines and count:
+            lines.append(Text())
+        lines += part.build(count)[:count]
+    if room.footer:
+        lines = lines[: max(0, (room.height or len(lines) + 1) - 1)]
+        lines.append(Text(room.footer, style="dim"))
+    for line in lines:
+        line.truncate(room.width, overflow="ellipsis")
+    return lines[: room.height]
+
+
+def clean(text: str) -> str:
+    """Text of which nothing does anything to a terminal."""
+    return _UNSEEN.sub("?", CONTROL.sub("?", text))
+
+
+def apportion(values: Sequence[float], total: int) -> list[int]:
+    """Whole numbers in the proportion of some values, which sum to ``total``; the largest remainders are rounded up.
+
+    Where all values are 0 so is every share.
+    """
+    whole = sum(values)
+    if whole <= 0.0:
+        return [0] * len(values)
+    exact = [value / whole * total for value in values]
+    shares = [floor(one) for one in exact]
+    by_remainder = sorted(range(len(values)), key=lambda n: (shares[n] - exact[n], n))
+    for n in by_remainder[: total - sum(shares)]:
+        shares[n] += 1
+    return shares
+
+
+def _fit(parts: Sequence[_Part], height: int | None) -> tuple[list[int], bool]:
+    """How many lines each part gets, and whether there is room to set them apart."""
+    counts = [part.wanted for part in parts]
+    if height is None:
+        return counts, True
+    while sum(counts) > height:
+        spare = [count - part.least for count, part in zip(counts, parts, strict=True)]
+        most = max(range(len(parts)), key=lambda n: (spare[n], n))
+        if spare[most] <= 0:
+            break
+        counts[most] -= 1
+    return counts, sum(counts) + len(parts) - 1 <= height
+
+
+def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part]:
+    head = _head(shown, width, now_s)
+    about = _about(shown, width)
+    parts = [_Part(len(head), len(head), lambda _: head)]
+    if about:
+        parts.append(_Part(sum(map(len, about)), len(about), lambda count: _shortened(about, count, width)))
+    if shown.state == "waiting":
+        return parts
+    if shown.frontier is not None:
+        parts.append(_frontier(shown.frontier, _named_stage(shown), width, blocks))
+    if shown.telling is not None:
+        stalled = shown.telling.label == "stalled"
+        suspects = [_suspect(one, stalled, width) for one in shown.telling.suspects] or [_quiet("  none", width)]
+        parts.append(_listed("Suspects", suspects, lambda count: _left(len(suspects) - count)))
+    if shown.decisions:
+        decided = [_decision(entry, width) for entry in shown.decisions]
+        parts.append(_listed("Decisions", decided, lambda _: f"on {shown.windows} windows"))
+    if shown.captures:
+        captures = [_capture(one, width) for one in shown.captures]
+        parts.append(_listed("Captures", captures, lambda count: _left(shown.captured - count)))
+    telemetry = _telemetry(shown, width, now_s)
+    parts.append(_Part(len(telemetry), 1, lambda _: telemetry))
+    return parts
+
+
+def _listed(title: str, lines: list[Text], remark: Callable[[int], str]) -> _Part:
+    """Lines under a title, with a remark on how many of them are shown."""
+
+    def build(count: int) -> list[Text]:
+        said = remark(count - 1)
+        return [Text(title, style="bold") + Text(f"  {said}" if said else "", style="dim"), *lines]
+
+    return _Part(1 + len(lines), 2, build)
+
+
+def _left(count: int) -> str:
+    return f"{count} more" if count > 0 else ""
+
+
+def _shortened(paragraphs: Sequence[list[Text]], count: int, width: int) -> list[Text]:
+    """As many lines: each paragraph has one, and the first ones more. One that is cut says so at its end."""
+    counts = [int(n < count) for n in range(len(paragraphs))]
+    for n, paragraph in enumerate(paragraphs):
+        counts[n] += min(len(paragraph) - counts[n], max(0, count - sum(counts))) if counts[n] else 0
+    lines: list[Text] = []
+    for paragraph, kept in zip(paragraphs, counts, strict=True):
+        lines += paragraph[:kept]
+        if 0 < kept < len(paragraph):
+            last = paragraph[kept - 1]
+            lines[-1] = Text(set_cell_size(last.plain, min(cell_len(last.plain), max(0, width - 2))) + " …", last.style)
+    return lines
+
+
+def _head(shown: Picture, width: int, now_s: float) -> list[Text]:
+    names = " · ".join(clean(name) for name in (shown.job, shown.run_id, f"policy {shown.policy}") if name)
+    title = f"sftriage watch  {names if shown.run_id else clean(shown.place)}"
+    clock = f"{moment(now_s):%H:%M:%S} UTC"
+    first = Text(set_cell_size(title, max(0, width - len(clock) - 2)) + "  " + clock if width > 40 else title)
+    first.truncate(width)
+    second, style = _headline(shown, now_s)
+    headline = Text(_cut(second, width))
+    headline.stylize(style, 0, len(second.partition("  ")[0]))
+    return [first, headline]
+
+
+def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
+    if shown.state == "waiting":
+        return "Waiting for a run", "bold cyan"
+    stands = shown.outlook
+    over = "" if shown.state != "ended" else ", the run has ended"
+    if stands is None:
+        return ("Warming up" if shown.state == "warming_up" else "No window was judged") + over, "bold cyan"
+    since_step, since_s = stands.since_step, stands.since_s
+    if shown.healthy_since is not None:
+        since_step, since_s = shown.healthy_since.first_step, shown.healthy_since.time_s
+    since = "" if since_step is None or since_s is None else f"since step {since_step}, {ago(since_s, now_s)}"
+    return f"{stands.headline}  {since}{over}", _FACE_STYLES.get(stands.face, "bold")
+
+
+def _about(shown: Picture, width: int) -> list[list[Text]]:
+    """What is the matter, what was done about it, and what would resolve it: a paragraph each."""
+    if shown.state == "waiting":
+        return [_wrapped(f"It is followed as soon as it begins: {shown.place}", width)]
+    stands = shown.outlook
+    if stands is None:
+        return [_wrapped("The first window is judged when the steps of the warm-up are over.", width)]
+    said = [_wrapped(stands.sentence, width)]
+    if stands.disturbed:
+        said.append(_wrapped("A capture disturbed the newest windows; this is what was before them.", width, "dim"))
+    if stands.face != "healthy":
+        said.append(_wrapped(f"{stands.done}.", width))
+        if stands.resolves:
+            said.append(_wrapped(f"To resolve it: {stands.resolves}", width, "cyan"))
+    return said
+
+
+def _named_stage(shown: Picture) -> str | None:
+    telling = shown.telling
+    trouble = telling is not None and telling.label != "healthy" and telling.suspects
+    return telling.suspects[0].stage if telling is not None and trouble else None
+
+
+def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -> _Part:
+    """A bar a stage. Bars, times and shares each add up to the step's; where lines lack, small stages become one."""
+
+    def build(count: int) -> list[Text]:
+        trend = count >= 5
+        stages = together(frontier.advances_s, max(1, count - 1 - trend), named)
+        values_s = list(stages.values())
+        spans = f"{frontier.windows} windows, " if frontier.windows > 1 else ""
+        title = Text("Frontier", style="bold")
+        title.append(f"  {spans}steps {frontier.first_step} to {frontier.last_step}", style="dim")
+        name_width = min(_MAX_NAME if width >= WIDE else 10, max(len("step time"), *map(cell_len, stages)))
+        bar_width = max(1, width - name_width - 22)
+        bars = apportion(values_s, bar_width * 8)
+        tenths = apportion(values_s, round(sum(values_s) * 1e4))
+        shares = apportion(values_s, 1000)
+        lines = [title]
+        for n, stage in enumerate(stages):
+            line = Text(f"  {set_cell_size(clean(stage), name_width)} ")
+            line.append(set_cell_size(_bar(bars[n], blocks), bar_width), style="red" if stage == named else "blue")
+            line.append(f" {milliseconds(tenths[n] / 1e4):>11} {shares[n] / 10:5.1f}%")
+            lines.append(_fitted(line, width))
+        if trend:
+            line = Text(f"  {set_cell_size('step time', name_width)} ", style="dim")
+            line.append(set_cell_size(_trend(frontier.trend_s[-bar_width:], blocks), bar_width), style="dim")
+            line.append(f" {milliseconds(sum(tenths) / 1e4):>11} 100.0%")
+            lines.append(_fitted(line, width))
+        return lines
+
+    return _Part(2 + len(frontier.advances_s), 3, build)
+
+
+def together(advances_s: Mapping[str, float], most: int, named: str | None = None) -> dict[str, float]:
+    """At most so many stages in their order: where there are more, the smallest are put together as one at the end.
+
+    The one that is named is not among those, as long as there is a line for it.
+    """
+    if len(advances_s) <= most:
+        return dict(advances_s)
+    kept = sorted(advances_s, key=lambda stage: (stage == named, advances_s[stage]), reverse=True)[: most - 1]
+    rest = [stage for stage in advances_s if stage not in kept]
+    return {
+        **{stage: advances_s[stage] for stage in advances_s if stage in kept},
+        f"{len(rest)} others": sum(advances_s[stage] for stage in rest),
+    }
+
+
+def _bar(eighths: int, blocks: bool) -> str:
+    if not blocks:
+        return "#" * round(eighths / 8)
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def _trend(values_s: Sequence[float], blocks: bool) -> str:
+    top = max(values_s, default=0.0)
+    if top <= 0.0 or not blocks:
+        return ""
+    return "".join(_LEVELS[min(7, floor(value / top * 8))] for value in values_s)
+
+
+def _suspect(one: NamedSuspect, stalled: bool, width: int) -> Text:
+    line = Text("  ")
+    line.append(clean(f"{one.who}, {one.where}"), style="red")
+    gain = f"waited for {one.gain_s:.0f} s" if stalled else f"{milliseconds(one.gain_s)} a step ({one.share:.0%})"
+    line.append(f"  {gain}")
+    if not stalled:
+        line.append(f"  in {one.persistence:.0%} of steps  {clean(one.when)}")
+    return _fitted(line, width)
+
+
+def _decision(entry: Entry, width: int) -> Text:
+    row = entry.row
+    line = Text(f"  {moment(row.time_s):%H:%M:%S}  ")
+    if width >= WIDE:
+        line.append(f"{entry.first_step}-{row.last_step}  ", style="dim")
+    line.append(clean(row.outcome), style=OUTCOME_STYLES.get(row.outcome, ""))
+    line.append(f" x{entry.windows}" if entry.windows > 1 else "", style="dim")
+    reason = row.reason if row.outcome != "ignore" or row.reason != row.label else ""
+    label = ", ".join((row.label, *row.reasons)) if width >= WIDE and row.label not in ("healthy", reason) else ""
+    line.append(f"  {clean(reason or label or row.label)}", style="" if reason else LABEL_STYLES.get(row.label, ""))
+    return _fitted(line, width)
+
+
+def _capture(one: Capture, width: int) -> Text:
+    line = Text("  ")
+    line.append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
+    rank = "" if one.rank is None else f"  rank {one.rank}"
+    line.append(f"{rank}{' (control)' if one.role == 'control' else ''}  {clean(one.capture_id)}")
+    facts = []
+    if one.first_step is not None and one.last_step is not None and one.state == "done":
+        facts.append(f"steps {one.first_step} to {one.last_step}")
+    if one.size_bytes:
+        facts.append(size(one.size_bytes))
+    if one.reproduced:
+        facts.append(f"fault in it: {one.reproduced}")
+    if one.upload:
+        facts.append(_UPLOADS.get(one.upload, one.upload) + (f": {clean(one.upload_reason)}" * bool(one.upload_reason)))
+    if one.asked_by:
+        facts.append(f"asked for by {clean(one.asked_by)}")
+    if one.detail:
+        facts.append(clean(one.detail))
+    line.append(f"  {', '.join(facts)}" if facts else "", style="dim")
+    return _fitted(line, width)
+
+
+def _telemetry(shown: Picture, width: int, now_s: float) -> list[Text]:
+    about, newest = shown.recorders, shown.newest
+    recorded = f"{about.ranks} of {about.world_size} ranks record"
+    facts = [recorded if about.world_size else "no rank has recorded a step"]
+    lacking = about.ranks < about.world_size
+    if newest is not None and newest.coverage is not None:
+        facts.append(f"{_percent(newest.coverage)} of the newest window's steps came in")
+        lacking = lacking or newest.coverage < 1.0
+    if shown.skipped:
+        facts.append(f"{shown.skipped} lines of the journal could not be read")
+    lines = [Text("Telemetry  ", style="bold") + Text(", ".join(facts), style="yellow" if lacking else "")]
+    judged = "no window yet" if newest is None else f"{shown.windows} windows, the last {ago(newest.time_s, now_s)}"
+    if newest is not None and newest.attempt:
+        judged += f", restart {newest.attempt}"
+    late = newest is not None and shown.state == "going" and now_s - newest.time_s > STALE_S
+    lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
+    return [_fitted(line, width) for line in lines]
+
+
+def _percent(fraction: float) -> str:
+    """A share that is not called all where something lacks."""
+    return f"{floor(fraction * 1000) / 10:g}%"
+
+
+def _wrapped(text: str, width: int, style: str = "") -> list[Text]:
+    return [Text(_cut(line, width), style=style) for line in textwrap.wrap(clean(text), max(1, width))]
+
+
+def _quiet(text: str, width: int) -> Text:
+    return Text(_cut(text, width), style="dim")
+
+
+def _cut(text: str, width: int) -> str:
+    return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
+
+
+def _fitted(line: Text, width: int) -> Text:
+    line.truncate(width, overflow="ellipsis")
+    return line

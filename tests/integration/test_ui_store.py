@@ -1,0 +1,294 @@
+"""The page about a store of many jobs, in a real browser, about an S3 server: from the list to the downloaded file."""
+
+import gzip
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from sftriage.traces import Artefact, Catalogue
+from sftriage.traces.keys import Place
+from sftriage.traces.remote import RemoteStore
+from tests.integration.postgres import Postgres, missing
+from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.s3 import BUCKET, Proxy, environment_of, served
+from tests.integration.test_ui import CHROMIUM, CONTRASTS, PHONE, WIDE, live
+from tests.unit.conftest import manifest_of
+
+playwright = pytest.importorskip("playwright.sync_api")
+expect = playwright.expect
+expect.set_options(timeout=60_000)
+
+URL = f"s3://{BUCKET}/shared"
+JOBS = ("resnet", "gpt 7b/ü", "<b>bert</b>")
+LARGE_BYTES = 96 * 2**20
+SMALL = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, start):
+    """A page in which nothing may go wrong, unless a test says so; it is closed before the server is."""
+    context = browser.new_context(viewport=WIDE, accept_downloads=True)
+    page = context.new_page()
+    page.set_default_timeout(60_000)
+    page.wrong = []
+    page.on("pageerror", lambda error: page.wrong.append(str(error)))
+    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
+    yield page
+    context.close()
+    assert page.wrong == []
+
+
+@pytest.fixture(scope="module")
+def server():
+    with served() as server:
+        yield server
+
+
+@pytest.fixture
+def through(server, environment):
+    """A proxy before a bucket that is empty; what is started talks to it."""
+    for one in server.client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
+        server.client.delete_object(Bucket=BUCKET, Key=one["Key"])
+    with Proxy(server) as proxy:
+        environment.update(environment_of(proxy.url))
+        yield proxy
+
+
+@pytest.fixture
+def put(server):
+    """Put a capture into the bucket, as an upload does."""
+
+    def put(capture_id: str, job: str = JOBS[0], content: bytes = SMALL, **about):
+        digest = hashlib.sha256(content).hexdigest()
+        trace = Artefact(
+            name="trace.json.gz", role="trace", media_type="application/gzip", size_bytes=len(content), sha256=digest
+        )
+        manifest = manifest_of(capture_id, trace, **about).model_copy(update={"job": job})
+        for name, body in (("trace.json.gz", content), ("manifest.json", manifest.to_json())):
+            server.client.put_object(Bucket=BUCKET, Key=f"shared/{Place.of(manifest).key}/{name}", Body=body)
+        return manifest
+
+    return put
+
+
+@pytest.fixture
+def serve(start):
+    """Start `sftriage ui`; its process, and where its page is."""
+
+    def serve(*arguments: object):
+        process = start("ui", "--json", *arguments)
+        return process, json.loads(process.stdout.readline())["url"]
+
+    return serve
+
+
+def test_from_the_list_to_the_downloaded_file(page, through, put, serve, tmp_path):
+    # GIVEN a bucket with captures of three jobs
+    for n in range(9):
+        manifest = put(f"c-{n}", JOBS[n % 3], rank=n % 4, stage="data" if n % 2 else "forward", second=n)
+    _, url = serve("--store", URL)
+    # WHEN the page is opened before the store was read THEN its captures come by themselves
+    page.goto(url)
+    expect(page.locator("table.list tbody tr")).to_have_count(9)
+    live(page)
+    # WHEN a person asks for one job's captures, with the keyboard alone
+    page.focus("input[name=job]")
+    page.keyboard.type("<b>bert</b>")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**job=*")
+    expect(page.locator("table.list tbody tr")).to_have_count(3)
+    # AND goes on to the newest of them
+    page.click("table.list tbody a")
+    assert page.inner_text("#capture-title") == "Capture of rank 0, steps 160 to 164"
+    assert "No timeline here" in page.inner_text("#elsewhere")
+    with page.expect_download() as download:
+        page.click("text=Download trace.json.gz")
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    # THEN what they have is what the manifest promises
+    assert path.name == "c-8-trace.json.gz"
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == manifest.artefacts[0].sha256
+
+
+def test_the_list_follows_the_store_and_keeps_what_is_typed(page, through, put, serve, monkeypatch):
+    put("c-1")
+    process, url = serve("--store", URL)
+    page.goto(url)
+    expect(page.locator("table.list tbody tr")).to_have_count(1)
+    page.fill("input[name=stage]", "dat")
+    # WHEN another capture comes THEN it is listed by itself, and what was typed is there
+    put("c-2", second=5)
+    expect(page.locator("table.list tbody tr")).to_have_count(2, timeout=90_000)
+    assert page.input_value("input[name=stage]") == "dat"
+    assert process.poll() is None
+
+
+def test_a_store_that_is_away_and_there_again(page, through, put, serve):
+    # GIVEN a store that answers nothing but errors
+    put("c-1")
+    through.plan = lambda method, path: "error"
+    _, url = serve("--store", URL)
+    # WHEN the page is opened THEN it says so
+    page.goto(url)
+    expect(page.locator("#headline")).to_have_text("The store cannot be reached", timeout=120_000)
+    # AND shows the captures by itself once it is there
+    through.plan = lambda method, path: None
+    expect(page.locator("table.list tbody tr")).to_have_count(1, timeout=120_000)
+    expect(page.locator("#away")).to_have_count(0)
+
+
+@pytest.mark.parametrize("what", ["changed", "cut"])
+def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, put, serve, server, what, tmp_path):
+    # GIVEN an artefact of several pieces, that somebody has changed at its end, or that the network cuts
+    content = os.urandom(5 * 2**20)
+    manifest = put("c-1", content=content)
+    key = f"shared/{Place.of(manifest).key}/trace.json.gz"
+    process, url = serve("--store", URL)
+    page.goto(f"{url}captures/{Place.of(manifest).key}")
+    if what == "changed":
+        server.client.put_object(Bucket=BUCKET, Key=key, Body=content[:-1] + bytes([content[-1] ^ 1]))
+    else:
+        through.plan = lambda method, path: "short" if path.split("?")[0].endswith("trace.json.gz") else None
+    # WHEN it is downloaded THEN the browser says that it failed
+    with page.expect_download() as download:
+        page.click("text=Download trace.json.gz")
+    assert download.value.failure() is not None
+    # AND the server goes on, and has said why
+    assert "Captures" in page.inner_text("nav")
+    page.wrong.clear()
+    process.terminate()
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert "a download was cut short: " in err
+    assert "Traceback" not in err
+
+
+def test_a_large_artefact_passes_through_without_being_held(through, put, serve):
+    # GIVEN an artefact of a hundred megabytes, and a page that has served a small one
+    small, large = put("c-1"), put("c-2", content=os.urandom(LARGE_BYTES))
+    process, url = serve("--store", URL)
+
+    def fetched(manifest) -> str:
+        with urlopen(f"{url}captures/{Place.of(manifest).key}/files/trace.json.gz", timeout=DEADLINE_S) as answer:
+            digest = hashlib.sha256()
+            while piece := answer.read(2**20):
+                digest.update(piece)
+        return digest.hexdigest()
+
+    assert fetched(small) == small.artefacts[0].sha256
+    before = _peak_bytes(process.pid)
+    # WHEN it is fetched THEN it is whole, and the page has not become larger by it
+    assert fetched(large) == large.artefacts[0].sha256
+    assert _peak_bytes(process.pid) - before < LARGE_BYTES / 2
+
+
+def _peak_bytes(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, put, serve, scheme):
+    manifest = put("c-1", JOBS[1])
+    _, url = serve("--store", URL)
+    context = browser.new_context(**PHONE, color_scheme=scheme)
+    page = context.new_page()
+    page.goto(url)
+    page.wait_for_selector("table.list")
+    for target in ("", "?rank=x&since=2x", f"captures/{Place.of(manifest).key.replace('%', '%25')}", "captures/x/y/z"):
+        page.goto(url + target)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(CONTRASTS) == []
+    context.close()
+
+
+def test_without_scripts_it_is_all_there(browser, through, put, serve):
+    # GIVEN a browser that runs nothing
+    put("c-1")
+    _, url = serve("--store", URL)
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+
+    def listed() -> bool:
+        page.goto(url)
+        return page.locator("table.list tbody tr").count() == 1
+
+    # WHEN the store has been read THEN the list is there, its filter works, and a capture has its tables
+    wait_until(listed)
+    page.fill("input[name=rank]", "7")
+    page.click("text=Show")
+    assert "No such capture" in page.inner_text("main")
+    page.click("text=all captures")
+    page.click("table.list tbody a")
+    assert "sha256" in page.inner_text("#manifest")
+    context.close()
+
+
+def test_captures_of_stores_that_share_a_catalogue(page, through, put, serve, monkeypatch):
+    # GIVEN a catalogue in PostgreSQL that knows of a capture in a bucket
+    if (reason := missing()) is not None:
+        pytest.skip(reason)
+    for name, value in environment_of(through.url).items():
+        monkeypatch.setenv(name, value)
+    manifest = put("c-1")
+    server = Postgres()
+    try:
+        at = server.database()
+        Catalogue(at, RemoteStore.open(URL)).add(manifest)
+        # WHEN the page about the catalogue is opened
+        process, url = serve("--catalogue", at)
+        page.goto(url)
+        # THEN the capture is listed, and has its page, though nobody said where it is
+        expect(page.locator("table.list tbody tr")).to_have_count(1)
+        page.click("table.list tbody a")
+        page.wait_for_selector("#manifest")
+        with page.expect_download() as download:
+            page.click("text=Download trace.json.gz")
+        assert Path(download.value.path()).read_bytes() == SMALL
+        # AND while the catalogue is away, that is said
+        page.goto(url)
+        server.kill()
+        expect(page.locator("#headline")).to_have_text("The store is away")
+        process.terminate()
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--run", ".", "--store", "/tmp"), "name a run or a store, and not both"),
+        (("--store", "ftp://x/y"), "not a store"),
+        (("--store", "/nowhere/at/all"), "no such directory"),
+        (("--store", "s3://key:secret@bucket/x"), "credentials and options come from the environment"),
+        (("--catalogue", "postgresql://u:hunter2@h/d"), "can be read by everybody"),
+    ],
+)
+def test_what_cannot_be_shown_is_said_in_a_line(environment, arguments, said):
+    done = subprocess.run(
+        [sys.executable, "-m", "sftriage", "ui", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "hunter2" not in done.stderr
+    assert "secret" not in done.stderr

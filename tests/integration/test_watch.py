@@ -1,0 +1,198 @@
+"""`sftriage watch` in a real terminal, and in none, about runs that go on meanwhile."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sftriage.controller import read_journal
+from sftriage.traces import LocalStore
+from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
+from tests.unit.ui.conftest import Run, request_of, run_at, verdict
+
+STEPS = 300
+
+
+@pytest.fixture
+def watch(environment) -> Iterator[Callable[..., Terminal]]:
+    """Start `sftriage watch` in a terminal."""
+    with terminals(environment) as open_one:
+        yield lambda *arguments, **size: open_one(sys.executable, "-m", "sftriage", "watch", *arguments, **size)
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """A run that goes on until its ``rings`` are gone."""
+    made = run_at(tmp_path / "run")
+    (tmp_path / "run" / "rings").mkdir()
+    return made
+
+
+def end(run: Run) -> None:
+    (run.directory.path / "rings").rmdir()
+
+
+def test_a_real_job_from_before_it_begins_until_after_its_end(start, watch, tmp_path):
+    # GIVEN somebody who watches in a terminal, a log and a program that do without, and no run yet
+    path = tmp_path / "run"
+    terminal = watch("--run", path)
+    log, program = start("watch", "--run", path), start("watch", "--run", path, "--json")
+    terminal.wait_for("Waiting for a run")
+    assert log.stdout.readline().startswith("Waiting for a run")
+    # WHEN a job of four ranks is run, one of which becomes slow
+    job = start("demo", "--json", "--steps", STEPS, "--fault", "data:2:40", "--out", path)
+    # THEN the terminal follows it
+    terminal.wait_for("Warming up", "4 of 4 ranks record")
+    terminal.wait_for("Frontier", "backward", "Telemetry")
+    seen = terminal.wait_for("Slow", "rank 2, data", "Captures")
+    assert len(seen) == 24
+    assert job.communicate(timeout=DEADLINE_S)[0]
+    # AND ends with the run, which has left its last picture on the screen that was there before
+    assert terminal.wait_for_end() == 0
+    assert terminal.raw.count(TAKEN) == terminal.raw.count(GIVEN_BACK) == 1
+    left = terminal.raw.rpartition(GIVEN_BACK)[2].decode()
+    for words in ("the run has ended", "rank 2", "done"):
+        assert words in left
+    # AND the log has a line for each change, and nothing that does something to a terminal
+    lines = log.communicate(timeout=DEADLINE_S)[0].splitlines()
+    (manifest,) = LocalStore(path).manifests().manifests
+    assert lines[-1].startswith("The run has ended: ")
+    assert any("Rank 2 is slow in data" in line and "Capturing rank 2" in line for line in lines)
+    assert any(f"traces show {manifest.capture_id}" in line for line in lines)
+    assert not any("\x1b" in line for line in lines)
+    # AND the program has every window that was decided, once, each exact
+    entries = [json.loads(line) for line in program.communicate(timeout=DEADLINE_S)[0].splitlines()]
+    windows = [entry for entry in entries if entry["type"] == "window"]
+    journal = [entry["verdict"] for entry in read_journal(path / "decisions.jsonl") if entry["type"] == "window"]
+    assert [one["first_step"] for one in windows] == [one["first_step"] for one in journal]
+    for one in windows:
+        assert sum(one["advances_s"].values()) == pytest.approx(one["exposed_s"], rel=1e-9)
+    assert [entry["state"] for entry in entries if entry["type"] == "capture"] == ["done"]
+    assert entries[-1] == {"type": "ended", "windows": len(windows), "captures": 1}
+    assert (log.returncode, program.returncode) == (0, 0)
+
+
+def test_it_follows_what_is_written_and_the_size_of_the_terminal(watch, run):
+    # GIVEN a healthy run on a terminal of 80 by 24
+    run.decide(verdict(20))
+    terminal = watch("--run", run.directory.path)
+    terminal.wait_for("Healthy", "since step 20", "none", "Ctrl-C or q")
+    # WHEN a window comes in that is not, and its capture begins
+    run.decide(verdict(70, "suspect", onset=90), "capture", "rule slow-rank", requests=(request_of("c-1"),))
+    # THEN it is there, with all of its parts
+    terminal.wait_for("Slow, and captured", "since step 90", "rank 2, data", "running", "c-1", "Decisions", "Telemetry")
+    # WHEN the terminal becomes narrow THEN nothing is cut that has to be there, and nothing wraps
+    terminal.resize(40, 20)
+    lines = terminal.wait_for("rank 2, data", "Captures", "Ctrl-C or q")
+    wait_until(lambda: terminal.lines()[19].startswith("Ctrl-C or q"))
+    assert sum("Frontier" in line for line in lines) == 1
+    # WHEN it becomes large THEN there is room for more
+    terminal.resize(120, 40)
+    terminal.wait_for("(20%)  in 90% of steps  chronic since step 90")
+    end(run)
+    assert terminal.wait_for_end() == 0
+
+
+@pytest.mark.parametrize(("keys", "status"), [(b"\x03", 0), (b"q", 0), (None, 143)])
+def test_it_ends_cleanly_and_gives_the_terminal_back(watch, run, keys, status):
+    # GIVEN somebody who watches, and has typed something meanwhile, which is not shown
+    run.decide(verdict(20))
+    terminal = watch("--run", run.directory.path)
+    terminal.wait_for("Healthy")
+    assert not terminal.echoes
+    terminal.type(b"xyz")
+    # WHEN they have seen enough, or somebody else ends it
+    if keys is None:
+        terminal.process.send_signal(signal.SIGTERM)
+    else:
+        terminal.type(keys)
+    # THEN it ends without a word of complaint, and the terminal is as it was
+    assert terminal.wait_for_end() == status
+    assert terminal.echoes
+    assert terminal.raw.count(TAKEN) == terminal.raw.count(GIVEN_BACK) == 1
+    assert b"Traceback" not in terminal.raw
+    assert b"xyz" not in terminal.raw
+    assert (b"Healthy" in terminal.raw.rpartition(GIVEN_BACK)[2]) is (status == 0)
+
+
+def test_it_can_be_put_aside_and_taken_up_again(environment, run):
+    # GIVEN a shell in which somebody watches
+    run.decide(verdict(20))
+    with terminals({**environment, "PS1": "$ "}) as open_one:
+        shell = open_one("bash", "--norc", "--noprofile", "--noediting", "-i")
+        shell.type(f"{sys.executable} -m sftriage watch --run {run.directory.path}\n".encode())
+        shell.wait_for("Healthy", "Ctrl-C or q")
+        # WHEN they put it aside THEN the shell has its screen back
+        shell.type(b"\x1a")
+        wait_until(lambda: shell.lines() and b"Stopped" in shell.raw.rpartition(GIVEN_BACK)[2])
+        # WHEN they take it up again THEN it shows what has come in meanwhile
+        run.decide(verdict(70, "suspect"), "throttle", "cooldown")
+        shell.type(b"fg\n")
+        shell.wait_for("Slow, capture throttled")
+        assert shell.raw.count(TAKEN) == 2
+        shell.type(b"\x03")
+        wait_until(lambda: shell.lines() and shell.raw.count(GIVEN_BACK) == 2)
+
+
+def test_a_hostile_run_does_nothing_to_the_terminal(watch, run):
+    # GIVEN a run whose names would set the title, clear the screen, and are markup
+    nasty = "\x1b]0;owned\x07\x1b[2J[bold]\u202edata"
+    info = json.loads(run.directory.info_file.read_text())
+    run.directory.info_file.write_text(json.dumps({**info, "job": nasty, "policy": "\ud800" + nasty}))
+    of = verdict(20, "suspect", stage=nasty, advances={nasty: 0.1, "other": 0.0})
+    run.decide(of, "throttle", nasty, resolves=nasty)
+    # WHEN it is watched THEN they are text
+    terminal = watch("--run", run.directory.path)
+    terminal.wait_for("?]0;owned??[2J[bold]?data", "Frontier")
+    assert terminal.title == ""
+    assert b"\x1b]0" not in terminal.raw
+    end(run)
+    assert terminal.wait_for_end() == 0
+
+
+def test_what_was_read_is_not_read_again(watch, run):
+    # GIVEN a run with a journal of some megabytes
+    for n in range(500):
+        run.decide(verdict(20 + 10 * n), reason="x" * 3000)
+    size_bytes = run.directory.decisions.stat().st_size
+    terminal = watch("--run", run.directory.path)
+    terminal.wait_for("Healthy", "500 windows")
+    before = _read_bytes(terminal.process.pid)
+    # WHEN it is looked at again and again, and goes on
+    for n in range(500, 504):
+        run.decide(verdict(20 + 10 * n))
+        terminal.wait_for(f"{n + 1} windows")
+    # THEN only what is new is read
+    assert _read_bytes(terminal.process.pid) - before < size_bytes / 4
+
+
+def _read_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/io").read_text().split()[1])
+
+
+def test_it_needs_nothing_that_the_page_needs(environment, run):
+    run.decide(verdict(20))
+    script = (
+        "import sys; sys.modules.update(dict.fromkeys(('starlette', 'uvicorn', 'jinja2')));"
+        f"sys.argv = ['sftriage', 'watch', '--once', '--run', {str(run.directory.path)!r}];"
+        "from sftriage.commands import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, timeout=DEADLINE_S)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"Healthy" in done.stdout
+
+
+def test_it_ends_when_nobody_reads_any_more(start, run):
+    run.decide(verdict(20))
+    process = start("watch", "--run", run.directory.path, "--json")
+    assert json.loads(process.stdout.readline())["first_step"] == 20
+    # WHEN whoever reads goes away THEN it ends with the next line, and without a word
+    process.stdout.close()
+    run.decide(verdict(30))
+    process.wait(DEADLINE_S)
+    assert process.stderr.read() == ""

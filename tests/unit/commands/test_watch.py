@@ -1,0 +1,389 @@
+"""What `sftriage watch` shows of a run: exact, within the terminal, and text whatever a file says."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from sftriage.commands.watch_changes import Told, all_of, closing, events, news, opening
+from sftriage.commands.watch_lines import Room, apportion, clean, picture_lines, together
+from sftriage.commands.watching import Picture, Recorders, captures_of, frontier_of, picture, picture_values
+from sftriage.controller import Journal
+from sftriage.records import Ask, CaptureResult, plain
+from sftriage.traces import LocalStore
+from sftriage.traces.uploads import Upload
+from tests.unit.ui.conftest import NOW_S, Run, decision, request_of, run_at, verdict
+from tests.unit.ui.reading import NASTY
+
+RECORDERS = Recorders(4, 4)
+HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300
+
+
+@pytest.fixture
+def run(tmp_path) -> Run:
+    """A run that goes on; nothing is known of it yet."""
+    made = run_at(tmp_path / "run")
+    (tmp_path / "run" / "rings").mkdir()
+    return made
+
+
+def shown(run: Run) -> Picture:
+    return picture(run.source.view(), RECORDERS, "sftriage-runs/run-1")
+
+
+def text(of: Picture, room: Room | None = None, now_s: float = NOW_S) -> str:
+    return "\n".join(line.plain for line in picture_lines(of, room or Room(100), now_s))
+
+
+# What is shown
+
+
+def test_before_there_is_a_run_it_says_what_it_waits_for():
+    written = text(Picture("waiting", "runs/next"))
+    assert "Waiting for a run" in written
+    assert "runs/next" in written
+
+
+def test_until_the_first_window_it_says_that_the_job_warms_up(run):
+    assert "Warming up" in text(shown(run))
+    assert "4 of 4 ranks record" in text(shown(run))
+
+
+def test_a_healthy_job_is_healthy_since_the_first_window_after_the_last_trouble(run):
+    for first, label in ((20, "healthy"), (70, "suspect"), (120, "healthy"), (170, "healthy")):
+        run.decide(verdict(first, label))
+    now = shown(run)
+    assert now.healthy_since is not None
+    assert now.healthy_since.first_step == 120
+    # (a window's time is that of its last step: 1_800_000_169)
+    assert "Healthy  since step 120, 7 min ago" in text(now)
+
+
+def test_a_window_that_a_capture_disturbed_ends_no_health(run):
+    run.decide(verdict(20))
+    run.decide(verdict(70, "needs_evidence", reasons=("self_inflicted",)), "hold", "self_inflicted")
+    run.decide(verdict(120))
+    assert shown(run).healthy_since.first_step == 20
+
+
+def test_a_suspect_is_shown_with_its_numbers_and_what_was_done(run, trace, make_manifest):
+    # GIVEN a rank that was captured
+    run.decide(verdict(50))
+    run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
+    written = text(shown(run))
+    # THEN since when, who, where, how much, how often, and that a capture runs
+    for words in ("Slow, and captured  since step 120", "rank 2, data  20.0 ms a step (20%)  in 90% of steps"):
+        assert words in written
+    assert "running  rank 2  c-1" in written
+    # WHEN the capture has ended and is stored THEN what became of it
+    manifest = LocalStore(run.directory.path).put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+    run.ended(CaptureResult("c-1", 2, "done", first_step=160, last_step=164))
+    steps = f"steps {manifest.capture.first_step} to {manifest.capture.last_step}"
+    assert f"done  rank 2  c-1  {steps}" in text(shown(run))
+
+
+def test_a_hold_off_is_shown_with_what_would_resolve_it(run):
+    held = verdict(20, "needs_evidence", reasons=("co_critical",))
+    run.decide(held, "hold", "co_critical", resolves="Look at both.")
+    written = text(shown(run))
+    assert "Undecided: held" in written
+    assert "To resolve it: Look at both." in written
+    # AND there is a line for it where there are few
+    assert "To resolve it: Look at both." in text(shown(run), Room(40, 12))
+
+
+def test_a_stalled_job_shows_its_last_frontier_and_says_that_it_is_stalled(run):
+    run.decide(verdict(20))
+    run.decide(verdict(80, "stalled", reasons=("not_arrived",)), "hold", "stalled")
+    now = shown(run)
+    assert "Stalled" in text(now)
+    assert now.frontier is not None
+    assert now.frontier.windows == 1
+
+
+def test_who_holds_up_a_stalled_job_has_been_waited_for(run):
+    of = verdict(80, "stalled", reasons=("not_arrived",))
+    missing = replace(verdict(20, "suspect").suspects[0], gain_s=75.0, share=0.0)
+    run.decide(replace(of, suspects=(missing,)), "capture", "rule", requests=(request_of("c-1"),))
+    assert "rank 2, data  waited for 75 s\n" in text(shown(run))
+
+
+def test_captures_that_no_window_led_to_are_there_with_who_asked(run):
+    # GIVEN a person who asked for two captures, one of which is over, and one that another capture led to
+    of = verdict(20)
+    run.decide(of)
+    journal = Journal(run.directory.decisions)
+    asked = replace(decision(of, "capture", "a person asked"), label="asked", requests=(request_of("a-1"),))
+    journal.ask(Ask("a-1", (2,), "ada", "curious"), asked)
+    journal.capture(CaptureResult("a-1", 2, "failed", "too large"))
+    journal.close()
+    with run.directory.decisions.open("a") as file:
+        beside = plain(replace(asked, requests=(request_of("b-1", rank=1, role="control"),), time_s=1.9e9))
+        file.write(json.dumps({"type": "beside", "capture_id": "a-1", "decision": beside}) + "\n")
+    # WHEN shown THEN the newest is first
+    first, second = captures_of(run.source.view())
+    assert (first.capture_id, first.state, first.role) == ("b-1", "running", "control")
+    assert (second.capture_id, second.state, second.asked_by, second.detail) == ("a-1", "failed", "ada", "too large")
+    assert "failed  rank 2  a-1  asked for by ada, too large" in text(shown(run))
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("waiting", "", "to be uploaded"),
+        ("uploading", "", "uploading"),
+        ("stored", "", "uploaded"),
+        ("failed", "no such bucket", "upload failed: no such bucket"),
+    ],
+)
+def test_how_far_a_capture_is_on_its_way_elsewhere(run, trace, make_manifest, state, reason, said):
+    LocalStore(run.directory.path).put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+    uploads = {"c-1": Upload(url="s3://bucket", state=state, reason=reason)}
+    assert text(picture(run.source.view(), RECORDERS, "", uploads), Room(200)).count(f", {said}\n") == 1
+
+
+def test_what_lacks_in_the_telemetry_is_said(run):
+    of = verdict(20)
+    run.decide(replace(of, numbers={"coverage": 0.7499}))
+    with run.directory.decisions.open("a") as file:
+        file.write("no entry\n")
+    written = text(picture(run.source.view(), Recorders(3, 4), ""))
+    assert "3 of 4 ranks record, 74.9% of the newest window's steps came in, 1 lines of the journal" in written
+
+
+def test_a_run_that_has_ended_says_so(tmp_path):
+    run = run_at(tmp_path / "run")
+    run.decide(verdict(20))
+    assert shown(run).state == "ended"
+    assert "the run has ended" in text(shown(run))
+
+
+def test_the_picture_is_one_json_value(run):
+    run.decide(verdict(50))
+    run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
+    values = json.loads(json.dumps(plain(picture_values(shown(run))), allow_nan=False))
+    assert (values["state"], values["health"], values["since_step"]) == ("going", "captured", 120)
+    assert sum(values["frontier"]["advances_s"].values()) == pytest.approx(values["frontier"]["exposed_s"], rel=1e-12)
+    assert [one["ranks"] for one in values["suspects"]] == [[2]]
+    assert values["captures"][0]["state"] == "running"
+
+
+# Exact
+
+
+ADVANCES = st.dictionaries(
+    st.text("abcdef", min_size=1, max_size=4), st.floats(0, 1e3, allow_subnormal=False), min_size=1, max_size=12
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=40), st.integers(0, 10_000))
+def test_shares_add_up_and_none_is_off_by_one(values, total):
+    shares = apportion(values, total)
+    whole = sum(values)
+    assert sum(shares) == (total if whole > 0 else 0)
+    for value, share in zip(values, shares, strict=True):
+        assert share >= 0
+        if whole > 0:
+            assert abs(share - value / whole * total) < 1 + 1e-6
+
+
+@settings(deadline=None)
+@given(ADVANCES, st.integers(1, 14), st.booleans())
+def test_stages_put_together_keep_their_time_and_the_one_that_is_named(advances_s, most, has_name):
+    named = min(advances_s, key=lambda stage: advances_s[stage]) if has_name else None
+    found = together(advances_s, most, named)
+    assert len(found) <= most
+    assert sum(found.values()) == pytest.approx(sum(advances_s.values()))
+    if most > 1 and named is not None:
+        assert found[named] == advances_s[named]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.lists(st.floats(0, 10), min_size=3, max_size=3), min_size=1, max_size=9),
+    st.integers(34, 200),
+    st.one_of(st.none(), st.integers(8, 40)),
+)
+def test_bars_times_and_shares_add_up_to_the_step(tmp_path_factory, stacks, width, height):
+    # GIVEN windows of any frontier
+    run = run_at(tmp_path_factory.mktemp("exact") / "run")
+    for n, stack in enumerate(stacks):
+        run.decide(verdict(20 + 10 * n, advances=dict(zip(("data", "backward", "other"), stack, strict=True))))
+    frontier = frontier_of(run.source.view().rows)
+    assert frontier is not None
+    # THEN its stages sum to the step
+    assert sum(frontier.advances_s.values()) == pytest.approx(frontier.exposed_s, rel=1e-12, abs=1e-12)
+    # AND so does what is written of them, to the last digit
+    lines = text(shown(run), Room(width, height)).splitlines()
+    start = next(n for n, line in enumerate(lines) if line.startswith("Frontier"))
+    rows = [line for line in lines[start + 1 :][:4] if line.endswith("%")]
+    stages = [line for line in rows if not line.lstrip().startswith("step time")]
+    tenths = [round(float(line.split()[-3]) * 10) for line in stages]
+    shares = [round(float(line.split()[-1].rstrip("%")) * 10) for line in stages]
+    assert sum(tenths) == round(sum(frontier.advances_s.values()) * 1e4)
+    if frontier.exposed_s > 0.0:
+        assert sum(shares) == 1000
+
+
+# Within the terminal
+
+
+@settings(deadline=None)
+@given(st.integers(1, 140), st.one_of(st.none(), st.integers(1, 50)), st.booleans(), st.booleans())
+def test_it_fits_whatever_the_terminal(busy, width, height, blocks, footer):
+    room = Room(width, height, blocks, "Ctrl-C ends this" if footer else "")
+    lines = picture_lines(busy, room, NOW_S)
+    assert height is None or len(lines) <= height
+    assert all(cell_len(line.plain) <= width for line in lines)
+    if not blocks and height is None:
+        assert not set("".join(line.plain for line in lines)) & set("█▏▁▇")
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory) -> Picture:
+    """A run with much to show, of which some has double width."""
+    run = run_at(tmp_path_factory.mktemp("busy") / "run")
+    advances = {f"stage-{n}-\u65e5\u672c\u8a9e": 0.001 * n for n in range(30)}
+    for n in range(40):
+        of = verdict(20 + 10 * n, ("suspect", "healthy", "needs_evidence")[n % 3], advances=advances)
+        run.decide(of, "throttle", "cooldown of rule slow-rank " * 5, resolves="Wait. " * 30)
+    captured = verdict(500, "suspect", advances=advances)
+    run.decide(captured, "capture", "rule", requests=tuple(request_of(f"c-{n}") for n in range(30)))
+    return picture(run.source.view(), RECORDERS, "somewhere")
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24)])
+def test_on_a_small_terminal_every_part_has_a_face(busy, width, height):
+    written = text(busy, Room(width, height, footer="Ctrl-C"))
+    for title in ("Slow, and captured", "Frontier", "Suspects", "Decisions", "Captures", "Telemetry", "Ctrl-C"):
+        assert title in written
+    # AND what does not fit is counted, or put together
+    assert "others" in written
+    assert "more" in written
+
+
+# Hostile
+
+
+@pytest.mark.parametrize(
+    ("nasty", "harmless"), [(HOSTILE, "[bold red]rank"), (NASTY, NASTY), ("[/]", "[/]"), ("\x9b31m", "31m")]
+)
+def test_names_are_text(run, nasty, harmless):
+    # GIVEN a run whose stages, reasons, rules and requests do things to a terminal, or are markup
+    clear = nasty.replace("\ud800", "")
+    of = verdict(20, "suspect", stage=clear, advances={clear: 0.1, "data": 0.2}, reasons=(clear,))
+    run.decide(of, "throttle", clear, rule=clear, resolves=clear)
+    view = run.source.view()
+    view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
+    # WHEN it is shown, in each way
+    written = text(picture(view, RECORDERS, nasty), Room(2000))
+    told = "\n".join([opening(view, nasty), *news(Told(), view, NOW_S)[1]])
+    for said in (written.replace("\n", ""), told.replace("\n", "")):
+        # THEN nothing in it is more than text, and what is harmless is there as it was
+        assert clean(said) == said
+        said.encode()
+        assert harmless in said
+
+
+# What has changed
+
+
+def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
+    # GIVEN a run of which all so far has been told
+    run.decide(verdict(20))
+    told = all_of(run.source.view())
+    # WHEN windows come in
+    run.decide(verdict(30))
+    run.decide(verdict(40, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
+    run.decide(verdict(50, "suspect"), "throttle", "cooldown", resolves="Wait.")
+    run.decide(verdict(60, "suspect"), "throttle", "cooldown", resolves="Wait.")
+    run.decide(verdict(70, "suspect", rank=3), "throttle", "cooldown", resolves="Wait.")
+    run.ended(CaptureResult("c-1", 2, "failed", "no space"))
+    told, lines = news(told, run.source.view(), NOW_S)
+    # THEN each that is another is said, and each that is the same is not
+    assert [line[21:].partition(":")[0] for line in lines] == [
+        "Rank 2 is slow in data",
+        "Rank 2 is slow in data",
+        "Rank 3 is slow in data",
+        "No trace of rank 2",
+    ]
+    assert lines[0].endswith("Capturing rank 2 (c-1).")
+    assert lines[1].endswith("Throttled: cooldown. To resolve it: Wait.")
+    assert lines[0].startswith("2027-01-15 08:01:29  ")
+    # AND nothing is said twice
+    assert news(told, run.source.view(), NOW_S)[1] == []
+    assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captured."
+
+
+def test_a_restart_is_said(run):
+    run.decide(verdict(20))
+    told = all_of(run.source.view())
+    run.decide(verdict(20, attempt=1))
+    assert "The job was started anew (restart 1)." in news(told, run.source.view(), NOW_S)[1][0]
+    assert "restart 1" in text(shown(run))
+
+
+def test_a_journal_that_began_anew_is_told_anew(run):
+    for first in (20, 30, 40):
+        run.decide(verdict(first))
+    told = all_of(run.source.view())
+    run.directory.decisions.unlink()
+    run.decide(verdict(20, "needs_evidence", reasons=("roaming",)), "hold", "roaming")
+    assert len(news(told, run.source.view(), NOW_S)[1]) == 1
+
+
+def test_every_window_is_an_event_once(run):
+    run.decide(verdict(20))
+    run.decide(verdict(30, "suspect"), "capture", "rule", requests=(request_of("c-1"),))
+    told, values = events(Told(), run.source.view())
+    assert [(value["type"], value["first_step"]) for value in values] == [("window", 20), ("window", 30)]
+    assert values[1]["decision"]["captures"][0].capture_id == "c-1"
+    run.ended(CaptureResult("c-1", 2, "refused", "another profiler runs"))
+    run.decide(verdict(40))
+    told, values = events(told, run.source.view())
+    assert [value["type"] for value in values] == ["window", "capture"]
+    assert values[1]["state"] == "refused"
+    assert events(told, run.source.view())[1] == []
+
+
+# The command
+
+
+def test_once_shows_a_run_that_has_ended(sftriage, tmp_path):
+    run = run_at(tmp_path / "run")
+    run.decide(verdict(20))
+    code, out, _ = sftriage("watch", "--run", run.directory.path, "--once")
+    assert code == 0
+    assert "Healthy" in out
+    values = json.loads(sftriage("watch", "--run", run.directory.path, "--once", "--json").out)
+    assert (values["state"], values["windows"]) == ("ended", 1)
+    # AND without a terminal and without --once, a run that has ended is shown, and that is all
+    assert "the run has ended" in sftriage("watch", "--run", run.directory.path).out
+    lines = sftriage("watch", "--run", run.directory.path, "--json").out.splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["window", "ended"]
+
+
+def test_what_is_no_run_is_an_error(sftriage, tmp_path):
+    assert sftriage("watch", "--run", tmp_path / "none", "--once").code == 2
+    assert sftriage("watch", "--once").code == 2
+    (tmp_path / "run.json").write_text('{"version": 99}')
+    code, _, err = sftriage("watch", "--run", tmp_path)
+    assert code == 2
+    assert "newer" in err
+    assert "not a directory" in sftriage("watch", "--run", tmp_path / "run.json").err
+
+
+@pytest.mark.parametrize(
+    "change", [{"rings": 5}, {"job": {"a": 1}}, {"command": [1]}, {"command": 5}, {"version": "1"}, {"policy": None}]
+)
+def test_a_record_that_makes_no_sense_is_an_error_in_one_line(sftriage, tmp_path, change):
+    run = run_at(tmp_path / "run")
+    values = json.loads(run.directory.info_file.read_text())
+    run.directory.info_file.write_text(json.dumps({**values, **change}))
+    code, out, err = sftriage("watch", "--run", run.directory.path)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "not a run's record" in err
