@@ -331,7 +331,8 @@ class CaptureRequest:
     whether the rank is suspected, or a healthy peer to compare with. ``labels`` say in the trace itself what led to it.
 
     What comes back is caught: with a ``period_steps``, the capture begins so that a step whose number leaves ``phase``
-    over a multiple of it is among those recorded. Without one (0) it begins at the rank's next step.
+    over a multiple of it is among those recorded. Without one (0) it begins at the rank's next step. No step before
+    ``first_step`` is recorded: ranks that are captured together are so in the same steps.
 
     Raises:
         ValueError: a bound that is no bound, or an id that could not be a file name.
@@ -348,6 +349,7 @@ class CaptureRequest:
     role: Role = "suspect"
     period_steps: int = 0
     phase: int = 0
+    first_step: int = 0
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -367,6 +369,7 @@ class CaptureRequest:
 
     def begins_at(self, step: int) -> int:
         """The first step to be recorded, if none before ``step`` can be: with what comes back in the middle."""
+        step = max(step, self.first_step)
         if not self.period_steps or self.steps >= self.period_steps:
             return step
         before = (self.steps - 1) // 2

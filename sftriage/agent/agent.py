@@ -13,6 +13,7 @@ from pathlib import Path
 from sftriage.agent.device_rings import DeviceRings
 from sftriage.agent.executors import Places, adopted, executor_for, overlap
 from sftriage.agent.gather import Gatherer, Shape
+from sftriage.agent.kept import kept_steps
 from sftriage.agent.rows import IntArray, slots_of, together
 from sftriage.agent.times import StepTimes
 from sftriage.capture import Executor, NsysPlace
@@ -160,10 +161,17 @@ class Agent:
         return ended
 
     def steps(self, rank: int, first_step: int, last_step: int) -> Window | None:
-        """Some of the newest steps of a rank's job; None where they are held no longer."""
+        """Some of the newest steps of a rank's job, from memory or the logs; None where they are not there."""
         info = self.ranks.get(rank)
         gatherer = None if info is None else self._gatherers.get(info.attempt)
-        return None if gatherer is None else gatherer.cut(first_step, last_step)
+        if info is None or gatherer is None:
+            return None
+        held = gatherer.cut(first_step, last_step)
+        of_attempt = [pair for pair in self._readers.values() if pair[0].info.attempt == info.attempt]
+        if held is not None or any(reader.on_device for reader, _ in of_attempt):
+            return held
+        logs = {reader.info.rank: kept for reader, kept in of_attempt}
+        return kept_steps(info, logs, first_step, last_step)
 
     def cancel(self, capture_id: str) -> None:
         """Ask for a capture to end now."""

@@ -100,6 +100,13 @@ def _ended(directory: RunDirectory, ids: list[str]) -> list[dict[str, Any]] | No
     return found if len(found) == len(ids) else None
 
 
+def _beside(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
+    """The captures that these have led to: the stacks of a rank that hung."""
+    ids = {result["capture_id"] for result in ended}
+    entries = [one for one in read_journal(directory.decisions) if one["type"] == "beside" and one["capture_id"] in ids]
+    return [request["capture_id"] for entry in entries for request in entry["decision"]["requests"]]
+
+
 def _tell(directory: RunDirectory, decision: dict[str, Any], ended: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json({"decision": decision, "results": ended})
@@ -108,6 +115,7 @@ def _tell(directory: RunDirectory, decision: dict[str, Any], ended: list[dict[st
             where = directory.path / "captures" / result["capture_id"]
             results().print(f"rank {result['rank']}: {place(where)}", soft_wrap=True, markup=False)
     bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "done"]
+    bad += [f"where it hung is in capture {capture_id}" for capture_id in _beside(directory, ended)]
     if not ended:
         bad = ["the captures have not ended; `sftriage decisions` will say what became of them"]
     if bad:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from sftriage.capture import Executor
@@ -47,6 +47,15 @@ class Known:
     remarks: tuple[str, ...] = ()
 
 
+@dataclass(slots=True)
+class _Costed:
+    """A cost, and the captures that share it."""
+
+    cost: Cost
+    attempt: int
+    captures: list[str] = field(default_factory=list)
+
+
 class Collector:
     """Puts a run's captures into its store and catalogue."""
 
@@ -57,7 +66,7 @@ class Collector:
         self._store.sweep()
         # Which of the two is known first depends on how long a trace takes to be written.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
-        self._costs: deque[tuple[int, Cost]] = deque(maxlen=KEPT_COSTS)
+        self._costs: deque[_Costed] = deque(maxlen=KEPT_COSTS)
 
     def collect(
         self,
@@ -98,8 +107,8 @@ class Collector:
             self._index(manifest)
             steps = manifest.capture.first_step, manifest.capture.last_step
             self._uncosted[manifest.capture_id] = (ranks[manifest.capture.rank].attempt, *steps)
-            for attempt, cost in self._costs:
-                self._note_cost(cost, attempt)
+            for known_cost in self._costs:
+                self._note_cost(known_cost)
             manifest = self._looked_into(manifest)
         except SftriageError as error:
             return replace(result, state="failed", detail=str(error)), None
@@ -133,19 +142,25 @@ class Collector:
 
     def costed(self, cost: Cost, attempt: int) -> None:
         """Note what captures have cost the job in the manifests of those that touched its steps."""
-        self._costs.append((attempt, cost))
-        self._note_cost(cost, attempt)
+        self._costs.append(_Costed(cost, attempt))
+        self._note_cost(self._costs[-1])
 
-    def _note_cost(self, cost: Cost, attempt: int) -> None:
+    def _note_cost(self, known: _Costed) -> None:
+        cost = known.cost
         touched = [
             capture_id
-            for capture_id, (of, first_step, last_step) in self._uncosted.items()
-            if of == attempt and first_step <= cost.last_step and last_step >= cost.first_step
+            for capture_id, (attempt, first_step, last_step) in self._uncosted.items()
+            if attempt == known.attempt and first_step <= cost.last_step and last_step >= cost.first_step
         ]
+        if not touched:
+            return
         for capture_id in touched:
             del self._uncosted[capture_id]
+        # Those that were noted before learn that there is one more.
+        known.captures += touched
+        for capture_id in known.captures:
             try:
-                self._store.note(capture_id, CostInfo(**plain(cost), captures=len(touched)))
+                self._store.note(capture_id, CostInfo(**plain(cost), captures=len(known.captures)))
             except SftriageError as error:
                 log.warning("what capture %s has cost is not in its manifest: %s", capture_id, error)
 

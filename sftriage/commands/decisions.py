@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.runs import find_run
 from sftriage.commands.tables import decisions_table
 from sftriage.controller import read_journal
@@ -26,7 +26,7 @@ def decisions(
     if as_json:
         print_json(taken)
     elif taken:
-        results().print(decisions_table(taken))
+        lists().print(decisions_table(taken))
     else:
         notices().print(f"No window of {directory.path} has been decided yet.")
 
@@ -35,7 +35,7 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
     """A run's decisions in order, each with what became of the captures it asked for (``results``)."""
     entries = list(read_journal(directory.decisions))
     results_by_id = {entry["result"]["capture_id"]: entry["result"] for entry in entries if entry["type"] == "capture"}
-    taken = [entry["decision"] for entry in entries if entry["type"] in ("window", "ask")]
+    taken = [entry["decision"] for entry in entries if entry["type"] in ("window", "ask", "beside")]
     for decision in taken:
         ids = [request["capture_id"] for request in decision["requests"]]
         decision["results"] = [results_by_id[capture_id] for capture_id in ids if capture_id in results_by_id]

@@ -13,7 +13,7 @@ from sftriage.commands.analyze import judge_recording
 from sftriage.commands.decisions import decisions_of
 from sftriage.commands.output import results
 from sftriage.commands.tables import frontier_table
-from sftriage.commands.traces import fetch_command, manifest_values
+from sftriage.commands.traces import fetch_command, manifest_values, open_command
 from sftriage.commands.words import place
 from sftriage.controller import settings_of
 from sftriage.demo.faults import Fault
@@ -124,7 +124,7 @@ def print_outcome(outcome: DemoOutcome) -> None:
         )
         say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
         say(f"Fetch it    {fetch_command(manifest, outcome.directory)}")
-        say("Open it     https://ui.perfetto.dev takes the file as it is")
+        say(f"Open it     {open_command(manifest, outcome.directory)}")
     for result in outcome.failures:
         say(f"No trace    of rank {result.rank}: {result.state}, {result.detail}")
     if not outcome.manifests and not outcome.failures:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sftriage.commands.catalogues import CatalogueOption, captures_of
 from sftriage.commands.decisions import RunOption, decisions_of
-from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.stores import StoreOption
 from sftriage.commands.tables import captures_table, decisions_table
 from sftriage.commands.traces import JsonOption
 from sftriage.commands.wanted import JobOption, RunIdOption
+from sftriage.errors import InputError
 from sftriage.traces import CaptureRow, Wanted
+from sftriage.traces.rundir import RunDirectory, read_info
 
 MAX_DECISIONS = 8
+NO_WINDOWS = ("stalled", "asked")
+"""What a decision may be about that is no window."""
 
 
 def traces_for_step(
@@ -39,11 +44,12 @@ def traces_for_step(
     nearest = min(rows, key=lambda row: (distance(row, step), row.first_step), default=None)
     about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
     if as_json:
-        print_json({"step": step, "captures": holding, "nearest": nearest, "decisions": about or []})
+        why = None if about or captures.run is None else _undecided(captures.run, step)
+        print_json({"step": step, "captures": holding, "nearest": nearest, "decisions": about or [], "reason": why})
         return
-    console = results()
+    console = lists()
     if holding:
-        console.print(captures_table(holding))
+        console.print(captures_table(holding, console.width))
     elif nearest is not None:
         where = f"steps {nearest.first_step} to {nearest.last_step} of rank {nearest.rank}"
         notices().print(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.", soft_wrap=True)
@@ -51,8 +57,36 @@ def traces_for_step(
         notices().print(f"No capture in {captures.place}.", soft_wrap=True, markup=False)
     if about:
         console.print(decisions_table(about))
-    elif about is not None:
-        notices().print(f"No window that holds step {step} was decided: it is warm-up, or not over yet.")
+    elif captures.run is not None:
+        notices().print(f"No window that holds step {step} was decided: {_undecided(captures.run, step)}.")
+
+
+def _undecided(run: RunDirectory, step: int) -> str:
+    """Why nothing was decided about a step."""
+    windows = [(one["first_step"], one["last_step"]) for one in decisions_of(run) if one["label"] not in NO_WINDOWS]
+    try:
+        ended = not Path(read_info(run).rings).is_dir()
+    except InputError:
+        ended = True
+    return why_undecided(windows, step, ended=ended)
+
+
+def why_undecided(windows: Sequence[tuple[int, int]], step: int, *, ended: bool) -> str:
+    """Why no window holds a step, in words.
+
+    Args:
+        windows: first and last step of those that were decided.
+        step: the step.
+        ended: the job has.
+    """
+    if not windows:
+        return "no window was" + ("; the job has ended" if ended else " yet")
+    first, last = min(one for one, _ in windows), max(one for _, one in windows)
+    if step < first:
+        return f"it is one of the job's first steps, which are warm-up; the first window begins at step {first}"
+    if step > last:
+        return f"the last window ends at step {last}" + (", and the job has ended" if ended else " so far")
+    return "its windows are missing: nobody watched the job then"
 
 
 def distance(row: CaptureRow, step: int) -> int:

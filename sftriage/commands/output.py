@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +14,19 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 from sftriage.records import plain
 
+PIPE_COLUMNS = 250
+"""How wide a table may be where no terminal says so."""
+
 
 def results() -> Console:
     """The console for results."""
     return Console(highlight=False)
+
+
+def lists() -> Console:
+    """The console for long tables: where nobody says how wide a line is, they are not squeezed into 80 characters."""
+    wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
+    return Console(highlight=False, width=wide)
 
 
 def notices() -> Console:

@@ -18,6 +18,7 @@ from sftriage.commands.words import place
 from sftriage.controller import Judged, PolicyFiles
 from sftriage.errors import UsageError
 from sftriage.policy import find
+from sftriage.recorder.layout import bounded_text
 from sftriage.records import CaptureResult
 from sftriage.traces import Manifest
 from sftriage.traces.rundir import RunDirectory
@@ -134,7 +135,9 @@ def run(
     paths = [find(name) for name in policy or ["default"]]
     files = PolicyFiles(paths)
     reporter = Reporter()
-    job_name = job or job_of(command)
+    if job is not None and not (job.strip() and job.isprintable()):
+        raise UsageError(f"--job {job!r}: a name in printable characters")
+    job_name = job or bounded_text(job_of(command))
     if drop_local and store is None:
         raise UsageError("--drop-local needs a --store that has the traces then")
     store = checked_store(store, job_name) if store is not None else None
@@ -167,7 +170,8 @@ def run(
         reporter.say(f"metrics are at {meter.url}")
     status = local.execute()
     if not local.steps_seen:
-        reporter.say("no trainer recorded a step: does the script use sftriage.Monitor?")
+        failed = f"the job failed (exit status {status}), and " if status else ""
+        reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
     else:
         reporter.summary(local.directory)
     local.uploads.finish(reporter.say)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -60,6 +60,9 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
     return table
 
 
+_DISPENSABLE = frozenset({"reproduced", "size", "because of window", "created (UTC)"})
+
+
 def _how_often(suspect: Suspect) -> str:
     return every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
 
@@ -86,24 +89,37 @@ def _became(result: dict[str, Any]) -> str:
     return f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
 
 
-def captures_table(rows: Sequence[CaptureRow]) -> Table:
-    """A line a capture; of several runs, each says its own."""
-    table = Table(title="Captures", title_justify="left")
+def captures_table(rows: Sequence[CaptureRow], width: int) -> Table:
+    """A line a capture; of several runs, each says its own. An id is copied: it is never broken.
+
+    Args:
+        rows: the captures.
+        width: characters in a line; what finds no room there is left to `sftriage traces show`.
+    """
     several = len({(row.job, row.run) for row in rows}) > 1
-    for column in (*(("job", "run") if several else ()), "capture", "rank", "suspect stage", "captured steps"):
-        table.add_column(column, justify="right" if column == "rank" else "left", overflow="fold")
-    for column in ("because of window", "reproduced", "size", "created (UTC)"):
-        table.add_column(column, justify="right" if column == "size" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(
-            *((escape(row.job), escape(row.run)) if several else ()),
-            escape(row.capture_id),
-            str(row.rank),
-            escape(row.stage or "all local stages"),
-            f"{row.first_step} to {row.last_step}",
-            f"{row.window_first_step} to {row.window_last_step}",
-            escape(row.reproduced or ""),
-            size(row.size_bytes),
-            escape(row.created_at[:19].replace("T", " ")),
+    columns: dict[str, Callable[[CaptureRow], str]] = {
+        **({"job": lambda row: row.job, "run": lambda row: row.run} if several else {}),
+        "capture": lambda row: row.capture_id,
+        "rank": lambda row: str(row.rank),
+        "suspect stage": lambda row: row.stage or "all local stages",
+        "captured steps": lambda row: f"{row.first_step} to {row.last_step}",
+        "reproduced": lambda row: row.reproduced or "",
+        "size": lambda row: size(row.size_bytes),
+        "because of window": lambda row: f"{row.window_first_step} to {row.window_last_step}",
+        "created (UTC)": lambda row: row.created_at[:19].replace("T", " "),
+    }
+    table = Table(title="Captures", title_justify="left")
+    left = width - 1
+    for name, cell in columns.items():
+        # (a column has its widest cell, a space on either side, and a line)
+        needed = 3 + max([*(len(cell(row)) for row in rows), *map(len, name.split())])
+        if name in _DISPENSABLE and needed > left:
+            continue
+        left -= needed
+        fixed = name == "capture"
+        table.add_column(
+            name, justify="right" if name in ("rank", "size") else "left", no_wrap=fixed, min_width=needed - 3
         )
+    for row in rows:
+        table.add_row(*(escape(columns[str(column.header)](row)) for column in table.columns))
     return table

@@ -10,7 +10,7 @@ import typer
 
 from sftriage.commands.catalogues import Captures, CatalogueOption, captures_of
 from sftriage.commands.decisions import RunOption
-from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.runs import find_run
 from sftriage.commands.stores import StoreOption
 from sftriage.commands.tables import captures_table
@@ -90,7 +90,8 @@ def list_traces(
     if as_json:
         print_json(with_uploads(rows, captures.run if store is None else None))
     elif rows:
-        results().print(captures_table(rows))
+        console = lists()
+        console.print(captures_table(rows, console.width))
     else:
         notices().print(_none(captures, wanted), soft_wrap=True, markup=False)
 
@@ -106,6 +107,11 @@ def _none(captures: Captures, wanted: Wanted) -> str:
 def manifest_values(manifest: Manifest) -> dict[str, Any]:
     """A manifest as JSON values."""
     return manifest.model_dump(mode="json")
+
+
+def open_command(manifest: Manifest, directory: RunDirectory) -> str:
+    """The command that opens a capture's trace in a viewer."""
+    return f"sftriage traces open {manifest.capture_id} --run {place(directory.path)}"
 
 
 def fetch_command(manifest: Manifest, directory: RunDirectory) -> str:

@@ -22,7 +22,9 @@ def get_trace(
     run: RunOption = None,
     store: StoreOption = None,
     catalogue: CatalogueOption = None,
-    out: Annotated[Path, typer.Option(help="File or directory to copy to; of several files, a directory.")] = Path(),
+    out: Annotated[
+        str, typer.Option(metavar="PATH", help="File or directory to copy to; of several files, a directory.")
+    ] = ".",
     artefact: Annotated[
         list[str] | None,
         typer.Option("--artefact", metavar="NAME", help="Which file, rather than the main one; repeatable."),
@@ -38,7 +40,9 @@ def get_trace(
     manifest = its_store.manifest(reference)
     chosen = manifest.artefacts if every else tuple(map(manifest.artefact, dict.fromkeys(artefact or ())))
     chosen = chosen or manifest.artefacts[:1]
-    targets = _targets(manifest, chosen, out)
+    if out.endswith("/") and not Path(out).is_dir():
+        raise UsageError(f"{out}: no such directory")
+    targets = _targets(manifest, chosen, Path(out))
     if not force:
         for target in targets:
             if target.exists():

@@ -87,6 +87,8 @@ def _cost(manifest: Manifest) -> str:
     if cost is None or cost.cost_s is None or cost.before_s is None:
         return "for the job not known"
     steps = f"steps {cost.first_step} to {cost.last_step}, of {milliseconds(cost.before_s)} before"
+    if cost.cost_s <= 0.0:
+        return f"for the job nothing that was seen ({steps})"
     shared = "" if cost.captures == 1 else f", shared by {cost.captures} captures"
     return f"{milliseconds(cost.cost_s)} for the job ({steps}{shared})"
 

@@ -28,8 +28,8 @@ from sftriage.commands.metering import Meter
 from sftriage.commands.uploads import Uploads
 from sftriage.controller import Controller, Journal, Judged, Left, Notifier, Origin, PolicyFiles, in_force
 from sftriage.errors import SftriageError, UsageError
-from sftriage.policy import LoadedPolicy, PolicySet
-from sftriage.records import CaptureRequest, CaptureResult, Window
+from sftriage.policy import LoadedPolicy, PolicySet, in_the_same_steps
+from sftriage.records import CaptureRequest, CaptureResult, Decision, Window
 from sftriage.traces import Manifest
 from sftriage.traces.retention import Retention
 from sftriage.traces.rundir import RunDirectory, RunInfo
@@ -49,6 +49,8 @@ TIDY_S = 3600.0
 """How often it is looked for captures that are kept no longer, beside after each capture."""
 NOTIFY_GRACE_S = 10.0
 """How long after the end of a run it may take to tell who is still to be told."""
+USUAL_STEP_S = 0.05
+"""What a step is taken to take before a window says so."""
 LEARNT_WINDOWS = 64
 """From how many of a run's first windows a controller that takes over learns what was normal."""
 
@@ -107,6 +109,8 @@ class Triage:
             self._evidence = Corroboration()
             self._collector = Collector(directory, info)
             self._held = held.pop_all()
+        # What a step takes, by the newest window.
+        self._attempt, self._step_s = 0, USUAL_STEP_S
         self._scheduler = BackgroundScheduler(
             executors={"default": ThreadPoolExecutor(1)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
@@ -125,7 +129,7 @@ class Triage:
 
     def finish(self) -> None:
         """The job is over: take its last steps, and the captures that its trainers still write out."""
-        self._scheduler.shutdown(wait=True)
+        self._halt()
         self._look(ended=True)
         deadline_s = time.monotonic() + LAST_ANSWER_S
         while self._agent.running and time.monotonic() < deadline_s:
@@ -134,8 +138,14 @@ class Triage:
         for capture_id in self._agent.running:
             self._abandon(capture_id)
 
+    def _halt(self) -> None:
+        """Wait for the turn that is under way to end; there is no other after it."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=True)
+
     def close(self) -> None:
         """Let go of everything; what has not ended is called off."""
+        self._halt()
         self._meter.close()
         self._evidence.close()
         self._agent.close()
@@ -198,8 +208,9 @@ class Triage:
             for cost in judged.costs:
                 self._collector.costed(cost, window.attempt)
             self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
-            for request in judged.decision.requests:
-                self._start(request, ended=ended)
+            if window.attempt >= self._attempt:
+                self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
+            self._start_all(judged.decision, ended=ended)
 
     def _gather(self, *, ended: bool) -> None:
         found = None if ended else self._evidence.look(self._agent.ranks, time.monotonic())
@@ -212,8 +223,7 @@ class Triage:
                 continue
             decision = self._controller.ask(ask, self._agent.statuses(), time.time())
             self._meter.asked(decision)
-            for request in decision.requests:
-                self._start(request, ended=ended)
+            self._start_all(decision, ended=ended)
 
     def _collect(self, *, ended: bool) -> None:
         for capture, result in self._agent.results():
@@ -232,8 +242,16 @@ class Triage:
         if stall is not None:
             self._watcher.judged(stall)
             self._meter.judged(stall)
-            for request in stall.decision.requests:
-                self._start(request, ended=False)
+            self._start_all(stall.decision, ended=False)
+
+    def _start_all(self, decision: Decision, *, ended: bool) -> None:
+        """Start what was decided, all of it in the same steps."""
+        requests = decision.requests
+        job = self._agent.statuses() if len(requests) > 1 and not ended else None
+        if job is not None:
+            requests = in_the_same_steps(requests, max(one.step for one in job.ranks), self._step_s)
+        for request in requests:
+            self._start(request, ended=ended)
 
     def _start(self, request: CaptureRequest, *, ended: bool) -> None:
         if ended:
@@ -260,8 +278,7 @@ class Triage:
             decision = self._controller.beside(hung, self._agent.statuses(), time.time())
             if decision is not None:
                 self._meter.asked(decision)
-                for request in decision.requests:
-                    self._start(request, ended=False)
+                self._start_all(decision, ended=False)
 
     def _ended(self, result: CaptureResult, manifest: Manifest | None) -> None:
         self._controller.ended(result, time.time())

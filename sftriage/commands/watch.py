@@ -21,6 +21,7 @@ from sftriage.commands.watch_screen import Screen
 from sftriage.commands.watching import MAX_CAPTURES, Picture, Recorders, picture, picture_values
 from sftriage.commands.words import place
 from sftriage.errors import InputError, UsageError
+from sftriage.traces.rundir import RunDirectory
 from sftriage.traces.uploads import Outbox, Upload
 from sftriage.ui.source import RunSource, View
 from sftriage.ui.steps import StepLogs
@@ -50,6 +51,9 @@ def watch(
             stream.reconfigure(errors="replace")
     if run is not None and run.exists() and not run.is_dir():
         raise UsageError(f"{run}: not a directory")
+    made = run is not None and (RunDirectory(run).info_file.exists() or RunDirectory(run).steps.is_dir())
+    if run is not None and run.is_dir() and not made and any(run.iterdir()):
+        raise UsageError(f"{run} is not a run directory: it has no run.json")
     watched = Watched(run)
     if once:
         find_run(run)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.records import Window
 
@@ -13,7 +14,13 @@ AFTER_STEPS = 10
 """Steps after a capture that may still be slower for it: its trace is exported and packed meanwhile."""
 
 BEFORE_STEPS = 50
-"""Steps before a capture whose median is what a step takes without one."""
+"""Steps before a capture that say what a step takes without one: their mean, with what comes back every few steps."""
+
+NEAR_STEPS = 10
+"""The last of them, whose median says it where that has just become more: what was slow before is no capture's cost."""
+
+MOST_MEDIANS = 5.0
+"""A step of more medians than these counts as so many: a checkpoint is not what a step takes."""
 
 MIN_BEFORE_STEPS = 5
 """Of fewer, nothing is known of what a step takes without a capture."""
@@ -87,9 +94,15 @@ class Ledger:
         ][-BEFORE_STEPS:]
         if len(before) < MIN_BEFORE_STEPS:
             return Cost(first, last, None, None)
-        before_s = float(np.median(before))
+        before_s = _usual_s(np.asarray(before))
         during = [took_s for number, (took_s, _) in self.steps.items() if first <= number <= last + AFTER_STEPS]
         return Cost(first, last, float(np.nansum(np.asarray(during) - before_s)), before_s)
+
+
+def _usual_s(before_N: NDArray[np.float64]) -> float:
+    """What a step takes, by those just before."""
+    most_s = MOST_MEDIANS * float(np.median(before_N))
+    return max(float(np.median(before_N[-NEAR_STEPS:])), float(np.minimum(before_N, most_s).mean()))
 
 
 def _took_s(window: Window) -> list[float]:

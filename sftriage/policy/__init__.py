@@ -15,6 +15,7 @@ from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.reasons import RESOLVES, resolves
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import Failures, Running, State, Streak, charged, finished
+from sftriage.policy.together import in_the_same_steps
 from sftriage.policy.triggers import labelled, trigger
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "decide_beside",
     "find",
     "finished",
+    "in_the_same_steps",
     "labelled",
     "load",
     "load_set",

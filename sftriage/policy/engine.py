@@ -20,6 +20,9 @@ from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
 
 _MAX_ID_LENGTH = 100
 
+HEALTHY_GAIN_FRACTION = 0.1
+"""Of the first suspect's gain: whose gain is less is taken for healthy beside it."""
+
 PASSED = "Nothing to capture any more: wait whether it comes back; `sftriage explain` says in which steps it was."
 """What would resolve the hold-off on a fault that is over."""
 
@@ -220,7 +223,9 @@ class _Case:
             chosen, refused = tried[rule.wish]
             if refused is None:
                 requests = self._requests(rule, chosen)
-                decision = self.decision("capture", why(rule) + _beside(chosen), rule=rule, requests=requests)
+                wanted = 0 if rule.capture is None else rule.capture.control_ranks
+                reason = why(rule) + _beside(chosen, wanted)
+                decision = self.decision("capture", reason, rule=rule, requests=requests)
                 return decision, started(self.state, rule.name, requests, self.now_s)
             refusal = refusal or refused
         assert refusal is not None, "a rule that nothing refused captures"
@@ -234,7 +239,9 @@ class _Case:
         capture = rule.capture
         assert capture is not None, "only rules with a capture are asked"
         bounds = self.plan.bounds
-        suspected = {rank for suspect in self.verdict.suspects for rank in suspect.ranks}
+        # Who would hardly save anything is no suspect beside the first, and may well be who to compare with.
+        least_s = HEALTHY_GAIN_FRACTION * max((one.gain_s for one in self.verdict.suspects), default=0.0)
+        suspected = {rank for one in self.verdict.suspects if one.gain_s >= least_s for rank in one.ranks}
         healthy = [rank for rank in self.peers if rank not in suspected] if capture.control_ranks else []
         chosen = limits.choose(capture, ranks, healthy, limits.left(bounds, self.state, self.now_s))
         return chosen, limits.of_the_ranks(chosen, bounds, self.state)
@@ -292,9 +299,9 @@ def _comes_back(verdict: Verdict) -> tuple[int, int]:
     return first.period_steps, first.onset_step % first.period_steps
 
 
-def _beside(chosen: Chosen) -> str:
+def _beside(chosen: Chosen, wanted: int) -> str:
     if not chosen.controls:
-        return ""
+        return "; no healthy peer beside it was found" if wanted else ""
     ranks = ", ".join(map(str, chosen.controls))
     return f"; beside it rank{'s' if len(chosen.controls) > 1 else ''} {ranks}, to compare with"
 

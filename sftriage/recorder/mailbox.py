@@ -335,8 +335,8 @@ def request_from_json(message: Any) -> CaptureRequest:
     # type(), not isinstance(): JSON's true would pass for 1.
     if any(type(message[name]) is not int for name in _WHOLE):
         raise ValueError(f"{', '.join(_WHOLE)} have to be whole numbers")
-    if any(type(message.get(name, 0)) is not int for name in ("period_steps", "phase")):
-        raise ValueError("period_steps and phase have to be whole numbers")
+    if any(type(message.get(name, 0)) is not int for name in ("period_steps", "phase", "first_step")):
+        raise ValueError("period_steps, phase and first_step have to be whole numbers")
     if type(message["max_seconds"]) not in (int, float):
         raise ValueError("max_seconds has to be a number")
     return CaptureRequest(**message)

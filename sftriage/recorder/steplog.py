@@ -92,6 +92,16 @@ class StepLog:
                 return raw[at:]
         return b""
 
+    def last(self, slots: int) -> bytes:
+        """The last slots of the log, at most so many, whole or not.
+
+        Raises:
+            RingError: the file cannot be read.
+        """
+        size = self._codec.slot_bytes
+        there = min(slots, (self._size_bytes - HEADER_BYTES) // size)
+        return files.read_at(self._descriptor, there * size, self._size_bytes - there * size, str(self.path))
+
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         if self._descriptor >= 0:

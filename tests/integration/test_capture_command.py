@@ -96,3 +96,11 @@ def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):
     status, _, err = asked(start, tmp_path / "run", "--rank", 0)
     assert status == 2
     assert "has ended" in err
+
+
+def test_ranks_that_are_captured_together_are_so_in_the_same_steps(start, running):
+    directory = running()
+    status, out, err = asked(start, directory, "--rank", 0, "--rank", 1, "--steps", 4, "--json")
+    assert status == 0, err
+    first, second = json.loads(out)["results"]
+    assert (first["first_step"], first["last_step"]) == (second["first_step"], second["last_step"])

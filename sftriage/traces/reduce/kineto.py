@@ -97,7 +97,7 @@ class _Kineto:
         self._values: dict[str, Any] = {}
         self._kinds: dict[str | None, int | None] = {None: OPERATOR, "": OPERATOR}
         self._tracks: dict[tuple[Any, Any], int] = {}
-        self._halves: dict[int, list[tuple[int, bool, str, int]]] = defaultdict(list)
+        self._halves: dict[int, list[tuple[int, bool, str, int | None]]] = defaultdict(list)
         self._n_events = self._n_halves = self._n_broken = self._n_impossible = 0
 
     def value(self, key: str, value: Any) -> None:
@@ -138,7 +138,7 @@ class _Kineto:
             except KeyError:
                 kind = kinds[event.cat] = _kind(event.cat or "")
             ts = event.ts
-            if kind is None or ts is None:
+            if ts is None or (kind is None and ph == "X"):
                 continue
             try:
                 track = tracks[event.pid, event.tid]
@@ -147,7 +147,8 @@ class _Kineto:
             # A float of microseconds since 1970 keeps a quarter of one: nothing of that is to be lost on the way.
             whole = int(ts)
             start_ns = whole * 1000 if whole == ts else whole * 1000 + round((ts - whole) * 1000)
-            if ph != "X":
+            if ph != "X" or kind is None:
+                # Also of what does not matter: its end must not end what is around it.
                 self._half(event, start_ns, kind, track)
                 continue
             duration_ns = int((event.dur or 0) * 1000 + 0.5)
@@ -166,7 +167,7 @@ class _Kineto:
             link = -1 if args is None else args.correlation
             put_link(link if type(link) is int and -1 < link < LIMIT_NS else -1)
 
-    def _half(self, event: _Event, moment_ns: int, kind: int, track: int) -> None:
+    def _half(self, event: _Event, moment_ns: int, kind: int | None, track: int) -> None:
         self._n_halves += 1
         if self._n_halves > MAX_HALVES:
             raise InputError(f"{self._source}: more than {MAX_HALVES} begin and end events")
@@ -176,13 +177,15 @@ class _Kineto:
         """Begin and end events put together by their nesting; how many are left over."""
         left = 0
         for track, halves in self._halves.items():
-            open_halves: list[tuple[int, str, int]] = []
+            open_halves: list[tuple[int, str, int | None]] = []
             # An end comes before a beginning at the same moment.
             for moment_ns, ends, name, kind in sorted(halves, key=lambda half: (half[0], not half[1])):
                 if not ends:
                     open_halves.append((moment_ns, name, kind))
                 elif open_halves:
                     start_ns, its_name, its_kind = open_halves.pop()
+                    if its_kind is None:
+                        continue
                     name_id = self._columns.name_id(its_name)
                     self._columns.add(start_ns, moment_ns - start_ns, its_kind, name_id, track, -1)
                 else:

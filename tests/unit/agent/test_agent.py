@@ -1,5 +1,6 @@
 """The agent on real rings: monitors in this process write them, as trainers would."""
 
+import numpy as np
 import pytest
 
 from sftriage.agent import Agent, Shape
@@ -169,3 +170,19 @@ def test_a_capture_that_is_not_answered_can_be_given_up(agent, monitor):
     # AND once its rank answers after all, nobody takes that for a result
     train(only, steps=2)
     assert agent.results() == []
+
+
+def test_steps_that_are_held_no_longer_come_from_the_logs(agent, monitor):
+    # GIVEN a job that has gone on for many windows after some steps
+    ranks = monitor(0), monitor(1)
+    for _ in range(30):
+        train(*ranks, steps=4)
+        agent.poll()
+    # WHEN these are asked for
+    window = agent.steps(0, 10, 21)
+    # THEN they are there, of all ranks, and just these
+    assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (10, 21, (12, 2))
+    assert np.isfinite(window.durations_NRS).all()
+    # AND steps that nobody took are not
+    assert agent.steps(0, 500, 510) is None
+    assert agent.steps(7, 10, 21) is None

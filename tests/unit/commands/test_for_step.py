@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance
+from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance, why_undecided
 from sftriage.traces import CaptureRow
 
 ROW = CaptureRow(
@@ -48,3 +48,18 @@ def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage,
 def test_the_nearest_capture_is_the_one_with_the_fewest_steps_between():
     later = replace(ROW, capture_id="c-2", first_step=400, last_step=404, window_first_step=350, window_last_step=399)
     assert min((ROW, later), key=lambda row: distance(row, 300)).capture_id == "c-2"
+
+
+@pytest.mark.parametrize(
+    ("windows", "step", "ended", "said"),
+    [
+        ([], 5, False, "no window was yet"),
+        ([], 5, True, "no window was; the job has ended"),
+        ([(20, 69), (30, 79)], 5, True, "first steps, which are warm-up; the first window begins at step 20"),
+        ([(20, 69), (30, 79)], 99, True, "the last window ends at step 79, and the job has ended"),
+        ([(20, 69), (30, 79)], 99, False, "the last window ends at step 79 so far"),
+        ([(20, 69), (200, 249)], 99, False, "its windows are missing: nobody watched the job then"),
+    ],
+)
+def test_it_is_said_why_no_window_holds_a_step(windows, step, ended, said):
+    assert said in why_undecided(windows, step, ended=ended)

@@ -375,6 +375,10 @@ def test_what_is_no_run_is_an_error(sftriage, tmp_path):
     assert code == 2
     assert "newer" in err
     assert "not a directory" in sftriage("watch", "--run", tmp_path / "run.json").err
+    # AND what is something else is not waited for
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.tex").touch()
+    assert "not a run directory" in sftriage("watch", "--run", tmp_path / "other").err
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,29 @@ def test_a_long_job_is_remembered_within_bounds():
     for window in windows(np.full(3 * KEPT_STEPS, 0.1), np.zeros(3 * KEPT_STEPS, dtype=bool), stride=50):
         ledger, _ = ledger.after(window)
     assert len(ledger.steps) == KEPT_STEPS
+
+
+@pytest.mark.parametrize(
+    ("onset", "period", "most_s"),
+    [
+        (85, 1, 0.05),  # a fault that began 15 steps before it
+        (20, 7, 0.30),  # one that comes back every seventh step, and twice in the steps that are charged
+        (20, 1, 0.05),  # one that was always there
+    ],
+)
+def test_a_fault_that_was_there_before_is_no_capture_s_cost(onset, period, most_s):
+    # GIVEN a job with a fault of 200 ms, and a capture of four steps because of it that costs next to nothing
+    took_s, capturing = job(200, (100, 103, 0.001, 0.0))
+    took_s[np.arange(200) >= onset] += np.where(np.arange(onset, 200) % period == 0, 0.2, 0.0)
+    # WHEN its cost is told
+    (cost,) = costs_of(took_s, capturing)
+    # THEN the fault is not charged to it
+    assert cost.cost_s <= most_s
+
+
+def test_a_checkpoint_before_it_hides_no_cost():
+    took_s, capturing = job(200, (100, 103, 0.1, 0.02))
+    took_s[70] += 30.0
+    (cost,) = costs_of(took_s, capturing)
+    # (0.6 s, less what is taken for usual of the checkpoint)
+    assert cost.cost_s == pytest.approx(0.6, abs=0.15)

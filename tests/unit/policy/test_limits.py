@@ -229,6 +229,7 @@ def test_whom_a_rule_captures(
     }
     assert by_role == {"suspect": ranks, "control": controls}
     assert ("to compare with" in decision.reason) == bool(controls)
+    assert ("no healthy peer" in decision.reason) == (bool(capture.get("control_ranks")) and not controls)
     assert {one.rank: one.control for one in state.running.values()} == {
         **dict.fromkeys(ranks, False),
         **dict.fromkeys(controls, True),

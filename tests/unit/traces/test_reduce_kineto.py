@@ -122,6 +122,20 @@ def test_a_bare_list_of_events_is_read_even_if_it_is_not_closed(tmp_path):
         assert not trace.absolute
 
 
+def test_the_end_of_what_does_not_matter_ends_nothing_else(tmp_path):
+    # GIVEN a range, and in it one of a category that is left out, whose end says no category
+    events = [
+        {"ph": "B", "name": "sftriage:data", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 10},
+        {"ph": "B", "name": "flush", "cat": "overhead", "pid": 1, "tid": 1, "ts": 12},
+        {"ph": "E", "pid": 1, "tid": 1, "ts": 15},
+        {"ph": "E", "pid": 1, "tid": 1, "ts": 40},
+    ]
+    (trace,) = traces_of(tmp_path / "trace.json", events)
+    # THEN the range is as long as it was, and nothing is left over
+    assert seen(trace) == [("sftriage:data", 10_000, 40_000, "1")]
+    assert trace.notes == ("its clock has no date",)
+
+
 def test_begin_and_end_events_are_put_together(tmp_path):
     # GIVEN halves of events, not in order of time, one of them without its other half
     halves = [
