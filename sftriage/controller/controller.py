@@ -220,9 +220,7 @@ class Controller:
         )
         if decision.requests:
             self._remember()
-        triggers = {
-            one.capture_id: trigger_of_ask(ask, one, self._policies, decision) for one in decision.requests
-        }
+        triggers = {one.capture_id: trigger_of_ask(ask, one, self._policies, decision) for one in decision.requests}
         decision = self._known(decision, triggers)
         self._journal.ask(ask, decision, triggers)
         return decision
