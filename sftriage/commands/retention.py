@@ -15,7 +15,7 @@ from sftriage.commands.stores import StoreOption
 from sftriage.commands.traces import CaptureArgument, JsonOption
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.policy import quantities
-from sftriage.traces import Catalogue
+from sftriage.traces import Catalogue, LocalStore
 from sftriage.traces.retention import Kept, Retention, due, remove
 from sftriage.words import size
 
@@ -65,6 +65,8 @@ def prune_traces(
         if shared := catalogue_url(catalogue):
             _forget(Catalogue(shared, its_store), captures)
         captures, problem = remove(its_store, Catalogue(own_catalogue(directory, its_store), its_store), captures)
+    for damaged in its_store.manifests().problems if isinstance(its_store, LocalStore) else ():
+        notices().print(f"sftriage: left alone: {damaged}", soft_wrap=True, markup=False)
     if as_json:
         print_json({"removed": not dry_run, "captures": captures})
     else:

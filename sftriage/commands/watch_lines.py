@@ -343,6 +343,9 @@ def _telemetry(shown: Picture, width: int, now_s: float) -> list[Text]:
         judged += f", restart {newest.attempt}"
     late = newest is not None and shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
+    if shown.unwatched:
+        said = f"the job goes on and nobody watches it: sftriage attach --run {clean(shown.place)}"
+        lines.insert(0, Text("Unwatched  ", style="bold red") + Text(said, style="red"))
     return [_fitted(line, width) for line in lines]
 
 

@@ -101,6 +101,7 @@ class Picture:
         decisions: like ones in a row as one, newest first.
         captures: newest first, and how many there are in all.
         skipped: lines of the journal that could not be read.
+        unwatched: the job goes on, and nobody triages it.
     """
 
     state: State
@@ -119,6 +120,7 @@ class Picture:
     captures: tuple[Capture, ...] = ()
     captured: int = 0
     skipped: int = 0
+    unwatched: bool = False
 
 
 def picture(view: View, recorders: Recorders, place: str, uploads: Mapping[str, Upload] = NO_UPLOADS) -> Picture:
@@ -137,6 +139,7 @@ def picture(view: View, recorders: Recorders, place: str, uploads: Mapping[str, 
         captures=known[:MAX_CAPTURES],
         captured=len(known),
         skipped=view.skipped,
+        unwatched=view.going and view.watcher.state == "unwatched",
     )
     if not view.rows:
         return replace(blank, state="warming_up") if view.going else blank
@@ -239,6 +242,7 @@ def picture_values(shown: Picture) -> dict[str, Any]:
     return {
         "type": "picture",
         "state": shown.state,
+        "unwatched": shown.unwatched,
         "run_dir": shown.place,
         "job": shown.job,
         "run": shown.run_id,

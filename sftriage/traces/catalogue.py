@@ -136,7 +136,7 @@ class Catalogue:
         self._delete(known - {reference for reference, _ in found})
         mark = {"key": key_of(self._its_name), "store": self._its_name}
         self._ask(partial(_upsert, stores, [mark]), write=True)
-        return Indexed(len(found), problems)
+        return Indexed(len(found), (*problems, *self._its_store.leftovers()))
 
     def _read(
         self, references: Collection[str], progress: Progress | None

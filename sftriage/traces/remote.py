@@ -93,6 +93,19 @@ class RemoteStore:
                     problems.append(found)
         return Listing(tuple(manifests), tuple(problems))
 
+    def leftovers(self) -> tuple[str, ...]:
+        """See `Store.leftovers`."""
+        places: set[str] = set()
+        whole = set(self._listed())
+        for key in self._objects.sizes(self._scope):
+            place = key.rpartition("/")[0]
+            if place.count("/") == 2 and place not in whole:
+                places.add(place)
+        return tuple(
+            f"{self._objects.place}/{place}: no manifest: it is on its way, or its upload or removal was cut off"
+            for place in sorted(places)
+        )
+
     def ids(self) -> frozenset[str]:
         """See `Store.ids`."""
         return frozenset(self._reference(key) for key in self._listed() if _is_place(key))

@@ -187,6 +187,10 @@ class LocalStore:
                 problems.append(str(error))
         return Listing(tuple(manifests), tuple(problems))
 
+    def leftovers(self) -> tuple[str, ...]:
+        """See `Store.leftovers`: there is nothing that `sweep` does not remove."""
+        return ()
+
     def ids(self) -> frozenset[str]:
         """The ids of all captures that are there, whole or damaged; read without opening one."""
         return frozenset(name for name in self._names() if not name.startswith("."))

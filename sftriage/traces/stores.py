@@ -62,6 +62,9 @@ class Store(Protocol):
     def ids(self) -> frozenset[str]:
         """The references of all captures that are there, whole or damaged; read without opening one."""
 
+    def leftovers(self) -> tuple[str, ...]:
+        """What lies there and belongs to no capture, in words; it is listed nowhere else."""
+
     def get(
         self,
         capture_id: str,

@@ -47,6 +47,13 @@ def test_before_there_is_a_run_it_says_what_it_waits_for():
     assert "runs/next" in written
 
 
+def test_a_job_that_goes_on_and_that_nobody_watches_is_said_with_what_to_do(run):
+    assert "Unwatched" not in text(shown(run))
+    alone = replace(shown(run), unwatched=True)
+    assert "nobody watches it: sftriage attach --run sftriage-runs/run-1" in text(alone)
+    assert picture_values(alone)["unwatched"] is True
+
+
 def test_until_the_first_window_it_says_that_the_job_warms_up(run):
     assert "Warming up" in text(shown(run))
     assert "4 of 4 ranks record" in text(shown(run))

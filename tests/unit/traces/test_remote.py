@@ -33,6 +33,9 @@ def test_a_capture_lies_where_people_find_it_and_is_there_once_its_manifest_is(o
     assert whole.ids() == store.ids() == frozenset()
     assert whole.manifests() == store.manifests()
     assert not whole.manifests().manifests
+    # (whoever builds the index again is told)
+    (said,) = whole.leftovers()
+    assert "team%2Fgr%C3%B6%C3%9Fe/run-1/c-1: no manifest" in said
     with pytest.raises(UsageError, match="no capture c-1"):
         store.manifest("c-1")
     # WHEN the manifest is put, THEN there is, and both lie where anybody finds them
@@ -41,6 +44,7 @@ def test_a_capture_lies_where_people_find_it_and_is_there_once_its_manifest_is(o
     assert set(objects.sizes()) == {f"{place}/trace.json.gz", f"{place}/manifest.json"}
     assert (whole.ids(), store.ids()) == ({place}, {"c-1"})
     assert whole.manifests().manifests == store.manifests().manifests == (manifest,)
+    assert whole.leftovers() == store.leftovers() == ()
     assert whole.manifest(place) == store.manifest("c-1") == whole.manifest("c-1") == manifest
     assert (whole.reference(manifest), store.reference(manifest)) == (place, "c-1")
 
