@@ -15,6 +15,7 @@ from sftriage.commands.asks import leave
 from sftriage.commands.decisions import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
+from sftriage.commands.triage import NSYS_ANSWER_GRACE_S
 from sftriage.commands.words import place
 from sftriage.controller import read_journal
 from sftriage.errors import CaptureError, UsageError
@@ -69,7 +70,8 @@ def capture(
             raise CaptureError(f"not captured: {decision['reason']}. {decision['resolves']}".strip())
         ids = [request["capture_id"] for request in decision["requests"]]
         status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
-        ended = _waited(lambda: _ended(directory, ids), max_seconds + GRACE_S)
+        grace_s = NSYS_ANSWER_GRACE_S if profiler == "nsys" else GRACE_S
+        ended = _waited(lambda: _ended(directory, ids), max_seconds + grace_s)
     _tell(directory, decision, ended or [], as_json=as_json)
 
 
