@@ -19,7 +19,7 @@ from sftriage.controller import settings_of
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
-from sftriage.traces import Manifest
+from sftriage.traces import LocalStore, Manifest
 from sftriage.traces.rundir import RunDirectory
 from sftriage.words import milliseconds, size, verdict_sentence
 
@@ -49,12 +49,14 @@ class DemoOutcome:
         """Read a run directory again, as `sftriage analyze` and `sftriage decisions` would."""
         recording = load_recording(directory.path)
         shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
+        store = LocalStore(directory.path)
         return cls(
             directory=directory,
             faults=tuple(faults),
             verdicts=tuple(judge_recording(recording, shape, settings_of(detection))),
             decisions=tuple(decisions_of(directory)),
-            manifests=tuple(manifest for _, manifest in captures if manifest is not None),
+            # As they are now: what a capture has cost became known after it.
+            manifests=tuple(store.manifest(one.capture_id) for one, manifest in captures if manifest is not None),
             failures=tuple(result for result, manifest in captures if manifest is None),
             step_time_s=_step_times(recording, steps, detection.warmup_steps, fault_step if faults else steps),
         )
