@@ -111,8 +111,9 @@ class Triage:
             self._held = held.pop_all()
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
+        self._turns = ThreadPoolExecutor(1)
         self._scheduler = BackgroundScheduler(
-            executors={"default": ThreadPoolExecutor(1)},
+            executors={"default": self._turns},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
             timezone=timezone.utc,
         )
@@ -141,7 +142,9 @@ class Triage:
     def _halt(self) -> None:
         """Wait for the turn that is under way to end; there is no other after it."""
         if self._scheduler.running:
-            self._scheduler.shutdown(wait=True)
+            # Were the scheduler to wait, it would with its lock held, which a turn needs that plans a later one.
+            self._scheduler.shutdown(wait=False)
+        self._turns.shutdown(wait=True)
 
     def close(self) -> None:
         """Let go of everything; what has not ended is called off."""
@@ -152,11 +155,6 @@ class Triage:
         self._journal.close()
         self._notifier.close(NOTIFY_GRACE_S)
         self._held.close()
-
-    @property
-    def telemetry_problems(self) -> tuple[str, ...]:
-        """Rings that could not be read, and why."""
-        return tuple(self._agent.telemetry.problems.values())
 
     @property
     def steps_seen(self) -> int:
@@ -177,11 +175,14 @@ class Triage:
         except SftriageError as error:
             log.warning("what the run was like before could not be learnt again: %s", error)
         for request, _ in left.unended.values():
-            ended = self._agent.adopt(request)
-            if ended is None:
-                self._bound(request)
-            else:
-                self._ended(ended, None)
+            try:
+                ended = self._agent.adopt(request)
+                if ended is None:
+                    self._bound(request)
+                else:
+                    self._ended(ended, None)
+            except Exception:
+                log.exception("capture %s could not be taken over; the others are", request.capture_id)
 
     def _look(self, *, ended: bool = False) -> None:
         """One turn: what has come in is judged, what is asked for is started, what has ended is collected.

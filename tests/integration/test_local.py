@@ -1,6 +1,9 @@
 """What happens to captures that do not go well, on a local run."""
 
+import multiprocessing
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from sftriage.commands.decisions import decisions_of
 from sftriage.controller import read_journal
 from sftriage.policy import parse
 from sftriage.records import Ask
+from sftriage.traces.rundir import RunDirectory
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
 HANG = Path(__file__).parent / "jobs" / "hang_in_capture.py"
@@ -44,7 +48,9 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     watcher = Ending(tmp_path / "end")
     command = (sys.executable, str(STUCK), str(watcher.end))
-    return local.LocalRun(command, "stuck", parse(POLICY, "hasty.yaml"), POLICY, tmp_path / "run", watcher), watcher
+    keeping = local.Keeping(out=tmp_path / "run")
+    started = local.LocalRun(command, "stuck", parse(POLICY, "hasty.yaml"), [POLICY], watcher, keeping=keeping)
+    return started, watcher
 
 
 def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(run, monkeypatch):
@@ -99,7 +105,12 @@ def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     watcher = Releasing(tmp_path)
     started = local.LocalRun(
-        (*launcher, str(HANG), str(tmp_path)), "hangs", parse(policy, "hasty.yaml"), policy, tmp_path / "run", watcher
+        (*launcher, str(HANG), str(tmp_path)),
+        "hangs",
+        parse(policy, "hasty.yaml"),
+        [policy],
+        watcher,
+        keeping=local.Keeping(out=tmp_path / "run"),
     )
     # AND a person who asks for a capture of it once it goes on: a rule waits after a capture that failed
     again = Ask("again", (1,), "me", "it goes on", steps=3)
@@ -129,3 +140,42 @@ def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(run, monkeypa
     # THEN that is what the record says; the rank may still have refused in words as it left
     assert (result.state in ("failed", "refused"), manifest) == (True, None)
     assert "ended" in result.detail
+
+
+class Busy(Ending):
+    """Judges the window that leads to a capture until the job is over and its triage is being ended."""
+
+    scheduler = None
+
+    def judged(self, judged):
+        if judged.decision.requests:
+            self.end.touch()
+            deadline_s = time.monotonic() + 60
+            while self.scheduler.running and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+
+
+def execute_busy(directory: Path) -> None:
+    os.environ["XDG_STATE_HOME"] = str(directory / "state")
+    watcher = Busy(directory / "end")
+    keeping = local.Keeping(out=directory / "run")
+    command = (sys.executable, str(STUCK), str(watcher.end))
+    started = local.LocalRun(command, "busy", parse(POLICY, "hasty.yaml"), [POLICY], watcher, keeping=keeping)
+    watcher.scheduler = started._triage._scheduler
+    sys.exit(started.execute())
+
+
+def test_a_job_that_ends_while_a_capture_is_being_asked_for_is_ended_all_the_same(tmp_path):
+    # GIVEN a turn of triage that asks for a capture, and plans its end, when the job is already over
+    run = multiprocessing.get_context("spawn").Process(target=execute_busy, args=(tmp_path,))
+    run.start()
+    # WHEN triage waits for that turn
+    run.join(120)
+    try:
+        # THEN it does not wait for ever, and the record says what became of the capture
+        assert run.exitcode == 0
+    finally:
+        run.kill()
+        run.join()
+    decision, *_ = decisions_of(RunDirectory(tmp_path / "run"))
+    assert [made["rank"] for made in decision["results"]] == [1]
