@@ -126,6 +126,7 @@ class Agent:
         try:
             capture.start()
         except CaptureError as error:
+            capture.close()
             return CaptureResult(request.capture_id, request.rank, "failed", str(error))
         self._captures[request.capture_id] = capture
         return None

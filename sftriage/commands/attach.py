@@ -14,16 +14,16 @@ from sftriage.commands.catalogues import CatalogueOption
 from sftriage.commands.decisions import RunOption
 from sftriage.commands.indexing import checked_catalogue, indexing_of
 from sftriage.commands.nsys import place_in, remove_place
-from sftriage.commands.rings import launcher_alive, own, remove_rings_directory
+from sftriage.commands.rings import own, remove_rings_directory
 from sftriage.commands.run import Reporter
 from sftriage.commands.runs import find_run
 from sftriage.commands.triage import POLL_S, Triage
 from sftriage.commands.uploads import uploads_of
-from sftriage.commands.words import place
 from sftriage.controller import PolicyFiles, left_in, read_journal
 from sftriage.errors import UsageError
 from sftriage.policy import find
-from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.traces.rundir import read_info
+from sftriage.traces.trainers import launcher_of
 
 RESTART_S = 60.0
 """Where nobody knows what started the trainers: how long none of them may be there before the job counts as over."""
@@ -57,8 +57,7 @@ def attach(
     rings = Path(info.rings)
     if not rings.is_dir():
         raise UsageError(f"{directory.path}: the job has ended; its steps and captures are there to be looked at")
-    files = PolicyFiles([find(name) for name in policy] if policy else _its_own(directory))
-    reporter = Reporter()
+    files = PolicyFiles([find(name) for name in policy] if policy else directory.policy_files())
     uploads = uploads_of(directory, info)
     indexing = indexing_of(directory.path, checked_catalogue(catalogue))
     meter = metering.meter_of(
@@ -66,46 +65,47 @@ def attach(
             metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
         )
     )
+    reporter = Reporter()
     left = left_in(read_journal(directory.decisions))
-    launched = place_in(directory)
-    triage = Triage(directory, info, files, reporter, launched, left, meter=meter, uploads=uploads)
+    nsys = place_in(directory)
+    triage = Triage(directory, info, files, reporter, nsys, left, meter=meter, uploads=uploads)
     own(rings)
-    names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
-    reporter.say(f"took over {place(directory.path)} under policy {names}")
-    if meter.url is not None:
-        reporter.say(f"metrics are at {meter.url}")
-    # Whoever ends this ends this, and not the job.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    reporter.begun("took over the job", directory, files, meter)
     try:
-        triage.start()
         indexing.start()
-        _wait(rings, triage)
-        triage.finish()
+        _watch(triage, rings)
     except KeyboardInterrupt:
         reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
         raise typer.Exit(128 + signal.SIGINT) from None
     finally:
         triage.close()
         remove_rings_directory(rings)
-        if launched is not None and not rings.exists():
-            remove_place(launched)
+        if nsys is not None and not rings.exists():
+            remove_place(nsys)
     reporter.summary(directory)
     uploads.finish(reporter.say)
     indexing.finish(reporter.say)
 
 
-def _its_own(directory: RunDirectory) -> list[Path]:
-    """The policies that the run started with, as they were then."""
-    return [directory.policy_file, *sorted(directory.path.glob("policy-*.yaml"))]
+def _watch(triage: Triage, rings: Path) -> None:
+    """Triage a job to its end. Whoever ends this process ends this, and not the job.
+
+    Raises:
+        KeyboardInterrupt: somebody did.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    triage.start()
+    _wait(rings, triage)
+    triage.finish()
 
 
 def _wait(rings: Path, triage: Triage) -> None:
     """Wait for the job to end: for what started its trainers, or else for the trainers themselves."""
-    known = launcher_alive(rings)
+    known = launcher_of(rings) is not None
     seen_s = time.monotonic()
     while True:
         time.sleep(POLL_S)
-        if known and not launcher_alive(rings):
+        if known and launcher_of(rings) is None:
             return
         if triage.trainers_alive:
             seen_s = time.monotonic()

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.status import Status
 
 from sftriage.commands.demo_report import DemoOutcome, print_outcome
-from sftriage.commands.local import LocalRun
+from sftriage.commands.local import Keeping, LocalRun
 from sftriage.commands.output import notices, print_json
 from sftriage.commands.words import place
 from sftriage.controller import Judged
@@ -104,7 +104,9 @@ def demo(
     progress = Progress(notices(), steps)
     command = _command(ranks, steps, faults, fault_step)
     loaded = load(policy_file)
-    local = LocalRun(command, "demo", loaded, policy_file.read_text(encoding="utf-8"), out, progress)
+    local = LocalRun(
+        command, "demo", loaded, [policy_file.read_text(encoding="utf-8")], progress, keeping=Keeping(out=out)
+    )
     trainer_log = local.directory.path / "trainer.log"
     progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):

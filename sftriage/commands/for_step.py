@@ -15,13 +15,12 @@ from sftriage.commands.stores import StoreOption
 from sftriage.commands.tables import captures_table, decisions_table
 from sftriage.commands.traces import JsonOption
 from sftriage.commands.wanted import JobOption, RunIdOption
+from sftriage.controller import read_journal
 from sftriage.errors import InputError
 from sftriage.traces import CaptureRow, Wanted
 from sftriage.traces.rundir import RunDirectory, read_info
 
 MAX_DECISIONS = 8
-NO_WINDOWS = ("stalled", "asked")
-"""What a decision may be about that is no window."""
 
 
 def traces_for_step(
@@ -63,7 +62,8 @@ def traces_for_step(
 
 def _undecided(run: RunDirectory, step: int) -> str:
     """Why nothing was decided about a step."""
-    windows = [(one["first_step"], one["last_step"]) for one in decisions_of(run) if one["label"] not in NO_WINDOWS]
+    decided = [entry["decision"] for entry in read_journal(run.decisions) if entry["type"] == "window"]
+    windows = [(one["first_step"], one["last_step"]) for one in decided if one["label"] != "stalled"]
     try:
         ended = not Path(read_info(run).rings).is_dir()
     except InputError:

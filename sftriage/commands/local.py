@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -12,14 +13,40 @@ from sftriage.commands.indexing import indexing_of
 from sftriage.commands.launcher import Launcher
 from sftriage.commands.metering import Meter
 from sftriage.commands.nsys import NsysLaunch
-from sftriage.commands.rings import make_rings_directory, note_launcher, remove_rings_directory
+from sftriage.commands.rings import make_rings_directory, remove_rings_directory
 from sftriage.commands.runs import DEFAULT_ROOT, new_run_id, remember
 from sftriage.commands.triage import Triage, Watcher
 from sftriage.commands.uploads import uploads_of
 from sftriage.controller import PolicyFiles, in_force
 from sftriage.errors import UsageError
 from sftriage.policy import LoadedPolicy, PolicySet
-from sftriage.traces.rundir import RunInfo, create, write_atomically
+from sftriage.traces.rundir import RunInfo, create
+from sftriage.traces.trainers import note_launcher
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Where what is found is kept.
+
+    Attributes:
+        out: the run directory to make; by default a new one under ``sftriage-runs`` here.
+        store: where copies of its captures are kept; by default nowhere.
+        drop_local: the artefacts go from here once they are there.
+        catalogue: one that many jobs share, and that is told of its captures; by default none.
+    """
+
+    out: Path | None = None
+    store: str | None = None
+    drop_local: bool = False
+    catalogue: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UnderNsys:
+    """How every rank starts under Nsight Systems: see `NsysLaunch`."""
+
+    traces: str
+    armed: bool = False
 
 
 class LocalRun:
@@ -29,17 +56,11 @@ class LocalRun:
         command: the launcher and its arguments.
         job: the job's name.
         policy: the policy, several that are in force together, or files that are watched for other ones.
-        policy_text: the policy as it was read, or the first of several.
-        out: the run directory to make; by default a new one under ``sftriage-runs`` here.
+        policy_texts: the policies as they were read, at least one.
         watcher: who is told what happens.
-        more_texts: of several policies, the others as they were read.
-        nsys: what Nsight Systems traces of every rank, which then starts under it; by default none does.
+        keeping: where what is found is kept.
+        nsys: how the ranks start under Nsight Systems; by default they do not.
         meter: who makes metrics of it; by default nobody.
-        store: where copies of its captures are kept; by default nowhere.
-        drop_local: the artefacts go from here once they are there.
-        catalogue: one that many jobs share, and that is told of its captures; by default none.
-
-        nsys_armed: the ranks' sessions cannot be reached from here: nsys waits for ranges that they open.
 
     Raises:
         UsageError: there is no such launcher or no nsys, or the run directory cannot be made. No rings are left behind.
@@ -50,22 +71,18 @@ class LocalRun:
         command: tuple[str, ...],
         job: str,
         policy: LoadedPolicy | PolicySet | PolicyFiles,
-        policy_text: str,
-        out: Path | None,
+        policy_texts: Sequence[str],
         watcher: Watcher,
-        more_texts: Sequence[str] = (),
-        nsys: str | None = None,
-        meter: Meter | None = None,
-        store: str | None = None,
-        drop_local: bool = False,
-        catalogue: str | None = None,
         *,
-        nsys_armed: bool = False,
+        keeping: Keeping | None = None,
+        nsys: UnderNsys | None = None,
+        meter: Meter | None = None,
     ) -> None:
         if command and shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
         now = datetime.now(timezone.utc)
         run_id = new_run_id(now)
+        keeping = keeping or Keeping()
         self._command, self._job = command, job
         self._rings = make_rings_directory(run_id)
         policies = in_force(policy)
@@ -77,21 +94,18 @@ class LocalRun:
             policy=", ".join(one.policy.metadata.name for one in policies.loaded),
             policy_sha256=policies.loaded[0].sha256,
             rings=str(self._rings),
-            store=store,
-            drop_local=drop_local,
+            store=keeping.store,
+            drop_local=keeping.drop_local,
         )
         try:
-            self.directory = create(out or Path(DEFAULT_ROOT) / run_id, info, policy_text)
-            for number, text in enumerate(more_texts, start=2):
-                write_atomically(self.directory.path / f"policy-{number}.yaml", text)
+            self.directory = create(keeping.out or Path(DEFAULT_ROOT) / run_id, info, *policy_texts)
             self._nsys = None
             if nsys is not None:
-                self._nsys = NsysLaunch(run_id, nsys, self.directory.path, armed=nsys_armed)
-            if self._nsys is not None:
+                self._nsys = NsysLaunch(run_id, nsys.traces, self.directory.path, armed=nsys.armed)
                 self._command = self._nsys.command(command)
             place = self._nsys.place if self._nsys else None
             self.uploads = uploads_of(self.directory, info)
-            self.indexing = indexing_of(self.directory.path, catalogue)
+            self.indexing = indexing_of(self.directory.path, keeping.catalogue)
             self._triage = Triage(self.directory, info, policy, watcher, place, meter=meter, uploads=self.uploads)
         except BaseException:
             remove_rings_directory(self._rings)
@@ -129,11 +143,6 @@ class LocalRun:
             remove_rings_directory(self._rings)
             if self._nsys is not None and not self._rings.exists():
                 self._nsys.close()
-
-    @property
-    def telemetry_problems(self) -> tuple[str, ...]:
-        """Rings that could not be read, and why."""
-        return self._triage.telemetry_problems
 
     @property
     def steps_seen(self) -> int:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
-from sftriage.errors import RingError, UsageError
-from sftriage.recorder import RingReader, find_rings
-from sftriage.recorder.files import start_ticks
+from sftriage.errors import UsageError
+from sftriage.traces.trainers import trainers_alive
 
 TMPFS = Path("/dev/shm")
 _OWNER = "owner"
-_LAUNCHER = "launcher"
 
 
 def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
@@ -43,29 +40,17 @@ def own(rings: Path) -> None:
     """Say that this process takes care of a directory of rings.
 
     Raises:
-        OSError: it is gone, or cannot be written.
+        UsageError: it is gone, or cannot be written.
     """
-    (rings / _OWNER).write_text(str(os.getpid()), encoding="ascii")
-
-
-def note_launcher(rings: Path, pid: int) -> None:
-    """Leave word which process started the trainers, for whoever has to know that without having started it."""
-    with contextlib.suppress(OSError):
-        (rings / _LAUNCHER).write_text(f"{pid} {start_ticks(pid)}", encoding="ascii")
-
-
-def launcher_alive(rings: Path) -> bool:
-    """Whether the process that started the trainers is still there; a pid used again by another one is not it."""
     try:
-        pid, ticks = (rings / _LAUNCHER).read_text(encoding="ascii").split()
-        return start_ticks(int(pid)) == int(ticks)
-    except (OSError, ValueError):
-        return False
+        (rings / _OWNER).write_text(str(os.getpid()), encoding="ascii")
+    except OSError as error:
+        raise UsageError(f"{rings} cannot be written: {error.strerror}") from error
 
 
 def remove_rings_directory(rings: Path) -> None:
     """Remove a run's rings, unless a trainer still writes into one."""
-    if not _in_use(rings):
+    if not trainers_alive(rings):
         shutil.rmtree(rings, ignore_errors=True)
 
 
@@ -78,14 +63,3 @@ def _sweep(home: Path) -> None:
             continue
         if not Path(f"/proc/{owner}").exists():
             remove_rings_directory(rings)
-
-
-def _in_use(rings: Path) -> bool:
-    for path in find_rings(rings):
-        try:
-            with RingReader(path) as reader:
-                if reader.writer_alive:
-                    return True
-        except RingError:
-            continue
-    return False

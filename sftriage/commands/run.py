@@ -10,7 +10,7 @@ import typer
 from sftriage.commands import metering
 from sftriage.commands.catalogues import CatalogueOption
 from sftriage.commands.indexing import checked_catalogue
-from sftriage.commands.local import LocalRun
+from sftriage.commands.local import Keeping, LocalRun, UnderNsys
 from sftriage.commands.nsys import DEFAULT_TRACE
 from sftriage.commands.output import notices
 from sftriage.commands.uploads import checked_store
@@ -60,6 +60,13 @@ class Reporter:
             f"Captured steps {capture.first_step} to {capture.last_step} of rank {capture.rank} "
             f"({size(trace.size_bytes)}): sftriage traces show {manifest.capture_id}"
         )
+
+    def begun(self, how: str, directory: RunDirectory, files: PolicyFiles, meter: metering.Meter) -> None:
+        """A job is watched from now on."""
+        names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
+        self.say(f"{how} under policy {names}; run directory {place(directory.path)}")
+        if meter.url is not None:
+            self.say(f"metrics are at {meter.url}")
 
     def summary(self, directory: RunDirectory) -> None:
         """The job has ended."""
@@ -134,49 +141,50 @@ def run(
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
     paths = [find(name) for name in policy or ["default"]]
     files = PolicyFiles(paths)
-    reporter = Reporter()
-    if job is not None and not (job.strip() and job.isprintable()):
-        raise UsageError(f"--job {job!r}: a name in printable characters")
-    job_name = job or bounded_text(job_of(command))
+    job_name = named(job, command)
     if drop_local and store is None:
         raise UsageError("--drop-local needs a --store that has the traces then")
-    store = checked_store(store, job_name) if store is not None else None
-    shared = checked_catalogue(catalogue)
-    first, *others = [path.read_text(encoding="utf-8") for path in paths]
-    traces = nsys_trace if nsys or nsys_armed else None
+    if store is not None:
+        store = checked_store(store, job_name)
     meter = metering.meter_of(
         metering.Wanted(
             metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
         )
     )
+    reporter = Reporter()
     local = LocalRun(
         tuple(command),
         job_name,
         files,
-        first,
-        out,
+        [path.read_text(encoding="utf-8") for path in paths],
         reporter,
-        others,
-        traces,
-        meter,
-        store,
-        drop_local,
-        shared,
-        nsys_armed=nsys_armed,
+        keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue)),
+        nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
+        meter=meter,
     )
-    names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
-    reporter.say(f"watching under policy {names}; run directory {place(local.directory.path)}")
-    if meter.url is not None:
-        reporter.say(f"metrics are at {meter.url}")
+    reporter.begun("watching", local.directory, files, meter)
     status = local.execute()
-    if not local.steps_seen:
+    if local.steps_seen:
+        reporter.summary(local.directory)
+    else:
         failed = f"the job failed (exit status {status}), and " if status else ""
         reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
-    else:
-        reporter.summary(local.directory)
     local.uploads.finish(reporter.say)
     local.indexing.finish(reporter.say)
     raise typer.Exit(status)
+
+
+def named(job: str | None, command: list[str]) -> str:
+    """The job's name: the one that was given, or one made of its command.
+
+    Raises:
+        UsageError: the one that was given could not be printed everywhere.
+    """
+    if job is None:
+        return bounded_text(job_of(command))
+    if not (job.strip() and job.isprintable()):
+        raise UsageError(f"--job {job!r}: a name in printable characters")
+    return job
 
 
 def job_of(command: list[str]) -> str:

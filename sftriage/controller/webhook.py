@@ -147,7 +147,7 @@ class _Https(HTTPSHandler):
 
 def _connection(kind: type[HTTPConnection], deadline_s: float, host: str, **options: Any) -> HTTPConnection:
     made = kind(host, **options)
-    made.response_class = partial(_Response, deadline_s=deadline_s)  # type: ignore[assignment]
+    made.response_class = partial(_Response, deadline_s=deadline_s)  # type: ignore[assignment]  # it is called as one
     return made
 
 

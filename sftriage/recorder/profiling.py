@@ -24,7 +24,6 @@ hung step cannot be cut short.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -37,7 +36,8 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.nvtx import NvtxSession
-from sftriage.recorder.session import OPTIONS, TorchSession
+from sftriage.recorder.refusal import refusal
+from sftriage.recorder.session import TorchSession
 from sftriage.recorder.sizing import StepSizes, probed_bytes
 from sftriage.recorder.spool import write_trace
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
@@ -197,28 +197,12 @@ class CaptureExecutor:
             return
         if request is None:
             return
-        reason = self._refusal(request)
+        cancelled, busy = self._mailbox.cancelled, self._guard.busy()
+        reason = refusal(request, spool=self._spool, cancelled=cancelled, busy=busy)
         if reason is None:
             self._begin(request, number)
         else:
             self._answer(request.capture_id, "refused", reason)
-
-    def _refusal(self, request: CaptureRequest) -> str | None:
-        if request.profiler == "stacks":
-            return "stacks are taken from outside"
-        if request.profiler == "nsys":
-            return "cancelled" if self._mailbox.cancelled else self._guard.busy()
-        unknown = sorted(set(request.options) - OPTIONS)
-        if unknown:
-            return f"unknown options: {', '.join(unknown)}"
-        # Importing torch would take seconds, and nobody asked for it.
-        if "torch" not in sys.modules:
-            return "torch is not imported in this process"
-        if self._spool is None:
-            return "no spool directory is set (SFTRIAGE_SPOOL)"
-        if self._mailbox.cancelled:
-            return "cancelled"
-        return self._guard.busy()
 
     def _begin(self, request: CaptureRequest, number: int) -> None:
         session: TorchSession | NvtxSession

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
 from sqlalchemy import URL, Connection, create_engine, event, make_url
@@ -182,7 +182,8 @@ class PostgresDatabase:
     def _in_time(self, connection: Connection) -> Iterator[None]:
         """Hang up on a server that has gone silent: one that is stopped keeps its connections and never answers."""
         late = threading.Event()
-        with socket.socket(fileno=os.dup(connection.connection.driver_connection.fileno())) as line:  # type: ignore[union-attr]
+        driver: Any = connection.connection.driver_connection  # psycopg's, whose type SQLAlchemy does not know
+        with socket.socket(fileno=os.dup(driver.fileno())) as line:
 
             def hang_up() -> None:
                 late.set()

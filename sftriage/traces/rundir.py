@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass
+from itertools import count, takewhile
 from pathlib import Path
 
 from sftriage.errors import InputError, UsageError
@@ -65,6 +66,11 @@ class RunDirectory:
         """``policy.yaml``."""
         return self.path / "policy.yaml"
 
+    def policy_files(self) -> tuple[Path, ...]:
+        """The policies that the run started with, as they were then, in their order."""
+        others = takewhile(Path.exists, (self.path / f"policy-{number}.yaml" for number in count(2)))
+        return (self.policy_file, *others)
+
     @property
     def steps(self) -> Path:
         """Where the agent keeps the steps."""
@@ -106,8 +112,8 @@ class RunDirectory:
         return self.path / "catalogue.db"
 
 
-def create(path: Path, info: RunInfo, policy_text: str) -> RunDirectory:
-    """Make a run directory, private to its owner.
+def create(path: Path, info: RunInfo, policy_text: str, *more_policies: str) -> RunDirectory:
+    """Make a run directory, private to its owner, with the texts of its policies.
 
     Raises:
         UsageError: there is a run already, or the directory cannot be made.
@@ -119,6 +125,8 @@ def create(path: Path, info: RunInfo, policy_text: str) -> RunDirectory:
         for directory in (run.path, run.steps, run.spool, run.asks):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(run.policy_file, policy_text)
+        for number, text in enumerate(more_policies, start=2):
+            write_atomically(run.path / f"policy-{number}.yaml", text)
         _write_info(run, info)
     except OSError as error:
         raise UsageError(f"cannot make the run directory {path}: {error.strerror or error}") from error

@@ -161,12 +161,7 @@ class LocalStore:
         return manifest
 
     def note(self, capture_id: str, noted: Findings | CostInfo) -> Manifest:
-        """Put what a capture shows, or has cost, into its manifest, in place of what was noted of that before.
-
-        Raises:
-            UsageError: no such capture, or its directory cannot be written.
-            InputError, IntegrityError: as `manifest` does.
-        """
+        """See `Store.note`."""
         manifest = noting(self.manifest(capture_id), noted)
         path = self._captures / capture_id / MANIFEST_NAME
         try:
@@ -178,7 +173,7 @@ class LocalStore:
         return manifest
 
     def manifests(self) -> Listing:
-        """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
+        """See `Store.manifests`."""
         manifests, problems = [], []
         for name in sorted(self.ids()):
             try:
@@ -192,7 +187,7 @@ class LocalStore:
         return ()
 
     def ids(self) -> frozenset[str]:
-        """The ids of all captures that are there, whole or damaged; read without opening one."""
+        """See `Store.ids`."""
         return frozenset(name for name in self._names() if not name.startswith("."))
 
     def path(self, capture_id: str, artefact: str) -> Path:
@@ -263,11 +258,7 @@ class LocalStore:
         self._changed()
 
     def pin(self, capture_id: str) -> None:
-        """Keep a capture whatever retention says. A second pin changes nothing.
-
-        Raises:
-            UsageError: no such capture, or the store cannot be written.
-        """
+        """See `Store.pin`."""
         directory = self._directory(capture_id)
         try:
             with contextlib.suppress(FileExistsError), private(directory / PIN_NAME):
@@ -277,11 +268,7 @@ class LocalStore:
         self._changed()
 
     def unpin(self, capture_id: str) -> None:
-        """Leave a capture to retention again. One that is not pinned stays so.
-
-        Raises:
-            UsageError: no such capture, or the store cannot be written.
-        """
+        """See `Store.unpin`."""
         directory = self._directory(capture_id)
         try:
             (directory / PIN_NAME).unlink(missing_ok=True)
@@ -290,7 +277,7 @@ class LocalStore:
         self._changed()
 
     def pinned(self) -> frozenset[str]:
-        """The ids of the captures that are pinned."""
+        """See `Store.pinned`."""
         return frozenset(name for name in self.ids() if (self._captures / name / PIN_NAME).exists())
 
     def sweep(self) -> int:

@@ -12,16 +12,14 @@ from pathlib import Path
 from typing import Literal
 
 from sftriage.errors import RingError
-from sftriage.recorder import RingReader, files, find_rings
-from sftriage.recorder.files import start_ticks
+from sftriage.recorder import files
 from sftriage.traces.rundir import RunDirectory
+from sftriage.traces.trainers import launcher_of, short_note, trainers_alive, whole_number
 
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
 
 LOOK_S = 2.0
 """How often it is looked: what is found by asking many processes and files."""
-
-_MAX_NOTE_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +55,13 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
     """Who watches a run whose rings are there."""
     if not run.lock.is_file():
         return Watcher()
-    pid = _number(_note(run.lock))
+    pid = whole_number(short_note(run.lock))
     if pid is not None and _holds(pid, run.lock):
         return Watcher("taken_over" if _took_over(pid, rings) else "watched", pid)
     if _is_locked(run.lock):
         # By a process that cannot be seen from here: of another container, say.
         return Watcher("watched")
-    return Watcher("unwatched" if _trainers_alive(rings) else "left")
+    return Watcher("unwatched" if trainers_alive(rings) else "left")
 
 
 def _holds(pid: int, lock: Path) -> bool:
@@ -77,13 +75,12 @@ def _holds(pid: int, lock: Path) -> bool:
 
 def _took_over(pid: int, rings: Path) -> bool:
     """Whether a process is not the one that started the trainers' launcher."""
-    launcher, _, ticks = (_note(rings / "launcher") or "").partition(" ")
-    number = _number(launcher)
-    if number is None or start_ticks(number) != _number(ticks):
+    launcher = launcher_of(rings)
+    if launcher is None:
         return False
     try:
         # After the name, which may hold anything, come the state and the parent.
-        fields = Path(f"/proc/{number}/stat").read_bytes().rpartition(b")")[2].split()
+        fields = Path(f"/proc/{launcher}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return False
     return int(fields[1]) != pid
@@ -103,32 +100,3 @@ def _is_locked(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _trainers_alive(rings: Path) -> bool:
-    for path in find_rings(rings):
-        try:
-            with RingReader(path) as reader:
-                if reader.writer_alive:
-                    return True
-        except RingError:
-            continue
-    return False
-
-
-def _note(path: Path) -> str | None:
-    """The few characters that a process has left."""
-    try:
-        descriptor = files.open_regular(path, os.O_RDONLY)
-    except RingError:
-        return None
-    try:
-        return os.read(descriptor, _MAX_NOTE_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-
-
-def _number(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 20 else None

@@ -73,7 +73,7 @@ def opened(path: Path) -> Iterator[Iterator[tuple[str, IO[bytes]]]]:
             else:
                 tarred = _is_tar(file.read(_HEAD_BYTES))
             file.seek(0)
-            stream: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[assignment]
+            stream: IO[bytes] = gzip.GzipFile(fileobj=file) if packed else file  # type: ignore[assignment]  # it reads as one
             yield _members(path, stream) if tarred else iter([(str(path), stream)])
         except (EOFError, tarfile.ReadError) as error:
             raise InputError(f"{path}: cut short: {error}") from error

@@ -86,8 +86,8 @@ def die_at(call: int, root: Path, trace: Path, make: MakeManifest) -> None:
 
         return wrapped
 
-    os.fsync = dying(os.fsync)  # type: ignore[assignment]  # in a process of its own
-    Path.rename = dying(Path.rename)  # type: ignore[assignment,method-assign]
+    os.fsync = dying(os.fsync)  # in a process of its own
+    Path.rename = dying(Path.rename)
     LocalStore(root).put("c-1", trace, lambda artefact: make("c-1", artefact))
 
 

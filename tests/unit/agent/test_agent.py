@@ -1,5 +1,8 @@
 """The agent on real rings: monitors in this process write them, as trainers would."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -186,3 +189,18 @@ def test_steps_that_are_held_no_longer_come_from_the_logs(agent, monitor):
     # AND steps that nobody took are not
     assert agent.steps(0, 500, 510) is None
     assert agent.steps(7, 10, 21) is None
+
+
+def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor):
+    # GIVEN a rank that has not answered a capture that was given up
+    train(monitor(0, world_size=1), steps=1)
+    agent.poll()
+    assert agent.capture(request(rank=0)) is None
+    agent.abandon("w0-3-r0-x-1", "no answer")
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    # WHEN it is to be captured again and again
+    for number in range(5):
+        result = agent.capture(replace(request(rank=0), capture_id=f"again-{number}"))
+        # THEN each is refused by its mailbox, and nothing of it stays open
+        assert (result.state, "has not answered" in result.detail) == ("failed", True)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
