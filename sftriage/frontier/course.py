@@ -39,11 +39,15 @@ def course_of(present_N: BoolArray, first_step: int, settings: Settings, min_per
     """
     n_steps = len(present_N)
     run = _run(present_N, settings.min_run_steps)
-    to_the_end = run is not None and run[1] >= n_steps - max(2, settings.min_run_steps // 4)
-    if present_N.mean() >= min_persistence:
+    burst = run is not None and present_N[run[0] : run[1]].sum() >= FILLED_FRACTION * present_N.sum()
+    since = n_steps if run is None else n_steps - run[1]
+    to_the_end = since <= max(2, settings.min_run_steps // 4)
+    # So many steps without it end a run as so many with it make one, however much of the window it filled.
+    over = burst and since >= settings.min_run_steps
+    if present_N.mean() >= min_persistence and not over:
         began = run[0] if run is not None and to_the_end and 2 * present_N[: run[0]].sum() <= run[0] else 0
         return Course("chronic", np.arange(n_steps) >= began, first_step + began)
-    if run is not None and present_N[run[0] : run[1]].sum() >= FILLED_FRACTION * present_N.sum():
+    if run is not None and burst:
         filled_N = (np.arange(n_steps) >= run[0]) & (np.arange(n_steps) < (n_steps if to_the_end else run[1]))
         return Course("chronic" if to_the_end else "one-off", filled_N, first_step + run[0])
     return None

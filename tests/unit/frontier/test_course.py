@@ -40,6 +40,11 @@ TRUTH = [
     Case("growing", growing(0.06), ("chronic", None, 0)),
     Case("from step 10 to 30", (Fault("data", 1, 0.03, from_step(10, 30)),), ("one-off", None, 10)),
     Case("from the start to step 12", (Fault("data", 1, 0.03, from_step(0, 12)),), ("one-off", None, 0)),
+    Case(
+        "from the start to step 38, most of the window",
+        (Fault("data", 1, 0.03, from_step(0, 38)),),
+        ("one-off", None, 0),
+    ),
     Case("every second step", (Fault("data", 1, 0.03, every(2)),), ("recurring", 2, 0)),
     Case("every fifth step", (Fault("data", 1, 0.03, every(5, 3)),), ("recurring", 5, 3)),
     Case("every twelfth step", (Fault("data", 1, 0.05, every(12)),), ("recurring", 12, 0)),
@@ -86,6 +91,25 @@ def test_what_comes_back_at_longer_intervals_is_found_over_windows():
     # THEN it is named when it was there for the fourth time, with its period
     assert found[0][0] < 4 * 40 + 20
     assert {(rank, period) for _, rank, period in found} == {(1, 40)}
+
+
+@pytest.mark.parametrize(
+    ("filled", "pattern"),
+    [
+        ((4, 12), "one-off"),  # gone for long
+        ((30, 42), "one-off"),  # gone for as many steps as make a run
+        ((30, 44), "chronic"),  # it may come back: as little as this shows nothing
+        ((30, 50), "chronic"),
+        ((0, 50), "chronic"),
+    ],
+)
+@pytest.mark.parametrize("min_persistence", [0.05, 0.1])
+def test_a_burst_that_has_passed_has_passed_however_little_makes_it_chronic(filled, pattern, min_persistence):
+    # GIVEN a policy under which a few steps are most of a window, and a run of steps
+    steps = np.arange(50)
+    course = course_of((steps >= filled[0]) & (steps < filled[1]), 1000, SETTINGS, min_persistence)
+    # THEN one that has ended is not said to be there still
+    assert course.pattern == pattern
 
 
 @given(present=st.lists(st.booleans(), min_size=1, max_size=80))
