@@ -66,6 +66,8 @@ class RingWriter:
     def __init__(self, directory: Path, info: RingInfo, slots: int, *, kind: str = "ring") -> None:
         self.info = info
         self.slots = slots
+        # Asked for once: finding it out walks the schema, and that a step has no time for.
+        self._width = info.slot_words
         self.path = directory / info.file_name(kind)
         size_bytes = HEADER_BYTES + slots * info.slot_bytes
         header = encode_header(MAGICS[kind], info, slots)
@@ -80,7 +82,7 @@ class RingWriter:
 
     def publish(self, slot: array[int]) -> None:
         """Store a whole slot, its sequence number and CRC included, where its sequence number belongs."""
-        width = self.info.slot_words
+        width = self._width
         at = (slot[0] - 1) % self.slots * width
         self.words[at : at + width] = slot
         self.live[PUBLISHED] = slot[0]
