@@ -168,9 +168,9 @@ def measure(plan: Plan) -> dict[str, object]:
         "steady": lambda: steady(many["on"], plan.steady_steps, plan.root_pid),
     }
     if isinstance(tool, Sftriage):
-        from tests.bench.overhead_modes.monitored import NoMonitor
+        from tests.bench.overhead_modes.monitored import ClockMonitor, NoMonitor
 
-        monitors = {"on": tool.monitor, "none": NoMonitor()}
+        monitors = {"on": tool.monitor, "none": NoMonitor(), "clock": ClockMonitor()}
         phases["calls"] = lambda: {
             "ns": [[calls_ns(one, real) for one in monitors.values()] for _ in range(plan.call_steps)]
         }

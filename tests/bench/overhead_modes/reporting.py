@@ -52,8 +52,10 @@ def figures(found: Figures, step_s: float) -> Figures:
         "processes_share": median_of([one["processes_share"] for one in found["steady"]]).value,
     }
     if "calls" in found:
-        calls = added([on for on, _ in found["calls"]], [none for _, none in found["calls"]])
+        on, none, clock = zip(*found["calls"], strict=True)
+        calls, floor = added(list(on), list(none)), added(list(clock), list(none))
         result["calls_us"] = calls.map(lambda ns: ns / 1e3)
+        result["clock_calls_us"] = floor.map(lambda ns: ns / 1e3)
         result["calls_ratio"] = calls.map(lambda ns: 1 + ns / 1e3 / step_us)
     if "captures" in found:
         result["captures"] = {
@@ -136,6 +138,7 @@ def _sftriage(report: Figures) -> Iterator[str]:
         yield ""
         calls, share = _interval(mine["calls_us"], 2), _interval(mine["calls_ratio"], 6)
         yield f"sftriage, its calls timed one by one inside real steps: {calls} us a step, ratio {share}"
+        yield f"  calls that only read the clock and keep it: {_interval(mine['clock_calls_us'], 2)} us a step"
     if "captures" in mine:
         yield f"sftriage on with a capture, {mine['captures']['count']} captures, against the 50 steps before each:"
         for clock in CLOCKS:

@@ -48,7 +48,7 @@ def sftriages(*, on_ns=1_000.0, after_ns=STEP_NS):
     one["small"]["control"] = one["small"]["off"]
     return one | {
         "small_after": one["small"],
-        "calls": {"ns": [[int(on_ns) + 500, 500]] * 6},
+        "calls": {"ns": [[int(on_ns) + 500, 500, 600]] * 6},
         "captures": [captured(after_ns=after_ns)] * 4,
     }
 
