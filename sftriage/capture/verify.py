@@ -51,6 +51,7 @@ def _whole(trace: Path, rank: int) -> set[int]:
 
 def _searched(trace: Path) -> set[int]:
     with trace.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        if content[:1] != b"{" or content[-64:].rstrip()[-1:] != b"}":
+        # A trace as torch writes it begins with a space.
+        if content[:64].lstrip()[:1] != b"{" or content[-64:].rstrip()[-1:] != b"}":
             raise CaptureError("the trace is not whole JSON")
         return {int(match.group(1)) for match in _STEP.finditer(content)}

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from types import FrameType
 
 from sftriage.errors import UsageError
@@ -19,7 +19,7 @@ class Launcher:
     """Runs a command in a process group of its own, in the foreground where there is a terminal.
 
     Ctrl-C then reaches the launcher and its trainers just as it does without us, and a signal sent to us is passed on
-    to all of them. If we die, they go on.
+    to all of them, from before it is started until it was waited for. If we die, they go on.
 
     Args:
         command: the program and its arguments.
@@ -32,6 +32,9 @@ class Launcher:
 
     def __init__(self, command: tuple[str, ...], environment: Mapping[str, str], output: int | None = None) -> None:
         self._terminal = _foreground_terminal()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._early: list[int] = []
+        self._before = {signum: signal.signal(signum, self._forward) for signum in FORWARDED}
         try:
             self._process = subprocess.Popen(
                 command,
@@ -41,22 +44,26 @@ class Launcher:
                 # Forked before any of our threads is started, so that Python may run here.
                 preexec_fn=self._step_forward,
             )
-        except OSError as error:
-            self._take_back()
-            raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
+        except BaseException as error:
+            self._let_go()
+            if isinstance(error, OSError):
+                raise UsageError(f"cannot start {command[0]}: {error.strerror}") from error
+            raise
+        for signum in self._early:
+            self._forward(signum, None)
 
     @property
     def pid(self) -> int:
         """The launcher's process."""
+        assert self._process is not None, "a launcher that could not start its command is none"
         return self._process.pid
 
     def wait(self) -> int:
         """Wait for the command to end, passing signals on; its exit status as a shell gives it (128 + a signal)."""
         try:
-            with self._forwarding():
-                status = self._ended()
+            status = self._ended()
         finally:
-            self._take_back()
+            self._let_go()
         return 128 - status if status < 0 else status
 
     def _step_forward(self) -> None:
@@ -67,6 +74,7 @@ class Launcher:
 
     def _ended(self) -> int:
         """Wait for the child. Where Ctrl-Z stops it, we stop too: the shell gets its terminal, and lets both go on."""
+        assert self._process is not None, "a launcher that could not start its command is none"
         while True:
             _, status = os.waitpid(self._process.pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
@@ -83,18 +91,18 @@ class Launcher:
         if self._terminal is not None:
             _give_terminal(self._terminal, os.getpgrp())
 
-    @contextlib.contextmanager
-    def _forwarding(self) -> Iterator[None]:
-        def forward(signum: int, _frame: FrameType | None) -> None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signum)
+    def _forward(self, signum: int, _frame: FrameType | None) -> None:
+        if self._process is None:
+            self._early.append(signum)
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signum)
 
-        before = {signum: signal.signal(signum, forward) for signum in FORWARDED}
-        try:
-            yield
-        finally:
-            for signum, handler in before.items():
-                signal.signal(signum, handler)
+    def _let_go(self) -> None:
+        """Take the terminal and the signals back."""
+        self._take_back()
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
 
 
 def _foreground_terminal() -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from sftriage.errors import UsageError
 from sftriage.policy import LoadedPolicy, PolicySet
 from sftriage.traces.rundir import RunInfo, create
 from sftriage.traces.trainers import note_launcher
+
+log = logging.getLogger("sftriage")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +134,13 @@ class LocalRun:
         try:
             # Before any thread is started: the child is forked from here.
             launcher = Launcher(self._command, {**(environment or {}), **place}, output)
-            remember(self.directory)
-            note_launcher(self._rings, launcher.pid)
-            self._triage.start()
-            self.indexing.start()
+            try:
+                remember(self.directory)
+                note_launcher(self._rings, launcher.pid)
+                self._triage.start()
+                self.indexing.start()
+            except Exception:
+                log.exception("the job goes on without triage, which could not begin")
             status = launcher.wait()
             self._triage.finish()
             return status

@@ -11,7 +11,9 @@ from sftriage.records import Verdict, Window
 
 
 def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ()) -> tuple[int, ...]:
-    """The ranks of the first suspect's cohort that nobody suspects, the most typical first.
+    """The other ranks of the first suspect's cohort, the most typical first; those that are suspected too come last.
+
+    Whether one of those is healthy beside the first is the policy's to say (`policy.engine.HEALTHY_GAIN_FRACTION`).
 
     Args:
         verdict: what was found.
@@ -29,12 +31,14 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
     able = [
         rank
         for rank, local_s in enumerate(local_R)
-        if rank not in suspected and roles[rank] in wanted and not np.isnan(local_s)
+        if rank not in verdict.suspects[0].ranks and roles[rank] in wanted and not np.isnan(local_s)
     ]
     if not able:
         return ()
-    apart = np.abs(local_R[able] - np.median(local_R[able]))
-    return tuple(able[at] for at in np.argsort(apart, kind="stable"))
+    healthy = [rank for rank in able if rank not in suspected] or able
+    apart = np.abs(local_R[able] - np.median(local_R[healthy]))
+    order = sorted(range(len(able)), key=lambda at: (able[at] in suspected, apart[at]))
+    return tuple(able[at] for at in order)
 
 
 def _local_s(window: Window) -> NDArray[np.float64]:

@@ -200,7 +200,10 @@ def _made(state: State, one: Running) -> State:
     if not one.rule or one.control:
         return state
     fired_s = max(one.fired_s, state.fired_s.get(one.rule, one.fired_s))
-    failures = {rule: known for rule, known in state.failures.items() if rule != one.rule}
+    # One of a later firing stays: that this one was made does not unmake it.
+    failures = {
+        rule: known for rule, known in state.failures.items() if rule != one.rule or known.fired_s > one.fired_s
+    }
     return replace(state, fired_s={**state.fired_s, one.rule: fired_s}, failures=failures)
 
 

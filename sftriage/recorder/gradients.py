@@ -4,6 +4,10 @@ Inside DDP's backward the ranks tie: with one of them slow, all take as long. Bu
 before it waits for anybody, and a hook on the parameter that it belongs to sees that moment. (The hook is called while
 the gradient is accumulated; DDP's own, which starts the bucket's all-reduce, only after that.)
 
+A step may come to the sync stage several times: for each micro-batch, or for each of two models. What a visit takes
+after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so the moment is told
+as the stage's own time until the step's last gradient, less the waits of the visits before.
+
 Which parameter comes last is learnt: at first all that require a gradient have a hook, then only the few that came last
 in those steps. It is learnt again when the last one stays away or is overtaken, when a frozen parameter is thawed, and
 every `AUDIT_STEPS` in any case. A step in which a parameter came last that was never seen to be the last of all has no
@@ -29,7 +33,11 @@ KEPT = 4
 long as nothing changes; the others tell at once that the last one stayed away, or that another has come after it."""
 
 MAX_LASTS = 8
-"""Parameters known to come last now and then, for models that are not the same in each step; the oldest go first."""
+"""Parameters known to come last now and then, for models that are not the same in each step; the oldest go first. As
+many sets of the last ones of earlier visits are known."""
+
+SILENT = 0
+"""In place of a parameter, for a visit to the sync stage without a gradient: nothing has this for its id."""
 
 PATIENCE_STEPS = 16
 """Steps of learning in which no gradient came, before the hooks go off again."""
@@ -57,11 +65,12 @@ class Lessons:
         learning: every parameter is to have a hook; otherwise those of ``kept``.
     """
 
-    __slots__ = ("_audit", "_calm", "_lasts", "_left", "_patience", "_pause", "_quiet", "_tail", "learning")
+    __slots__ = ("_audit", "_calm", "_lasts", "_left", "_patience", "_pause", "_quiet", "_tail", "_visits", "learning")
 
     def __init__(self) -> None:
         self.learning = True
         self._lasts: dict[int, None] = {}
+        self._visits: dict[frozenset[int], None] = {}
         self._tail: dict[int, None] = {}
         self._left = LESSON_STEPS
         self._patience = PATIENCE_STEPS
@@ -73,23 +82,25 @@ class Lessons:
     @property
     def kept(self) -> frozenset[int]:
         """The parameters whose hooks stay on when there is nothing to learn."""
-        return frozenset(self._lasts) | frozenset(self._tail)
+        return frozenset(self._lasts).union(self._tail, *self._visits)
 
     @property
     def fruitless(self) -> bool:
         """Whether no gradient has ever been seen."""
         return not self._lasts
 
-    def take(self, tail: Sequence[int], thawed: bool) -> bool:
-        """Take in one step, and say whether the last of its gradients is known for the last.
+    def take(self, tail: Sequence[int], thawed: bool, earlier: frozenset[int] = frozenset()) -> bool:
+        """Take in one step, and say whether the last gradient of each of its visits is known for the last.
 
         Args:
             tail: the parameters whose hooks were called last, up to `KEPT`, in order.
             thawed: a parameter that has had no hook so far now requires a gradient.
+            earlier: the last parameters of the visits to the sync stage before the last one, and `SILENT` where the
+                first one was without a gradient.
         """
-        return self._learn(tail, thawed) if self.learning else self._check(tail, thawed)
+        return self._learn(tail, thawed, earlier) if self.learning else self._check(tail, thawed, earlier)
 
-    def _learn(self, tail: Sequence[int], thawed: bool) -> bool:
+    def _learn(self, tail: Sequence[int], thawed: bool, earlier: frozenset[int]) -> bool:
         if thawed:
             self._begin(LESSON_STEPS, audit=False)
             return False
@@ -102,14 +113,18 @@ class Lessons:
             if len(self._lasts) > MAX_LASTS:
                 del self._lasts[next(iter(self._lasts))]
             self._tail = dict.fromkeys(tail)
+            self._visits.pop(earlier, None)
+            self._visits[earlier] = None
+            if len(self._visits) > MAX_LASTS:
+                del self._visits[next(iter(self._visits))]
             self._left -= 1
         else:
             self._patience -= 1
         self.learning = self._left > 0 and self._patience > 0
         return bool(tail)
 
-    def _check(self, tail: Sequence[int], thawed: bool) -> bool:
-        known = bool(tail) and tail[-1] in self._lasts and not thawed
+    def _check(self, tail: Sequence[int], thawed: bool, earlier: frozenset[int]) -> bool:
+        known = bool(tail) and tail[-1] in self._lasts and not thawed and earlier in self._visits
         self._quiet += 1
         if known:
             self._calm += 1
@@ -151,6 +166,7 @@ class GradientWatch:
 
     __slots__ = (
         "_at",
+        "_earlier",
         "_error",
         "_frozen",
         "_handles",
@@ -158,6 +174,7 @@ class GradientWatch:
         "_met",
         "_model",
         "_moment",
+        "_outside_at",
         "_recording",
         "_tail",
         "_turn",
@@ -168,13 +185,16 @@ class GradientWatch:
         schema = recording.info.schema
         self._recording = recording
         self._at = DURATIONS + schema.stages.index(schema.sync_in_order[0])
+        self._outside_at = recording.outside[self._at]
         self._model = weakref.ref(model)
         self._lessons = Lessons()
         self._handles: dict[int, Any] = {}
         self._frozen: list[tuple[weakref.ref[Any], str]] = []
         self._met: set[int] = set()
         self._turn = 0
-        self._moment: tuple[int, int] | None = None
+        # Of the last gradient: which step, the stage's own time until then, which visit, and the waits of those before.
+        self._moment: tuple[int, int, int, int] | None = None
+        self._earlier: list[int] = []
         self._tail: deque[int] = deque(maxlen=KEPT)
         self._error: Exception | None = None
         self.due = False
@@ -205,8 +225,19 @@ class GradientWatch:
                 ready_ns += monotonic_ns() - recording.since
             elif at not in stack:
                 return
+            # Written whenever the stage is left, and time passes in between: it tells one visit from the next.
+            visit, moment = words[self._outside_at], self._moment
+            if moment is None or moment[0] != seq:
+                waited_ns = words[at] if visit else 0
+                if visit:
+                    self._earlier.append(SILENT)
+            elif moment[2] != visit:
+                waited_ns = moment[3] + words[at] - moment[1]
+                self._earlier.append(self._tail[-1])
+            else:
+                waited_ns = moment[3]
             self._tail.append(id(parameter))
-            self._moment = (seq, ready_ns)
+            self._moment = (seq, ready_ns, visit, waited_ns)
         except Exception as error:
             self._error = error
             self.due = True
@@ -219,20 +250,24 @@ class GradientWatch:
         """
         words = self._recording.words
         moment, self._moment = self._moment, None
-        tail = list(self._tail)
+        tail, earlier = list(self._tail), frozenset(self._earlier)
         self._tail.clear()
+        self._earlier = []
         took_ns = words[self._at]
         # A step without backward, such as an evaluation, is no surprise.
         if incomplete or not took_ns:
             return UNKNOWN
         if moment is None or moment[0] != words[SEQ]:
-            moment, tail = None, []
+            moment, tail, earlier = None, [], frozenset()
         lessons = self._lessons
         before, thawed = lessons.learning, self._thawed()
-        known = lessons.take(tail, thawed)
+        known = lessons.take(tail, thawed, earlier)
         if lessons.learning != before or thawed:
             self.due = True
-        return moment[1] if known and moment is not None and 0 <= moment[1] <= took_ns else UNKNOWN
+        if moment is None or not known:
+            return UNKNOWN
+        _, until_ns, _, waited_ns = moment
+        return until_ns - waited_ns if 0 <= waited_ns <= until_ns <= took_ns else UNKNOWN
 
     def settle(self) -> None:
         """Put on and take off hooks as the lessons want them. Called by the step's thread between two steps."""

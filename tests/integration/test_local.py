@@ -142,6 +142,20 @@ def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(run, monkeypa
     assert "ended" in result.detail
 
 
+def test_a_job_goes_on_where_triage_cannot_begin(run, monkeypatch, caplog):
+    # GIVEN something that triage needs when the job has just been started, and that fails
+    started, watcher = run
+    watcher.end.touch()
+
+    def failing(directory):
+        raise OSError("no room")
+
+    monkeypatch.setattr(local, "remember", failing)
+    # THEN the job runs to its end, and it is said
+    assert started.execute() == 0
+    assert "the job goes on without triage" in caplog.text
+
+
 class Busy(Ending):
     """Judges the window that leads to a capture until the job is over and its triage is being ended."""
 

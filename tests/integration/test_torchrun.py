@@ -4,6 +4,8 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
 JOBS = Path(__file__).parent / "jobs"
 TORCHRUN = Path(sys.executable).parent / "torchrun"
 POLICY = """
@@ -20,11 +22,12 @@ spec:
 """
 
 
-def test_a_slow_data_set_is_found_through_workers_and_gradient_accumulation(start, tmp_path):
-    # GIVEN a job with data loader workers (forks of the trainer) and two micro-batches a step, of which one is not
-    # synchronised; rank 1's data set becomes slow
+@pytest.mark.parametrize("options", [(), ("watched",)])
+def test_a_slow_data_set_is_found_through_workers_and_gradient_accumulation(start, tmp_path, options):
+    # GIVEN a job with data loader workers (forks of the trainer) and several micro-batches a step, of which one is
+    # synchronised, or all, with their gradients watched; rank 1's data set becomes slow
     (tmp_path / "input.yaml").write_text(POLICY, encoding="utf-8")
-    launcher = [TORCHRUN, "--standalone", "--nproc-per-node", 3, JOBS / "accumulate.py", 160, 1]
+    launcher = [TORCHRUN, "--standalone", "--nproc-per-node", 3, JOBS / "accumulate.py", 160, 1, *options]
     run = start("run", "--policy", tmp_path / "input.yaml", "--out", tmp_path / "run", "--", *launcher)
     _, err = run.communicate(timeout=240)
     assert run.returncode == 0, err

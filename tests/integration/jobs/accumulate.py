@@ -1,7 +1,8 @@
 """A job as users write them: torchrun, a DataLoader with a worker process, gradient accumulation with no_sync.
 
-``accumulate.py STEPS SLOW_RANK``: that rank's data set is slow from the 40th step on. Steps are numbered from 1000, as
-those of a job that resumed from a checkpoint.
+``accumulate.py STEPS SLOW_RANK [watched]``: that rank's data set is slow from the 40th step on. Steps are numbered from
+1000, as those of a job that resumed from a checkpoint. With ``watched`` gradients are watched, and exchanged after each
+micro-batch.
 """
 
 import contextlib
@@ -16,7 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import sftriage
 
-MICRO_BATCHES = 2
+WATCHED = "watched" in sys.argv
+MICRO_BATCHES = 4 if WATCHED else 2
 
 
 class Samples(Dataset):
@@ -43,10 +45,12 @@ def main() -> None:
     loader = DataLoader(Samples(dist.get_rank() == slow_rank), batch_size=1, num_workers=1, prefetch_factor=1)
     batches = iter(loader)
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
+        if WATCHED:
+            monitor.watch(model)
         for number in range(1000, 1000 + steps):
             with monitor.step(number):
                 for micro in range(MICRO_BATCHES):
-                    last = micro == MICRO_BATCHES - 1
+                    last = WATCHED or micro == MICRO_BATCHES - 1
                     with monitor.stage("data"):
                         batch = next(batches)
                     with contextlib.nullcontext() if last else model.no_sync():

@@ -26,9 +26,14 @@ def suspecting(*ranks):
     return Verdict(0, 9, "suspect", (), suspects, 1.0, {}, {}, {})
 
 
-def test_the_most_typical_comes_first_and_no_suspect_at_all():
+def test_the_most_typical_comes_first_the_first_suspect_never_and_others_last():
     seen = window([0.5, 0.10, 0.14, 0.09, 0.11, 0.3, 0.101])
-    assert peers_of(suspecting(0, 5), seen) == (6, 1, 4, 3, 2)
+    assert peers_of(suspecting(0, 5), seen) == (6, 1, 4, 3, 2, 5)
+
+
+def test_of_two_ranks_the_other_one_is_who_there_is():
+    # WHETHER it is healthy enough is for the policy to say: see tests/unit/policy
+    assert peers_of(suspecting(0, 1), window([0.5, 0.1])) == (1,)
 
 
 def test_only_ranks_of_the_suspects_cohort_do_the_same_work():

@@ -340,6 +340,20 @@ def test_what_is_not_running_changes_nothing_when_it_ends() -> None:
     assert finished(state, "w1-50-r2-a-1") == replace(state, running={}, fired_s={"a": NOW})
 
 
+def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
+    # GIVEN a rule that fired twice, the second time on another rank, where the capture failed
+    running = {
+        "w1-50-r2-a-1": Running(2, NOW + 100, "a", NOW),
+        "w1-60-r3-a-2": Running(3, NOW + 110, "a", NOW + 10),
+    }
+    failed = finished(State(captures=2, running=running), of("w1-60-r3-a-2"), NOW + 12)
+    # WHEN the first one is done after that
+    state = finished(failed, of("w1-50-r2-a-1", "done"), NOW + 20)
+    # THEN the rule still waits for what failed, and has fired when the first one did
+    assert state.failures == failed.failures != {}
+    assert state.fired_s == {"a": NOW}
+
+
 def test_a_capture_that_is_lost_counts_as_made(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
     """GIVEN a capture that nobody heard of again THEN its rank is free, and the rule's cooldown holds."""
     policy = make_policy({**CAPTURING, "cooldown": "1h"})

@@ -97,20 +97,77 @@ def test_without_watch_no_step_has_a_moment(watch, clock):
     assert train(watch(), clock, Chain(clock), 2) == [None, None]
 
 
-def test_accumulation_counts_the_sync_stages_own_time_up_to_the_last_backward(watch, clock):
-    # GIVEN two backwards in a step, forward between them
+@pytest.mark.parametrize("wait_ns", [0, WAIT_NS])  # with ``no_sync`` in all but the last, and without
+def test_accumulation_leaves_out_what_each_backward_waits(watch, clock, wait_ns):
+    # GIVEN three backwards in a step, each with a forward before it and a wait after it
     watched, model = watch(), Chain(clock)
     watched.monitor.watch(model)
     for _ in range(2 * LESSON_STEPS):
         with watched.monitor.step():
-            for _ in range(2):
+            for visit in range(3):
+                clock.passes(1)
                 with watched.monitor.stage("forward"):
                     clock.passes(7)
                 with watched.monitor.stage("backward"):
+                    clock.passes(2)
                     backward(model)
-                    clock.passes(3)
-    # THEN the moment is in the second one, in the stage's own time
-    assert [record.ready_ns for record in watched.steps()] == [40 + 3 + 40] * 2 * LESSON_STEPS
+                    clock.passes(WAIT_NS if visit == 2 else wait_ns)
+    # THEN the moment is in the last one, and tells the work of all three: no other rank's delay is in it
+    assert hooked(model) == KEPT
+    assert [record.ready_ns for record in watched.steps()] == [3 * (2 + 40)] * 2 * LESSON_STEPS
+
+
+def test_two_models_with_a_backward_each_are_both_followed_to_their_last_gradient(watch, clock):
+    # GIVEN two models, watched as one, each with a backward of its own that ends with a wait
+    watched, models = watch(), nn.ModuleList([Chain(clock, 4), Chain(clock, 3)])
+    watched.monitor.watch(models)
+    for _ in range(3 * LESSON_STEPS):
+        with watched.monitor.step():
+            for model in models:
+                clock.passes(1)
+                with watched.monitor.stage("backward"):
+                    backward(model)
+                    clock.passes(WAIT_NS)
+    # THEN the waits are in no moment, while it learns and when most hooks are off
+    assert hooked(models) == KEPT + 1
+    assert [record.ready_ns for record in watched.steps()] == [40 + 30] * 3 * LESSON_STEPS
+
+
+def test_a_visit_that_only_exchanges_is_a_wait(watch, clock):
+    # GIVEN an exchange of its own in the sync stage, before the backward
+    watched, model = watch(), Chain(clock)
+    watched.monitor.watch(model)
+    with watched.monitor.step():
+        clock.passes(1)
+        with watched.monitor.stage("backward"):
+            clock.passes(WAIT_NS)
+        with watched.monitor.stage("backward"):
+            backward(model)
+            clock.passes(WAIT_NS)
+    assert watched.step().ready_ns == 40
+
+
+def test_another_order_in_an_earlier_backward_is_learnt(watch, clock):
+    # GIVEN two models, learnt, of which the first then leaves out the layer whose gradient came last
+    watched, models = watch(), nn.ModuleList([Chain(clock, 6), Chain(clock, 3)])
+    watched.monitor.watch(models)
+
+    def steps(count):
+        for _ in range(count):
+            with watched.monitor.step():
+                for model in models:
+                    clock.passes(1)
+                    with watched.monitor.stage("backward"):
+                        backward(model)
+                        clock.passes(WAIT_NS)
+        return [record.ready_ns for record in watched.steps()]
+
+    assert steps(LESSON_STEPS + 1)[-1] == 60 + 30
+    models[0].skipped = {0}
+    # THEN no step is told a moment that is too late, and soon there is one again
+    moments = steps(3 * LESSON_STEPS)
+    assert set(moments) <= {None, 50 + 30}
+    assert moments[-1] == 50 + 30
 
 
 def test_a_stage_inside_the_sync_stage_stops_its_clock_here_too(watch, clock):
