@@ -12,7 +12,7 @@ import numpy as np
 
 from sftriage.records import OTHER, StageSchema, Window
 
-from .windows import CALM, Fault, Noise
+from .windows import CALM, Drawn, Fault, Noise
 
 MS = 1e-3
 
@@ -47,30 +47,40 @@ class GpuJob:
     def run(self, *faults: Fault, kernels: tuple[Fault, ...] = (), seed=0, device=True, warm_up=4):
         """A window of the job with faults on hosts and in kernels; without ``device``, on the host's clock alone."""
         n_all, n_ranks, n_stages = self.n_steps + warm_up, self.n_ranks, len(self.stages)
-        rng = np.random.default_rng(seed)
         host_R, device_R, through = np.zeros(n_ranks), np.zeros(n_ranks), []
         host_NRB, device_NRB = (np.zeros((n_all, n_ranks, n_stages + 1)) for _ in range(2))
+        n_times, n_exchanges = n_stages + sum(device_s > 0 for *_, device_s in self.stages), len(self.sync)
+        # Drawn at once, in the order in which the steps use it.
+        noise = Drawn(self.noise, seed, n_all, n_ranks * n_times + n_exchanges)
 
-        def own(stage, seconds, n, among):
-            own_R = seconds * self.noise(rng, n_ranks)
+        def own(stage, seconds, among):
+            own_NR = seconds * noise.next(n_ranks)
             for fault in (one for one in among if one.stage == stage):
-                on_R = fault.applies(self.n_steps, n_ranks)[n - warm_up] if n >= warm_up else np.zeros(n_ranks, bool)
-                own_R = np.where(on_R, own_R * fault.factor + fault.seconds, own_R)
-            return own_R
+                on_NR = np.zeros((n_all, n_ranks), dtype=bool)
+                on_NR[warm_up:] = fault.applies(self.n_steps, n_ranks)
+                own_NR = np.where(on_NR, own_NR * fault.factor + fault.seconds, own_NR)
+            return own_NR
+
+        times = []
+        for stage, host_s, device_s in self.stages:
+            launching_NR = own(stage, host_s, faults)
+            working_NR = own(stage, device_s, kernels) if device_s else None
+            exchange_N = self.exchange_s * noise.next(1)[:, 0] if stage in self.sync else None
+            times.append((stage, launching_NR, working_NR, exchange_N))
 
         for n in range(n_all):
             if self.waits_in is None and n >= self.ahead_steps:
                 host_R = np.maximum(host_R, through[n - self.ahead_steps])
-            for s, (stage, host_s, device_s) in enumerate(self.stages):
+            for s, (stage, launching_NR, working_NR, exchange_N) in enumerate(times):
                 began_R = host_R
                 # The device gets to the boundary when it is through with what was launched before.
                 device_R = np.maximum(device_R, host_R)
                 host_NRB[n, :, s], device_NRB[n, :, s] = host_R, device_R
-                host_R = host_R + own(stage, host_s, n, faults)
-                if device_s:
-                    device_R = np.maximum(np.maximum(device_R, began_R) + own(stage, device_s, n, kernels), host_R)
-                if stage in self.sync:
-                    device_R = np.full(n_ranks, device_R.max() + self.exchange_s * float(self.noise(rng, 1)[0]))
+                host_R = host_R + launching_NR[n]
+                if working_NR is not None:
+                    device_R = np.maximum(np.maximum(device_R, began_R) + working_NR[n], host_R)
+                if exchange_N is not None:
+                    device_R = np.full(n_ranks, device_R.max() + exchange_N[n])
                 if stage == self.waits_in and not self.behind:
                     host_R = np.maximum(host_R, device_R)
                 elif stage == self.waits_in and n:

@@ -21,6 +21,17 @@ def schemas(draw):
 
 
 @st.composite
+def missing_vectors(draw, n_steps, n_ranks):
+    """Some of two steps in three; now and then the others. One number a step is drawn sooner than one a vector."""
+    n_cases = 3 * 2**n_ranks
+    # Small numbers are drawn more often than large ones: a large prime leaves every case, in another order.
+    cases = [draw(st.integers(0, n_cases - 1)) * 2_654_435_761 % n_cases for _ in range(n_steps)]
+    gone = [case if 3 * case < 2 * n_cases else 0 for case in cases]
+    gone_NR = np.array([[bool(ranks >> rank & 1) for rank in range(n_ranks)] for ranks in gone])
+    return gone_NR ^ (draw(st.integers(0, 4)) == 4)
+
+
+@st.composite
 def windows(draw, elements=ORDINARY, min_ranks=1, max_ranks=6, missing=True, refined=True):
     schema = draw(schemas())
     n_steps, n_ranks, n_stages = draw(st.integers(1, 6)), draw(st.integers(min_ranks, max_ranks)), len(schema.stages)
@@ -40,7 +51,7 @@ def windows(draw, elements=ORDINARY, min_ranks=1, max_ranks=6, missing=True, ref
         at = schema.stages.index(schema.sync[0])
         optional["ready_NR"] = durations_NRS[:, :, at] * draw(st.floats(0.0, 1.0))
     if missing:
-        gone_NR = draw(hnp.arrays(np.bool_, (n_steps, n_ranks), elements=st.integers(0, 9).map(lambda n: n == 0)))
+        gone_NR = draw(missing_vectors(n_steps, n_ranks))
         for values in (durations_NRS, *optional.values()):
             values[gone_NR] = np.nan
     return Window(schema, draw(st.integers(0, 10**9)), durations_NRS, **optional)

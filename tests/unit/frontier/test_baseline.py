@@ -1,6 +1,7 @@
 """The job's healthy profile: learned from what was healthy, slow to forget."""
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ SETTINGS = Settings()
 ORDINARY = ("", None)
 
 
+@cache
 def after(n_windows, job=None, *faults, past=None):
     """The last verdict, and the past after so many windows of a job with these faults."""
     verdict = None

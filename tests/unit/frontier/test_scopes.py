@@ -113,12 +113,12 @@ TRUTH = [
 
 @pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.situation)
 def test_the_truth_table_of_scopes(case):
+    # GIVEN the situation, and healthy windows before it where the job is known
+    past = None
+    for healthy in range(10 if case.known else 0):
+        before = case.faults if case.job.cohorts else ()
+        _, past = judge(case.job.run(*before, seed=1000 + healthy, split=case.split), past, SETTINGS)
     for seed in range(1 if case.job.n_ranks > 100 else 3):
-        # GIVEN the situation, and healthy windows before it where the job is known
-        past = None
-        for healthy in range(10 if case.known else 0):
-            before = case.faults if case.job.cohorts else ()
-            _, past = judge(case.job.run(*before, seed=1000 + healthy, split=case.split), past, SETTINGS)
         # WHEN its window is classified
         verdict = classify(case.job.run(*case.faults, seed=seed, split=case.split), past, SETTINGS)
         # THEN the one who is named is the smallest that explains it, or the reason is given why nobody is

@@ -64,6 +64,19 @@ class Fault:
 CALM = gaussian(0.03)
 
 
+class Drawn:
+    """Noise of all steps, of which each takes so many numbers, as it would be had a step after the other drawn them."""
+
+    def __init__(self, noise: Noise, seed: int, n_steps: int, n_numbers: int) -> None:
+        self._noise_NK = noise(np.random.default_rng(seed), n_steps * n_numbers).reshape(n_steps, n_numbers)
+        self._taken = 0
+
+    def next(self, n_numbers: int) -> np.ndarray:
+        """The next few numbers of each step."""
+        self._taken += n_numbers
+        return self._noise_NK[:, self._taken - n_numbers : self._taken]
+
+
 @dataclass(frozen=True)
 class Job:
     """A step of 100 ms: 20 data, 30 forward, 40 backward (35 of its own and 5 of exchange), 8 optimizer, 2 other."""
@@ -89,40 +102,43 @@ class Job:
 
     def run(self, *faults, seed=0, split=False, first_step=0):
         """A window of the job with these faults in it; with ``split``, the moment the last gradient was ready too."""
-        rng = np.random.default_rng(seed)
         n_steps, n_ranks = self.n_steps, self.n_ranks
         schema = StageSchema(tuple(name for name, _ in self.stages), self.sync)
         durations_NRS = np.zeros((n_steps, n_ranks, len(self.stages)))
         outside_NRG = np.zeros((n_steps, n_ranks, len(self.sync)))
-        between_NR, ready_NR = np.zeros((n_steps, n_ranks)), np.zeros((n_steps, n_ranks))
-        extra = [(fault, fault.applies(n_steps, n_ranks)) for fault in faults]
-        clock_R = np.zeros(n_ranks)
+        # Drawn at once, in the order in which the steps use it.
+        noise = Drawn(self.noise, seed, n_steps, n_ranks * (1 + len(self.stages) + len(self.sync)) + len(self.sync))
 
-        def own(stage, seconds, n):
-            own_R = seconds * self.noise(rng, n_ranks)
-            for fault, on_NR in extra:
+        def own(stage, seconds):
+            own_NR = seconds * noise.next(n_ranks)
+            for fault in faults:
                 if fault.stage == stage:
-                    own_R = np.where(on_NR[n], own_R * fault.factor + fault.seconds, own_R)
-            return own_R
+                    late_NR = own_NR * fault.factor + fault.seconds
+                    own_NR = np.where(fault.applies(n_steps, n_ranks), late_NR, own_NR)
+            return own_NR
 
+        between_NR, ready_NR, synced = own(BETWEEN, self.between_s), np.zeros((n_steps, n_ranks)), {}
+        for s, (stage, seconds) in enumerate(self.stages):
+            if stage in self.sync:
+                first = f"{OUTSIDE}-{len(synced)}" if synced else OUTSIDE
+                outside_NRG[:, :, len(synced)] = outside_NR = own(first, self.outside_s)
+                own_NR = own(stage, seconds)
+                ready_NR = ready_NR if synced else own_NR
+                synced[s] = outside_NR, own_NR, self.exchange_s * noise.next(1)[:, 0]
+            else:
+                durations_NRS[:, :, s] = own(stage, seconds)
+
+        clock_R = np.zeros(n_ranks)
         for n in range(n_steps):
-            between_NR[n] = own(BETWEEN, self.between_s, n)
             clock_R = clock_R + between_NR[n]
-            n_sync = 0
-            for s, (stage, seconds) in enumerate(self.stages):
-                if stage in self.sync:
-                    first = OUTSIDE if n_sync == 0 else f"{OUTSIDE}-{n_sync}"
-                    outside_NRG[n, :, n_sync] = own(first, self.outside_s, n)
-                    clock_R = clock_R + outside_NRG[n, :, n_sync]
-                    ready_R = own(stage, seconds, n)
-                    left = (clock_R + ready_R).max() + self.exchange_s * float(self.noise(rng, 1)[0])
+            for s in range(len(self.stages)):
+                if s in synced:
+                    outside_NR, own_NR, exchange_N = synced[s]
+                    clock_R = clock_R + outside_NR[n]
+                    left = (clock_R + own_NR[n]).max() + exchange_N[n]
                     durations_NRS[n, :, s] = left - clock_R
-                    if n_sync == 0:
-                        ready_NR[n] = ready_R
                     clock_R = np.full(n_ranks, left)
-                    n_sync += 1
                 else:
-                    durations_NRS[n, :, s] = own(stage, seconds, n)
                     clock_R = clock_R + durations_NRS[n, :, s]
         if OTHER in schema.stages:
             durations_NRS[:, :, -1] += outside_NRG.sum(axis=2)

@@ -1,13 +1,16 @@
 """Runs as they lie on disk, made up."""
 
 import array
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
+from jinja2 import BytecodeCache, Environment
+from jinja2.bccache import Bucket
 
 from sftriage.controller import Journal
 from sftriage.recorder import RingInfo, StepLog
@@ -15,7 +18,7 @@ from sftriage.recorder.layout import DURATIONS, READY, SEQ, START, STEP, WORD_BY
 from sftriage.records import CaptureRequest, CaptureResult, Decision, StageSchema, Suspect, Verdict
 from sftriage.traces import LocalStore
 from sftriage.traces.rundir import RunDirectory, RunInfo, create
-from sftriage.ui import Access, RunSource, create_app
+from sftriage.ui import Access, RunSource, create_app, rendering
 from tests.unit.ui.asking import Answer, ask
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))
@@ -113,6 +116,28 @@ def run_at(path: Path) -> Run:
     directory = create(path, info, "")
     source = RunSource(lambda: directory)
     return Run(directory, create_app(source, Access.to("127.0.0.1", None, ""), lambda: NOW_S), source)
+
+
+class Compiled(BytecodeCache):
+    """Templates as they were compiled for the first application that showed them."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, bytes] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        if bucket.key in self._by_key:
+            bucket.bytecode_from_string(self._by_key[bucket.key])
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        self._by_key[bucket.key] = bucket.bytecode_to_string()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def templates_are_compiled_once() -> Iterator[None]:
+    """A page compiles its templates once; here every test makes a page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rendering, "Environment", partial(Environment, bytecode_cache=Compiled()))
+        yield
 
 
 @pytest.fixture
