@@ -314,6 +314,7 @@ class Reproduced:
         steps_with: those of them in which it was.
         over_s: by how much the suspect was over its peers, seconds a step in which it was expected.
         expected_s: the gain that had led to the capture.
+        fault_steps: the numbers of those in which it was.
     """
 
     answer: Literal["yes", "no", "partly"]
@@ -321,6 +322,7 @@ class Reproduced:
     steps_with: int
     over_s: float
     expected_s: float
+    fault_steps: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

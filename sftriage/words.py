@@ -62,6 +62,15 @@ def where(suspect: Suspect) -> str:
     return suspect.stage or "all its local stages"
 
 
+CONTROL_PART = "healthy, captured in the same steps to compare the suspect with"
+"""What the capture of a control is."""
+
+
+def stage_suspected(label: str, stage: str | None) -> str:
+    """The stage that led to a capture, by what triggered it; "" where a person asked, and nothing was suspected."""
+    return stage or ("" if label == "asked" else "all local stages")
+
+
 def verdict_sentence(verdict: Verdict) -> str:
     """The verdict in one sentence, with its clock where that is not the host's."""
     sentence, clock = _sentence(verdict), CLOCKS[verdict.clock]

@@ -21,12 +21,15 @@ from sftriage.words import verdict_sentence
 
 
 def analyze(
-    path: Annotated[Path, typer.Argument(help="A run directory, or an .npz with durations_s, stages and sync.")],
+    path: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|FILE.npz", help="A run directory, or an .npz with durations_s, stages and sync."),
+    ],
     window: Annotated[
-        int | None, typer.Option(min=1, help="Steps in a window.", show_default="50, or the run's")
+        int | None, typer.Option(metavar="N", min=1, help="Steps in a window.", show_default="50, or the run's")
     ] = None,
     stride: Annotated[
-        int | None, typer.Option(min=1, help="Steps between windows.", show_default="10, or the run's")
+        int | None, typer.Option(metavar="N", min=1, help="Steps between windows.", show_default="10, or the run's")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object a window, a line each.")] = False,
 ) -> None:

@@ -20,7 +20,16 @@ log = logging.getLogger("sftriage")
 
 _ASK_ID = re.compile(r"[a-z0-9-]{1,64}")
 _MAX_ASK_BYTES = 64 * 1024
-_Text = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+_MAX_TEXT = 500
+_Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+
+_TEXTS = {"reason": "the reason", "who": "the name of who asks"}
+_WRONG_TEXT = {
+    "string_pattern_mismatch": "has control characters; one line of text, please",
+    "string_too_long": f"is too long; {_MAX_TEXT} characters at most",
+    "string_too_short": "is empty; one line of text, please",
+    "string_unicode": "is not text in UTF-8",
+}
 
 
 class _AskFile(BaseModel):
@@ -49,6 +58,9 @@ def checked(ask: Ask) -> Ask:
         _AskFile.model_validate(plain(ask))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
+        of = _TEXTS.get(str(first["loc"][0]))
+        if of is not None and first["type"] in _WRONG_TEXT:
+            raise UsageError(f"{of} {_WRONG_TEXT[first['type']]}") from None
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     return ask
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sftriage.commands import metering
-from sftriage.commands.catalogues import CatalogueOption
-from sftriage.commands.decisions import RunOption
-from sftriage.commands.indexing import checked_catalogue, indexing_of
-from sftriage.commands.nsys import place_in, remove_place
-from sftriage.commands.rings import own, remove_rings_directory
+from sftriage.commands.options import CatalogueOption, RunOption
 from sftriage.commands.run import Reporter
 from sftriage.commands.runs import find_run
-from sftriage.commands.triage import POLL_S, Triage
-from sftriage.commands.uploads import uploads_of
-from sftriage.controller import PolicyFiles, left_in, read_journal
 from sftriage.errors import UsageError
-from sftriage.policy import find
 from sftriage.traces.rundir import read_info
 from sftriage.traces.trainers import launcher_of
+
+if TYPE_CHECKING:
+    from sftriage.commands.triage import Triage
 
 RESTART_S = 60.0
 """Where nobody knows what started the trainers: how long none of them may be there before the job counts as over."""
@@ -34,6 +29,7 @@ def attach(
     policy: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="POLICY",
             help="A policy file, or the name of one that ships with sftriage. Repeatable.",
             show_default="those that the run started with",
         ),
@@ -52,6 +48,14 @@ def attach(
     Nothing is lost by the change: steps are read on where they were left, captures that were under way are collected,
     cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
     """
+    from sftriage.commands.indexing import checked_catalogue, indexing_of
+    from sftriage.commands.nsys import place_in, remove_place
+    from sftriage.commands.rings import own, remove_rings_directory
+    from sftriage.commands.triage import Triage
+    from sftriage.commands.uploads import uploads_of
+    from sftriage.controller import PolicyFiles, left_in, read_journal
+    from sftriage.policy import find
+
     directory = find_run(run)
     info = read_info(directory)
     rings = Path(info.rings)
@@ -101,6 +105,8 @@ def _watch(triage: Triage, rings: Path) -> None:
 
 def _wait(rings: Path, triage: Triage) -> None:
     """Wait for the job to end: for what started its trainers, or else for the trainers themselves."""
+    from sftriage.commands.triage import POLL_S
+
     known = launcher_of(rings) is not None
     seen_s = time.monotonic()
     while True:

@@ -12,10 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from sftriage.commands.asks import leave
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
-from sftriage.commands.triage import NSYS_ANSWER_GRACE_S
 from sftriage.commands.words import place
 from sftriage.controller import read_journal
 from sftriage.errors import CaptureError, UsageError
@@ -25,24 +24,30 @@ from sftriage.traces.rundir import RunDirectory, read_info
 POLL_S = 0.1
 ANSWER_S = 15.0
 """Who runs the job looks for asks four times a second; a long turn of its loop is over by then."""
+INTERRUPTED = 128 + 2
+"""What a shell says of a command that Ctrl-C ended."""
 GRACE_S = 90.0
 """Past its time-box, how long a capture may take to be written out and stored."""
 
 
 def capture(
-    rank: Annotated[list[int], typer.Option(min=0, help="A rank to capture. Repeatable.")],
-    reason: Annotated[str, typer.Option(help="Why; it goes into the manifest.")],
+    rank: Annotated[list[int], typer.Option(metavar="N", min=0, help="A rank to capture. Repeatable.")],
+    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it goes into the manifest.")],
     run: RunOption = None,
     profiler: Annotated[Profiler, typer.Option(help="The profiler to run.")] = "torch",
-    steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps to record.")] = 5,
-    warmup_steps: Annotated[int, typer.Option(min=0, max=100, help="Steps the profiler runs before those.")] = 1,
-    max_seconds: Annotated[float, typer.Option(min=1, max=3600, help="When it ends, whatever happens.")] = 60.0,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Steps to record.")] = 5,
+    warmup_steps: Annotated[
+        int, typer.Option(metavar="N", min=0, max=100, help="Steps the profiler runs before those.")
+    ] = 1,
+    max_seconds: Annotated[
+        float, typer.Option(metavar="SECONDS", min=1, max=3600, help="When it ends, whatever happens.")
+    ] = 60.0,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
 
-    It waits until the traces are stored, and says where. A policy's limits hold: what they forbid is refused, with the
-    reason.
+    It waits until the traces are stored, and says where. Ctrl-C ends only the waiting. A policy's limits hold: what
+    they forbid is refused, with the reason.
     """
     directory = find_run(run)
     if not Path(read_info(directory).rings).is_dir():
@@ -58,21 +63,52 @@ def capture(
         max_seconds=max_seconds,
     )
     path = leave(directory, ask)
-    with notices().status("asking") as status:
-        decision = _waited(lambda: _decision(directory, ask), ANSWER_S)
-        if decision is None:
-            path.unlink(missing_ok=True)
-            raise UsageError(
-                f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job? If not, "
-                "`sftriage attach` takes over"
-            )
-        if decision["outcome"] != "capture":
-            raise CaptureError(f"not captured: {decision['reason']}. {decision['resolves']}".strip())
-        ids = [request["capture_id"] for request in decision["requests"]]
-        status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
-        grace_s = NSYS_ANSWER_GRACE_S if profiler == "nsys" else GRACE_S
-        ended = _waited(lambda: _ended(directory, ids), max_seconds + grace_s)
+    try:
+        with notices().status("asking") as status:
+            decision = _answer(directory, ask, path)
+            status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
+            from sftriage.commands.triage import NSYS_ANSWER_GRACE_S
+
+            grace_s = NSYS_ANSWER_GRACE_S if profiler == "nsys" else GRACE_S
+            ended = _waited(lambda: _ended(directory, _ids(decision)), max_seconds + grace_s)
+    except KeyboardInterrupt:
+        path.unlink(missing_ok=True)
+        notices().print(f"sftriage: {_left_alone(directory, ask)}", soft_wrap=True, markup=False)
+        raise typer.Exit(INTERRUPTED) from None
     _tell(directory, decision, ended or [], as_json=as_json)
+
+
+def _answer(directory: RunDirectory, ask: Ask, path: Path) -> dict[str, Any]:
+    """The decision to capture.
+
+    Raises:
+        UsageError: nobody answers; the ask is withdrawn.
+        CaptureError: it is another decision.
+    """
+    decision: dict[str, Any] | None = _waited(lambda: _decision(directory, ask), ANSWER_S)
+    if decision is None:
+        path.unlink(missing_ok=True)
+        raise UsageError(
+            f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job? If not, "
+            "`sftriage attach` takes over"
+        )
+    if decision["outcome"] != "capture":
+        raise CaptureError(f"not captured: {decision['reason']}. {decision['resolves']}".strip())
+    return decision
+
+
+def _left_alone(directory: RunDirectory, ask: Ask) -> str:
+    """What becomes of a capture that is waited for no longer."""
+    decision, where = _decision(directory, ask), f"--run {place(directory.path)}"
+    ids = [] if decision is None else _ids(decision)
+    if not ids:
+        return f"withdrawn before it was answered; `sftriage decisions {where}` shows it if it was taken up just now"
+    shown = ", ".join(f"`sftriage traces show {capture_id} {where}`" for capture_id in ids)
+    return f"the capture goes on by itself, and is stored once it has ended: {shown}"
+
+
+def _ids(decision: dict[str, Any]) -> list[str]:
+    return [request["capture_id"] for request in decision["requests"]]
 
 
 def _who() -> str:

@@ -4,37 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
+from sftriage.commands.options import FILE_VARIABLE, URL_VARIABLE
 from sftriage.commands.output import counting, notices
 from sftriage.commands.runs import find_run
 from sftriage.commands.stores import open_store
 from sftriage.errors import StoreError, UsageError
-from sftriage.traces import CaptureRow, Catalogue, Wanted
-from sftriage.traces.databases import directory_here, has_password, on_one_host
+from sftriage.traces import CaptureRow, Catalogue, LocalStore, Wanted
+from sftriage.traces.databases import directory_here, has_password, on_one_host, on_this_host
 from sftriage.traces.keys import shown, written
 from sftriage.traces.rundir import RunDirectory, read_info
-from sftriage.traces.stores import Store
+from sftriage.traces.stores import Condition, Store
 
-URL_VARIABLE = "SFTRIAGE_CATALOGUE"
-FILE_VARIABLE = "SFTRIAGE_CATALOGUE_FILE"
 MAX_URL_BYTES = 4096
 MAX_NAMED = 5
-
-CatalogueOption = Annotated[
-    str | None,
-    typer.Option(
-        "--catalogue",
-        metavar="URL",
-        help="A catalogue that many jobs share: postgresql+psycopg://USER@HOST/DATABASE. With a password in it, it "
-        f"belongs into ${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names.",
-        show_default="that of the run or store",
-    ),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +76,32 @@ class Captures:
         # It may be there and damaged, which no catalogue knows: the store says what is the matter.
         if self.of.job is not None and self.of.run is not None:
             name = f"{written(self.of.job)}/{written(self.of.run)}/{capture_id}"
-        self.store.manifest(name)
+        elif len(begun := [one for one in self.store.ids() if name and one.rpartition("/")[2].startswith(name)]) == 1:
+            (name,) = begun
+        self.store.look(name)
         return self.store, name
+
+    def condition(self, row: CaptureRow) -> Condition | None:
+        """Whether a capture is still there as it was put; None where only fetching it tells, in a store elsewhere."""
+        if isinstance(self.store, LocalStore):
+            return self.store.condition(row.reference)
+        if self.store is not None or not on_this_host(row.store):
+            return None
+        if (directory := directory_here(row.store)) is None:
+            return Condition("missing", f"{shown(row.store)}: no such directory")
+        return LocalStore(directory.parent).condition(row.reference)
+
+    def conditions(self, rows: Sequence[CaptureRow]) -> list[Condition | None]:
+        """The same of several; what is not there as it was put is said, and what to do about it."""
+        found = [self.condition(row) for row in rows]
+        unfit = [(row, one) for row, one in zip(rows, found, strict=True) if one is not None and not one.whole]
+        for row, one in unfit[:MAX_NAMED]:
+            say(f"capture {row.capture_id} {one.words}")
+        if len(unfit) > MAX_NAMED:
+            say(f"and {len(unfit) - MAX_NAMED} more captures are not there as they were put")
+        if self.store is not None and any(one.beyond_repair for _, one in unfit):
+            say("`sftriage traces prune --damaged` removes what is missing or damaged")
+        return found
 
 
 def _full_name(row: CaptureRow, rows: list[CaptureRow]) -> str:
@@ -154,16 +164,26 @@ def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | Non
 
 
 def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
-    """Where a run, or a store elsewhere, has a catalogue of its own."""
-    if directory is not None:
+    """Where a run, or a store elsewhere, has a catalogue of its own; of a run that is not ours to write, as of a store.
+
+    Raises:
+        UsageError: there is no place for one.
+    """
+    if directory is not None and _writable(directory.catalogue):
         return directory.catalogue
     caches = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     folder = Path(caches) / "sftriage" / "catalogues"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise UsageError(f"{folder}: {error.strerror}") from error
-    return folder / f"{hashlib.sha256(store.place.encode()).hexdigest()[:32]}.db"
+        raise UsageError(f"{folder}: {error.strerror}; XDG_CACHE_HOME names another place for catalogues") from error
+    place = store.place if directory is None else str(directory.path.resolve())
+    return folder / f"{hashlib.sha256(os.fsencode(place)).hexdigest()[:32]}.db"
+
+
+def _writable(path: Path) -> bool:
+    """Whether a database can be written there: SQLite needs a journal beside it."""
+    return os.access(path.parent, os.W_OK) and (not path.exists() or os.access(path, os.W_OK))
 
 
 def store_of(row: CaptureRow) -> Store:

@@ -2,68 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import gc
 import logging
+import os
 import sys
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from sftriage import __version__
-from sftriage.commands.analyze import analyze
-from sftriage.commands.attach import attach
-from sftriage.commands.capture import capture
-from sftriage.commands.decisions import decisions
-from sftriage.commands.demo import demo
-from sftriage.commands.evidence import evidence
-from sftriage.commands.explain import explain_decision
-from sftriage.commands.for_step import traces_for_step
-from sftriage.commands.opening import open_trace
-from sftriage.commands.policy import policies
-from sftriage.commands.reduce import reduce
-from sftriage.commands.reindex import reindex_traces
-from sftriage.commands.retention import pin_trace, prune_traces, unpin_trace
-from sftriage.commands.run import run
-from sftriage.commands.traces import traces
-from sftriage.commands.traces_get import get_trace
-from sftriage.commands.traces_show import manifest_schema, show_trace
-from sftriage.commands.traces_upload import upload_traces
-from sftriage.commands.ui import ui
-from sftriage.commands.watch import watch
+from sftriage.commands.contents import CONTENTS, Entry, Section
+from sftriage.commands.readers import READER_GONE, ReaderGone, told_of
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.policy import PolicyError
 
+# Plain text: at 80 columns a help in boxes leaves half of a line for what is explained.
+_MARKUP = None
+
+
+class Command(TyperCommand):
+    """A subcommand whose module is imported once it is run, or asked for its help."""
+
+    def __init__(self, entry: Entry) -> None:
+        super().__init__(name=entry.name, short_help=entry.summary, rich_markup_mode=_MARKUP)
+        self._entry = entry
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """The context of the command itself, which is then what is run."""
+        return self._loaded().make_context(info_name, args, parent, **extra)
+
+    def _loaded(self) -> Any:
+        entry = self._entry
+        module, _, function = entry.home.partition(":")
+        with _uncollected():
+            home = import_module(f"sftriage.commands.{module}")
+        alone = typer.Typer(add_completion=False, rich_markup_mode=_MARKUP)
+        alone.command(
+            entry.name,
+            epilog="\b\n" + "\n".join(("For example:", *(f"  {example}" for example in entry.examples))),
+            context_settings={"allow_interspersed_args": not entry.passes_on},
+        )(getattr(home, function))
+        command: Any = typer.main.get_command(alone)
+        for argument in command.params:
+            if argument.param_type_name == "argument":
+                # Its name says what it is; `CAPTURE <str>` says no more.
+                argument.display_type_rich = lambda ctx: None
+        return command
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Imports make much that stays and little that goes: looking for it meanwhile is a sixth of their time."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+class CommandLine(TyperGroup):
+    """All of it."""
+
+    def make_context(self, *arguments: Any, **more: Any) -> Any:
+        """What is printed meanwhile (help, the version) may meet a reader that has gone."""
+        with told_of():
+            return super().make_context(*arguments, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """The same of what a command prints."""
+        with told_of():
+            return super().invoke(ctx)
+
+
 app = typer.Typer(
+    cls=CommandLine,
     help="Names the hidden slow rank and stage of a distributed PyTorch job, and captures a trace of just that.",
     no_args_is_help=True,
-    pretty_exceptions_enable=False,
+    rich_markup_mode=_MARKUP,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-# Options after the launcher's name are the launcher's.
-app.command(context_settings={"allow_interspersed_args": False})(run)
-app.command()(attach)
-app.command()(demo)
-app.command()(analyze)
-app.command()(reduce)
-app.command()(decisions)
-app.command()(capture)
-app.command()(evidence)
-app.command("explain")(explain_decision)
-app.command()(ui)
-app.command()(watch)
-for name, command in (
-    ("for-step", traces_for_step),
-    ("show", show_trace),
-    ("get", get_trace),
-    ("open", open_trace),
-    ("pin", pin_trace),
-    ("unpin", unpin_trace),
-    ("prune", prune_traces),
-    ("reindex", reindex_traces),
-    ("upload", upload_traces),
-    ("schema", manifest_schema),
-):
-    traces.command(name)(command)
-app.add_typer(traces, name="traces")
-app.add_typer(policies, name="policy")
 
 
 def _version(wanted: bool) -> None:
@@ -79,19 +103,69 @@ def _options(
     """Options before the subcommand."""
 
 
+def command_line() -> Any:
+    """The command line, of which nothing is imported that is not asked for."""
+    root: Any = typer.main.get_command(app)
+    for entry in CONTENTS:
+        root.add_command(_group(entry) if isinstance(entry, Section) else Command(entry))
+    return root
+
+
+def _group(section: Section) -> TyperGroup:
+    return TyperGroup(
+        name=section.name,
+        help=section.summary,
+        commands={entry.name: Command(entry) for entry in section.entries},
+        no_args_is_help=True,
+        rich_markup_mode=_MARKUP,
+    )
+
+
 def main() -> None:
-    """Run the command line. Exit codes: 2 for what the person can mend (usage, input), 1 for what failed."""
+    """Run the command line.
+
+    Exit codes: 2 for what the person can mend (usage, input), 1 for what failed, 141 where nobody reads on.
+    """
     logging.basicConfig(format="sftriage: %(message)s", level=logging.WARNING)
     # A turn of the loop that takes longer than its interval is no news: the next one catches up.
     logging.getLogger("apscheduler").setLevel(logging.ERROR)
+    _open_what_is_closed()
     try:
-        app()
+        try:
+            command_line()()
+        finally:
+            # What waits there may be what nobody reads, or what finds no room.
+            sys.stdout.flush()
     except SftriageError as error:
         # A policy's mistakes begin with their file and line, which editors look for at the start of a line.
-        said = str(error) if isinstance(error, PolicyError) else f"sftriage: {error}"
-        sys.stderr.write(f"{said}\n")
-        sys.exit(2 if isinstance(error, UsageError | InputError) else 1)
-    except BrokenPipeError:
-        # The reader of our output (head, less) has seen enough.
-        sys.stderr.close()
-        sys.exit(0)
+        _end(str(error) if isinstance(error, PolicyError) else f"sftriage: {error}", _code_of(error))
+    except (ReaderGone, BrokenPipeError):
+        _end("", READER_GONE)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        _end(f"sftriage: {error.strerror}", 1)
+
+
+def _code_of(error: SftriageError) -> int:
+    return 2 if isinstance(error, UsageError | InputError) else 1
+
+
+def _end(said: str, code: int) -> None:
+    """End, whoever still listens; what could not be written is not tried again."""
+    if said:
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"{said}\n")
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(code)
+
+
+def _open_what_is_closed() -> None:
+    """Whoever was started without an output has nobody who reads it, which is no reason to fail."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115, PTH123  # for as long as we run

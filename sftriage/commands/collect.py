@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 
 from sftriage.capture import Executor
-from sftriage.commands.reducing import stage_in_question
+from sftriage.commands.reducing import known_faulty, stage_in_question
 from sftriage.controller import Controller, Cost
 from sftriage.errors import SftriageError
 from sftriage.recorder import RingInfo
@@ -26,7 +26,7 @@ from sftriage.traces import (
     TriggerInfo,
     contents_of,
 )
-from sftriage.traces.reduce import find, read_traces, reduce_trace
+from sftriage.traces.reduce import Reduction, find, read_traces, reduce_trace
 from sftriage.traces.retention import Retention, due, remove
 from sftriage.traces.rundir import RunDirectory, RunInfo
 
@@ -125,20 +125,49 @@ class Collector:
             return None
 
     def _looked_into(self, manifest: Manifest) -> Manifest:
-        """The manifest with what filled the suspect stage in the trace, where that is quickly said.
+        """The manifest with what filled the suspect stage in the trace, beside the control's, if that is quickly said.
 
-        A trace that says nothing is as good as before: `sftriage reduce` tells what is the matter with it.
+        Whichever of the two is stored last has the suspect looked into. A trace that says nothing is as good as before:
+        `sftriage reduce` tells what is the matter with it.
         """
-        (trace, *_), capture_id = manifest.artefacts, manifest.capture_id
-        if manifest.capture.profiler != "torch" or trace.size_bytes > QUICK_BYTES:
+        if not _quick(manifest):
             return manifest
         try:
-            (one,) = (reduce_trace(trace) for trace in read_traces(self._store.path(capture_id, trace.name)))
-            stage = stage_in_question(None, manifest, None, one, None)
-            return self._store.note(capture_id, find(one, stage))
+            beside = self._beside(manifest)
+            if manifest.capture.role == "suspect":
+                return self._found(manifest, next(iter(beside), None))
+            for suspect in beside:
+                self._found(suspect, manifest)
         except Exception as error:
-            log.info("capture %s is stored, and was not looked into: %s", capture_id, error)
-            return manifest
+            log.info("capture %s is stored, and was not looked into: %s", manifest.capture_id, error)
+        return manifest
+
+    def _found(self, manifest: Manifest, control: Manifest | None) -> Manifest:
+        one, other = self._reduced(manifest), None if control is None else self._reduced(control)
+        stage = stage_in_question(None, manifest, None, one, other)
+        if other is not None and stage not in other.schema.stages:
+            other = None
+        return self._store.note(manifest.capture_id, find(one, stage, other, known_faulty(manifest)))
+
+    def _reduced(self, manifest: Manifest) -> Reduction:
+        path = self._store.path(manifest.capture_id, manifest.artefacts[0].name)
+        (one,) = (reduce_trace(trace) for trace in read_traces(path))
+        return one
+
+    def _beside(self, manifest: Manifest) -> list[Manifest]:
+        """The captures of the other role that were asked for together with this one, and can be quickly looked into."""
+        window = manifest.trigger.window
+        begins = f"w{window.first_step}-{window.last_step}-r"
+        others = (self._store.manifest(one) for one in self._store.ids() if one.startswith(begins))
+        return [
+            one
+            for one in others
+            if one.capture.role != manifest.capture.role
+            and one.trigger.rule == manifest.trigger.rule
+            and one.capture.first_step <= manifest.capture.last_step
+            and one.capture.last_step >= manifest.capture.first_step
+            and _quick(one)
+        ]
 
     def costed(self, cost: Cost, attempt: int) -> None:
         """Note what captures have cost the job in the manifests of those that touched its steps."""
@@ -205,6 +234,10 @@ class Collector:
             evidence=known.remarks,
             may_contain=contents_of(capture.request.profiler, capture.request.options),
         )
+
+
+def _quick(manifest: Manifest) -> bool:
+    return manifest.capture.profiler == "torch" and manifest.artefacts[0].size_bytes <= QUICK_BYTES
 
 
 def _result_of(manifest: Manifest, result: CaptureResult) -> CaptureResult:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from sftriage.commands.options import RunOption
 from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.runs import find_run
 from sftriage.commands.tables import decisions_table
 from sftriage.controller import read_journal
 from sftriage.traces.rundir import RunDirectory
-
-RunOption = Annotated[Path | None, typer.Option("--run", help="Run directory.", show_default="the newest run")]
 
 
 def decisions(

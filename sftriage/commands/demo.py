@@ -8,23 +8,23 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.status import Status
 
-from sftriage.commands.demo_report import DemoOutcome, print_outcome
-from sftriage.commands.local import Keeping, LocalRun
 from sftriage.commands.output import notices, print_json
 from sftriage.commands.words import place
-from sftriage.controller import Judged
 from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
 from sftriage.errors import UsageError
-from sftriage.policy import find, load
 from sftriage.records import CaptureResult
-from sftriage.traces import Manifest
 from sftriage.words import verdict_sentence
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+    from sftriage.controller import Judged
+    from sftriage.traces import Manifest
 
 DEFAULT_STEPS = 300
 DEFAULT_DELAY_S = 0.04
@@ -82,13 +82,14 @@ def demo(
             show_default="data of a rank drawn by chance",
         ),
     ] = None,
-    ranks: Annotated[int, typer.Option(min=2, max=64, help="Ranks of the job.")] = 4,
-    steps: Annotated[int, typer.Option(min=10, max=1_000_000, help="Steps to train.")] = DEFAULT_STEPS,
+    ranks: Annotated[int, typer.Option(metavar="N", min=2, max=64, help="Ranks of the job.")] = 4,
+    steps: Annotated[int, typer.Option(metavar="N", min=10, max=1_000_000, help="Steps to train.")] = DEFAULT_STEPS,
     out: Annotated[
-        Path | None, typer.Option(help="Run directory to make.", show_default="a new one under sftriage-runs")
+        Path | None,
+        typer.Option(metavar="DIR", help="Run directory to make.", show_default="a new one under sftriage-runs"),
     ] = None,
     policy: Annotated[
-        str, typer.Option(help="A policy file, or the name of one that ships with sftriage.")
+        str, typer.Option(metavar="POLICY", help="A policy file, or the name of one that ships with sftriage.")
     ] = "default",
     as_json: Annotated[bool, typer.Option("--json", help="One object as the last line of stdout.")] = False,
 ) -> None:
@@ -96,6 +97,10 @@ def demo(
 
     The job knows the fault; sftriage sees only the stage durations that each rank records.
     """
+    from sftriage.commands.demo_report import DemoOutcome, print_outcome
+    from sftriage.commands.local import Keeping, LocalRun
+    from sftriage.policy import find, load
+
     faults = _faults(fault, ranks)
     if find_spec("torch") is None:
         raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")

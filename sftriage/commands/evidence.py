@@ -11,6 +11,7 @@ from rich.table import Table
 
 from sftriage.agent.evidence import DEADLINE_S, Evidence, gather
 from sftriage.agent.gpus import Gpu
+from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
 from sftriage.errors import RingError, UsageError
@@ -19,9 +20,11 @@ from sftriage.traces.rundir import RunDirectory, read_info
 
 
 def evidence(
-    run: Annotated[Path | None, typer.Option("--run", help="Run directory.", show_default="the newest run")] = None,
+    run: RunOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
-    deadline_s: Annotated[float, typer.Option("--deadline", help="Seconds to wait for NVML.", min=0.1)] = DEADLINE_S,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", metavar="SECONDS", help="Seconds to wait for NVML.", min=0.1)
+    ] = DEADLINE_S,
 ) -> None:
     """Ask the NVIDIA driver about the GPUs of a job's ranks: clocks and limits, power, temperature, errors, links.
 

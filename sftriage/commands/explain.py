@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from pydantic import TypeAdapter, ValidationError
 
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results
 from sftriage.commands.runs import find_run
 from sftriage.controller import read_journal

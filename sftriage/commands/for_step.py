@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sftriage.commands.catalogues import CatalogueOption, captures_of
-from sftriage.commands.decisions import RunOption, decisions_of
+from sftriage.commands.catalogues import captures_of
+from sftriage.commands.decisions import decisions_of
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import lists, notices, print_json
-from sftriage.commands.stores import StoreOption
 from sftriage.commands.tables import captures_table, decisions_table
-from sftriage.commands.traces import JsonOption
+from sftriage.commands.traces import described
 from sftriage.commands.wanted import JobOption, RunIdOption
 from sftriage.controller import read_journal
 from sftriage.errors import InputError
@@ -24,7 +24,7 @@ MAX_DECISIONS = 8
 
 
 def traces_for_step(
-    step: Annotated[int, typer.Argument(min=0, max=2**63 - 1, help="A step of the job.")],
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="A step of the job.")],
     run: RunOption = None,
     store: StoreOption = None,
     catalogue: CatalogueOption = None,
@@ -41,23 +41,30 @@ def traces_for_step(
     rows = captures.find(Wanted(job=job, run=run_id))
     holding = [row for row in rows if distance(row, step) == 0]
     nearest = min(rows, key=lambda row: (distance(row, step), row.first_step), default=None)
+    shown = holding or ([] if nearest is None else [nearest])
+    conditions = captures.conditions(shown)
     about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
     if as_json:
         why = None if about or captures.run is None else _undecided(captures.run, step)
-        print_json({"step": step, "captures": holding, "nearest": nearest, "decisions": about or [], "reason": why})
+        values = described(shown, conditions, captures.run if store is None else None)
+        found = {"captures": values if holding else [], "nearest": next((one for one in values), None)}
+        print_json({"step": step, **found, "decisions": about or [], "reason": why})
         return
     console = lists()
     if holding:
-        console.print(captures_table(holding, console.width))
+        console.print(captures_table(holding, conditions, console.width))
     elif nearest is not None:
         where = f"steps {nearest.first_step} to {nearest.last_step} of rank {nearest.rank}"
-        notices().print(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.", soft_wrap=True)
+        notices().print(
+            f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.", soft_wrap=True, markup=False
+        )
     else:
         notices().print(f"No capture in {captures.place}.", soft_wrap=True, markup=False)
     if about:
         console.print(decisions_table(about))
     elif captures.run is not None:
-        notices().print(f"No window that holds step {step} was decided: {_undecided(captures.run, step)}.")
+        why = _undecided(captures.run, step)
+        notices().print(f"No window that holds step {step} was decided: {why}.", soft_wrap=True, markup=False)
 
 
 def _undecided(run: RunDirectory, step: int) -> str:

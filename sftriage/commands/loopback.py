@@ -10,16 +10,33 @@ from __future__ import annotations
 import contextlib
 import hmac
 import secrets
+import signal
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import FrameType
 
 HOST = "127.0.0.1"
 SILENCE_S = 30.0
 """How long a connection may say nothing, or take nothing."""
+
+
+@contextlib.contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Leave no copy of a trace behind when somebody else ends us."""
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
 
 _METHODS = ("GET", "HEAD", "OPTIONS")
 _CHUNK_BYTES = 1 << 18

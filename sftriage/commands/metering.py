@@ -20,19 +20,20 @@ import typer
 
 from sftriage import __version__
 from sftriage.access import Access, read_token
-from sftriage.agent import Agent, Span
-from sftriage.controller import Controller, Judged, Left
+from sftriage.agent import Span
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult, Decision, Window
-from sftriage.traces import Manifest
 from sftriage.traces.rundir import RunInfo
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+    from sftriage.agent import Agent
     from sftriage.commands.scraping import Endpoint, TextFile
+    from sftriage.controller import Controller, Judged, Left
     from sftriage.controller.metrics import Metrics
     from sftriage.controller.spans import Spans
+    from sftriage.traces import Manifest
 
 log = logging.getLogger("sftriage")
 
@@ -49,6 +50,7 @@ PortOption = Annotated[
     int | None,
     typer.Option(
         "--metrics-port",
+        metavar="PORT",
         min=0,
         max=65535,
         help="Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
@@ -60,6 +62,7 @@ HostOption = Annotated[
     str,
     typer.Option(
         "--metrics-host",
+        metavar="ADDRESS",
         help="Address to serve them on. Any but this machine's own wants a token.",
         rich_help_panel=_PANEL,
     ),
@@ -68,6 +71,7 @@ TokenFileOption = Annotated[
     Path | None,
     typer.Option(
         "--metrics-token-file",
+        metavar="FILE",
         help=f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
         rich_help_panel=_PANEL,
     ),

@@ -18,7 +18,6 @@ from sftriage.capture.nsys_dialect import TRACES, parse_version
 from sftriage.errors import CaptureError, InputError, UsageError
 from sftriage.traces.rundir import RunDirectory, write_atomically
 
-DEFAULT_TRACE = "cuda,nvtx,osrt"
 RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
 """Names the script that starts one rank, for launchers that start ranks their own way."""
 

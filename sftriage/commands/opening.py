@@ -6,37 +6,27 @@ import contextlib
 import errno
 import json
 import os
-import signal
 import sys
 import tempfile
-import threading
-import webbrowser
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Literal
 
 import typer
 
-from sftriage.commands.catalogues import CatalogueOption, captures_of, say
-from sftriage.commands.decisions import RunOption
-from sftriage.commands.loopback import HOST, Door, FileServer
+from sftriage.commands.browsers import VIEWER_PORT, Starter, browser_starter
+from sftriage.commands.catalogues import captures_of, say
+from sftriage.commands.loopback import HOST, Door, FileServer, ending_on_sigterm
+from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import copying, print_json, results
-from sftriage.commands.stores import StoreOption
 from sftriage.commands.traces import CaptureArgument
-from sftriage.commands.ui import need_page
-from sftriage.commands.watch_lines import clean
 from sftriage.errors import UsageError
 from sftriage.records import Profiler
 from sftriage.traces import Artefact, LocalStore, Manifest
-from sftriage.traces.rundir import RunDirectory
-from sftriage.traces.stores import Store
+from sftriage.traces.stores import Store, destination_of
 
 VIEWER = "https://ui.perfetto.dev"
-VIEWER_PORT = 9001
-"""The one port of this machine that the viewer's own rules (its Content-Security-Policy) let it ask."""
-
 PATIENCE_S = 600.0
 HINT_S = 20.0
 """After so long without a request it is said what may be in the way."""
@@ -57,7 +47,12 @@ def open_trace(
         bool, typer.Option("--offline", help="Open sftriage's own page at the capture: it asks no other host.")
     ] = False,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port to serve on.", show_default=str(VIEWER_PORT))
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default=str(VIEWER_PORT)),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Leave a copy of the trace in this file or directory.", show_default=False),
     ] = None,
     wait: Annotated[
         float, typer.Option(min=1.0, metavar="SECONDS", help="How long the file waits to be fetched.")
@@ -69,18 +64,20 @@ def open_trace(
     The verified file is served on 127.0.0.1 alone, at an address that cannot be guessed, until the viewer has fetched
     it. What Perfetto does not show (an Nsight Systems report, stacks) is said how to open, or printed.
     """
-    if offline and (store is not None or catalogue is not None):
-        raise UsageError("--offline shows a run on this machine; `sftriage traces get` fetches what is elsewhere")
-    start = _browser_starter(browser)
+    start = browser_starter(browser)
     captures = captures_of(run, store, catalogue)
     found, reference = captures.one(capture_id)
-    manifest = found.manifest(reference)
     if offline:
-        _own_page(manifest, captures.run, found, port, start, as_json)
+        if artefact is not None:
+            raise UsageError("--offline opens the page of the capture, with all of its files: leave --artefact out")
+        from sftriage.commands.own_page import show
+
+        show(found, reference, port=port, out=out, start=start, as_json=as_json)
         return
+    manifest, _ = found.look(reference)
     wanted = manifest.artefacts[0] if artefact is None else manifest.artefact(artefact)
     program = program_for(wanted.name, manifest.capture.profiler)
-    trace = _Trace(found, reference, manifest, wanted)
+    trace = _Trace(found, reference, manifest, wanted, out)
     if program == "perfetto":
         _hand_over(trace, port or VIEWER_PORT, wait, start, as_json)
     elif program == "text":
@@ -98,13 +95,6 @@ def program_for(name: str, profiler: Profiler) -> Program:
     return by_suffix.get(suffix, "none")
 
 
-def has_browser(environment: Mapping[str, str], platform: str) -> bool:
-    """Whether a browser can be shown here: not over SSH, nor in a container."""
-    if platform in ("darwin", "win32"):
-        return True
-    return any(environment.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
-
-
 def viewer_link(url: str) -> str:
     """The viewer's documented deep link to a file."""
     return f"{VIEWER}/#!/?url={url}"
@@ -112,12 +102,13 @@ def viewer_link(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Trace:
-    """A file of a capture, where it is stored."""
+    """A file of a capture, where it is stored, and where a copy of it is to be left."""
 
     store: Store
     reference: str
     manifest: Manifest
     artefact: Artefact
+    out: Path | None = None
 
     @property
     def name(self) -> str:
@@ -137,19 +128,22 @@ class _Trace:
 
     @contextlib.contextmanager
     def verified(self) -> Iterator[Path]:
-        """A copy of it in a private directory, as its manifest says it is; it is gone after the block."""
+        """A copy of it, as its manifest says it is: in a private directory that is gone after the block, or left."""
+        if self.out is not None:
+            yield self._copied(destination_of(self.name, self.out, force=False))
+            return
         with tempfile.TemporaryDirectory(prefix="sftriage-open-") as directory:
-            with copying(self.artefact.name, self.artefact.size_bytes) as progress:
-                copy = self.store.get(
-                    self.reference, self.artefact.name, Path(directory) / self.name, progress=progress
-                )
-            yield copy
+            yield self._copied(Path(directory) / self.name)
+
+    def _copied(self, target: Path) -> Path:
+        with copying(self.artefact.name, self.artefact.size_bytes) as progress:
+            return self.store.get(self.reference, self.artefact.name, target, progress=progress)
 
 
-def _hand_over(trace: _Trace, port: int, wait_s: float, start: Callable[[str], None], as_json: bool) -> None:
+def _hand_over(trace: _Trace, port: int, wait_s: float, start: Starter, as_json: bool) -> None:
     """Serve a trace until the viewer has it."""
     try:
-        with _ending_on_sigterm(), trace.verified() as file:
+        with ending_on_sigterm(), trace.verified() as file:
             door = Door(trace.name, VIEWER, port)
             with _listening(file, door).serving() as server:
                 link = viewer_link(door.url)
@@ -173,20 +167,6 @@ def _hand_over(trace: _Trace, port: int, wait_s: float, start: Callable[[str], N
         say(f"nobody has fetched {trace.artefact.name} within {wait_s:.0f} s")
         raise typer.Exit(1)
     say("fetched")
-
-
-@contextlib.contextmanager
-def _ending_on_sigterm() -> Iterator[None]:
-    """Leave no copy of a trace behind when somebody else ends us."""
-
-    def end(_signum: int, _frame: FrameType | None) -> None:
-        raise SystemExit(128 + signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _wait(server: FileServer, wait_s: float) -> bool:
@@ -236,13 +216,19 @@ def _print_text(trace: _Trace, as_json: bool) -> None:
     elif document is not None:
         results().print(json.dumps(document, indent=2), soft_wrap=True, markup=False)
     else:
+        from sftriage.commands.watch_lines import clean
+
         for line in text.splitlines():
             results().print(clean(line), soft_wrap=True, markup=False)
 
 
 def _name_program(trace: _Trace, program: Program, as_json: bool) -> None:
     """Say what opens a file that no web page shows."""
-    here = trace.here
+    if trace.out is None:
+        here = trace.here
+    else:
+        with trace.verified() as here:
+            pass
     if as_json:
         print_json({"path": None if here is None else str(here), "opens_with": None if program == "none" else program})
         return
@@ -255,63 +241,3 @@ def _name_program(trace: _Trace, program: Program, as_json: bool) -> None:
         results().print(file, soft_wrap=True, markup=False)
     else:
         results().print(f"{program} {file}", soft_wrap=True, markup=False)
-
-
-def _own_page(
-    manifest: Manifest,
-    directory: RunDirectory | None,
-    store: Store,
-    port: int | None,
-    start: Callable[[str], None],
-    as_json: bool,
-) -> None:
-    """Open sftriage's own page at a capture, until Ctrl-C."""
-    if directory is None or not isinstance(store, LocalStore):
-        raise UsageError("--offline shows a run on this machine; name one with --run")
-    need_page()
-    from sftriage.ui import Access, RunSource, create_app
-    from sftriage.ui.serving import address, listen, serve
-
-    stopping = threading.Event()
-    app = create_app(RunSource(lambda: directory), Access.to(HOST, None, ""), stopping=stopping)
-    with listen(HOST, port or 0) as listening:
-        link = f"{address(listening)}captures/{manifest.capture_id}"
-        if as_json:
-            name = manifest.artefacts[0].name
-            here = str(store.path(manifest.capture_id, name))
-            print_json({"url": link, "file_url": f"{link}/files/{name}", "path": here, "pid": os.getpid()})
-            sys.stdout.flush()
-        else:
-            results().print(link, soft_wrap=True, markup=False)
-        say("Ctrl-C ends the page, and nothing else")
-        start(link)
-        with contextlib.suppress(KeyboardInterrupt):
-            serve(app, listening, stopping)
-
-
-def _browser_starter(wanted: bool) -> Callable[[str], None]:
-    """What opens a link for whoever is at this machine, or says that they have to."""
-
-    def start(link: str) -> None:
-        if not wanted:
-            return
-        if not has_browser(os.environ, sys.platform):
-            say("no browser can be shown here: open the link in one of yours")
-            if os.environ.get("SSH_CONNECTION"):
-                say(
-                    f"from the machine you sit at: ssh -L {VIEWER_PORT}:{HOST}:{VIEWER_PORT} to here, and open it there"
-                )
-            return
-        # One that runs in the terminal returns when it is left; the file is served meanwhile.
-        threading.Thread(target=_start, args=(link,), name="browser", daemon=True).start()
-
-    return start
-
-
-def _start(link: str) -> None:
-    try:
-        started = webbrowser.open(link)
-    except webbrowser.Error:
-        started = False
-    if not started:
-        say("no browser could be started: open the link in one of yours")

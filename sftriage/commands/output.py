@@ -6,32 +6,47 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TransferSpeedColumn
 
+from sftriage.commands.readers import ReaderGone
 from sftriage.records import plain
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 PIPE_COLUMNS = 250
 """How wide a table may be where no terminal says so."""
 
 
+class _Results(Console):
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        raise ReaderGone
+
+
+class _Notices(Console):
+    def on_broken_pipe(self) -> None:
+        # Nobody wants to know; what is done is done all the same.
+        self.quiet = True
+
+
 def results() -> Console:
     """The console for results."""
-    return Console(highlight=False)
+    return _Results(highlight=False)
 
 
 def lists() -> Console:
     """The console for long tables: where nobody says how wide a line is, they are not squeezed into 80 characters."""
     wide = None if sys.stdout.isatty() or "COLUMNS" in os.environ else PIPE_COLUMNS
-    return Console(highlight=False, width=wide)
+    return _Results(highlight=False, width=wide)
 
 
 def notices() -> Console:
     """The console for progress and notices."""
-    return Console(stderr=True, highlight=False)
+    return _Notices(stderr=True, highlight=False)
 
 
 def print_json(value: Any) -> None:
@@ -42,16 +57,35 @@ def print_json(value: Any) -> None:
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
     """Show how many of how many are done, where a person looks on; nothing of it stays."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=notices(), transient=True, disable=not notices().is_terminal) as bar:
-        task = bar.add_task(what, total=None, visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+    console = notices()
+    with ExitStack() as shown:
+        tasks: list[tuple[Progress, TaskID]] = []
+
+        def told(done: int, total: int) -> None:
+            if not tasks and console.is_terminal:
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+                columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+                bar = shown.enter_context(Progress(*columns, console=console, transient=True))
+                tasks.append((bar, bar.add_task(what)))
+            for bar, task in tasks:
+                bar.update(task, completed=done, total=total)
+
+        yield told
 
 
 @contextmanager
 def copying(what: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Show how many bytes have been copied, where a person looks on; nothing of it stays."""
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
-    with Progress(*columns, console=notices(), transient=True, disable=not notices().is_terminal) as bar:
+    with byte_bar() as bar:
         task = bar.add_task(what, total=total_bytes)
         yield lambda done_bytes: bar.update(task, completed=done_bytes)
+
+
+def byte_bar() -> Progress:
+    """A bar of bytes, where a person looks on; nothing of it stays."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    console = notices()
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

@@ -23,15 +23,12 @@ from sftriage.policy import LoadedPolicy, PolicyError, TriagePolicy, find, load,
 from sftriage.records import Verdict
 from sftriage.traces.rundir import RunDirectory, read_info
 
-policies = typer.Typer(help="Check policies, try them on recordings, and list those there are.", no_args_is_help=True)
-
-Files = Annotated[list[str], typer.Argument(help="Policy files, or names of shipped policies.")]
+Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of shipped policies.")]
 
 _EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """When a recording that does not say began: on a Saturday, at midnight."""
 
 
-@policies.command("validate")
 def validate(
     files: Files,
     as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False,
@@ -49,9 +46,8 @@ def validate(
         results().print(f"{len(files)} valid", markup=False)
 
 
-@policies.command("show")
 def show(
-    file: Annotated[str, typer.Argument(help="A policy file, or the name of a shipped policy.")],
+    file: Annotated[str, typer.Argument(metavar="POLICY", help="A policy file, or the name of a shipped policy.")],
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Print a policy with every default filled in."""
@@ -62,7 +58,6 @@ def show(
         sys.stdout.write(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100))
 
 
-@policies.command("schema")
 def schema() -> None:
     """Print the JSON Schema of a policy, for editors and CI."""
     described = TriagePolicy.model_json_schema(by_alias=True)
@@ -70,24 +65,34 @@ def schema() -> None:
     sys.stdout.write(json.dumps(document, indent=2) + "\n")
 
 
-@policies.command("list")
 def list_policies() -> None:
     """List the policies that ship with sftriage."""
     for name, path in shipped().items():
         results().print(f"{name:20} {path}", soft_wrap=True, markup=False)
 
 
-@policies.command("test")
 def try_out(
     files: Files,
-    on: Annotated[Path, typer.Option("--on", help="A run directory, or an .npz as `sftriage analyze` takes it.")],
+    on: Annotated[
+        Path,
+        typer.Option(
+            "--on", metavar="RUN|FILE.npz", help="A run directory, or an .npz as `sftriage analyze` takes it."
+        ),
+    ],
     expect: Annotated[
-        Path | None, typer.Option(help="Compare with an outcome that was saved; if it differs, show how and exit 1.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Compare with an outcome that was saved; if it differs, show how and exit 1."
+        ),
     ] = None,
-    save: Annotated[Path | None, typer.Option(help="Save the outcome, to compare with later.")] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the outcome, to compare with later.")] = None,
     start: Annotated[
         datetime | None,
-        typer.Option(help="When the recording began, in UTC; matters to `active`.", show_default="the run's, or 2000"),
+        typer.Option(
+            metavar="TIME",
+            help="When the recording began, in UTC; matters to `active`.",
+            show_default="the run's, or 2000",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:

@@ -24,7 +24,9 @@ from sftriage.commands.reducing import (
     Signal,
     account,
     confirm,
+    known_faulty,
     load_signal,
+    manifest_beside,
     ranks_to_look_at,
     read_all,
     stage_in_question,
@@ -43,18 +45,23 @@ def reduce(
         list[Path], typer.Argument(metavar="TRACE...", help="Kineto JSON (.gz, .tar.gz) or nsys SQLite.")
     ],
     against: Annotated[
-        Path | None, typer.Option(help="A run directory, or a capture's manifest.json in one: does the trace agree?")
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="A run directory, or a capture's manifest.json in one: does the trace agree?"
+        ),
     ] = None,
     control: Annotated[
-        Path | None, typer.Option(help="The trace of a healthy rank, to lay beside a single one.")
+        Path | None, typer.Option(metavar="TRACE", help="The trace of a healthy rank, to lay beside a single one.")
     ] = None,
     names: Annotated[
-        Path | None, typer.Option("--map", help="YAML that says which names mark steps and stages.")
+        Path | None, typer.Option("--map", metavar="FILE", help="YAML that says which names mark steps and stages.")
     ] = None,
     rank: Annotated[
         list[str] | None, typer.Option(metavar="FILE=RANK", help="The rank of a trace that says none.")
     ] = None,
-    stage: Annotated[str | None, typer.Option(help="The stage to look into.", show_default="the suspect's")] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The stage to look into.", show_default="the suspect's")
+    ] = None,
     save: Annotated[bool, typer.Option("--save", help="Note the findings in the capture's manifest.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
@@ -133,7 +140,10 @@ def _findings(
             return None
         one, beside = (reduced.whole(rank, *how) for rank in chosen)
     manifest = signal.manifest if signal else None
-    return find(one, stage_in_question(asked, manifest, accounted.verdict, one, beside), beside)
+    stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
+    if manifest is None and len(reduced.reductions) == 1:
+        manifest = manifest_beside(reduced.files[0], one.trace)
+    return find(one, stage, beside, known_faulty(manifest))
 
 
 def _save(signal: Signal | None, findings: Findings | None) -> None:

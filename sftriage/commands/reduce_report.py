@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.commands.reducing import Confirmation
 from sftriage.traces.findings import Findings
-from sftriage.traces.reduce import Agreement, Reduction
 from sftriage.words import milliseconds, verdict_sentence
+
+if TYPE_CHECKING:
+    from sftriage.commands.reducing import Confirmation
+    from sftriage.traces.reduce import Agreement, Reduction
 
 ORIGINS = {
     "sftriage": "marked by sftriage",
@@ -103,7 +105,8 @@ def shares_table(findings: Findings) -> Table:
     table = Table(title=f"What filled {escape(findings.stage)}{rank}, self time a step", title_justify="left")
     table.add_column("name", overflow="fold")
     table.add_column("what")
-    for column in ("self", "control", "calls") if findings.control else ("self", "calls"):
+    beside = "control" if findings.beside == "rank" else "other steps"
+    for column in ("self", beside, "calls") if findings.control else ("self", "calls"):
         table.add_column(column, justify="right")
     for share in findings.shares:
         control = [] if findings.control is None else [milliseconds(share.control_self_s or 0.0)]

@@ -52,7 +52,7 @@ class Reduced:
         """The reduction of one rank with its events, which are read again where they were let go."""
         at = next(index for index, one in enumerate(self.reductions) if one.trace.rank == rank)
         wanted = self.reductions[at]
-        if len(wanted.trace.start_E):
+        if wanted.trace.blocks:
             return wanted
         for trace in read_traces(self.files[at]):
             if trace.source == wanted.trace.source and (again := described(trace, self.files[at], ranks)).rank == rank:
@@ -85,8 +85,8 @@ def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> R
 
 def described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
     """The trace with the rank that a person gave it, and with what the manifest beside it knows and it does not."""
-    manifest = _manifest_beside(path)
-    if manifest is not None and trace.capture_id in (None, manifest.capture_id):
+    manifest = manifest_beside(path, trace)
+    if manifest is not None:
         capture = manifest.capture
         trace = replace(
             trace,
@@ -102,14 +102,15 @@ def described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
     return trace
 
 
-def _manifest_beside(path: Path) -> Manifest | None:
-    """The manifest of the capture in whose directory a trace lies."""
+def manifest_beside(path: Path, trace: Trace) -> Manifest | None:
+    """The manifest of the capture in whose directory a trace lies, if it is of no other capture."""
     beside = path.parent / MANIFEST_NAME
     try:
         manifest = Manifest.from_json(beside.read_bytes(), str(beside))
     except (OSError, InputError):
         return None
-    return manifest if any(artefact.name == path.name for artefact in manifest.artefacts) else None
+    ours = any(artefact.name == path.name for artefact in manifest.artefacts)
+    return manifest if ours and trace.capture_id in (None, manifest.capture_id) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,6 +324,11 @@ def stage_in_question(
         its_s = control.mean_s
         mean_s = {stage: seconds - its_s.get(stage, 0.0) for stage, seconds in mean_s.items() if stage in its_s}
     return max(mean_s, key=lambda stage: mean_s[stage])
+
+
+def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
+    """The captured steps that are known to have the fault; none where that is not known."""
+    return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
 
 
 def ranks_to_look_at(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from sftriage.commands.catalogues import CatalogueOption, catalogue_url, own_catalogue, say, whole_store
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.catalogues import catalogue_url, own_catalogue, say, whole_store
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import counting, notices, print_json
-from sftriage.commands.stores import StoreOption
-from sftriage.commands.traces import JsonOption
 from sftriage.records import plain
 from sftriage.traces import Catalogue
 

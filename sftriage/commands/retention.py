@@ -8,15 +8,14 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.catalogues import CatalogueOption, captures_of, catalogue_url, own_catalogue, say, whole_store
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.catalogues import captures_of, catalogue_url, own_catalogue, say, whole_store
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.stores import StoreOption
-from sftriage.commands.traces import CaptureArgument, JsonOption
+from sftriage.commands.traces import CaptureArgument
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.policy import quantities
-from sftriage.traces import Catalogue, LocalStore
-from sftriage.traces.retention import Kept, Retention, due, remove
+from sftriage.traces import Catalogue
+from sftriage.traces.retention import Kept, Retention, outlook, remove
 from sftriage.words import size
 
 
@@ -42,40 +41,63 @@ def prune_traces(
     run: RunOption = None,
     store: StoreOption = None,
     catalogue: CatalogueOption = None,
-    age: Annotated[str | None, typer.Option(help="Remove captures older than this, such as 14d.")] = None,
-    total: Annotated[
-        str | None, typer.Option("--bytes", help="Remove the oldest captures beyond this size together, such as 50Gi.")
+    age: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Remove captures older than this, such as 14d.")
     ] = None,
+    total: Annotated[
+        str | None,
+        typer.Option(
+            "--bytes", metavar="SIZE", help="Remove the oldest captures beyond this size together, such as 50Gi."
+        ),
+    ] = None,
+    damaged: Annotated[
+        bool,
+        typer.Option("--damaged", help="Remove captures whose trace or manifest is gone, or another than was put."),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and remove nothing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove old captures, oldest first: trace, manifest and row as one. Pinned ones stay."""
-    try:
-        retention = Retention(
-            quantities.seconds(age) if age is not None else None,
-            quantities.size_bytes(total) if total is not None else None,
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    if retention.unlimited:
-        raise UsageError("say what may go: --age, --bytes, or both")
+    """Remove old captures, oldest first: trace, manifest and row as one.
+
+    Pinned ones stay, and without --damaged those that are damaged. What is left alone is said, and why.
+    """
+    retention = _retention(age, total)
+    if retention.unlimited and not damaged:
+        raise UsageError("say what may go: --age, --bytes or --damaged")
     directory, its_store = whole_store(run, store)
-    captures, problem = due(its_store, retention, time.time()), None
+    found = outlook(its_store, retention, time.time(), unfit=damaged)
+    captures, problem = found.captures, None
     if not dry_run:
         if shared := catalogue_url(catalogue):
             _forget(Catalogue(shared, its_store), captures)
         captures, problem = remove(its_store, Catalogue(own_catalogue(directory, its_store), its_store), captures)
-    for damaged in its_store.manifests().problems if isinstance(its_store, LocalStore) else ():
-        notices().print(f"sftriage: left alone: {damaged}", soft_wrap=True, markup=False)
+    say(*(f"left alone: {name}: {why}" for name, why in found.left_alone.items()))
     if as_json:
-        print_json({"removed": not dry_run, "captures": captures})
+        left_alone = [{"capture_id": name, "reason": why} for name, why in found.left_alone.items()]
+        print_json({"removed": not dry_run, "captures": captures, "left_alone": left_alone})
     else:
         for one in captures:
-            results().print(f"{one.capture_id}  {size(one.size_bytes)}", soft_wrap=True, markup=False)
-        if not captures:
+            what = size(one.size_bytes) if one.size_bytes else "damaged"
+            results().print(f"{one.capture_id}  {what}", soft_wrap=True, markup=False)
+        if not captures and problem is None:
             notices().print("Nothing to remove.")
     if problem is not None:
         raise UsageError(problem)
+
+
+def _retention(age: str | None, total: str | None) -> Retention:
+    """What the options ask for.
+
+    Raises:
+        UsageError: it makes no sense.
+    """
+    option = "--age"
+    try:
+        age_s = None if age is None else quantities.seconds(age)
+        option = "--bytes"
+        return Retention(age_s, None if total is None else quantities.size_bytes(total))
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
 
 
 def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sftriage.commands import metering
-from sftriage.commands.catalogues import CatalogueOption
-from sftriage.commands.indexing import checked_catalogue
-from sftriage.commands.local import Keeping, LocalRun, UnderNsys
-from sftriage.commands.nsys import DEFAULT_TRACE
+from sftriage.commands.options import CatalogueOption
 from sftriage.commands.output import notices
-from sftriage.commands.uploads import checked_store
 from sftriage.commands.words import place
-from sftriage.controller import Judged, PolicyFiles
 from sftriage.errors import UsageError
-from sftriage.policy import find
-from sftriage.recorder.layout import bounded_text
 from sftriage.records import CaptureResult
-from sftriage.traces import Manifest
 from sftriage.traces.rundir import RunDirectory
 from sftriage.words import size, verdict_sentence
+
+if TYPE_CHECKING:
+    from sftriage.controller import Judged, PolicyFiles
+    from sftriage.traces import Manifest
+
+DEFAULT_TRACE = "cuda,nvtx,osrt"
 
 
 class Reporter:
@@ -41,7 +39,7 @@ class Reporter:
             return
         self.windows += 1
         suspect = verdict.suspects[0] if verdict.label == "suspect" else None
-        now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage))
+        now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage, suspect.pattern))
         if now[0] != self._last[0] or (suspect and now != self._last):
             self.say(verdict_sentence(verdict))
         self._last = now
@@ -81,19 +79,26 @@ class Reporter:
 
 
 def run(
-    command: Annotated[list[str], typer.Argument(help="The launcher and its arguments, after --.", show_default=False)],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="The launcher and its arguments, after --.", show_default=False),
+    ],
     policy: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="POLICY",
             help="A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
             "in order, under the strictest limits. A file that changes while the job runs takes effect.",
             show_default="default",
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run directory to make.", show_default="a new one under sftriage-runs")
+        Path | None,
+        typer.Option(metavar="DIR", help="Run directory to make.", show_default="a new one under sftriage-runs"),
     ] = None,
-    job: Annotated[str | None, typer.Option(help="Name of the job.", show_default="the script's")] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's")
+    ] = None,
     nsys: Annotated[
         bool, typer.Option("--nsys", help="Start every rank under Nsight Systems, for policies that capture with it.")
     ] = False,
@@ -107,7 +112,10 @@ def run(
         ),
     ] = False,
     nsys_trace: Annotated[
-        str, typer.Option(help="What nsys traces; it has to be known at the start.", rich_help_panel="Nsight Systems")
+        str,
+        typer.Option(
+            metavar="LIST", help="What nsys traces; it has to be known at the start.", rich_help_panel="Nsight Systems"
+        ),
     ] = DEFAULT_TRACE,
     store: Annotated[
         str | None,
@@ -133,10 +141,15 @@ def run(
 ) -> None:
     """Run a training job and watch it.
 
-    For example: sftriage run -- torchrun --nproc-per-node 8 train.py
-
     The trainers have to use sftriage.Monitor. Their exit status becomes that of this command.
     """
+    # What watches a job takes a second to import: not for a help text, nor while a shell completes a line.
+    from sftriage.commands.indexing import checked_catalogue
+    from sftriage.commands.local import Keeping, LocalRun, UnderNsys
+    from sftriage.commands.uploads import checked_store
+    from sftriage.controller import PolicyFiles
+    from sftriage.policy import find
+
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
     paths = [find(name) for name in policy or ["default"]]
@@ -180,6 +193,8 @@ def named(job: str | None, command: list[str]) -> str:
     Raises:
         UsageError: the one that was given could not be printed everywhere.
     """
+    from sftriage.recorder.layout import bounded_text
+
     if job is None:
         return bounded_text(job_of(command))
     if not (job.strip() and job.isprintable()):

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from sftriage.commands.runs import find_run
-from sftriage.commands.uploads import pusher
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rundir import read_info
+from sftriage.traces.rundir import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
-
-StoreOption = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="Captures of a store rather than of a run on this machine: s3://, gs:// or az:// with bucket and prefix, "
-        "or a directory. Credentials come from the environment.",
-        show_default=False,
-    ),
-]
 
 
 def open_store(run: Path | None, store: str | None) -> Store:
@@ -36,8 +22,22 @@ def open_store(run: Path | None, store: str | None) -> Store:
     """
     if store is None:
         directory = find_run(run)
-        return LocalStore(directory.path, changed=pusher(directory))
+        return LocalStore(directory.path, changed=_pushing(directory))
+    from sftriage.traces.remote import RemoteStore
+
     if run is None:
         return RemoteStore.open(store)
     about = read_info(find_run(run))
     return RemoteStore.open(store, job=about.job, run=about.run_id)
+
+
+def _pushing(directory: RunDirectory) -> Callable[[], None]:
+    """What brings a run's copies up to date, once something was changed."""
+
+    @cache
+    def push() -> Callable[[], None]:
+        from sftriage.commands.uploads import pusher
+
+        return pusher(directory) or (lambda: None)
+
+    return lambda: push()()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
 from sftriage.records import Suspect, Verdict
-from sftriage.traces import CaptureRow
-from sftriage.words import CLOCKS, every, milliseconds, size, where, who
+from sftriage.words import CLOCKS, every, milliseconds, size, stage_suspected, where, who
+
+if TYPE_CHECKING:
+    from sftriage.traces import CaptureRow
+    from sftriage.traces.stores import Condition
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}
 OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}
@@ -60,6 +64,8 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
     return table
 
 
+_Cell = Callable[["CaptureRow"], str]
+_FOLDED = 12
 _DISPENSABLE = frozenset({"reproduced", "size", "because of window", "created (UTC)"})
 
 
@@ -89,37 +95,73 @@ def _became(result: dict[str, Any]) -> str:
     return f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
 
 
-def captures_table(rows: Sequence[CaptureRow], width: int) -> Table:
+def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], width: int) -> Table:
     """A line a capture; of several runs, each says its own. An id is copied: it is never broken.
 
     Args:
         rows: the captures.
+        conditions: whether each is there as it was put; the column is there once one is not.
         width: characters in a line; what finds no room there is left to `sftriage traces show`.
     """
     several = len({(row.job, row.run) for row in rows}) > 1
-    columns: dict[str, Callable[[CaptureRow], str]] = {
+    states = {
+        (row.store, row.reference): condition.state if condition else ""
+        for row, condition in zip(rows, conditions, strict=True)
+    }
+    columns: dict[str, _Cell] = {
         **({"job": lambda row: row.job, "run": lambda row: row.run} if several else {}),
         "capture": lambda row: row.capture_id,
+        **({"state": lambda row: states[row.store, row.reference]} if set(states.values()) - {"", "whole"} else {}),
         "rank": lambda row: str(row.rank),
-        "suspect stage": lambda row: row.stage or "all local stages",
+        "suspect stage": lambda row: stage_suspected(row.label, row.stage),
         "captured steps": lambda row: f"{row.first_step} to {row.last_step}",
         "reproduced": lambda row: row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
-        "because of window": lambda row: f"{row.window_first_step} to {row.window_last_step}",
+        "because of window": _window_of,
         "created (UTC)": lambda row: row.created_at[:19].replace("T", " "),
     }
+    # Every cell has a space on either side, and a line.
+    left, widths = width - 1, {name: _width(name, map(cell, rows)) for name, cell in columns.items()}
+    if left < sum(needed + 3 for name, needed in widths.items() if name not in _DISPENSABLE):
+        return _captures_list(rows, columns)
+    chosen: dict[str, int] = {}
+    for name, needed in widths.items():
+        if name not in _DISPENSABLE or needed + 3 <= left:
+            left -= needed + 3
+            chosen[name] = needed
     table = Table(title="Captures", title_justify="left")
-    left = width - 1
-    for name, cell in columns.items():
-        # (a column has its widest cell, a space on either side, and a line)
-        needed = 3 + max([*(len(cell(row)) for row in rows), *map(len, name.split())])
-        if name in _DISPENSABLE and needed > left:
-            continue
-        left -= needed
-        fixed = name == "capture"
-        table.add_column(
-            name, justify="right" if name in ("rank", "size") else "left", no_wrap=fixed, min_width=needed - 3
-        )
+    for name, needed in chosen.items():
+        # What is left over goes to names that would otherwise take two lines.
+        more = max(0, len(name) - needed)
+        more = more if more <= left else 0
+        left -= more
+        right = name in ("rank", "size")
+        table.add_column(name, justify="right" if right else "left", overflow="fold", width=needed + more)
     for row in rows:
         table.add_row(*(escape(columns[str(column.header)](row)) for column in table.columns))
+    return table
+
+
+def _window_of(row: CaptureRow) -> str:
+    """The window that led to a capture; what a person asked for has none."""
+    return "(asked for)" if row.label == "asked" else f"{row.window_first_step} to {row.window_last_step}"
+
+
+def _width(name: str, cells: Iterable[str]) -> int:
+    """How wide a column has to be: as its widest cell, and a word of its name. Names of others' making are folded."""
+    widest = max(map(cell_len, cells), default=0)
+    return max(min(widest, _FOLDED) if name in ("job", "run") else widest, *map(len, name.split()))
+
+
+def _captures_list(rows: Sequence[CaptureRow], columns: dict[str, _Cell]) -> Table:
+    """The same where a line has no room for a table: some lines a capture, and nothing of them is cut off."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column("name")
+    table.add_column("value", overflow="fold")
+    for row in rows:
+        for name, cell in columns.items():
+            if text := cell(row):
+                table.add_row(name, escape(text))
+        table.add_section()
+        table.add_row()
     return table

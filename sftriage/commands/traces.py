@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import typer
 
-from sftriage.commands.catalogues import Captures, CatalogueOption, captures_of
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.catalogues import Captures, captures_of
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.runs import find_run
-from sftriage.commands.stores import StoreOption
 from sftriage.commands.tables import captures_table
-from sftriage.commands.uploads import with_uploads
+from sftriage.commands.uploaded import upload_values
 from sftriage.commands.wanted import (
     HostOption,
     JobOption,
@@ -30,10 +29,10 @@ from sftriage.commands.wanted import (
 )
 from sftriage.commands.words import place
 from sftriage.errors import SftriageError
-from sftriage.traces import LocalStore, Manifest, Wanted
+from sftriage.records import plain
+from sftriage.traces import CaptureRow, LocalStore, Manifest, Wanted
 from sftriage.traces.rundir import RunDirectory
-
-JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+from sftriage.traces.stores import Condition
 
 
 def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
@@ -50,14 +49,13 @@ def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
 CaptureArgument = Annotated[
     str,
     typer.Argument(
-        help="Capture id, as `sftriage traces list` shows it, or its beginning.", autocompletion=complete_capture
+        metavar="CAPTURE",
+        help="Capture id, as `sftriage traces list` shows it, or its beginning.",
+        autocompletion=complete_capture,
     ),
 ]
 
-traces = typer.Typer(help="Find, look at and fetch the traces that were captured.", no_args_is_help=True)
 
-
-@traces.command("list")
 def list_traces(
     run: RunOption = None,
     store: StoreOption = None,
@@ -87,20 +85,38 @@ def list_traces(
     )
     captures = captures_of(run, store, catalogue)
     rows = captures.find(wanted)
+    conditions = captures.conditions(rows)
     if as_json:
-        print_json(with_uploads(rows, captures.run if store is None else None))
+        print_json(described(rows, conditions, captures.run if store is None else None))
     elif rows:
         console = lists()
-        console.print(captures_table(rows, console.width))
+        console.print(captures_table(rows, conditions, console.width))
     else:
         notices().print(_none(captures, wanted), soft_wrap=True, markup=False)
+
+
+def described(
+    rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], directory: RunDirectory | None
+) -> list[dict[str, Any]]:
+    """Captures as JSON values, each with its condition and how far its upload is; None where that cannot be told."""
+    return [
+        {**plain(row), **condition_values(condition), "upload": upload_values(directory, row.capture_id)}
+        for row, condition in zip(rows, conditions, strict=True)
+    ]
+
+
+def condition_values(condition: Condition | None) -> dict[str, Any]:
+    """Whether a capture is there as it was put, as JSON values."""
+    return {"state": condition and condition.state, "problem": (condition and condition.problem) or None}
 
 
 def _none(captures: Captures, wanted: Wanted) -> str:
     """Why a list is empty."""
     if wanted != Wanted() and (others := len(captures.find(Wanted()))):
         return f"No such capture among the {others} in {captures.place}."
-    why = "; `sftriage decisions` says why" if captures.run is not None else ""
+    if captures.store is not None and captures.store.ids():
+        return f"No capture in {captures.place} can be used."
+    why = f"; `sftriage decisions --run {place(captures.run.path)}` says why" if captures.run is not None else ""
     return f"No capture in {captures.place}{why}."
 
 

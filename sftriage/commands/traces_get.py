@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.catalogues import CatalogueOption, captures_of
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.catalogues import captures_of
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import copying, print_json, results
-from sftriage.commands.stores import StoreOption
-from sftriage.commands.traces import CaptureArgument, JsonOption
+from sftriage.commands.traces import CaptureArgument
 from sftriage.errors import UsageError
 from sftriage.traces import Artefact, Manifest
 from sftriage.traces.stores import Store
@@ -37,7 +36,8 @@ def get_trace(
     if every and artefact:
         raise UsageError("--all is every artefact: say it, or --artefact")
     its_store, reference = captures_of(run, store, catalogue).one(capture_id)
-    manifest = its_store.manifest(reference)
+    # What is the matter with one of its files is no reason to withhold the others.
+    manifest, _ = its_store.look(reference)
     chosen = manifest.artefacts if every else tuple(map(manifest.artefact, dict.fromkeys(artefact or ())))
     chosen = chosen or manifest.artefacts[:1]
     if out.endswith("/") and not Path(out).is_dir():

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sftriage.commands.catalogues import CatalogueOption, captures_of
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.catalogues import captures_of
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import print_json, results
-from sftriage.commands.reduce_report import finding_lines
-from sftriage.commands.stores import StoreOption
-from sftriage.commands.traces import CaptureArgument, JsonOption, manifest_values
-from sftriage.commands.uploads import upload_of, upload_words
+from sftriage.commands.traces import CaptureArgument, condition_values, manifest_values
+from sftriage.commands.uploaded import upload_of, upload_values, upload_words
 from sftriage.traces import Manifest
 from sftriage.traces.manifest import SCHEMA_VERSION
-from sftriage.words import milliseconds, size
+from sftriage.words import CONTROL_PART, milliseconds, size, stage_suspected
 
 
 def show_trace(
@@ -26,13 +24,16 @@ def show_trace(
     """Show what triggered a capture, what it holds and what it cost."""
     captures = captures_of(run, store, catalogue)
     its_store, reference = captures.one(capture_id)
-    manifest = its_store.manifest(reference)
+    manifest, condition = its_store.look(reference)
+    its_run = captures.run if store is None else None
     if as_json:
-        print_json(manifest_values(manifest))
+        upload_too = {"upload": upload_values(its_run, manifest.capture_id)}
+        print_json({**manifest_values(manifest), **condition_values(condition), **upload_too})
         return
-    upload = upload_of(captures.run, manifest.capture_id) if captures.run is not None and store is None else None
+    upload = None if its_run is None else upload_of(its_run, manifest.capture_id)
+    state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
     elsewhere = [] if upload is None else [f"upload      {upload_words(upload)}"]
-    for line in [*_described(manifest), *elsewhere]:
+    for line in [*_described(manifest), *state, *elsewhere]:
         results().print(line, soft_wrap=True, markup=False)
 
 
@@ -58,9 +59,10 @@ def _described(manifest: Manifest) -> list[str]:
         f"job, run    {manifest.job}, {manifest.run}",
         f"created     {manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
         f"because     {trigger.why or _why(manifest)}",
-        f"rule        {trigger.rule} of policy {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
+        f"rule        {_rule(manifest)} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
         f"captured    steps {capture.first_step} to {capture.last_step} of rank {capture.rank} on {capture.host}, "
         f"{capture.profiler} profiler" + (f" ({capture.detail})" if capture.detail else ""),
+        *([f"its part    {CONTROL_PART}"] if capture.role == "control" else []),
         f"reproduced  {_reproduced(manifest)}",
         *(f"its GPU     {remark}" for remark in manifest.evidence),
         f"cost        {timings or 'not measured'} on that rank; {_cost(manifest)}",
@@ -70,14 +72,21 @@ def _described(manifest: Manifest) -> list[str]:
     ]
 
 
+def _rule(manifest: Manifest) -> str:
+    """What asked for it, up to the policy's name."""
+    rule = manifest.trigger.rule
+    return f"{rule} of policy" if rule else "none, a person asked; under the limits of policy"
+
+
 def _reproduced(manifest: Manifest) -> str:
     """Whether the fault was there while it was captured."""
     found = manifest.reproduced
     if found is None:
         return "not told"
+    whose = "the suspect's fault " if manifest.capture.role == "control" else ""
     return (
-        f"{found.answer}: in {found.steps_with} of {found.steps} captured steps, {milliseconds(found.over_s)} over its "
-        f"peers a step ({milliseconds(found.expected_s)} before)"
+        f"{found.answer}: {whose}in {found.steps_with} of {found.steps} captured steps, "
+        f"{milliseconds(found.over_s)} over its peers a step ({milliseconds(found.expected_s)} before)"
     )
 
 
@@ -96,9 +105,11 @@ def _cost(manifest: Manifest) -> str:
 def _why(manifest: Manifest) -> str:
     """Why it was captured, of a manifest that does not say it in words yet."""
     trigger = manifest.trigger
+    if trigger.label == "asked":
+        return "a person asked for it"
     ranks = ", ".join(map(str, trigger.ranks[:8])) + (", ..." if len(trigger.ranks) > 8 else "")
     return (
-        f"rank {ranks} in {trigger.stage or 'all local stages'} cost {milliseconds(trigger.gain_s)} a step "
+        f"rank {ranks} in {stage_suspected(trigger.label, trigger.stage)} cost {milliseconds(trigger.gain_s)} a step "
         f"({trigger.share:.0%}), steps {trigger.window.first_step} to {trigger.window.last_step}"
     )
 
@@ -108,6 +119,8 @@ def _found(manifest: Manifest) -> list[str]:
     findings = manifest.findings
     if findings is None:
         return []
+    from sftriage.commands.reduce_report import finding_lines
+
     lines = [f"found       {line}" for line in finding_lines(findings)]
     stood_out = [share for share in findings.shares[:5] if share.self_s >= 0.05 * findings.suspect.stage_s]
     if stood_out:

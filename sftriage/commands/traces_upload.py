@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.loopback import ending_on_sigterm
+from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import find_run
 from sftriage.commands.uploads import follow, uploader_of, what_is_left
@@ -45,10 +46,12 @@ def upload_traces(
     uploader = uploader_of(directory, info, keep_local=not (drop_local or info.drop_local), tries=TRIES)
     uploader.release_all()
     uploader.start()
-    try:
-        standing = follow(uploader, _FOR_EVER_S, _FOR_EVER_S)
-    finally:
-        uploader.close(5.0)
+    # Ended by somebody else, it gives up what is under way: a bucket charges for parts that nobody gives up.
+    with ending_on_sigterm():
+        try:
+            standing = follow(uploader, _FOR_EVER_S, _FOR_EVER_S)
+        finally:
+            uploader.close(5.0)
     if as_json:
         left = [{"capture_id": name, "reason": reason} for name, reason in standing.left.items()]
         removals = [{"capture_id": name, "reason": reason} for name, reason in standing.removals.items()]

@@ -10,6 +10,7 @@ import fcntl
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from itertools import islice
@@ -20,9 +21,10 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sftriage.agent import Agent, Shape, load_recording
-from sftriage.capture import NsysPlace
+from sftriage.capture import Executor, NsysPlace
 from sftriage.commands.asks import taken
 from sftriage.commands.collect import Collector, Known
+from sftriage.commands.controls import Controls
 from sftriage.commands.corroboration import Corroboration
 from sftriage.commands.metering import Meter
 from sftriage.commands.uploads import Uploads
@@ -108,6 +110,8 @@ class Triage:
             )
             self._evidence = Corroboration()
             self._collector = Collector(directory, info)
+            self._controls = Controls()
+            self._results: deque[tuple[Executor, CaptureResult]] = deque()
             self._held = held.pop_all()
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
@@ -190,12 +194,16 @@ class Triage:
         Triage must not end because a part of one turn failed (a full disk, a broken file): it is said, the other parts
         go on, and the next turn tries again.
         """
-        for act in (self._judge, self._see_stall, self._gather, self._take_asks, self._collect):
+        # Captures that have ended are noted before the rings are read: these have all of their steps then.
+        for act in (self._note, self._judge, self._see_stall, self._gather, self._take_asks, self._collect):
             try:
                 act(ended=ended)
             except Exception:
                 log.exception("a turn of the triage loop failed; it goes on")
         self._meter.looked(ended=ended)
+
+    def _note(self, *, ended: bool) -> None:
+        self._results.extend(self._agent.results())
 
     def _judge(self, *, ended: bool) -> None:
         for window in self._agent.poll(ended=ended):
@@ -227,7 +235,8 @@ class Triage:
             self._start_all(decision, ended=ended)
 
     def _collect(self, *, ended: bool) -> None:
-        for capture, result in self._agent.results():
+        while self._results:
+            capture, result = self._results.popleft()
             known = Known(self._captured_steps(result), self._evidence.remarks.get(result.rank, ()))
             self._ended(*self._collector.collect(capture, result, self._controller, self._agent.ranks, known))
 
@@ -251,6 +260,7 @@ class Triage:
         job = self._agent.statuses() if len(requests) > 1 and not ended else None
         if job is not None:
             requests = in_the_same_steps(requests, max(one.step for one in job.ranks), self._step_s)
+        self._controls.asked(requests)
         for request in requests:
             self._start(request, ended=ended)
 
@@ -258,6 +268,9 @@ class Triage:
         if ended:
             gone = CaptureResult(request.capture_id, request.rank, "failed", "the job ended before the capture began")
             self._ended(gone, None)
+            return
+        if self._controls.is_off(request.capture_id):
+            self._ended(CaptureResult(request.capture_id, request.rank, "refused", "not begun"), None)
             return
         failed = self._agent.capture(request)
         if failed is not None:
@@ -282,6 +295,9 @@ class Triage:
                 self._start_all(decision, ended=False)
 
     def _ended(self, result: CaptureResult, manifest: Manifest | None) -> None:
+        result = self._controls.told(result)
+        for control in self._controls.ended(result):
+            self._agent.cancel(control)
         self._controller.ended(result, time.time())
         self._watcher.captured(result, manifest)
         self._meter.captured(result, manifest)

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sftriage.access import Access, read_token
-from sftriage.commands.catalogues import CatalogueOption, catalogue_url, own_catalogue, store_of
+from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.runs import run_so_far
-from sftriage.commands.stores import StoreOption, open_store
 from sftriage.commands.wanted import since_of
 from sftriage.commands.words import place
 from sftriage.errors import UsageError
-from sftriage.traces import Catalogue
 
 if TYPE_CHECKING:
     from sftriage.ui import StoreSource
@@ -28,17 +26,20 @@ TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
 
 
 def ui(
-    run: Annotated[Path | None, typer.Option("--run", help="Run directory.", show_default="the newest run")] = None,
+    run: RunOption = None,
     store: StoreOption = None,
     catalogue: CatalogueOption = None,
-    host: Annotated[str, typer.Option(help="Address to listen on. Any but this machine's own wants a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any that is free.")] = 0,
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on. Any but this machine's own wants a token.")
+    ] = ("127.0.0.1"),
+    port: Annotated[
+        int, typer.Option(metavar="PORT", min=0, max=65535, help="Port to listen on; 0 is any that is free.")
+    ] = 0,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            help=f"File with the token that a browser gives as password. ${TOKEN_VARIABLE} holds the token itself."
+            metavar="FILE",
+            help=f"File with the token that a browser gives as password. ${TOKEN_VARIABLE} holds the token itself.",
         ),
     ] = None,
     allow_host: Annotated[
@@ -92,6 +93,9 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
     Raises:
         UsageError: a URL is none, or what is needed to talk to it is not installed.
     """
+    from sftriage.commands.catalogues import catalogue_url, own_catalogue, store_of
+    from sftriage.commands.stores import open_store
+    from sftriage.traces import Catalogue
     from sftriage.ui import StoreSource
 
     shared = catalogue_url(catalogue)

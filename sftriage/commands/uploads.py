@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+from rich.progress import Progress
 
-from sftriage.commands.output import notices
+from sftriage.commands.output import byte_bar, notices
 from sftriage.commands.words import place
 from sftriage.errors import InputError, UsageError
-from sftriage.records import plain
-from sftriage.traces import CaptureRow
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rundir import RunDirectory, RunInfo, read_info
 from sftriage.traces.uploading import Standing, Uploader
-from sftriage.traces.uploads import Outbox, Upload
 
 LIMIT_S = 900.0
 """How long after the end of a run its uploads may take, and, while nothing moves, how long it is waited for more."""
@@ -26,7 +23,6 @@ STILL_S = 60.0
 PUSH_S = 60.0
 _CLOSE_S = 5.0
 _TICK_S = 0.25
-_TOLD = {"state", "url", "reason", "verified_at"}
 _DOING = {"sending": "sending", "checking": "reading back"}
 
 
@@ -107,12 +103,8 @@ def follow(uploader: Uploader, limit_s: float, still_s: float) -> Standing:
     It is waited no longer than ``limit_s``, nor for ``still_s`` without a byte that moves, nor past a Ctrl-C.
     """
     begun_s = moved_s = time.monotonic()
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     standing = uploader.standing
-    with (
-        suppress(KeyboardInterrupt),
-        Progress(*columns, console=notices(), transient=True, disable=not notices().is_terminal) as bar,
-    ):
+    with suppress(KeyboardInterrupt), byte_bar() as bar:
         task = bar.add_task("Waiting for the store", total=None)
         while not (standing.done or standing.given_up or standing.taken):
             now_s, before = time.monotonic(), standing
@@ -190,31 +182,3 @@ def pusher(directory: RunDirectory) -> Callable[[], None] | None:
         )
 
     return push
-
-
-def upload_of(directory: RunDirectory, capture_id: str) -> Upload | None:
-    """How far a capture's upload is; None where its run keeps its captures here alone."""
-    found = Outbox(directory.path).upload(capture_id)
-    if found is None:
-        with suppress(InputError):
-            url = read_info(directory).store
-            return None if url is None else Upload(url=url, state="waiting")
-    return found
-
-
-def with_uploads(rows: Sequence[CaptureRow], directory: RunDirectory | None) -> list[dict[str, Any]]:
-    """Rows of a catalogue as JSON values, each with how far its upload is; None where there is none to speak of."""
-    found = [None if directory is None else upload_of(directory, row.capture_id) for row in rows]
-    return [
-        {**plain(row), "upload": None if one is None else one.model_dump(mode="json", include=_TOLD)}
-        for row, one in zip(rows, found, strict=True)
-    ]
-
-
-def upload_words(upload: Upload) -> str:
-    """How far an upload is, in words."""
-    if upload.state == "stored" and upload.verified_at is not None:
-        return f"stored in {upload.url}, verified {upload.verified_at:%Y-%m-%d %H:%M:%S} UTC"
-    if upload.state == "failed":
-        return f"failed: {upload.reason}"
-    return f"{upload.state}: to {upload.url}"

@@ -7,15 +7,15 @@ from datetime import datetime, timedelta, timezone
 from typing import Annotated, Literal
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from sftriage.errors import UsageError
-from sftriage.policy import quantities
 
-JobOption = Annotated[str | None, typer.Option("--job", help="Only captures of this job.")]
+JobOption = Annotated[str | None, typer.Option("--job", metavar="NAME", help="Only captures of this job.")]
 RunIdOption = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Only captures of the run of this id.")]
-RankOption = Annotated[int | None, typer.Option("--rank", min=0, max=2**31 - 1, help="Only captures of this rank.")]
-StageOption = Annotated[str | None, typer.Option("--stage", help="Only captures whose suspect was in this stage.")]
+RankOption = Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only captures of this rank.")]
+StageOption = Annotated[
+    str | None, typer.Option("--stage", metavar="NAME", help="Only captures whose suspect was in this stage.")
+]
 StepOption = Annotated[
     str | None,
     typer.Option(
@@ -34,7 +34,7 @@ ReproducedOption = Annotated[
     Literal["yes", "no", "partly"] | None,
     typer.Option("--reproduced", help="Only captures in which the fault was still there, was not, or partly."),
 ]
-HostOption = Annotated[str | None, typer.Option("--host", help="Only captures on this host.")]
+HostOption = Annotated[str | None, typer.Option("--host", metavar="NAME", help="Only captures on this host.")]
 ProfilerOption = Annotated[
     Literal["torch", "nsys", "stacks"] | None, typer.Option("--profiler", help="Only captures of this profiler.")
 ]
@@ -42,7 +42,6 @@ ProfilerOption = Annotated[
 _STEP = r"[0-9]{1,19}"
 _STEPS = re.compile(rf"({_STEP})(?:\.\.({_STEP}))?")
 _MOMENT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}([Tt ].+)?")
-_DATETIME = TypeAdapter(datetime)
 
 
 def steps_of(text: str) -> tuple[int, int]:
@@ -66,9 +65,13 @@ def since_of(text: str, now: datetime) -> datetime:
     Raises:
         UsageError: it is none.
     """
+    from pydantic import TypeAdapter, ValidationError
+
+    from sftriage.policy import quantities
+
     try:
         if _MOMENT.fullmatch(text):
-            moment = _DATETIME.validate_python(text)
+            moment = TypeAdapter(datetime).validate_python(text)
             return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
         return now - timedelta(seconds=quantities.seconds(text))
     except (ValidationError, ValueError, OverflowError):

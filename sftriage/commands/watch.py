@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from sftriage.commands.decisions import RunOption
+from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results
 from sftriage.commands.runs import find_run, run_so_far
 from sftriage.commands.watch_changes import Told, all_of, closing, events, news, opening

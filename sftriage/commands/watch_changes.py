@@ -90,7 +90,8 @@ def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[AskRow
 
 def _kind(row: WindowRow) -> tuple[object, ...]:
     """What two windows share of which the second is no news."""
-    return (row.attempt, row.label, row.named if row.label == "suspect" else "", row.outcome)
+    first = row.suspects[0] if row.label == "suspect" and row.suspects else None
+    return (row.attempt, row.label, row.named if first else "", first and first.pattern, row.outcome)
 
 
 def _said(row: WindowRow) -> str:

@@ -70,4 +70,5 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
         steps_with=n_there,
         over_s=float(over_N[expected_N].mean()) if n_expected else 0.0,
         expected_s=trigger.gain_s,
+        fault_steps=tuple((window.first_step + np.flatnonzero(there_N)).tolist()),
     )

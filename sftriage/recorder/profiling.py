@@ -7,7 +7,7 @@
                         └─ called off, out of time, an error, the job's own profiler ─▶ idle, result "failed"
 
 Armed for what comes back, it waits for the step before it touches the profiler. Armed for many steps, it records one
-beforehand, to know how many of them fit into the bytes allowed (`sizing`).
+beforehand, to know how many of them fit into the bytes allowed, and do not hold the rank up for too long (`sizing`).
 
 The profiler is prepared, started and stopped between two steps; only the export runs elsewhere, in a background thread.
 Where the trace goes is the trainer's own setting: a request cannot choose a path. Traces are not compressed here: the
@@ -36,9 +36,10 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.nvtx import NvtxSession
+from sftriage.recorder.probe import Probe
 from sftriage.recorder.refusal import refusal
 from sftriage.recorder.session import TorchSession
-from sftriage.recorder.sizing import StepSizes, probed_bytes
+from sftriage.recorder.sizing import Fitting, Measured, StepSizes
 from sftriage.recorder.spool import write_trace
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 
@@ -54,8 +55,8 @@ class _Capture:
     deadline_s: float
     session: TorchSession | NvtxSession
     not_before: int
-    steps: int
-    probe: TorchSession | None = None
+    fitting: Fitting
+    probe: Probe | None = None
     probe_s: float | None = None
     prepared: bool = False
     warmed: int = 0
@@ -147,7 +148,7 @@ class CaptureExecutor:
             session = capture.session
             session.end_step()
             self._mailbox.show("recording", session.steps)
-            if session.steps >= capture.steps:
+            if session.steps >= capture.fitting.steps:
                 self._stop(capture, self._cut_short(capture))
             elif time.monotonic() >= capture.deadline_s:
                 self._finish_early(capture, "time-box reached")
@@ -215,7 +216,7 @@ class CaptureExecutor:
         else:
             session = TorchSession(self._info, request.options, self._guard)
         deadline_s = time.monotonic() + request.max_seconds
-        capture = _Capture(request, deadline_s, session, self._first(request, number), request.steps)
+        capture = _Capture(request, deadline_s, session, self._first(request, number), Fitting(request.steps))
         self._capture = capture
         self._guard.hold(self._make_way)
         self._enter("armed")
@@ -241,27 +242,24 @@ class CaptureExecutor:
 
     def _probe(self, capture: _Capture, number: int) -> None:
         """Record this one step, to know what it takes; the capture begins after it."""
-        capture.probe = TorchSession(self._info, capture.request.options, self._guard)
-        capture.probe.prepare()
-        capture.probe.start(capture.request.capture_id, number, {})
+        request = capture.request
+        assert self._spool is not None, "a request is refused where there is no spool"
+        capture.probe = Probe(
+            lambda: TorchSession(self._info, request.options, self._guard), self._spool, request.capture_id
+        )
+        capture.probe.start(number)
 
-    def _learn(self, capture: _Capture, probe: TorchSession) -> None:
+    def _learn(self, capture: _Capture, probe: Probe) -> None:
         """The step that was recorded beforehand has ended: it says how many fit."""
         self._stalled = True
-        began_s = time.monotonic()
+        self._sizes.note(capture.request.options, probe.finish())
         capture.probe = None
-        probe.stop()
-        assert self._spool is not None, "a request is refused where there is no spool"
-        request = capture.request
-        self._sizes.note(request.options, probed_bytes(probe.export, self._spool, request.capture_id), 1)
-        capture.probe_s = time.monotonic() - began_s
+        capture.probe_s = probe.took_s
 
     def _cut_short(self, capture: _Capture) -> str:
         """Why there are fewer steps than were asked for, if there are."""
-        if capture.steps == capture.request.steps:
-            return ""
-        asked = capture.request
-        return f"{capture.steps} of {asked.steps} steps: more would not fit into {asked.max_bytes} bytes"
+        fitting = capture.fitting
+        return fitting.why and f"{fitting.steps} of {capture.request.steps} steps: {fitting.why}"
 
     def _ready(self, capture: _Capture) -> bool:
         """Whether the warm-up is over, and a profiler outside is ready."""
@@ -285,7 +283,7 @@ class CaptureExecutor:
     def _start(self, capture: _Capture, number: int) -> None:
         """Record from this step on."""
         if isinstance(capture.session, TorchSession):
-            capture.steps = self._sizes.fitting(capture.request)
+            capture.fitting = self._sizes.fitting(capture.request)
             if capture.probe_s is not None:
                 capture.session.timings_s["probe"] = capture.probe_s
         capture.session.start(capture.request.capture_id, number, capture.request.labels)
@@ -325,7 +323,8 @@ class CaptureExecutor:
         try:
             assert self._spool is not None, "a request is refused where there is no spool"
             size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
-            self._sizes.note(request.options, size_bytes, session.steps)
+            fixed_s = self._sizes.fixed_s(request.options)
+            self._sizes.note(request.options, Measured(session.steps, size_bytes, session.held_up_s, fixed_s))
         except Exception as error:
             state, detail = "failed", _reason(error)
         session.timings_s["export"] = time.monotonic() - began_s

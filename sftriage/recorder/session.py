@@ -8,9 +8,10 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from time import monotonic, monotonic_ns, time_ns
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from sftriage.errors import CaptureError
@@ -36,6 +37,7 @@ class TorchSession:
         first_step: the first step that was recorded.
         last_step: the last one.
         timings_s: seconds that ``start``, ``run`` and ``stop`` took.
+        held_up_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
         clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
     """
 
@@ -55,6 +57,7 @@ class TorchSession:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.timings_s = {"start": 0.0}
+        self.held_up_s = 0.0
         self.clock: dict[str, int] = {}
         self._prepared = False
         self._started = False
@@ -63,7 +66,7 @@ class TorchSession:
         """Warm the profiler up: the first steps after this pay for it, and are not recorded."""
         began_s = monotonic()
         with self._guard.ours():
-            self._profile.prepare_trace()
+            _importing_nothing(self._profile.prepare_trace)()
         self._prepared = True
         self.timings_s["start"] += monotonic() - began_s
 
@@ -121,6 +124,7 @@ class TorchSession:
                     self._profile.start_trace()
                 self._profile.stop_trace()
             self.timings_s["stop"] = monotonic() - began_s
+            self.held_up_s += self.timings_s["stop"]
 
     def export(self, path: str) -> None:
         """Write the trace as JSON. This may be called on another thread.
@@ -130,7 +134,9 @@ class TorchSession:
         """
         if self._profile.profiler.kineto_results.trace_start_ns() <= 0:
             raise CaptureError("the profiler recorded nothing")
+        began_s = monotonic()
         self._profile.export_chrome_trace(path)
+        self.held_up_s += monotonic() - began_s
 
     def _label(self, name: str, value: str) -> None:
         # Kineto writes values into its JSON as they are: a backslash in one would break the whole trace.
@@ -141,6 +147,34 @@ class TorchSession:
         if self._step_mark is not None:
             self._step_mark.__exit__(None, None, None)
             self._step_mark = None
+
+
+def _importing_nothing(prepare_trace: Callable[[], None]) -> Callable[[], None]:
+    """Torch's own ``prepare_trace``, to which ``torch._inductor`` is there only if the job has imported it.
+
+    It asks ``hasattr(torch, "_inductor")``, and torch answers by importing that: 820 modules, seconds in which the rank
+    stands still, for a setting that matters only to who uses it already. So its code is run with a ``torch`` that has
+    everything but this. What is no plain method of that module is left as it is.
+    """
+    torch = sys.modules["torch"]
+    there = dict(vars(torch))
+    inductor = there.get("_inductor")
+    if inductor is not None and "config" in vars(inductor):
+        return prepare_trace
+    if not isinstance(prepare_trace, MethodType) or not isinstance(prepare_trace.__func__, FunctionType):
+        return prepare_trace
+    function = prepare_trace.__func__
+    if function.__globals__.get("torch") is not torch:
+        return prepare_trace
+    # Its __getattr__ is what imports.
+    there.pop("__getattr__", None)
+    there.pop("_inductor", None)
+    lesser = ModuleType("torch")
+    vars(lesser).update(there)
+    names = {**function.__globals__, "torch": lesser}
+    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    return MethodType(copied, prepare_trace.__self__)
 
 
 def _mark(name: str) -> Any:

@@ -12,18 +12,18 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Table, delete, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 
-from sftriage.errors import CatalogueError, InputError, IntegrityError, UsageError
+from sftriage.errors import CatalogueError, InputError, UsageError
 from sftriage.traces.databases import Foreign, database_at, distance, reason
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.migrations import Unfit
 from sftriage.traces.rows import CaptureRow, Wanted, captures, conditions, key_of, stores
-from sftriage.traces.stores import Store
+from sftriage.traces.stores import Condition, Store
 
 Progress = Callable[[int, int], None]
 """Told how many manifests have been read, and of how many."""
@@ -153,18 +153,21 @@ class Catalogue:
                 elif isinstance(manifest, UsageError):
                     refused[reference] = str(manifest)
                 else:
-                    problems.append(str(manifest))
+                    problems.append(f"capture {reference} {manifest.words}")
                 if progress is not None:
                     progress(done, len(ordered))
         # What was removed while we looked is no problem.
         still = self._its_store.ids() if refused else frozenset()
         return found, (*problems, *(said for reference, said in refused.items() if reference in still))
 
-    def _look(self, reference: str) -> Manifest | Exception:
+    def _look(self, reference: str) -> Manifest | Condition | UsageError:
         try:
-            return self._its_store.manifest(reference)
-        except (InputError, IntegrityError, UsageError, OSError) as error:
+            manifest, condition = self._its_store.look(reference)
+        except UsageError as error:
             return error
+        except (InputError, OSError) as error:
+            return Condition.after(error)
+        return manifest if condition.whole else condition
 
     def _insert(self, found: Sequence[tuple[str, Manifest]]) -> None:
         rows = [CaptureRow.of(manifest, self._its_name, reference) for reference, manifest in found]
@@ -232,8 +235,7 @@ class Catalogue:
 def _upsert(table: Table, rows: Sequence[dict[str, Any]], connection: Connection) -> None:
     """Insert rows, over those that are there."""
     # Each dialect has an insert of its own, which are spelt alike.
-    insert: Any = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    statement = insert(table)
+    statement: Any = import_module(f"sqlalchemy.dialects.{connection.dialect.name}").insert(table)
     connection.execute(statement.on_conflict_do_update(index_elements=["key"], set_=dict(statement.excluded)), rows)
 
 

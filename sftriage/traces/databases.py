@@ -229,6 +229,11 @@ def on_one_host(store: str) -> bool:
     return store.startswith("file://") and not store.startswith("file:///")
 
 
+def on_this_host(store: str) -> bool:
+    """Whether it is a directory of the host that asks, which may have gone."""
+    return store.startswith(f"{_on_this_host()}/")
+
+
 def distance(store: str) -> int:
     """How far a store is from whoever asks: 0 on this host, 1 where everybody reaches it, 2 on another host."""
     if not on_one_host(store):

@@ -52,10 +52,17 @@ class Share(Model):
 
 
 class Findings(Model):
-    """What filled the suspect stage, beside the same stage of a control rank where there is one."""
+    """What filled the suspect stage, beside the same stage of a control rank where there is one.
+
+    Where it is known which of the captured steps have the fault, and not all have, those alone are looked at:
+    ``of_steps`` is how many there are with the others. ``control`` is another ``rank`` in the same steps, or else the
+    other ``steps`` of the suspect itself: ``beside`` says which.
+    """
 
     stage: Annotated[str, text(MAX_STAGE_NAME_BYTES)]
     suspect: StageProfile
     control: StageProfile | None = None
     shares: Annotated[tuple[Share, ...], Field(max_length=MAX_SHARES)]
     summary: Sentence
+    of_steps: Count | None = None
+    beside: Literal["rank", "steps"] = "rank"

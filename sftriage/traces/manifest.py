@@ -22,6 +22,7 @@ from sftriage.records import (
     Pattern,
     Profiler,
     Reproduced,
+    Role,
     Scope,
     Trigger,
     plain,
@@ -38,6 +39,10 @@ MANIFEST_NAME = "manifest.json"
 CaptureId = Annotated[str, Field(pattern=rf"^{CAPTURE_ID.pattern}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class NewerError(InputError):
+    """A manifest that a newer sftriage has written: there is nothing wrong with it."""
 
 
 class Steps(Model):
@@ -95,7 +100,10 @@ class TriggerInfo(Model):
 
 
 class CaptureInfo(Steps):
-    """What was captured. The steps are those measured, warm-up excluded; times and clock as in `CaptureResult`."""
+    """What was captured. The steps are those measured, warm-up excluded; times and clock as in `CaptureResult`.
+
+    The ``role`` of a healthy peer, captured to compare the suspect with, is ``control``.
+    """
 
     profiler: Profiler
     rank: Rank
@@ -107,6 +115,7 @@ class CaptureInfo(Steps):
     timings_s: Annotated[dict[Word, Number], Field(max_length=64)]
     clock: Annotated[dict[Word, Count], Field(max_length=64)]
     detail: Sentence
+    role: Role = "suspect"
 
     @model_validator(mode="after")
     def _agrees(self) -> CaptureInfo:
@@ -139,6 +148,7 @@ class CaptureInfo(Steps):
             clock=dict(result.clock),
             # A profiler's own message may span lines.
             detail=CONTROL.sub(" ", result.detail)[:2000],
+            role=request.role,
         )
 
 
@@ -167,11 +177,12 @@ class ReproducedInfo(Model):
     steps_with: Count
     over_s: Number
     expected_s: Number
+    fault_steps: Annotated[tuple[Count, ...], Field(max_length=100_000)] = ()
 
     @classmethod
     def of(cls, reproduced: Reproduced) -> ReproducedInfo:
         """What was found, as a manifest writes it."""
-        return cls(**plain(reproduced))
+        return cls(**{**plain(reproduced), "fault_steps": reproduced.fault_steps})
 
 
 class CostInfo(Steps):
@@ -240,14 +251,14 @@ class Manifest(Model):
         """A stored manifest, checked; ``source`` names it in messages.
 
         Raises:
-            InputError: not a manifest, or one of a newer version.
+            InputError: not a manifest; `NewerError` if it is one of a newer version.
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, which no manifest is")
         try:
             version = _Version.model_validate_json(data).schema_version
             if version > SCHEMA_VERSION:
-                raise InputError(
+                raise NewerError(
                     f"{source}: written by a newer sftriage (schema_version {version}; "
                     f"this one reads up to {SCHEMA_VERSION})"
                 )

@@ -23,7 +23,7 @@ from sftriage.traces.findings import Findings
 from sftriage.traces.keys import Place, shown, written
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, CostInfo, Manifest
 from sftriage.traces.objects import Objects, Patience
-from sftriage.traces.stores import PIN_NAME, Listing, Progress, check_id, destination_of, noting
+from sftriage.traces.stores import PIN_NAME, WHOLE, Condition, Listing, Progress, check_id, destination_of, noting
 
 _READERS = 16
 _MAX_NAMED = 5
@@ -81,17 +81,30 @@ class RemoteStore:
         key = self._key(capture_id)
         return self._checked(key, self._names(key))
 
+    def look(self, capture_id: str) -> tuple[Manifest, Condition]:
+        """See `Store.look`."""
+        key = self._key(capture_id)
+        names = self._names(key)
+        manifest = self._read(key, names)
+        try:
+            self._check(key, names, manifest)
+        except IntegrityError as error:
+            return manifest, Condition.after(error)
+        return manifest, WHOLE
+
     def manifests(self) -> Listing:
         """See `Store.manifests`. Raises StoreError where the store cannot be reached."""
         listed = sorted(self._listed().items())
-        manifests, problems = [], []
+        manifests: list[Manifest] = []
+        unfit: dict[str, Condition] = {}
         with ThreadPoolExecutor(_READERS) as readers:
-            for found in readers.map(lambda one: self._look(*one), listed):
+            looked_at = readers.map(lambda one: self._look(*one), listed)
+            for (key, _), found in zip(listed, looked_at, strict=True):
                 if isinstance(found, Manifest):
                     manifests.append(found)
                 elif found is not None:
-                    problems.append(found)
-        return Listing(tuple(manifests), tuple(problems))
+                    unfit[self._reference(key)] = found
+        return Listing(tuple(manifests), unfit)
 
     def leftovers(self) -> tuple[str, ...]:
         """See `Store.leftovers`."""
@@ -275,6 +288,12 @@ class RemoteStore:
 
     def _checked(self, key: str, names: _Names) -> Manifest:
         """The manifest of a place, if it belongs there and its artefacts lie beside it."""
+        manifest = self._read(key, names)
+        self._check(key, names, manifest)
+        return manifest
+
+    def _read(self, key: str, names: _Names) -> Manifest:
+        """The manifest of a place, if it belongs there."""
         place, where = Place.parse(key), f"{self._objects.place}/{key}"
         source = f"{where}/{MANIFEST_NAME}"
         if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
@@ -285,22 +304,26 @@ class RemoteStore:
         manifest = Manifest.from_json(data, source)
         if Place.of(manifest) != place:
             raise InputError(f"{source}: is the manifest of {Place.of(manifest).key}")
+        return manifest
+
+    def _check(self, key: str, names: _Names, manifest: Manifest) -> None:
+        """See that a capture's artefacts lie beside its manifest, in the right size."""
+        where = f"{self._objects.place}/{key}"
         for artefact in manifest.artefacts:
             size = names.get(artefact.name)
             if size is None:
-                raise IntegrityError(f"{where}/{artefact.name}: missing")
+                raise IntegrityError(f"{where}/{artefact.name}: missing") from FileNotFoundError()
             if size != artefact.size_bytes:
                 raise IntegrityError(f"{where}/{artefact.name}: {size} bytes; it had {artefact.size_bytes}")
-        return manifest
 
-    def _look(self, key: str, names: _Names) -> Manifest | str | None:
+    def _look(self, key: str, names: _Names) -> Manifest | Condition | None:
         """A capture, what is the matter with it, or None where it was removed while we looked."""
         try:
             return self._checked(key, names)
         except UsageError:
             return None
         except (InputError, IntegrityError) as error:
-            return str(error)
+            return Condition.after(error)
 
 
 def _is_place(key: str) -> bool:

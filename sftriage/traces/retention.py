@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from sftriage.errors import CatalogueError, StoreError, UsageError
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
 
 
@@ -63,18 +64,53 @@ def expired(captures: Sequence[Kept], retention: Retention, now_s: float) -> tup
     return tuple(sorted(gone, key=lambda one: (one.created_s, one.capture_id)))
 
 
+@dataclass(frozen=True, slots=True)
+class Due:
+    """What retention comes to: the captures that go now, and by reference why others that it looked at do not."""
+
+    captures: tuple[Kept, ...] = ()
+    left_alone: Mapping[str, str] = field(default_factory=dict)
+
+
 def due(store: Store, retention: Retention, now_s: float) -> tuple[Kept, ...]:
     """Those of a store that go now. A damaged capture is left for people to look at.
 
     Raises:
         OSError, StoreError: the store cannot be read.
     """
-    if retention.unlimited:
-        return ()
-    pinned = store.pinned()
-    found = [(store.reference(one), one) for one in store.manifests().manifests]
+    return () if retention.unlimited else outlook(store, retention, now_s).captures
+
+
+def outlook(store: Store, retention: Retention, now_s: float, *, unfit: bool = False) -> Due:
+    """Those of a store that go now, and those that are left alone, and why.
+
+    Args:
+        store: the store.
+        retention: how long, and how much.
+        now_s: seconds since the epoch.
+        unfit: what is missing or damaged goes too, if no copy elsewhere is whole.
+
+    Raises:
+        OSError, StoreError: the store cannot be read.
+    """
+    pinned, listing = store.pinned(), store.manifests()
+    found = [(store.reference(one), one) for one in listing.manifests]
     captures = [Kept.of(reference, one, pinned=reference in pinned) for reference, one in found]
-    return expired(captures, retention, now_s)
+    going = expired(captures, retention, now_s)
+    unpinned = expired([replace(one, pinned=False) for one in captures], retention, now_s)
+    left = {one.capture_id: "it is pinned" for one in unpinned if one.capture_id in pinned}
+    broken: list[Kept] = []
+    for reference, condition in listing.unfit.items():
+        copy = store.copy_elsewhere(reference) if isinstance(store, LocalStore) else None
+        if reference in pinned:
+            left[reference] = f"it is pinned, and {condition.words}"
+        elif copy is not None:
+            left[reference] = f"it {condition.words}; but its copy in {copy} was verified"
+        elif unfit and condition.beyond_repair:
+            broken.append(Kept(reference, 0.0, 0))
+        else:
+            left[reference] = f"it {condition.words}"
+    return Due((*broken, *going), left)
 
 
 def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:

@@ -177,8 +177,10 @@ def _overlaps(first: Column[int], last: Column[int], steps: tuple[int, int]) -> 
 
 
 def _sayable(value: str | int) -> bool:
-    """Whether a database can be asked for it: what is no text, as from another encoding's command line, is nowhere."""
-    return isinstance(value, int) or ("\0" not in value and value == value.encode(errors="replace").decode())
+    """Whether a database can be asked for it: what is no text (of another encoding), or too large, is nowhere."""
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return "\0" not in value and value == value.encode(errors="replace").decode()
 
 
 def written(moment: datetime) -> str:

@@ -20,6 +20,7 @@ import contextlib
 import errno
 import fcntl
 import gzip
+import logging
 import os
 import shutil
 import tempfile
@@ -34,8 +35,19 @@ from sftriage.traces.fields import first_problem
 from sftriage.traces.files import Summed, chunks, copy, copy_verified, private, regular, replacing, sync, sync_directory
 from sftriage.traces.findings import Findings
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, CostInfo, Manifest
-from sftriage.traces.stores import PIN_NAME, Listing, Progress, check_id, destination_of, noting
+from sftriage.traces.stores import (
+    PIN_NAME,
+    WHOLE,
+    Condition,
+    Listing,
+    Progress,
+    check_id,
+    destination_of,
+    noting,
+)
 from sftriage.traces.uploads import REMOVING, is_tombstone, keep_tombstone, read_upload
+
+log = logging.getLogger("sftriage")
 
 TRACE_NAME = "trace.json.gz"
 
@@ -145,20 +157,47 @@ class LocalStore:
             InputError: what lies there is not one.
             IntegrityError: an artefact is missing or of another size.
         """
+        manifest, condition = self.look(capture_id)
+        if not condition.whole:
+            raise IntegrityError(condition.problem)
+        return manifest
+
+    def look(self, capture_id: str) -> tuple[Manifest, Condition]:
+        """See `Store.look`."""
         directory = self._directory(capture_id)
         path = directory / MANIFEST_NAME
         with regular(path, InputError) as file:
             manifest = Manifest.from_json(file.read(MAX_MANIFEST_BYTES + 1), str(path))
         if manifest.capture_id != capture_id:
             raise InputError(f"{path}: is the manifest of {manifest.capture_id}")
-        for artefact in manifest.artefacts:
-            if self._elsewhere(capture_id, artefact) is not None:
-                continue
-            with regular(directory / artefact.name, IntegrityError) as file:
-                size = os.fstat(file.fileno()).st_size
-            if size != artefact.size_bytes:
-                raise IntegrityError(f"{directory / artefact.name}: {size} bytes; it had {artefact.size_bytes}")
-        return manifest
+        try:
+            for artefact in manifest.artefacts:
+                self._check(capture_id, artefact)
+        except IntegrityError as error:
+            return manifest, Condition.after(error)
+        return manifest, WHOLE
+
+    def condition(self, capture_id: str) -> Condition:
+        """Whether a capture is there as it was put, as far as can be told without reading its artefacts."""
+        try:
+            return self.look(capture_id)[1]
+        except (InputError, UsageError, OSError) as error:
+            return Condition.after(error)
+
+    def copy_elsewhere(self, capture_id: str) -> str | None:
+        """The store elsewhere that has a verified copy of a capture, if one has."""
+        upload = read_upload(self._captures / check_id(capture_id))
+        return None if upload is None or upload.verified_at is None else upload.url
+
+    def _check(self, capture_id: str, artefact: Artefact) -> None:
+        """See that an artefact is here in the right size, or elsewhere."""
+        if self._elsewhere(capture_id, artefact) is not None:
+            return
+        path = self._captures / capture_id / artefact.name
+        with regular(path, IntegrityError) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size != artefact.size_bytes:
+            raise IntegrityError(f"{path}: {size} bytes; it had {artefact.size_bytes}")
 
     def note(self, capture_id: str, noted: Findings | CostInfo) -> Manifest:
         """See `Store.note`."""
@@ -174,13 +213,19 @@ class LocalStore:
 
     def manifests(self) -> Listing:
         """See `Store.manifests`."""
-        manifests, problems = [], []
+        manifests: list[Manifest] = []
+        unfit: dict[str, Condition] = {}
         for name in sorted(self.ids()):
             try:
-                manifests.append(self.manifest(name))
-            except (InputError, IntegrityError, UsageError, OSError) as error:
-                problems.append(str(error))
-        return Listing(tuple(manifests), tuple(problems))
+                manifest, condition = self.look(name)
+            except (InputError, UsageError, OSError) as error:
+                unfit[name] = Condition.after(error)
+            else:
+                if condition.whole:
+                    manifests.append(manifest)
+                else:
+                    unfit[name] = condition
+        return Listing(tuple(manifests), unfit)
 
     def leftovers(self) -> tuple[str, ...]:
         """See `Store.leftovers`: there is nothing that `sweep` does not remove."""
@@ -220,22 +265,29 @@ class LocalStore:
             IntegrityError: what is stored is not what was put; nothing is left at the destination.
             StoreError: it lies elsewhere, and that cannot be reached.
         """
-        manifest = self.manifest(capture_id)
+        manifest, _ = self.look(capture_id)
         wanted = manifest.artefact(artefact)
-        url = self._elsewhere(capture_id, wanted)
-        if url is not None:
-            from sftriage.traces.remote import RemoteStore
+        if self._elsewhere(capture_id, wanted) is None:
+            target = destination_of(wanted.name, destination, force=force)
+            try:
+                self._copy_out(capture_id, wanted, target, progress)
+            except IntegrityError as error:
+                if (url := self.copy_elsewhere(capture_id)) is None:
+                    raise
+                log.warning("%s; taken from %s", error, url)
+            except OSError as error:
+                raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+            else:
+                return target
+        from sftriage.traces.remote import RemoteStore
 
-            remote = RemoteStore.open(url, job=manifest.job, run=manifest.run)
-            return remote.get(capture_id, artefact, destination, force=force, progress=progress)
-        target = destination_of(wanted.name, destination, force=force)
+        remote = RemoteStore.open(self.copy_elsewhere(capture_id) or "", job=manifest.job, run=manifest.run)
+        return remote.get(capture_id, artefact, destination, force=force, progress=progress)
+
+    def _copy_out(self, capture_id: str, wanted: Artefact, target: Path, progress: Progress | None) -> None:
         source = self._captures / capture_id / wanted.name
-        try:
-            with regular(source, IntegrityError) as stored:
-                copy_verified(chunks(stored), target, wanted, str(source), progress)
-        except OSError as error:
-            raise UsageError(f"{target} cannot be written: {error.strerror}") from error
-        return target
+        with regular(source, IntegrityError) as stored:
+            copy_verified(chunks(stored), target, wanted, str(source), progress)
 
     def remove(self, capture_id: str) -> None:
         """Remove a capture, artefacts and manifest as one: one rename hides it, and what a crash leaves is swept.
@@ -302,11 +354,9 @@ class LocalStore:
 
     def _elsewhere(self, capture_id: str, artefact: Artefact) -> str | None:
         """The store elsewhere that an artefact lies in, if it does not lie here any more."""
-        directory = self._captures / capture_id
-        if os.path.lexists(directory / artefact.name):
+        if os.path.lexists(self._captures / capture_id / artefact.name):
             return None
-        upload = read_upload(directory)
-        return None if upload is None or upload.verified_at is None else upload.url
+        return self.copy_elsewhere(capture_id)
 
     def _directory(self, capture_id: str) -> Path:
         """Where a capture that is there lies."""

@@ -9,15 +9,15 @@ jobs takes a bare id too, as long as only one capture has it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
-from sftriage.errors import UsageError
+from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
 from sftriage.traces.findings import Findings
-from sftriage.traces.manifest import CostInfo, Manifest
+from sftriage.traces.manifest import CostInfo, Manifest, NewerError
 
 PIN_NAME = "pinned"
 """An empty file of this name beside a capture's manifest: retention leaves it alone."""
@@ -26,12 +26,72 @@ Progress = Callable[[int], None]
 """Told how many bytes have been copied so far."""
 
 
+State = Literal["whole", "missing", "damaged", "newer", "unreadable"]
+_WORDS: Mapping[State, str] = {
+    "whole": "is whole",
+    "missing": "is not all there",
+    "damaged": "is damaged",
+    "newer": "is of a newer sftriage",
+    "unreadable": "cannot be read",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """Whether a capture is there as it was put, as far as names and sizes tell.
+
+    Attributes:
+        state: ``missing`` if a file of it is gone, ``damaged`` if one is another than was put or its manifest is none,
+            ``newer`` if only a newer sftriage understands it, ``unreadable`` if its owner lets nobody else read it.
+        problem: what is the matter, and where; empty for what is whole.
+    """
+
+    state: State = "whole"
+    problem: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is the matter with it."""
+        return self.state == "whole"
+
+    @property
+    def words(self) -> str:
+        """The same as the end of a sentence about it."""
+        return f"{_WORDS[self.state]}: {self.problem}" if self.problem else _WORDS[self.state]
+
+    @property
+    def beyond_repair(self) -> bool:
+        """Nobody gets the trace from it any more."""
+        return self.state in ("missing", "damaged")
+
+    @classmethod
+    def after(cls, error: InputError | IntegrityError | UsageError | OSError) -> Condition:
+        """What an attempt to read a capture has come to."""
+        cause = error if isinstance(error, OSError) else error.__cause__
+        state: State = "damaged"
+        if isinstance(error, NewerError):
+            state = "newer"
+        elif isinstance(cause, PermissionError):
+            state = "unreadable"
+        elif isinstance(error, UsageError) or isinstance(cause, FileNotFoundError):
+            state = "missing"
+        return cls(state, str(error))
+
+
+WHOLE = Condition()
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The captures of a store, by reference, and what else lies there and why it is not one."""
+    """The captures of a store, and by reference what else lies there and why it is not one."""
 
     manifests: tuple[Manifest, ...]
-    problems: tuple[str, ...]
+    unfit: Mapping[str, Condition]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why what is unfit is no capture, in words."""
+        return tuple(one.problem for one in self.unfit.values())
 
 
 class Store(Protocol):
@@ -54,6 +114,14 @@ class Store(Protocol):
             UsageError: no such capture.
             InputError: what lies there is not one.
             IntegrityError: an artefact is missing or of another size.
+        """
+
+    def look(self, capture_id: str) -> tuple[Manifest, Condition]:
+        """The manifest of a capture, and whether its artefacts are there in the right size.
+
+        Raises:
+            UsageError: no such capture.
+            InputError: what lies there is not one.
         """
 
     def manifests(self) -> Listing:
@@ -135,11 +203,13 @@ def destination_of(name: str, destination: str | os.PathLike[str], *, force: boo
     """The file that an artefact is copied to: under its own name, where a directory is given.
 
     Raises:
-        UsageError: it exists, and ``force`` is not set.
+        UsageError: it exists, and ``force`` is not set; or it is a device or a pipe, whose place a file would take.
     """
     target = Path(destination)
     if target.is_dir():
         target = target / name
+    if target.exists() and not target.is_file():
+        raise UsageError(f"{target}: not a file that a trace can take the place of")
     if target.exists() and not force:
         raise UsageError(f"{target} exists already")
     return target

@@ -11,29 +11,25 @@ is imported when it is first named.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sftriage.access import Access
+from sftriage.lazily import from_modules
 
 if TYPE_CHECKING:
-    from sftriage.ui.app import create_app as create_app
-    from sftriage.ui.source import RunSource as RunSource
-    from sftriage.ui.store_app import create_store_app as create_store_app
-    from sftriage.ui.store_source import StoreSource as StoreSource
-
-_HOMES = {
-    "RunSource": "sftriage.ui.source",
-    "StoreSource": "sftriage.ui.store_source",
-    "create_app": "sftriage.ui.app",
-    "create_store_app": "sftriage.ui.store_app",
-}
+    from sftriage.ui.app import create_app
+    from sftriage.ui.source import RunSource
+    from sftriage.ui.store_app import create_store_app
+    from sftriage.ui.store_source import StoreSource
+else:
+    __getattr__ = from_modules(
+        __name__,
+        {
+            "app": ("create_app",),
+            "source": ("RunSource",),
+            "store_app": ("create_store_app",),
+            "store_source": ("StoreSource",),
+        },
+    )
 
 __all__ = ["Access", "RunSource", "StoreSource", "create_app", "create_store_app"]
-
-
-def __getattr__(name: str) -> Any:
-    """Import a name from its module when it is first used (PEP 562)."""
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'sftriage.ui' has no attribute {name!r}")

@@ -100,7 +100,7 @@ class _RunAnswers(Answers):
             return HTMLResponse(self._pages.lost(view, capture_id, row))
         attempt = row.attempt if row else 0
         control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
-        if found.findings is not None and found.findings.control is not None:
+        if found.findings is not None and found.findings.control is not None and found.findings.beside == "rank":
             control = found.findings.control.rank
         return HTMLResponse(self._pages.capture(view, found, row, self._source.beside(found, attempt, control)))
 

@@ -35,7 +35,8 @@ def bars_of(findings: Findings | None) -> tuple[Bar, ...]:
     """The bars of a capture's findings, that of the captured rank first; none of none."""
     if findings is None:
         return ()
-    sides = [("captured", findings.suspect), *([("control", findings.control)] if findings.control else [])]
+    beside = "control" if findings.beside == "rank" else "its other steps"
+    sides = [("captured", findings.suspect), *([(beside, findings.control)] if findings.control else [])]
     top_s = max(sum(_seconds(side)) for _, side in sides)
     return tuple(Bar(title, side.rank, side.stage_s, _parts(side, top_s)) for title, side in sides)
 

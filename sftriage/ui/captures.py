@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, UsageError
-from sftriage.traces import LocalStore, Manifest
+from sftriage.traces import Artefact, LocalStore, Manifest
 from sftriage.traces.manifest import MANIFEST_NAME
 from sftriage.traces.uploads import Outbox, Upload
 
 _MAX_URL = 4000
-_Signature = tuple[int, int, int]
+_Signature = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +46,20 @@ class CaptureShelf:
 
     def get(self, capture_id: str) -> Manifest | Damaged | None:
         """One capture; None where there is none of that id, or it could be none."""
-        signature = self._signature(capture_id)
         known = self._known.get(capture_id)
-        if known is not None and known[0] == signature:
+        if known is not None and known[0] == self._signature(capture_id):
             return known[1]
+        # Before it is read: what changes meanwhile is read again.
+        signature = self._signature_of(capture_id, ())
         try:
-            found: Manifest | Damaged = LocalStore(self.directory).manifest(capture_id)
+            found = LocalStore(self.directory).manifest(capture_id)
         except UsageError:
             return None
         except (InputError, IntegrityError, OSError) as error:
             return Damaged(capture_id, str(error))
-        self._known[capture_id] = (signature, found)
+        sizes = tuple(self._sizes(capture_id, found.artefacts))
+        if all(size in (None, one.size_bytes) for size, one in zip(sizes, found.artefacts, strict=True)):
+            self._known[capture_id] = ((*signature, *sizes), found)
         return found
 
     def uploads(self, url: str | None) -> tuple[dict[str, Upload], bool]:
@@ -89,8 +93,23 @@ class CaptureShelf:
         return tuple((name, self._signature(name)) for name in sorted(LocalStore(self.directory).ids()))
 
     def _signature(self, capture_id: str) -> _Signature:
+        """What changes whenever a manifest does, or the size of one of its artefacts."""
+        known = self._known.get(capture_id)
+        manifest = known[1] if known is not None else None
+        return self._signature_of(capture_id, manifest.artefacts if isinstance(manifest, Manifest) else ())
+
+    def _signature_of(self, capture_id: str, artefacts: Sequence[Artefact]) -> _Signature:
+        directory = self.directory / "captures" / capture_id
         try:
-            about = (self.directory / "captures" / capture_id / MANIFEST_NAME).lstat()
+            about = (directory / MANIFEST_NAME).lstat()
         except (OSError, ValueError):
-            return (0, 0, 0)
-        return (about.st_mtime_ns, about.st_size, about.st_ino)
+            return ()
+        return (about.st_mtime_ns, about.st_size, about.st_ino, *self._sizes(capture_id, artefacts))
+
+    def _sizes(self, capture_id: str, artefacts: Sequence[Artefact]) -> Iterator[int | None]:
+        """How large each artefact is; None where it is not here, but elsewhere or nowhere."""
+        for artefact in artefacts:
+            try:
+                yield (self.directory / "captures" / capture_id / artefact.name).lstat().st_size
+            except OSError:
+                yield None

@@ -14,7 +14,7 @@ import msgspec
 
 from sftriage.errors import RingError
 from sftriage.recorder import files
-from sftriage.records import CaptureResult, Clock, Decision, Label, Outcome, Suspect, Verdict
+from sftriage.records import CaptureResult, Clock, Decision, Label, Outcome, Pattern, Suspect, Verdict
 from sftriage.ui.notes import (
     MAX_NAMED,
     MAX_S,
@@ -56,6 +56,7 @@ class NamedSuspect:
     gain_s: float
     share: float
     persistence: float
+    pattern: Pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,7 @@ def _named(suspect: Suspect) -> NamedSuspect:
         gain_s=suspect.gain_s,
         share=suspect.share,
         persistence=suspect.persistence,
+        pattern=suspect.pattern,
     )
 
 

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sftriage import __version__
 from sftriage.ui import words
-from sftriage.words import size
+from sftriage.words import CONTROL_PART, size, stage_suspected
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -46,6 +46,7 @@ class Templates:
         for name in ("milliseconds", "signed", "clock", "stamp", "number", "percent"):
             self._environment.filters[name] = getattr(words, name)
         self._environment.filters["size"] = size
+        self._environment.filters["stage_suspected"] = stage_suspected
         self._environment.filters["colour"] = lambda number: number % COLOURS
         self._environment.globals.update(
             static={name: f"/static/{name}?v={version}" for name, version in static.items()},
@@ -54,6 +55,7 @@ class Templates:
             note_words=NOTE_WORDS,
             label_words=LABEL_WORDS,
             state_words=STATE_WORDS,
+            control_part=CONTROL_PART,
             ago=lambda time_s: words.ago(time_s, self._now_s()),
         )
 

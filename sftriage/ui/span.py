@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from sftriage.ui.journal import WindowRow
@@ -12,21 +12,37 @@ CHOICES: tuple[int, ...] = (200, 1000, 10_000)
 """How many of the last steps one can ask for with one click."""
 
 
+NONE = ("last", 0)
+"""Asks for nothing at all."""
+
+_WORDS = {
+    "last": "last is a whole number of steps, 1 or more",
+    "from": "from is the number of a step",
+    "to": "to is the number of a step",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of a run. ``last`` is a number of steps; ``first_step`` and ``last_step`` are both included."""
+    """A part of a run. ``last`` is a number of steps; ``first_step`` and ``last_step`` are both included.
+
+    ``problems`` are what was asked for and means nothing, in words. It is passed over.
+    """
 
     last: int | None = None
     first_step: int | None = None
     last_step: int | None = None
+    problems: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, query: Mapping[str, str]) -> Span:
-        """What an address asks for; what is no number is not asked for."""
-        last = _whole(query.get("last"))
+        """What an address asks for; what was left empty is not asked for."""
+        asked = {name: _whole(text) for name in _WORDS if (text := query.get(name, "").strip())}
+        problems = tuple(_WORDS[name] for name, number in asked.items() if number is None or (name, number) == NONE)
+        last = asked.get("last")
         if last:
-            return cls(last=last)
-        return cls(first_step=_whole(query.get("from")), last_step=_whole(query.get("to")))
+            return cls(last=last, problems=problems)
+        return cls(first_step=asked.get("from"), last_step=asked.get("to"), problems=problems)
 
     @property
     def query(self) -> str:
@@ -69,5 +85,5 @@ class Span:
         return first, 2**62 if self.last_step is None else self.last_step
 
 
-def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isascii() and text.isdecimal() and len(text) <= 15 else None
+def _whole(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else None

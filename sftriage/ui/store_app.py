@@ -64,7 +64,7 @@ class _StoreAnswers(Answers):
         with reading_stored():
             manifest, store = self._found(request)
             of_run = self._source.find(Wanted(job=manifest.job, run=manifest.run))
-        return HTMLResponse(self._pages.capture(self._source.view(), manifest, store.place, of_run))
+        return HTMLResponse(self._pages.capture(self._source.view(), manifest, self._source.place_of(store), of_run))
 
     def artefact(self, request: Request) -> Response:
         """One file of a capture, as it is stored."""

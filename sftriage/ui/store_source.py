@@ -71,6 +71,7 @@ class StoreSource:
         store: where they are; None where they may be in any store that shares the catalogue.
         store_of: opens the store that a row of a shared catalogue names.
         now_s: seconds since the epoch.
+        place: where they are said to be, if not where the store is.
     """
 
     def __init__(
@@ -79,18 +80,24 @@ class StoreSource:
         store: Store | None,
         store_of: Callable[[CaptureRow], Store],
         now_s: Callable[[], float] = time.time,
+        place: str | None = None,
     ) -> None:
         self._catalogue, self._store, self._store_of, self._now_s = catalogue, store, store_of, now_s
         self._lock = threading.Lock()
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._busy = False
         self._due_s = float("-inf")
-        self._view = StoreView(catalogue.name if store is None else store.place)
+        self._said_place = place
+        self._view = StoreView(place or (catalogue.name if store is None else store.place))
 
     @property
     def place(self) -> str:
         """Where they are."""
         return self._view.place
+
+    def place_of(self, store: Store) -> str:
+        """Where a store of a capture's is, as a person is told."""
+        return self._said_place or store.place
 
     def view(self) -> StoreView:
         """The store as it was last seen. If that is some time ago, it is looked at again, beside."""

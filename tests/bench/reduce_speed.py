@@ -1,9 +1,12 @@
 """How fast a heavy trace is reduced and in how much memory, against a plain pass over the same bytes.
 
-    python tests/bench/reduce_speed.py [--json] [--megabytes N] [--rounds N] [--gzip] [--directory DIR]
+    python tests/bench/reduce_speed.py [--json] [--megabytes N] [--event-bytes N] [--unique-names] [--rounds N] [--gzip]
+        [--directory DIR]
 
 A synthetic trace of that size is written to a temporary directory: steps with stages, operators nested as in a small
-Transformer, runtime calls, kernels and the arrows between them, formatted as Kineto formats them. Each round reduces it
+Transformer, runtime calls, kernels and the arrows between them, formatted as Kineto formats them. With --event-bytes
+there are nothing but operators in it, four to a nest, each written in about that many bytes (83 at the least), with
+--unique-names each under a name of its own: what is kept of a trace goes by its events and names. Each round reduces it
 in a process of its own (`sftriage reduce --json`), and passes over it in another one that only reads (and unpacks) it
 and counts brackets. The two are interleaved, so that a machine that slows down slows both; figures are medians of
 processor time, memory is the largest resident size of the reducing process.
@@ -84,14 +87,48 @@ def step_text(number: int, start_us: float) -> tuple[str, float]:
     return ",\n".join(events), now + 3.0
 
 
-def write_trace(path: Path, size_bytes: int) -> tuple[int, int]:
-    """Write a trace of about that size; its bytes before packing, and its steps."""
+OPERATORS_A_COMPACT_STAGE = 20_000
+COMPACT = '{{"ph":"X","cat":"cpu_op","name":"{name}","pid":1,"tid":1,"ts":{ts:.2f},"dur":{dur}{more}}}'
+COMPACT_MARK = '{{"ph":"X","cat":"user_annotation","name":"{name}","pid":1,"tid":1,"ts":{ts:.2f},"dur":{dur:.2f}}}'
+FILLED = ',"args":{"filled":""}'
+
+
+def compact_step_text(number: int, start_us: float, event_bytes: int, *, unique: bool) -> tuple[str, float]:
+    """One step of nothing but operators of about that many bytes each: as text, and when it ends."""
+    events: list[str] = []
+    now, n = start_us + 5.0, number * OPERATORS_A_COMPACT_STAGE * len(STAGES)
+    least = len(COMPACT.format(name="op1234567", ts=now, dur=3.5, more="")) + 2
+    missing = event_bytes - least - len(FILLED)
+    more = "" if missing < 0 else f"{FILLED[:-2]}{'x' * missing}{FILLED[-2:]}"
+    for stage in STAGES:
+        began = now
+        for at in range(OPERATORS_A_COMPACT_STAGE):
+            n += 1
+            inner = at % 4
+            ts, dur = (now + 0.25 + (inner - 1), 0.75) if inner else (now, 3.5)
+            events.append(COMPACT.format(name=f"op{n if unique else n % 40}", ts=ts, dur=dur, more=more))
+            now += 4.0 if inner == 3 else 0.0
+        events.append(COMPACT_MARK.format(name=f"sftriage:{stage}", ts=began, dur=now - began))
+    events.append(COMPACT_MARK.format(name=f"ProfilerStep#{number}", ts=start_us, dur=now + 3.0 - start_us))
+    return ",\n".join(events), now + 3.0
+
+
+def write_trace(
+    path: Path, size_bytes: int, event_bytes: int | None = None, *, unique: bool = False
+) -> tuple[int, int, int]:
+    """Write a trace of about that size; its bytes before packing, its steps and its events."""
+    events = 0
 
     def parts() -> Iterator[bytes]:
+        nonlocal events
         yield HEAD.encode()
         written, number, now = 0, 100, 4_000_000.0
         while written < size_bytes:
-            text, now = step_text(number, now)
+            if event_bytes is None:
+                text, now = step_text(number, now)
+            else:
+                text, now = compact_step_text(number, now, event_bytes, unique=unique)
+            events += text.count('"ph"')
             now += 40.0
             piece = (",\n" if number > 100 else "").encode() + text.encode()
             written += len(piece)
@@ -105,7 +142,7 @@ def write_trace(path: Path, size_bytes: int) -> tuple[int, int]:
             file.write(piece)
             total += len(piece)
             steps += 1
-    return total, steps - 2
+    return total, steps - 2, events
 
 
 def run(command: list[str]) -> tuple[float, float]:
@@ -118,10 +155,13 @@ def run(command: list[str]) -> tuple[float, float]:
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6
 
 
-def measure(megabytes: int, rounds: int, directory: str | None, *, packed: bool) -> dict[str, object]:
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
+def measure(options: argparse.Namespace) -> dict[str, object]:
+    packed, rounds = options.gzip, options.rounds
+    with tempfile.TemporaryDirectory(dir=options.directory) as scratch:
         path = Path(scratch) / ("trace.json.gz" if packed else "trace.json")
-        size_bytes, steps = write_trace(path, megabytes * 1_000_000)
+        size_bytes, steps, events = write_trace(
+            path, options.megabytes * 1_000_000, options.event_bytes, unique=options.unique_names
+        )
         commands = {
             "reduce": [sys.executable, "-m", "sftriage", "reduce", str(path), "--json"],
             "plain": [sys.executable, "-c", PLAIN_PASS, str(path)],
@@ -135,6 +175,8 @@ def measure(megabytes: int, rounds: int, directory: str | None, *, packed: bool)
         "json_mb": round(size_bytes / 1e6, 1),
         "gzip": packed,
         "steps": steps,
+        "events": events,
+        "unique_names": options.unique_names,
         "rounds": rounds,
         "python": platform.python_version(),
         "reduce_mb_per_s": round(size_bytes / 1e6 / seconds["reduce"], 1),
@@ -148,15 +190,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--megabytes", type=int, default=200, help="size of the trace's JSON")
+    parser.add_argument("--event-bytes", type=int, help="nothing but operators, of about so many bytes each")
+    parser.add_argument("--unique-names", action="store_true", help="with --event-bytes: a name of its own for each")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--gzip", action="store_true", help="pack the trace")
     parser.add_argument("--directory", help="where to write it (default: the system's temporary directory)")
     options = parser.parse_args()
-    found = measure(options.megabytes, options.rounds, options.directory, packed=options.gzip)
+    if options.unique_names and options.event_bytes is None:
+        parser.error("--unique-names goes with --event-bytes")
+    found = measure(options)
     if options.json:
         print(json.dumps(found))
         return
-    print(f"{found['json_mb']} MB of JSON{', packed' if found['gzip'] else ''}, {found['steps']} steps")
+    packed = ", packed" if found["gzip"] else ""
+    print(f"{found['json_mb']} MB of JSON{packed}, {found['steps']} steps, {found['events']} events")
     print(f"  reduced     {found['reduce_mb_per_s']:>8} MB/s of one core, in {found['peak_rss_mb']} MB")
     print(f"  plain pass  {found['plain_mb_per_s']:>8} MB/s")
     print(f"  reducing takes {found['reduce_over_plain']} times the plain pass")

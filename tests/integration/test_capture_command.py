@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+from sftriage.traces.rundir import RunInfo, create
 from tests.integration.processes import wait_until
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
@@ -88,6 +90,39 @@ def test_what_cannot_be_asked_for_is_said(start, running):
     bad = directory / "asks" / "0.json"
     bad.write_text('{"ask_id": "../../x", "ranks": [0]}')
     wait_until(lambda: not bad.exists())
+
+
+def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, running):
+    # GIVEN somebody who waits for a capture that takes a while
+    directory = running()
+    waiting = start("capture", "--run", directory, "--rank", 1, "--reason", "long", "--steps", 200)
+    wait_until(lambda: '"type": "ask"' in (directory / "decisions.jsonl").read_text())
+    # WHEN they press Ctrl-C
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=60)
+    # THEN it is said what becomes of it
+    assert (waiting.returncode, out) == (130, "")
+    found = re.search(r"the capture goes on by itself, and is stored once it has ended: `sftriage (.+)`", err)
+    assert found, err
+    # AND so it is
+    wait_until(lambda: list((directory / "captures").glob("asked-*/manifest.json")))
+    shown = start(*found[1].split()).communicate(timeout=60)[0]
+    assert "asked for it: long" in shown
+
+
+def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
+    # GIVEN a run that goes on and is not watched, and somebody who waits for an answer
+    (tmp_path / "rings").mkdir()
+    info = RunInfo("run-1", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, str(tmp_path / "rings"))
+    directory = create(tmp_path / "run", info, "")
+    waiting = start("capture", "--run", directory.path, "--rank", 0, "--reason", "a look")
+    wait_until(lambda: list(directory.asks.glob("*.json")))
+    # WHEN they press Ctrl-C THEN nothing is asked for any more
+    waiting.send_signal(signal.SIGINT)
+    out, err = waiting.communicate(timeout=60)
+    assert (waiting.returncode, out) == (130, "")
+    assert "withdrawn before it was answered" in err
+    assert not list(directory.asks.iterdir())
 
 
 def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):

@@ -71,7 +71,7 @@ def test_a_slow_rank_is_found_captured_and_linked(demo, start, fault):
     run = outcome["run_dir"]
     (row,) = json.loads(start("traces", "list", "--run", run, "--json").communicate(timeout=60)[0])
     shown = json.loads(start("traces", "show", row["capture_id"], "--run", run, "--json").communicate(timeout=60)[0])
-    assert shown == manifest
+    assert shown == {**manifest, "state": "whole", "problem": None, "upload": None}
     got = start("traces", "get", row["capture_id"], "--run", run, "--out", Path(run) / "mine.json.gz", "--json")
     assert json.loads(got.communicate(timeout=60)[0])["sha256"] == manifest["artefacts"][0]["sha256"]
     # AND the job's pace is told for every part of the run; by how much it changed is the machine's business

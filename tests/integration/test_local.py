@@ -17,6 +17,7 @@ from sftriage.traces.rundir import RunDirectory
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
 HANG = Path(__file__).parent / "jobs" / "hang_in_capture.py"
+OWN_PROFILER = Path(__file__).parent / "jobs" / "own_profiler.py"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -129,6 +130,38 @@ def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(
     # AND once the rank goes on, the next capture works
     assert (later[-1][0].state, later[-1][1].capture.rank) == ("done", 1)
     assert list(started.directory.spool.iterdir()) == []
+
+
+class Both(Ending):
+    """Lets the job end once two captures have."""
+
+    def captured(self, result, manifest):
+        self.results.append((result, manifest))
+        if len(self.results) == 2:
+            self.end.touch()
+
+
+def test_a_control_is_called_off_where_its_suspect_refuses(tmp_path, monkeypatch):
+    # GIVEN a slow rank that profiles itself, and a rule that captures a healthy peer beside the suspect, for a while
+    pytest.importorskip("torch")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    beside = "capture: {control_ranks: 1, steps: 400, max_seconds: 60}"
+    policy = POLICY.replace("capture: {steps: 3, max_seconds: 1}", beside) + "  limits: {overhead_budget: 100%}\n"
+    watcher = Both(tmp_path / "end")
+    command = (sys.executable, str(OWN_PROFILER), str(watcher.end))
+    keeping = local.Keeping(out=tmp_path / "run")
+    started = local.LocalRun(command, "own", parse(policy, "own.yaml"), [policy], watcher, keeping=keeping)
+    # WHEN the job is watched to its end
+    assert started.execute() == 0
+    # THEN the suspect was refused, and the control ended with that reason, long before its steps were over
+    (suspect, _), (control, _) = watcher.results[:2]
+    assert (suspect.rank, suspect.state) == (1, "refused")
+    assert control.rank != 1
+    assert "cancelled: nothing to compare it with, the capture of rank 1 was refused" in control.detail
+    # AND it is on record so, and nothing is stored
+    decision = next(one for one in decisions_of(started.directory) if one["outcome"] == "capture")
+    assert [one["detail"] for one in decision["results"]] == [suspect.detail, control.detail]
+    assert not list((started.directory.path / "captures").glob("w*"))
 
 
 def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(run, monkeypatch):

@@ -215,6 +215,68 @@ def test_offline_it_is_shown_on_our_own_page(start, run):
     assert process.wait(DEADLINE_S) == 0
 
 
+def test_offline_a_capture_of_a_store_is_fetched_whole_and_shown_from_here(start, run, temporary, tmp_path, sha256):
+    # GIVEN a capture in a store that many runs share
+    store, kept = tmp_path / "elsewhere", tmp_path / "kept.gz"
+    assert start("traces", "upload", "--run", run, "--store", store).wait(DEADLINE_S) == 0
+    command = ("traces", "open", "c-1", "--store", store, "--offline", "--json", "--no-browser")
+    for ending, code in ((signal.SIGINT, 0), (signal.SIGTERM, 128 + signal.SIGTERM)):
+        process = start(*command, *(("--out", kept) if not kept.exists() else ()))
+        values = json.loads(process.stdout.readline())
+        # WHEN the store is gone THEN the page, and the file on it, are still there
+        store.rename(tmp_path / "away")
+        with urllib.request.urlopen(values["url"], timeout=DEADLINE_S) as answer:
+            page = answer.read().decode()
+        assert "Capture of rank" in page
+        assert store.as_uri() in page
+        with urllib.request.urlopen(values["file_url"], timeout=DEADLINE_S) as answer:
+            assert hashlib.sha256(answer.read()).hexdigest() == sha256
+        # AND once it has ended, nothing of it is left but the copy that was asked for
+        process.send_signal(ending)
+        assert process.wait(DEADLINE_S) == code
+        assert not list(temporary.iterdir())
+        (tmp_path / "away").rename(store)
+    assert hashlib.sha256(kept.read_bytes()).hexdigest() == sha256
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "said"),
+    [(b"", 1, "0 bytes; it had"), (None, 1, "it was put as sha256")],
+    ids=["shrunk", "changed"],
+)
+def test_offline_a_damaged_capture_of_a_store_is_not_shown(start, run, temporary, tmp_path, content, code, said):
+    store = tmp_path / "elsewhere"
+    assert start("traces", "upload", "--run", run, "--store", store).wait(DEADLINE_S) == 0
+    (trace,) = store.glob("*/*/c-1/trace.json.gz")
+    data = trace.read_bytes()
+    trace.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if content is None else content)
+    process = start("traces", "open", "c-1", "--store", store, "--offline", "--no-browser", "--out", tmp_path / "kept")
+    out, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, out) == (code, "")
+    assert said in err
+    assert not list(temporary.iterdir())
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_copy_is_left_where_it_is_asked_for_and_nothing_is_overwritten(start, run, tmp_path, sha256):
+    (tmp_path / "there").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = ("traces", "open", "c-1", "--run", run, "--port", port, "--no-browser", "--out", tmp_path / "there")
+    process = start(*command)
+    link = process.stdout.readline().strip()
+    urllib.request.urlopen(link.partition("url=")[2], timeout=DEADLINE_S).read()
+    assert process.wait(DEADLINE_S) == 0
+    (copy,) = (tmp_path / "there").iterdir()
+    assert copy.name == "c-1-trace.json.gz"
+    assert hashlib.sha256(copy.read_bytes()).hexdigest() == sha256
+    for how in ((), ("--offline",)):
+        process = start(*command, *how)
+        _, err = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 2
+        assert "exists already" in err
+
+
 @pytest.fixture
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")

@@ -45,7 +45,7 @@ def test_every_real_trace_is_reduced_to_whole_steps_or_refused_with_its_reason(p
         assert (np.abs(one.durations_ns_NS.sum(axis=1) - lasts_N) < 1000).all()
         assert (one.durations_ns_NS >= 0).all()
         # AND every stage can be looked into, and is accounted for whole
-        if len(one.trace.start_E):
+        if one.trace.blocks:
             for stage in one.schema.stages:
                 profile = find(one, stage).suspect
                 whole_s = profile.working_s + profile.waiting_s + profile.unseen_s

@@ -331,3 +331,65 @@ def test_a_run_uploads_while_it_goes_on_and_finishes_at_its_end(start, through, 
     # AND so they are from anywhere that knows the URL
     listed = json.loads(start("traces", "list", "--store", URL, "--json").communicate(timeout=DEADLINE_S)[0])
     assert {row["capture_id"] for row in listed} == {capture_id, other}
+
+
+MANY_PARTS_BYTES = 72 * 2**20
+"""More than is on its way at once."""
+
+
+@pytest.fixture
+def huge(tmp_path) -> Path:
+    """A run with one capture, of many parts."""
+    info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("x",), "default", "cd" * 32, "/nowhere")
+    directory = create(tmp_path / "huge", info, "")
+    source = tmp_path / "source"
+    with source.open("wb") as file:
+        file.write(b"x")
+        file.truncate(MANY_PARTS_BYTES)
+    file = FileToStore(source, "trace.json.gz", compress=False)
+    LocalStore(directory.path).put_files("c-1", [file], lambda artefacts: manifest_of("c-1", artefacts[0]))
+    return directory.path
+
+
+@pytest.mark.parametrize("ending", ["refused", "changed", "stopped", "SIGTERM", "SIGINT"])
+def test_an_upload_that_is_given_up_leaves_no_parts_in_the_bucket(through, server, start, environment, huge, ending):
+    # GIVEN a large capture, of which a part is there already, and more are on their way
+    def uploads() -> set[str]:
+        return {one["UploadId"] for one in server.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])}
+
+    # (those of tests whose uploads were killed)
+    before = uploads()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def plan(method: str, path: str) -> str | None:
+        if method != "PUT" or "partNumber=" not in path or "partNumber=1&" in path:
+            return None
+        begun.set()
+        assert go_on.wait(DEADLINE_S)
+        return "error" if ending == "refused" else None
+
+    through.plan = plan
+    # WHEN it ends before the last of them
+    if ending.startswith("SIG"):
+        environment.update(environment_of(through.url))
+        process = start("traces", "upload", "--run", huge, "--store", URL)
+        assert begun.wait(DEADLINE_S)
+        assert uploads() - before
+        process.send_signal(getattr(signal, ending))
+        threading.Timer(0.5, go_on.set).start()
+        assert process.wait(DEADLINE_S) == {"SIGTERM": 128 + signal.SIGTERM, "SIGINT": 1}[ending]
+    else:
+        if ending == "changed":
+            with (huge / "captures" / "c-1" / "trace.json.gz").open("r+b") as file:
+                file.write(b"y")
+        sender = uploader(huge, tries=1)
+        sender.start()
+        assert begun.wait(DEADLINE_S)
+        assert uploads() - before
+        threading.Timer(0.5, go_on.set).start()
+        if ending != "stopped":
+            wait_for(sender, lambda standing: standing.given_up)
+        assert sender.close(DEADLINE_S)
+    # THEN nothing of it stays, and it is not listed
+    assert uploads() <= before
+    assert server.client.list_objects_v2(Bucket=BUCKET).get("Contents", []) == []

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -49,6 +52,34 @@ def manifest_of(
         artefacts=(artefact,),
         may_contain=may_contain({}),
     )
+
+
+def asked_for(manifest: Manifest, why: str = "ada asked for it: why is the loader slow?") -> Manifest:
+    """The same capture, had a person asked for it."""
+    nothing = {"stage": None, "gain_s": 0.0, "share": 0.0, "persistence": 0.0, "rule": ""}
+    trigger = manifest.trigger.model_copy(update={"label": "asked", "why": why, **nothing})
+    return manifest.model_copy(update={"trigger": trigger})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_test_waits_for_the_disk() -> Iterator[None]:
+    """What a test wrote it reads back itself: none pulls the plug, and a disk that others use may take long."""
+    connect = sqlite3.connect
+
+    def connect_unsynced(*arguments: Any, **options: Any) -> sqlite3.Connection:
+        connection = connect(*arguments, **options)
+        # Of a file that is no database it is the product that is to find out.
+        with suppress(sqlite3.DatabaseError):
+            connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+    def check_open(descriptor: int) -> None:
+        os.fstat(descriptor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sqlite3, "connect", connect_unsynced)
+        patch.setattr(os, "fsync", check_open)
+        yield
 
 
 @pytest.fixture(scope="session")

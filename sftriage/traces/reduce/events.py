@@ -1,15 +1,15 @@
-"""A trace in memory: the events that matter, in columns, whatever file they came from."""
+"""A trace in memory: the events that matter, packed, whatever file they came from, and unpacked part by part."""
 
 from __future__ import annotations
 
-from array import array
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sftriage.traces.reduce.intervals import Ints
+from sftriage.errors import InputError
+from sftriage.traces.reduce.packed import Block, Chosen, Events, Wanted, parts
 
 # What an event is. Kineto's categories and nsys's tables come down to these.
 ANNOTATION: Final = 0
@@ -23,13 +23,14 @@ MEMSET: Final = 6
 ON_HOST: Final = (ANNOTATION, OPERATOR, PYTHON, RUNTIME)
 ON_DEVICE: Final = (KERNEL, MEMCPY, MEMSET)
 
-MAX_NAMES = 500_000
-"""Names kept apart. A program that puts a number into every name would otherwise fill the memory with them."""
+SLAB_EVENTS = 1 << 18
+"""Events that are unpacked at once where they are wanted in order of time: some hundred megabytes with what is made of
+them."""
 
-MANY_NAMES = "(other names)"
+MOST_SLABS = 8
+"""As many slabs may come to one where times repeat; beyond that the memory is not bounded."""
 
-LIMIT_NS = 2**61
-"""Above this a time is no time, and sums of three would not fit into 64 bits."""
+_SAMPLED = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,12 +39,9 @@ class Trace:
 
     Attributes:
         source: the file, and what in it.
-        start_E: when each of the E events began.
-        end_E: when it ended; not before it began.
-        kind_E: what it is, as the constants of this module.
-        name_E: its name, an index into ``names``.
-        track_E: its process and thread (or device and stream), an index into ``tracks``.
-        link_E: ties a device's work to the call that launched it; -1 where nothing does.
+        blocks: its events in the order of the file, packed; names and tracks as numbers.
+        names: the names of events, by number.
+        tracks: process and thread (or device and stream), by number.
         rank: its rank, where the trace says so.
         world_size: ranks of the job, where the trace says so.
         job: the job, where sftriage recorded it.
@@ -52,12 +50,7 @@ class Trace:
     """
 
     source: str
-    start_E: Ints
-    end_E: Ints
-    kind_E: NDArray[np.uint8]
-    name_E: NDArray[np.int32]
-    track_E: NDArray[np.int32]
-    link_E: Ints
+    blocks: tuple[Block, ...]
     names: tuple[str, ...]
     tracks: tuple[tuple[str, str], ...]
     absolute: bool
@@ -69,74 +62,93 @@ class Trace:
 
     def without_events(self) -> Trace:
         """What is known of the trace, without its events, which take nearly all of its memory."""
-        nothing = {name: getattr(self, name)[:0].copy() for name in ("start_E", "end_E", "kind_E", "name_E", "track_E")}
-        return replace(self, **nothing, link_E=self.link_E[:0].copy(), names=())
+        return replace(self, blocks=(), names=())
 
-    def of_kinds(self, *kinds: int) -> NDArray[np.bool_]:
-        """Which events are of these kinds (E)."""
-        wanted = np.zeros(256, dtype=np.bool_)
-        wanted[list(kinds)] = True
-        return np.asarray(wanted[self.kind_E])
+    @property
+    def size_bytes(self) -> int:
+        """What its events take in memory, names aside."""
+        return sum(block.size_bytes for block in self.blocks)
 
-    def named(self, wanted: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Which events (E) have a name that is wanted, given for each name whether it is."""
-        return np.asarray(wanted[self.name_E]) if len(wanted) else np.zeros(len(self.name_E), dtype=np.bool_)
+    def parts(
+        self, *, kinds: Collection[int] | None = None, names: Chosen | None = None, tracks: Chosen | None = None
+    ) -> Iterator[Events]:
+        """The events of some kinds, names and tracks, in the order of the file and some thousands at a time.
+
+        Args:
+            kinds: the kinds that are wanted; None for all.
+            names: of each name whether it is; None for all.
+            tracks: of each track whether it is; None for all.
+        """
+        return parts(self.blocks, _wanted(kinds, names, tracks))
+
+    def events(
+        self,
+        *,
+        kinds: Collection[int] | None = None,
+        names: Chosen | None = None,
+        tracks: Chosen | None = None,
+        most: int | None = None,
+        what: str = "",
+    ) -> Events:
+        """The same at once, of which there are to be few.
+
+        Raises:
+            InputError: there are more than ``most`` of them, which are ``what``.
+        """
+        found: list[Events] = []
+        n_found = 0
+        for part in self.parts(kinds=kinds, names=names, tracks=tracks):
+            n_found += len(part)
+            if most is not None and n_found > most:
+                raise InputError(f"{self.source}: more than {most} {what}")
+            found.append(part)
+        return Events.joined(found)
+
+    def slabs(
+        self, *, kinds: Collection[int] | None = None, names: Chosen | None = None, tracks: Chosen | None = None
+    ) -> Iterator[tuple[int | None, Events]]:
+        """The same in slabs of time, one after the other, none with more than about `SLAB_EVENTS`.
+
+        Yields:
+            When the slab ends (None: it is the last), and the events that began in it, in the order of the file. They
+            may end in a later one.
+
+        Raises:
+            InputError: too many of them begin in one moment.
+        """
+        wanted = _wanted(kinds, names, tracks)
+        n_events, sampled, early = 0, [np.zeros(0, dtype=np.int64)], []
+        for part in parts(self.blocks, wanted):
+            n_events += len(part)
+            # A view would keep all of it.
+            sampled.append(part.start_E[::_SAMPLED].copy())
+            if n_events <= SLAB_EVENTS:
+                early.append(part)
+        if n_events <= SLAB_EVENTS:
+            yield None, Events.joined(early)
+            return
+        early.clear()
+        edges = np.unique(np.sort(np.concatenate(sampled))[SLAB_EVENTS // _SAMPLED :: SLAB_EVENTS // _SAMPLED])
+        since_ns = wanted.since_ns
+        for until_ns in (*edges.tolist(), None):
+            last_ns = wanted.until_ns if until_ns is None else until_ns
+            yield until_ns, self._slab(replace(wanted, since_ns=since_ns, until_ns=last_ns))
+            since_ns = last_ns
+
+    def _slab(self, wanted: Wanted) -> Events:
+        found, n_found = [], 0
+        for part in parts(self.blocks, wanted):
+            found.append(part)
+            n_found += len(part)
+            if n_found > MOST_SLABS * SLAB_EVENTS:
+                raise InputError(
+                    f"{self.source}: more than {MOST_SLABS * SLAB_EVENTS} events begin at about one moment"
+                )
+        return Events.joined(found)
 
 
-@dataclass(slots=True)
-class Columns:
-    """Events as they are read, one after the other."""
-
-    start: array[int] = field(default_factory=lambda: array("q"))
-    duration: array[int] = field(default_factory=lambda: array("q"))
-    kind: bytearray = field(default_factory=bytearray)
-    name: array[int] = field(default_factory=lambda: array("i"))
-    track: array[int] = field(default_factory=lambda: array("i"))
-    link: array[int] = field(default_factory=lambda: array("q"))
-    name_ids: dict[str, int] = field(default_factory=dict)
-    track_ids: dict[tuple[str, str], int] = field(default_factory=dict)
-
-    def name_id(self, name: str) -> int:
-        """The number of a name, new or known."""
-        known = self.name_ids.get(name)
-        if known is not None:
-            return known
-        if len(self.name_ids) >= MAX_NAMES:
-            name = MANY_NAMES
-        return self.name_ids.setdefault(name, len(self.name_ids))
-
-    def track_id(self, process: str, thread: str) -> int:
-        """The number of a thread, new or known."""
-        return self.track_ids.setdefault((process, thread), len(self.track_ids))
-
-    def add(self, start_ns: int, duration_ns: int, kind: int, name: int, track: int, link: int) -> bool:
-        """Take an event, unless its time cannot be; whether it was taken."""
-        if not (-LIMIT_NS < start_ns < LIMIT_NS and 0 <= duration_ns < LIMIT_NS):
-            return False
-        self.start.append(start_ns)
-        self.duration.append(duration_ns)
-        self.kind.append(kind)
-        self.name.append(name)
-        self.track.append(track)
-        self.link.append(link if -1 < link < LIMIT_NS else -1)
-        return True
-
-    def trace(self, source: str, *, base_ns: int, absolute: bool, notes: tuple[str, ...]) -> Trace:
-        """All that was taken; the columns are handed over, not copied, and are not to be added to any more."""
-        start_E = np.frombuffer(self.start, dtype=np.int64) if self.start else np.zeros(0, dtype=np.int64)
-        start_E += base_ns
-        end_E = np.frombuffer(self.duration, dtype=np.int64) if self.start else np.zeros(0, dtype=np.int64)
-        end_E += start_E
-        return Trace(
-            source=source,
-            start_E=start_E,
-            end_E=end_E,
-            kind_E=np.frombuffer(self.kind, dtype=np.uint8),
-            name_E=np.frombuffer(self.name, dtype=np.int32) if self.name else np.zeros(0, dtype=np.int32),
-            track_E=np.frombuffer(self.track, dtype=np.int32) if self.track else np.zeros(0, dtype=np.int32),
-            link_E=np.frombuffer(self.link, dtype=np.int64) if self.link else np.zeros(0, dtype=np.int64),
-            names=tuple(self.name_ids),
-            tracks=tuple(self.track_ids),
-            absolute=absolute,
-            notes=notes,
-        )
+def _wanted(kinds: Collection[int] | None, names: Chosen | None, tracks: Chosen | None) -> Wanted:
+    if kinds is not None:
+        of_kind = np.zeros(256, dtype=np.bool_)
+        of_kind[list(kinds)] = True
+    return Wanted(None if kinds is None else of_kind, names, tracks)

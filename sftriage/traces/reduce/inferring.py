@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from sftriage.traces.reduce.events import ANNOTATION, MEMCPY, OPERATOR, RUNTIME, Trace
-from sftriage.traces.reduce.intervals import NOTHING, Ints, Spans, union
-from sftriage.traces.reduce.naming import COLLECTIVES, COPIES, ENGINE, STEP, matching
+from sftriage.traces.reduce.intervals import MAX_SPANS, NOTHING, Gathering, Ints, Spans, union
+from sftriage.traces.reduce.links import Links
+from sftriage.traces.reduce.naming import COLLECTIVES, COPIES, ENGINE, matching, steplike
+from sftriage.traces.reduce.packed import Chosen
 from sftriage.traces.reduce.steps import Steps
+
+MAX_CALLS = 4_000_000
+"""Calls of the autograd engine with something between them, which are put together to a few runs."""
+
+_NEVER = np.iinfo(np.int64).max
 
 
 def copies_to_device(trace: Trace, steps: Steps, taken: Spans) -> Spans:
     """Copies that the steps' thread makes, in no stage, and that bring something to the device."""
     names = np.fromiter((name.startswith("Memcpy HtoD") for name in trace.names), np.bool_, len(trace.names))
-    links = np.unique(trace.link_E[trace.of_kinds(MEMCPY) & trace.named(names)])
-    calls = np.flatnonzero(trace.of_kinds(RUNTIME) & np.isin(trace.link_E, links[links >= 0]))
-    if not len(calls):
+    links = Links(part.link_E for part in trace.parts(kinds=(MEMCPY,), names=names))
+    if not links:
         return NOTHING
     # Calls into the driver may carry another name for their thread: they are placed by their time.
-    called = np.sort(trace.start_E[calls])
-    copy = trace.of_kinds(OPERATOR) & trace.named(matching(trace.names, COPIES)) & (trace.track_E == steps.track)
-    start, end = trace.start_E[copy], trace.end_E[copy]
-    holds = np.searchsorted(called, end, side="left") > np.searchsorted(called, start, side="left")
-    return union(start[holds], end[holds]).without(taken)
+    calls = [part.start_E[links.have(part.link_E)] for part in trace.parts(kinds=(RUNTIME,))]
+    called = np.sort(np.concatenate(calls)) if calls else NOTHING.start_K
+    copies = gathering(trace)
+    own = np.arange(len(trace.tracks)) == steps.track
+    for copy in trace.parts(kinds=(OPERATOR,), names=matching(trace.names, COPIES), tracks=own):
+        before_end, before_start = (
+            np.searchsorted(called, moments, side="left") for moments in (copy.end_E, copy.start_E)
+        )
+        holds = before_end > before_start
+        copies.add(copy.start_E[holds], copy.end_E[holds])
+    return copies.spans().without(taken)
 
 
 def backward_runs(trace: Trace, steps: Steps) -> Spans:
@@ -32,28 +46,27 @@ def backward_runs(trace: Trace, steps: Steps) -> Spans:
     that began in it are over, as far as the host can see, unless the training thread went on before that.
     """
     process = trace.tracks[steps.track][0]
-    same = np.fromiter((track[0] == process for track in trace.tracks), np.bool_, len(trace.tracks))[trace.track_E]
-    engine = trace.of_kinds(OPERATOR) & trace.named(matching(trace.names, ENGINE)) & same
-    runs = union(trace.start_E[engine], trace.end_E[engine])
+    same = np.fromiter((track[0] == process for track in trace.tracks), np.bool_, len(trace.tracks))
+    engine = gathering(trace, MAX_CALLS)
+    for part in trace.parts(kinds=(OPERATOR,), names=matching(trace.names, ENGINE), tracks=same):
+        engine.add(part.start_E, part.end_E)
+    runs = engine.spans()
     if not len(runs.start_K):
         return NOTHING
-    others = _own_operators(trace, steps)
     # A run goes on over a gap in which nothing else begins.
-    splits = np.unique(np.concatenate([others, steps.start_N]))
-    until_next = np.searchsorted(splits, runs.start_K[1:], side="left") > np.searchsorted(
-        splits, runs.end_K[:-1], side="left"
-    )
+    split_K = np.minimum(_next_own(trace, steps, runs.end_K), _first_from(steps.start_N, runs.end_K))
+    until_next = split_K[:-1] < runs.start_K[1:]
     opens = np.concatenate([[True], until_next])
     closes = np.concatenate([until_next, [True]])
     start, end = runs.start_K[opens], runs.end_K[closes]
-    collective = trace.of_kinds(ANNOTATION, OPERATOR) & trace.named(matching(trace.names, COLLECTIVES)) & same
-    began = trace.start_E[collective]
-    run = np.searchsorted(start, began, side="right") - 1
-    within = (run >= 0) & (began < end[run])
     lasts = end.copy()
-    np.maximum.at(lasts, run[within], trace.end_E[collective][within])
-    bounds = np.concatenate([splits, np.array([np.iinfo(np.int64).max])])
-    return union(start, np.maximum(end, np.minimum(lasts, bounds[np.searchsorted(splits, end, side="left")])))
+    for part in trace.parts(kinds=(ANNOTATION, OPERATOR), names=matching(trace.names, COLLECTIVES), tracks=same):
+        run = np.searchsorted(start, part.start_E, side="right") - 1
+        within = (run >= 0) & (part.start_E < end[run])
+        np.maximum.at(lasts, run[within], part.end_E[within])
+    found = gathering(trace)
+    found.add(start, np.maximum(end, np.minimum(lasts, split_K[closes])))
+    return found.spans()
 
 
 def forward_before(trace: Trace, steps: Steps, backward: Spans, ends: Ints, taken: Spans) -> Spans:
@@ -66,19 +79,37 @@ def forward_before(trace: Trace, steps: Steps, backward: Spans, ends: Ints, take
         ends: the ends of whatever cannot be part of a forward pass.
         taken: the time that other stages have.
     """
-    others = _own_operators(trace, steps)
-    others = others[taken.before(others + 1) == taken.before(others)]
     marks = np.sort(np.concatenate([ends, steps.start_N]))
     last = np.searchsorted(marks, backward.start_K, side="right") - 1
     begin = np.where(last >= 0, marks[last], backward.start_K)
-    first = np.searchsorted(others, begin, side="left")
-    padded = np.concatenate([others, np.array([np.iinfo(np.int64).max])])
-    return union(padded[first], backward.start_K).without(taken)
+    return union(_next_own(trace, steps, begin, outside=taken), backward.start_K).without(taken)
 
 
-def _own_operators(trace: Trace, steps: Steps) -> Ints:
-    """When operators of the training thread began, other than the engine's, collectives and the steps themselves."""
-    steplike = np.fromiter((STEP.fullmatch(name) is not None for name in trace.names), np.bool_, len(trace.names))
-    beside = steplike | matching(trace.names, (*ENGINE, *COLLECTIVES, "torch.distributed.ddp.reducer*"))
-    own = trace.of_kinds(OPERATOR, ANNOTATION) & (trace.track_E == steps.track) & ~trace.named(beside)
-    return np.unique(trace.start_E[own])
+def _next_own(trace: Trace, steps: Steps, moments: Ints, outside: Spans = NOTHING) -> Ints:
+    """For each moment, when the training thread next begins something of its own; or never.
+
+    Its own is an operator other than the engine's, collectives and the steps themselves; not one that begins in the
+    spans that it is to be outside of.
+    """
+    beside = (*ENGINE, *COLLECTIVES, "torch.distributed.ddp.reducer*")
+    names = ~(steplike(trace.names) | matching(trace.names, beside))
+    found = np.full(len(moments), _NEVER, dtype=np.int64)
+    for began in _began(trace, names, np.arange(len(trace.tracks)) == steps.track):
+        free = began[outside.before(began + 1) == outside.before(began)]
+        np.minimum(found, _first_from(free, moments), out=found)
+    return found
+
+
+def _began(trace: Trace, names: Chosen, tracks: Chosen) -> Iterator[Ints]:
+    for part in trace.parts(kinds=(OPERATOR, ANNOTATION), names=names, tracks=tracks):
+        yield np.sort(part.start_E)
+
+
+def _first_from(begun: Ints, moments: Ints) -> Ints:
+    """For each moment the first of some others, which are in order, that is not before it; or never."""
+    return np.append(begun, _NEVER)[np.searchsorted(begun, moments, side="left")]
+
+
+def gathering(trace: Trace, most: int = MAX_SPANS) -> Gathering:
+    """Takes the pieces of a stage, of which there are to be no more than can be worked with."""
+    return Gathering(most, f"{trace.source}: its stages are in more than {most} pieces")

@@ -9,6 +9,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.errors import InputError
+
 Ints: TypeAlias = NDArray[np.int64]
 
 
@@ -42,6 +44,17 @@ class Spans:
         edges = np.unique(np.concatenate([self.start_K, self.end_K, to.start_K, to.end_K]))
         return self._pieces(edges, to, inside=True)
 
+    def between(self, since_ns: int | None, until_ns: int | None) -> Spans:
+        """What they have from one moment to another; None is for ever."""
+        first = 0 if since_ns is None else int(np.searchsorted(self.end_K, since_ns, side="right"))
+        last = len(self.start_K) if until_ns is None else int(np.searchsorted(self.start_K, until_ns, side="left"))
+        if first >= last or (since_ns is not None and until_ns is not None and since_ns >= until_ns):
+            return NOTHING
+        start_K, end_K = self.start_K[first:last].copy(), self.end_K[first:last].copy()
+        start_K[0] = start_K[0] if since_ns is None else max(int(start_K[0]), since_ns)
+        end_K[-1] = end_K[-1] if until_ns is None else min(int(end_K[-1]), until_ns)
+        return Spans(start_K, end_K)
+
     def without(self, other: Spans) -> Spans:
         """What is left of them once other spans are taken out."""
         edges = np.unique(np.concatenate([self.start_K, self.end_K, other.start_K, other.end_K]))
@@ -71,6 +84,58 @@ def union(start_M: Ints, end_M: Ints) -> Spans:
     return Spans(start_M[opens], reach_M[closes])
 
 
+class Gathering:
+    """Intervals that come in parts, put together as they come."""
+
+    def __init__(self, most: int, what: str) -> None:
+        """At the most how many may stay apart, and what is said if they are more."""
+        self._most = most
+        self._what = what
+        self._parts: list[Spans] = []
+        self._n_waiting = self._n_kept = 0
+
+    def add(self, start_M: Ints, end_M: Ints) -> None:
+        """Take some, in any order.
+
+        Raises:
+            InputError: too many stay apart.
+        """
+        part = union(start_M, end_M)
+        self._parts.append(part)
+        self._n_waiting += len(part.start_K)
+        if self._n_waiting > max(_GATHERED, self._n_kept):
+            self._n_kept = len(self.spans().start_K)
+
+    def spans(self) -> Spans:
+        """The time that is in at least one of them.
+
+        Raises:
+            InputError: too many stay apart.
+        """
+        if len(self._parts) > 1:
+            self._parts = [both(*self._parts)]
+        self._n_waiting = 0
+        found = self._parts[0] if self._parts else NOTHING
+        if len(found.start_K) > self._most:
+            raise InputError(self._what)
+        return found
+
+
+MAX_SPANS = 1_000_000
+"""Pieces that a stage may be in. What is worked out of them takes some hundred bytes each."""
+
+_GATHERED = 100_000
+
+
+def both(*all_spans: Spans) -> Spans:
+    """The time that is in at least one of several spans."""
+    if not all_spans:
+        return NOTHING
+    return union(
+        np.concatenate([spans.start_K for spans in all_spans]), np.concatenate([spans.end_K for spans in all_spans])
+    )
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
     """Disjoint pieces of time in order, each belonging to one event: the index of its owner, its start and its end."""
@@ -93,12 +158,86 @@ def self_time(start_M: Ints, end_M: Ints) -> Pieces:
     Of events that begin together the longest is the outermost.
     """
     order = np.lexsort((-end_M, start_M))
+    order = order[end_M[order] > start_M[order]]
+    if not len(order):
+        return Pieces(NOTHING.start_K, NOTHING.start_K, NOTHING.start_K)
+    start_M, end_M = start_M[order], end_M[order]
+    owner_P, start_P, end_P = (
+        _nested(start_M, end_M) or _nested(start_M, _drawn_out(start_M, end_M)) or _one_by_one(start_M, end_M)
+    )
+    return Pieces(order[owner_P], start_P, end_P)
+
+
+_Owned: TypeAlias = tuple[NDArray[np.intp], Ints, Ints]
+
+
+def _nested(start_M: Ints, end_M: Ints) -> _Owned | None:
+    """Owners, starts and ends of the pieces of events that nest, all at once; None if they do not, or too deeply.
+
+    Between two moments at which something begins or ends the time belongs to whatever is on top of the stack then.
+    After a beginning that is the event itself; after an end, the last one that began at the depth that is left.
+    """
+    n = len(start_M)
+    # Of those that end together the innermost does first, and an end comes before a beginning at the same moment.
+    by_end = n - 1 - np.argsort(end_M[::-1], kind="stable")
+    ends = end_M[by_end]
+    at_start = np.arange(n) + np.searchsorted(ends, start_M, side="right")
+    at_end = np.arange(n) + np.searchsorted(start_M, ends, side="left")
+    begins = np.zeros(2 * n, dtype=np.bool_)
+    begins[at_start] = True
+    depth = np.cumsum(np.where(begins, 1, -1))
+    if depth.max() > np.iinfo(np.int16).max:
+        return None
+    top = np.zeros(2 * n, dtype=np.intp)
+    top[at_start] = np.arange(n)
+    # A sort of short numbers, which takes no comparisons; no depth but 0 is reached other than by a beginning.
+    by_depth = np.argsort(depth.astype(np.int16), kind="stable")
+    began = np.maximum.accumulate(np.where(begins[by_depth], np.arange(2 * n), 0))
+    top[by_depth] = top[by_depth[began]]
+    if not np.array_equal(top[at_end - 1], by_end):
+        return None
+    moment = np.empty(2 * n, dtype=np.int64)
+    moment[at_start], moment[at_end] = start_M, ends
+    owned = np.flatnonzero((depth[:-1] > 0) & (moment[1:] > moment[:-1]))
+    return top[owned], moment[owned], moment[owned + 1]
+
+
+_ROUNDS = 4
+
+
+def _drawn_out(start_M: Ints, end_M: Ints) -> Ints:
+    """Ends put off to that of whatever began meanwhile, so that events nest that do not cross in long chains.
+
+    It changes nothing of whose the time is: between an event's own end and that, one that began later is always open.
+    """
+    for _ in range(_ROUNDS):
+        meanwhile = np.searchsorted(start_M, end_M, side="left")
+        latest = _largest(end_M, np.arange(1, len(end_M) + 1), meanwhile)
+        if not (latest > end_M).any():
+            break
+        end_M = np.maximum(end_M, latest)
+    return end_M
+
+
+def _largest(values_M: Ints, first_N: NDArray[np.intp], last_N: NDArray[np.intp]) -> Ints:
+    """The largest value of each range of places, its last one excluded; of none, less than any."""
+    found_N = np.full(len(first_N), np.iinfo(np.int64).min)
+    width, length_N = 1, last_N - first_N
+    # Two ranges of a power of two cover any other.
+    while len(values_M):
+        at = np.flatnonzero((length_N >= width) & (length_N < 2 * width))
+        found_N[at] = np.maximum(values_M[first_N[at]], values_M[last_N[at] - width])
+        values_M = np.maximum(values_M[:-width], values_M[width:])
+        width *= 2
+    return found_N
+
+
+def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:
+    """The same of events that may cross one another."""
     owners, starts, ends = array("q"), array("q"), array("q")
     open_events: list[tuple[int, int]] = []
     reached = 0
-    for event, start, end in zip(order.tolist(), start_M[order].tolist(), end_M[order].tolist(), strict=True):
-        if end <= start:
-            continue
+    for event, (start, end) in enumerate(zip(start_M.tolist(), end_M.tolist(), strict=True)):
         while open_events and open_events[-1][1] <= start:
             top, top_end = open_events.pop()
             if top_end > reached:
@@ -119,6 +258,5 @@ def self_time(start_M: Ints, end_M: Ints) -> Pieces:
             starts.append(reached)
             ends.append(top_end)
             reached = top_end
-    return Pieces(
-        *(np.frombuffer(values, dtype=np.int64) if values else NOTHING.start_K for values in (owners, starts, ends))
-    )
+    owner_P, start_P, end_P = (np.frombuffer(values, dtype=np.int64) for values in (owners, starts, ends))
+    return owner_P.astype(np.intp), start_P, end_P

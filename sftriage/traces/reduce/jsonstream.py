@@ -16,8 +16,8 @@ import msgspec
 
 from sftriage.errors import InputError
 
-PIECE_BYTES = 1 << 20
-"""Of the event list, decoded at once. Its events take a few times as much."""
+PIECE_BYTES = 1 << 17
+"""Of the event list, decoded at once: its events take a few times as much, and are to stay in the processor's cache."""
 
 MAX_VALUE_BYTES = 64 << 20
 """One event, or one value beside the events: nothing that a profiler writes comes near."""

@@ -112,6 +112,11 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> NDArray[np.bool_]
     return np.fromiter((pattern.match(name) is not None for name in names), dtype=np.bool_, count=len(names))
 
 
+def steplike(names: Sequence[str]) -> NDArray[np.bool_]:
+    """Of each name whether it is that of a step."""
+    return np.fromiter((STEP.fullmatch(name) is not None for name in names), dtype=np.bool_, count=len(names))
+
+
 @lru_cache(maxsize=64)
 def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)) or r"(?!)")

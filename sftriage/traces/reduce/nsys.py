@@ -15,7 +15,8 @@ from typing import Any, Final
 
 from sftriage.errors import InputError
 from sftriage.traces.fields import CONTROL
-from sftriage.traces.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME, Columns, Trace
+from sftriage.traces.reduce.columns import Columns
+from sftriage.traces.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, RUNTIME, Trace
 
 _PROCESS = ~0xFFFFFF
 _COPIES: Final = {1: "Memcpy HtoD", 2: "Memcpy DtoH", 8: "Memcpy DtoD", 10: "Memcpy PtoP"}
@@ -79,7 +80,6 @@ class _Export:
             raise InputError(f"{self._path}: an Nsight export without a single range or kernel")
         for process in sorted(worth):
             yield self._of_process.pop(process).trace(
-                f"{self._path}!pid {process >> 24 & 0xFFFFFF}",
                 base_ns=began_ns,
                 absolute=began_ns > 0,
                 notes=notes if began_ns else (*notes, "its clock has no date"),
@@ -146,10 +146,12 @@ class _Export:
         if type(owner) is not int or type(start) is not int or type(end) is not int:
             self._broken += 1
             return
-        columns = self._of_process.setdefault(owner & _PROCESS, Columns())
+        columns = self._of_process.get(owner & _PROCESS)
+        if columns is None:
+            columns = self._of_process[owner & _PROCESS] = Columns(f"{self._path}!pid {owner >> 24 & 0xFFFFFF}")
         its_track = track or (str(owner >> 24 & 0xFFFFFF), str(owner & 0xFFFFFF))
         number = link if type(link) is int else -1
-        if not columns.add(start, end - start, kind, columns.name_id(name), columns.track_id(*its_track), number):
+        if not columns.add(start, end - start, kind, columns.name_ids[name], columns.track_id(*its_track), number):
             self._broken += 1
 
     def _began_ns(self) -> int:

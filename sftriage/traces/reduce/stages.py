@@ -10,10 +10,11 @@ import numpy as np
 
 from sftriage.errors import SchemaError
 from sftriage.records import OTHER, StageSchema
-from sftriage.traces.reduce.events import ANNOTATION, OPERATOR, Trace
-from sftriage.traces.reduce.inferring import backward_runs, copies_to_device, forward_before
-from sftriage.traces.reduce.intervals import NOTHING, Ints, Spans, self_time, union
+from sftriage.traces.reduce.events import ANNOTATION, OPERATOR, PYTHON, Trace
+from sftriage.traces.reduce.inferring import backward_runs, copies_to_device, forward_before, gathering
+from sftriage.traces.reduce.intervals import NOTHING, Ints, Spans, both
 from sftriage.traces.reduce.naming import COLLECTIVES, FIELD, LOOSE, OWN, Names, matching
+from sftriage.traces.reduce.owning import owned
 from sftriage.traces.reduce.steps import Steps, find_steps
 
 Origin = Literal["sftriage", "names", "map"]
@@ -125,21 +126,20 @@ def _marked(trace: Trace, steps: Steps, stages: Mapping[str, Sequence[str]]) -> 
     label = np.full(len(trace.names), -1, dtype=np.int64)
     for number, patterns in enumerate(stages.values()):
         label[(label < 0) & matching(trace.names, patterns)] = number
-    host = trace.of_kinds(0, 1, 2)
-    at = np.flatnonzero(host & (trace.track_E == steps.track) & trace.named(label >= 0))
-    pieces = self_time(trace.start_E[at], trace.end_E[at])
-    label_P = label[trace.name_E[at]][pieces.owner_P]
-    found = {
-        stage: union(pieces.start_P[label_P == number], pieces.end_P[label_P == number])
-        for number, stage in enumerate(stages)
-    }
-    return {stage: spans for stage, spans in found.items() if spans.total_ns}
+    own = np.arange(len(trace.tracks)) == steps.track
+    found = [gathering(trace) for _ in stages]
+    for _, marks, pieces in owned(trace, kinds=(ANNOTATION, OPERATOR, PYTHON), names=label >= 0, tracks=own):
+        label_P = label[marks.name_E][pieces.owner_P]
+        for number, its in enumerate(found):
+            its.add(pieces.start_P[label_P == number], pieces.end_P[label_P == number])
+    all_spans = {stage: its.spans() for stage, its in zip(stages, found, strict=True)}
+    return {stage: spans for stage, spans in all_spans.items() if spans.total_ns}
 
 
 def _recognised(trace: Trace, steps: Steps) -> dict[str, Spans]:
     """Stages by the names of the field, and by what operators give away where there are none."""
     found = _marked(trace, steps, FIELD)
-    taken = _all(found)
+    taken = both(*found.values())
     if "h2d" not in found:
         taken = _add(found, taken, "h2d", copies_to_device(trace, steps, taken))
     if "backward" not in found:
@@ -157,19 +157,8 @@ def _add(found: dict[str, Spans], taken: Spans, stage: str, spans: Spans) -> Spa
     spans = spans.without(taken)
     if spans.total_ns:
         old = found.get(stage, NOTHING)
-        found[stage] = union(
-            *(np.concatenate(both) for both in ((old.start_K, spans.start_K), (old.end_K, spans.end_K)))
-        )
-    return _all(found)
-
-
-def _all(found: Mapping[str, Spans]) -> Spans:
-    if not found:
-        return NOTHING
-    return union(
-        np.concatenate([spans.start_K for spans in found.values()]),
-        np.concatenate([spans.end_K for spans in found.values()]),
-    )
+        found[stage] = both(old, spans)
+    return both(*found.values())
 
 
 def _centre(spans: Spans, steps: Steps) -> float:
@@ -185,20 +174,19 @@ def _sync(trace: Trace, steps: Steps, spans: Mapping[str, Spans], names: Names) 
         return frozenset(names.sync)
     if trace.world_size == 1:
         return frozenset()
-    collective = trace.of_kinds(ANNOTATION, OPERATOR) & trace.named(matching(trace.names, COLLECTIVES))
-    ends = np.unique(trace.end_E[collective])
-    found = set()
-    for stage, its in spans.items():
-        during = ends[its.before(ends) > its.before(ends - 1)]
-        step = np.searchsorted(steps.start_N, during, side="right") - 1
-        if 2 * len(np.unique(step[step >= 0])) >= len(steps.number_N):
-            found.add(stage)
-    return frozenset(found)
+    ended: dict[str, set[int]] = {stage: set() for stage in spans}
+    for part in trace.parts(kinds=(ANNOTATION, OPERATOR), names=matching(trace.names, COLLECTIVES)):
+        ends = np.unique(part.end_E)
+        for stage, its in spans.items():
+            during = ends[its.before(ends) > its.before(ends - 1)]
+            step = np.unique(np.searchsorted(steps.start_N, during, side="right") - 1)
+            ended[stage].update(step[step >= 0].tolist())
+    return frozenset(stage for stage, its_steps in ended.items() if 2 * len(its_steps) >= len(steps.number_N))
 
 
 def outside_ns(steps: Steps, spans: Mapping[str, Spans], schema: StageSchema) -> Ints:
     """Of ``other``, what lies before the end of each sync stage and after that of the one before (N × G)."""
-    rest = Spans(steps.start_N, steps.end_N).without(_all(spans))
+    rest = Spans(steps.start_N, steps.end_N).without(both(*spans.values()))
     claimed_N = np.zeros(len(steps.number_N), dtype=np.int64)
     outside = []
     for stage in schema.sync_in_order:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage.errors import InputError
 from sftriage.traces.reduce.events import ANNOTATION, ON_HOST, OPERATOR, Trace
 from sftriage.traces.reduce.intervals import Ints
-from sftriage.traces.reduce.naming import OWN, STEP, Names, matching
+from sftriage.traces.reduce.naming import OWN, Names, matching, steplike
+from sftriage.traces.reduce.packed import Events
 
 _NUMBER = re.compile(r"(\d+)\D*$")
-MAX_STEPS = 1_000_000
+MAX_STEPS = 250_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,19 +37,19 @@ def find_steps(trace: Trace, names: Names) -> Steps:
         InputError: it has none, or none that can be told apart; the message says what could mark them instead.
     """
     marks = _marked(trace, names)
-    if not marks.any():
+    if not len(marks):
         raise InputError(f"{trace.source}: {_nothing(trace, names)}")
-    tracks = np.bincount(trace.track_E[marks])
+    tracks = np.bincount(marks.track_E)
     track = int(tracks.argmax())
-    at = np.flatnonzero(marks & (trace.track_E == track))
-    at = at[np.argsort(trace.start_E[at], kind="stable")]
+    marks = marks.at(marks.track_E == track)
+    marks = marks.at(np.argsort(marks.start_E, kind="stable"))
     if names.step_end is not None:
-        if len(at) < 2:
+        if len(marks) < 2:
             raise InputError(f"{trace.source}: one {names.step_end!r} alone bounds no step")
-        start_N, end_N = trace.end_E[at[:-1]], trace.end_E[at[1:]]
+        start_N, end_N = marks.end_E[:-1], marks.end_E[1:]
         number_N = np.arange(len(start_N), dtype=np.int64)
     else:
-        start_N, end_N, number_N = trace.start_E[at], trace.end_E[at], _numbers(trace, at, names)
+        start_N, end_N, number_N = marks.start_E, marks.end_E, _numbers(trace, marks.name_E, names)
     notes = []
     if len(tracks.nonzero()[0]) > 1:
         notes.append("several threads mark steps: those of the one that marks the most are taken")
@@ -65,31 +64,36 @@ def find_steps(trace: Trace, names: Names) -> Steps:
     return Steps(track, number_N, start_N, end_N, tuple(notes))
 
 
-def _marked(trace: Trace, names: Names) -> NDArray[np.bool_]:
+def _marked(trace: Trace, names: Names) -> Events:
     """The events that mark steps."""
     if names.step is not None or names.step_end is not None:
-        return trace.of_kinds(*ON_HOST) & trace.named(matching(trace.names, [str(names.step or names.step_end)]))
-    wanted = np.fromiter((STEP.fullmatch(name) is not None for name in trace.names), np.bool_, len(trace.names))
+        wanted = matching(trace.names, [str(names.step or names.step_end)])
+        return trace.events(kinds=ON_HOST, names=wanted, most=MAX_STEPS, what="marks of steps")
     # In 2021 they were operators.
-    return trace.of_kinds(ANNOTATION, OPERATOR) & trace.named(wanted)
+    wanted = steplike(trace.names)
+    return trace.events(kinds=(ANNOTATION, OPERATOR), names=wanted, most=MAX_STEPS, what="marks of steps")
 
 
-def _numbers(trace: Trace, at: Ints, names: Names) -> Ints:
+def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
     """The steps' own numbers; where a name has none, or all have the same name, they are counted."""
-    found = [_NUMBER.search(trace.names[name]) for name in trace.name_E[at].tolist()]
+    said, which_N = np.unique(name_N, return_inverse=True)
+    found = [_NUMBER.search(trace.names[name]) for name in said.tolist()]
     numbers = [int(match.group(1)) for match in found if match and len(match.group(1)) < 18]
-    if len(numbers) < len(at) or (names.step is not None and len(set(numbers)) < len(numbers)):
-        return np.arange(len(at), dtype=np.int64)
-    return np.array(numbers, dtype=np.int64)
+    if len(numbers) < len(said) or (names.step is not None and len(set(numbers)) < len(name_N)):
+        return np.arange(len(name_N), dtype=np.int64)
+    return np.array(numbers, dtype=np.int64)[which_N]
 
 
 def _nothing(trace: Trace, names: Names) -> str:
     """Why there are no steps, and what could mark them."""
     if names.step is not None or names.step_end is not None:
         return f"nothing in it is called {names.step or names.step_end!r}"
-    annotations = trace.name_E[trace.of_kinds(ANNOTATION)]
-    counted = Counter(trace.names[name] for name in annotations.tolist())
-    repeated = [(name, n) for name, n in counted.most_common() if 2 <= n <= MAX_STEPS and not name.startswith(OWN)]
+    counts = np.zeros(len(trace.names), dtype=np.int64)
+    for part in trace.parts(kinds=(ANNOTATION,)):
+        counts += np.bincount(part.name_E, minlength=len(counts))
+    order = np.argsort(-counts, kind="stable").tolist()
+    counted = ((trace.names[name], int(counts[name])) for name in order if 2 <= counts[name] <= MAX_STEPS)
+    repeated = [(name, n) for name, n in counted if not name.startswith(OWN)]
     # What an optimiser does ends a step of training.
     repeated.sort(key=lambda named: not named[0].startswith("Optimizer.step"))
     said = "no steps in it (no ProfilerStep#N)"

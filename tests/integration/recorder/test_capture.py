@@ -272,6 +272,72 @@ def test_a_first_capture_of_many_steps_records_one_beforehand(job, spool):
     assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 40
 
 
+OPERATORS = """
+def operators():
+    x = torch.ones(4)
+    for _ in range(400):
+        x = x + 1
+monitor_step = train
+def train(number=None):
+    operators()
+    with monitor.step(number), monitor.stage("forward"):
+        operators()
+"""
+
+
+@pytest.mark.parametrize(("steps", "options"), [(200, {}), (9, {"with_stack": True, "record_shapes": True})])
+def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, spool, steps, options):
+    # GIVEN steps of 400 operators, and a bound that not even two of them keep
+    job.does(f"exec({OPERATORS!r}, globals())")
+    job.does("from sftriage.recorder import sizing; sizing.MOST_HELD_UP_S = 1e-6")
+    # WHEN more are asked for
+    result = job.captures(CaptureRequest("cap-1", 2, "torch", steps, 1, 60.0, 500_000_000, options))
+    # THEN the trace has one, and says why
+    assert (result.state, result.first_step) == ("done", result.last_step)
+    assert result.detail == f"1 of {steps} steps: more would hold the rank up for over 1e-06 s"
+    found = names(spool / "cap-1.json")
+    assert (found.count("aten::add"), result.timings_s["probe"] > 0.0) == (400, True)
+    # AND with a bound that they keep, all are recorded
+    job.does("sizing.MOST_HELD_UP_S = 1e6")
+    result = job.captures(CaptureRequest("cap-2", 2, "torch", 9, 1, 60.0, 500_000_000, options))
+    assert (result.detail, result.last_step - result.first_step) == ("", 8)
+
+
+def test_a_capture_imports_nothing_into_a_job_that_has_imported_no_more_than_torch(train, until, rings, spool):
+    # GIVEN a job that has not imported dynamo or inductor, which torch's own profiler does when it is first prepared
+    trainer = train(BARE, rings, spool)
+    assert trainer.says() == "ready: False"
+    client = MailboxClient(rings / "rank-0.0.mailbox")
+    client.post(CaptureRequest("cap-1", 0, "torch", 20, 1, 60.0, 50_000_000))
+    # WHEN it is captured, with a step beforehand
+    trainer.hears("go")
+    imported = trainer.says()
+    # THEN no module of torch has come into the process, other than of its profiler itself
+    assert imported == "imported: []"
+    until(lambda: (spool / "cap-1.json").exists())
+    assert names(spool / "cap-1.json").count("aten::add") == 20
+    client.close()
+
+
+BARE = """
+    import sys, torch
+    from sftriage import Monitor
+    monitor = Monitor(rings=sys.argv[1], spool=sys.argv[2], rank=0, world_size=1)
+    def train():
+        with monitor.step(), monitor.stage("forward"):
+            torch.ones(3) + 1
+    train()
+    print("ready:", "torch._inductor" in sys.modules, flush=True)
+    sys.stdin.readline()
+    before = set(sys.modules)
+    for _ in range(25):
+        train()
+    new = [name for name in set(sys.modules) - before if name.startswith("torch.")]
+    print("imported:", sorted(name for name in new if not name.startswith("torch.profiler.")), flush=True)
+    sys.stdin.readline()
+"""
+
+
 ENDS_EXPORTS = "import threading; [one.join() for one in threading.enumerate() if one.name == 'sftriage-export']"
 EVERYTHING = {"record_shapes": True, "profile_memory": True, "with_stack": True}
 SETTLED, IN_A_ROW, MOST_GROWTH_KIB = 5, 20, 1024

@@ -5,10 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.capture.executor import Product
-from sftriage.commands.collect import Collector
+from sftriage.commands.collect import Collector, Known
 from sftriage.controller import Cost
+from sftriage.frontier.reproducing import reproduced
 from sftriage.records import CaptureRequest, CaptureResult, Trigger
 from sftriage.traces.rundir import RunInfo, create
+from tests.unit.frontier.windows import Fault, Job, every
+from tests.unit.traces.heavy import document, recurring_events, write
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 CONTROLLER = SimpleNamespace(trigger_of=lambda _: WHY, reproduced=lambda *_: None)
@@ -17,8 +20,8 @@ CONTROLLER = SimpleNamespace(trigger_of=lambda _: WHY, reproduced=lambda *_: Non
 class Captured:
     """A capture that has left a trace in the spool."""
 
-    def __init__(self, trace, capture_id: str) -> None:
-        self.request = CaptureRequest(capture_id, 1, "torch", 5, 1, 60.0, 2**20)
+    def __init__(self, trace, capture_id: str, rank: int = 1, role: str = "suspect") -> None:
+        self.request = CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**20, role=role)
         self._trace = trace
 
     def verify(self, result) -> None:
@@ -78,6 +81,23 @@ def test_what_a_capture_has_cost_the_job_is_in_its_manifest_whichever_is_known_f
     assert costs["a"] == costs["b"] == (0.4, 2)
 
 
+def test_what_filled_the_stage_is_looked_for_in_the_steps_that_have_the_fault(run, tmp_path):
+    # GIVEN a capture of six steps, in two of which the suspect was late for what had led to it
+    trace = write(tmp_path / "heavy.json", document(recurring_events(first=100), 1, 4))
+    window = Job(n_ranks=4, n_steps=6).run(Fault("data", 1, 0.03, every(3, 1)), first_step=100)
+    controller = SimpleNamespace(trigger_of=lambda _: WHY, reproduced=lambda _, steps: reproduced(steps, WHY))
+    # WHEN it is collected, with what the ring says of these steps
+    result = CaptureResult("a", 1, "done", first_step=100, last_step=105)
+    ranks = {1: SimpleNamespace(world_size=4, host="h", attempt=0)}
+    _, manifest = Collector(*run).collect(Captured(trace, "a"), result, controller, ranks, Known(steps=window))
+    # THEN the manifest says which they are, and what was found is of them and not of all
+    assert (manifest.reproduced.answer, manifest.reproduced.fault_steps) == ("partly", (101, 104))
+    findings = manifest.findings
+    assert (findings.suspect.steps, findings.of_steps, findings.control.steps) == (2, 6, 4)
+    assert findings.shares[0].name == "aten::slow"
+    assert (findings.suspect.stage_s, findings.control.stage_s) == pytest.approx((1200e-6, 300e-6))
+
+
 def test_a_cost_that_cannot_be_told_is_noted_as_such(collect):
     collector, put = collect
     put("a", 10)
@@ -102,3 +122,32 @@ def test_what_is_in_the_store_already_is_not_stored_again(run, trace, collect):
     again = Collector(*run).collect(Captured(trace, "a"), result, CONTROLLER, {})
     # THEN it is the capture that is there
     assert again == (result, first)
+
+
+@pytest.mark.parametrize("first", ["suspect", "control"])
+def test_a_suspect_is_looked_into_beside_its_control_whichever_is_stored_first(run, tmp_path, first):
+    # GIVEN a pair captured in the same steps, of which every third step of rank 1 has the fault; and another window's
+    ranks = {rank: SimpleNamespace(world_size=4, host="h", attempt=0) for rank in (0, 1)}
+    window = Job(n_ranks=4, n_steps=6).run(Fault("data", 1, 0.03, every(3, 1)), first_step=100)
+    controller = SimpleNamespace(trigger_of=lambda _: WHY, reproduced=lambda _, steps: reproduced(steps, WHY))
+    collector = Collector(*run)
+
+    def collect(capture_id, rank, role):
+        events = recurring_events(first=100) if role == "suspect" else recurring_events(first=100, slow=())
+        trace = write(tmp_path / f"{capture_id}.json", document(events, rank, 4))
+        captured = Captured(trace, capture_id, rank, role)
+        result = CaptureResult(capture_id, rank, "done", first_step=100, last_step=105)
+        collector.collect(captured, result, controller, ranks, Known(steps=window))
+
+    # WHEN they are collected, one after the other
+    pair = [("w0-49-r1-slow-1", 1, "suspect"), ("w0-49-r0-slow-2", 0, "control")]
+    for one in (("w50-99-r0-slow-9", 0, "control"), *sorted(pair, key=lambda one: one[2] != first)):
+        collect(*one)
+    # THEN the suspect's manifest has what filled the stage in its faulty steps beside the same steps of the control
+    found = {one.capture_id: one for one in collector._store.manifests().manifests}
+    findings = found["w0-49-r1-slow-1"].findings
+    assert (findings.beside, findings.suspect.steps, findings.control.steps) == ("rank", 2, 2)
+    assert findings.suspect.stage_s > 2 * findings.control.stage_s
+    # AND the control's says what it is, and accuses nobody
+    control = found["w0-49-r0-slow-2"]
+    assert (control.capture.role, control.findings) == ("control", None)

@@ -145,3 +145,16 @@ def test_a_damaged_capture_is_reported_and_the_others_listed(sftriage, run, trac
     listed = sftriage("traces", "list", "--run", run.path, "--json")
     assert [row["capture_id"] for row in json.loads(listed.out)] == ["w0-9-r2-x-2"]
     assert "w0-9-r1-x-1" in listed.err
+
+
+def test_a_run_with_nothing_but_damage_does_not_send_people_to_its_decisions(sftriage, run, trace, make_manifest):
+    # GIVEN a run without any capture THEN its decisions say why, and the command for that is said
+    assert f"`sftriage decisions --run {run.path}` says why" in sftriage("traces", "list", "--run", run.path).err
+    # WHEN there is one, and it is damaged THEN that is why, and is said
+    LocalStore(run.path).put("w0-9-r1-x-1", trace, lambda artefact: make_manifest("w0-9-r1-x-1", artefact))
+    (run.path / "captures" / "w0-9-r1-x-1" / "manifest.json").write_text("{}", encoding="utf-8")
+    listed = sftriage("traces", "list", "--run", run.path)
+    assert listed.out == ""
+    assert "capture w0-9-r1-x-1 is damaged" in listed.err
+    assert f"No capture in {run.path / 'captures'} can be used." in listed.err
+    assert "decisions" not in listed.err

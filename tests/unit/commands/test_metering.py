@@ -34,8 +34,9 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def serve(registry):
+def serve(registry, monkeypatch):
     """An endpoint on a free port of this machine; its host and port."""
+    monkeypatch.setattr(scraping, "POLL_S", 0.01)
     endpoints = []
 
     def serve(token=None, host="127.0.0.1") -> tuple[str, int]:

@@ -7,8 +7,9 @@ from http import HTTPStatus
 
 import pytest
 
+from sftriage.commands.browsers import has_browser
 from sftriage.commands.loopback import Door
-from sftriage.commands.opening import has_browser, program_for, viewer_link
+from sftriage.commands.opening import program_for, viewer_link
 from sftriage.traces import FileToStore, LocalStore
 from tests.unit.ui.conftest import run_at
 
@@ -211,7 +212,7 @@ def free_port() -> int:
         (["c-9"], 2, "no capture c-9"),
         (["../run.json"], 2, "is not a capture id"),
         (["c-1", "--artefact", "other"], 2, "has no artefact 'other'"),
-        (["c-1", "--offline", "--store", "s3://bucket"], 2, "--offline shows a run on this machine"),
+        (["c-1", "--offline", "--artefact", "trace.json.gz"], 2, "leave --artefact out"),
     ],
 )
 def test_what_cannot_be_opened_says_why(sftriage, run, arguments, code, said):

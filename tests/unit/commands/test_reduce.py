@@ -10,11 +10,11 @@ from sftriage.errors import InputError
 from sftriage.recorder import StepLog
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import StageSchema, StepRecord
-from sftriage.traces import LocalStore
+from sftriage.traces import LocalStore, ReproducedInfo
 from sftriage.traces.reduce import Names
 from sftriage.traces.rundir import RunInfo, create
 from tests.unit.agent.steps import raw
-from tests.unit.traces.heavy import document, event, job_events, mark, reduced, write
+from tests.unit.traces.heavy import document, event, job_events, mark, recurring_events, reduced, write
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward", "optimizer"), ("backward",))
 STEPS = range(100, 108)
@@ -170,6 +170,33 @@ def test_findings_are_noted_in_the_manifest_and_shown(sftriage, run, captured, t
     assert "20.0 ms more than rank 1" in shown
 
 
+def test_what_is_found_again_is_of_the_steps_that_the_manifest_says_have_the_fault(
+    sftriage, tmp_path, make_manifest, run
+):
+    # GIVEN a capture of six steps, and a manifest that says which two of them have the fault
+    told = ReproducedInfo(answer="partly", steps=6, steps_with=2, over_s=0.01, expected_s=0.02, fault_steps=(101, 104))
+    path = write(tmp_path / "exported.json", document(recurring_events(first=100), 2, 4, **OURS))
+    LocalStore(run.path).put(
+        "c-1", path, lambda artefact: make_manifest("c-1", artefact).model_copy(update={"reproduced": told})
+    )
+    capture = run.path / "captures" / "c-1"
+    # WHEN its trace is reduced, with the run, with a control rank, or where it lies
+    control = write(tmp_path / "r1.json", document(recurring_events(first=100), 1, 4))
+    for more, beside, control_steps in (
+        (("--against", run.path), "steps", 4),
+        (("--against", run.path, "--control", control), "rank", 2),
+        ((), "steps", 4),
+    ):
+        found = json.loads(sftriage("reduce", capture / "trace.json.gz", *more, "--json").out)["findings"]
+        # THEN it is of those two
+        assert (found["suspect"]["steps"], found["of_steps"], found["beside"]) == (2, 6, beside)
+        assert found["control"]["steps"] == control_steps
+    # AND a person is told so
+    said = sftriage("reduce", capture / "trace.json.gz").out
+    assert "in the 2 of 6 captured steps that have the fault" in said
+    assert "other steps" in said
+
+
 def test_ranks_that_are_missing_are_named(sftriage, tmp_path):
     found = json.loads(sftriage("reduce", *traces(tmp_path)[:2], "--json").out)
     assert (found["verdict"], found["findings"]) == (None, None)
@@ -213,7 +240,7 @@ def test_a_trace_that_changes_while_it_is_read_is_refused(tmp_path):
     # GIVEN the traces of several ranks, of which only the stages were kept
     paths = traces(tmp_path, slow=2)
     found = read_all(paths, Names(), {})
-    assert len(found.whole(2, Names(), {}).trace.start_E)
+    assert len(found.whole(2, Names(), {}).trace.events())
     # WHEN one of them has become another's by the time it is read again
     paths[2].write_bytes(paths[1].read_bytes())
     # THEN it is not taken for what it was

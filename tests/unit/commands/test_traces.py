@@ -3,6 +3,8 @@
 import gzip
 import hashlib
 import json
+import os
+import re
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -352,3 +354,143 @@ def test_without_its_driver_a_shared_catalogue_says_what_to_install(sftriage, mo
     outcome = sftriage("traces", "list", "--catalogue", "postgresql://host/db")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == "sftriage: a catalogue in PostgreSQL needs psycopg; install sftriage[postgres]\n"
+
+
+@pytest.fixture
+def broken(run):
+    """A run whose catalogue knows three captures, of which two are not what they were any more."""
+    captures = run.path / "captures"
+    (captures / FIRST / "trace.json.gz").write_bytes(b"short")
+    (captures / THIRD / "dump.pickle").unlink()
+    return run
+
+
+@pytest.fixture
+def indexed(sftriage, run):
+    """The same run, whose captures were listed once while they were whole."""
+    assert len(json.loads(sftriage("traces", "list", "--run", run.path, "--json").out)) == 3
+
+
+def test_what_was_damaged_since_it_was_catalogued_is_told_wherever_it_is_listed(sftriage, indexed, broken):
+    outcome = sftriage("traces", "list", "--run", broken.path, "--json")
+    rows = {row["capture_id"]: row for row in json.loads(outcome.out)}
+    assert outcome.code == 0
+    assert {name: row["state"] for name, row in rows.items()} == {FIRST: "damaged", SECOND: "whole", THIRD: "missing"}
+    assert rows[SECOND]["problem"] is None
+    assert "trace.json.gz: 5 bytes; it had" in rows[FIRST]["problem"]
+    for words in (f"capture {FIRST} is damaged: ", f"capture {THIRD} is not all there: ", "traces prune --damaged"):
+        assert words in outcome.err
+    # AND the table has a column for it, which it has only then
+    table = sftriage("traces", "list", "--run", broken.path).out
+    assert re.search(rf"{FIRST} +│ damaged", table)
+    assert re.search(rf"{THIRD} +│ missing", table)
+    assert "state" not in sftriage("traces", "list", "--run", broken.path, "--stage", "forward").out
+    # AND so are the captures of a step
+    found = json.loads(sftriage("traces", "for-step", 120, "--run", broken.path, "--json").out)
+    assert {row["capture_id"]: row["state"] for row in found["captures"]} == {FIRST: "damaged", THIRD: "missing"}
+    nearest = json.loads(sftriage("traces", "for-step", 5, "--run", broken.path, "--json").out)["nearest"]
+    assert nearest["state"] == "damaged"
+    assert "damaged" in sftriage("traces", "for-step", 120, "--run", broken.path).out
+
+
+@pytest.mark.parametrize("reindexed", [False, True])
+def test_what_a_damaged_capture_was_can_still_be_shown_and_its_good_files_fetched(
+    sftriage, indexed, broken, tmp_path, reindexed
+):
+    if reindexed:
+        sftriage("traces", "reindex", "--run", broken.path)
+    # WHEN it is shown, by its beginning, THEN all that is known of it is, and what is the matter with it
+    for name, state in ((FIRST, "damaged"), (THIRD[:12], "missing")):
+        shown = sftriage("traces", "show", name, "--run", broken.path)
+        assert shown.code == 0
+        assert f"state       {state}: " in shown.out
+        assert "because     " in shown.out
+        values = json.loads(sftriage("traces", "show", name, "--run", broken.path, "--json").out)
+        assert (values["state"], bool(values["problem"]), values["upload"]) == (state, True, None)
+    # AND what is gone or changed is not handed out, but the file beside it is
+    out = tmp_path / "out"
+    for words in (["get", FIRST, "--out", out], ["open", FIRST, "--no-browser"], ["open", FIRST, "--offline"]):
+        outcome = sftriage("traces", *words, "--run", broken.path)
+        assert (outcome.code, outcome.out, out.exists()) == (1, "", False)
+        assert "5 bytes" in outcome.err
+    dump = sftriage("traces", "get", THIRD, "--artefact", "dump.pickle", "--out", out, "--run", broken.path)
+    assert (dump.code, out.exists()) == (1, False)
+    assert sftriage("traces", "get", THIRD, "--out", out, "--run", broken.path).code == 0
+
+
+def test_reindex_forgets_what_is_damaged_and_prune_removes_it_when_it_is_to(sftriage, indexed, broken):
+    outcome = sftriage("traces", "reindex", "--run", broken.path)
+    assert "Indexed 1 capture of" in outcome.err
+    assert "and 2 that cannot be used" in outcome.err
+    assert f"capture {FIRST} is damaged: " in outcome.err
+    # GIVEN that nothing is too old, prune removes nothing unless it is to, and says what it leaves alone
+    left = json.loads(sftriage("traces", "prune", "--age", "9999d", "--run", broken.path, "--json").out)
+    assert (left["captures"], [one["capture_id"] for one in left["left_alone"]]) == ([], [FIRST, THIRD])
+    tried = sftriage("traces", "prune", "--damaged", "--dry-run", "--run", broken.path)
+    assert tried.out.splitlines() == [f"{FIRST}  damaged", f"{THIRD}  damaged"]
+    assert sftriage("traces", "prune", "--damaged", "--run", broken.path).code == 0
+    # THEN they are gone, and nothing is said of them any more
+    outcome = sftriage("traces", "list", "--run", broken.path, "--json")
+    assert ([row["capture_id"] for row in json.loads(outcome.out)], outcome.err) == ([SECOND], "")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ([], "say what may go: --age, --bytes or --damaged"),
+        (["--age", "soon"], "--age: expected a duration with its unit"),
+        (["--age", "1d", "--bytes", "5"], "--bytes: expected a size with its unit"),
+    ],
+)
+def test_prune_says_what_makes_no_sense(sftriage, seen, options, said):
+    outcome = sftriage("traces", "prune", "--run", seen.path, *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+
+
+def test_a_damaged_capture_is_fetched_from_where_its_verified_copy_is(sftriage, run, tmp_path):
+    run.info_file.write_text(run.info_file.read_text().replace("20260101-0", "run-1"))
+    assert sftriage("traces", "upload", "--run", run.path, "--store", tmp_path / "elsewhere").code == 0
+    wanted = LocalStore(run.path).manifest(FIRST).artefacts[0]
+    (run.path / "captures" / FIRST / "trace.json.gz").write_bytes(b"short")
+    outcome = sftriage("traces", "get", FIRST, "--run", run.path, "--out", tmp_path / "got")
+    assert (outcome.code, sha256(tmp_path / "got")) == (0, wanted.sha256)
+    # AND prune does not remove it, which would remove the copy too
+    assert "was verified" in sftriage("traces", "prune", "--damaged", "--run", run.path).err
+    assert LocalStore(run.path).ids() == {FIRST, SECOND, THIRD}
+
+
+def test_a_run_that_is_not_ours_to_write_can_be_looked_at(sftriage, run, monkeypatch, tmp_path):
+    # GIVEN a run directory without a catalogue, in which nothing may be written
+    access = os.access
+
+    def refused(path, mode):
+        return access(path, mode) and not (mode == os.W_OK and Path(path).is_relative_to(run.path))
+
+    monkeypatch.setattr(os, "access", refused)
+    for words in (["list", "--json"], ["show", FIRST], ["for-step", 162], ["get", FIRST, "--out", tmp_path / "got"]):
+        assert sftriage("traces", *words, "--run", run.path).code == 0
+    # THEN its catalogue is elsewhere
+    assert not run.catalogue.exists()
+    assert len(list((tmp_path / "cache" / "sftriage" / "catalogues").glob("*.db"))) == 1
+
+
+@pytest.mark.parametrize("columns", [40, 60, 72, 80, 100, 120, 200])
+def test_a_list_of_captures_fits_into_a_line_and_breaks_no_id(sftriage, seen, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    outcome = sftriage("traces", "list", "--run", seen.path)
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= columns
+    # THEN every row is there to its end, and says the captured steps
+    for name in (FIRST, SECOND, THIRD):
+        assert [line for line in lines if name in line]
+    assert "960 to 964" in outcome.out
+    if columns >= 60:
+        assert all(line.endswith(("┓", "┃", "┩", "│", "┘")) for line in lines[1:])
+
+
+def test_numbers_beyond_all_bounds_are_nowhere(sftriage, seen):
+    for words in (["list", "--rank", 10**30], ["for-step", 10**30]):
+        outcome = sftriage("traces", *words, "--run", seen.path)
+        assert outcome.code == 0
+        assert "No " in outcome.err

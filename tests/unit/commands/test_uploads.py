@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from sftriage.commands import uploads
-from sftriage.commands.uploads import follow, upload_words, what_is_left
-from sftriage.traces import LocalStore
+from sftriage.commands.uploaded import upload_words
+from sftriage.commands.uploads import follow, what_is_left
+from sftriage.traces import LocalStore, uploading
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rundir import RunDirectory, RunInfo, create, read_info, write_info
 from sftriage.traces.uploading import Standing, Uploader
@@ -82,7 +83,8 @@ def test_traces_go_from_here_if_that_is_wanted(sftriage, run, elsewhere):
     assert (got.code, (run.path / "got").exists()) == (0, True), got.err
 
 
-def test_what_fails_is_said_and_is_a_failure(sftriage, run, elsewhere):
+def test_what_fails_is_said_and_is_a_failure(sftriage, run, elsewhere, monkeypatch):
+    monkeypatch.setattr(uploading, "FIRST_DELAY_S", 0.01)
     # GIVEN a capture that cannot be uploaded
     (run.path / "captures" / "c-1" / "trace.json.gz").write_bytes(b"")
     # WHEN it is tried

@@ -326,6 +326,21 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
     assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captured."
 
 
+def test_a_fault_that_passes_or_comes_to_stay_is_another(run):
+    # GIVEN a suspect that seems to have passed
+    first, second, third = (verdict(start, "suspect") for start in (20, 30, 40))
+    passed = [replace(one, suspects=(replace(one.suspects[0], pattern="one-off"),)) for one in (first, second)]
+    told = all_of(run.source.view())
+    for one in (*passed, third):
+        run.decide(one)
+    # WHEN it turns out to stay THEN that is said, and what is as before is not
+    _, lines = news(told, run.source.view(), NOW_S)
+    assert [line.rpartition("; ")[2].partition(". ")[0] for line in lines] == [
+        "one-off, and has passed",
+        "chronic",
+    ]
+
+
 def test_a_restart_is_said(run):
     run.decide(verdict(20))
     told = all_of(run.source.view())

@@ -165,7 +165,7 @@ def test_a_receiver_that_is_away_holds_up_nothing(monkeypatch, caplog):
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
     spans = Spans(BatchSpanProcessor(Telling(OTLPSpanExporter())), job="j", run="r", version="1", start_ns=T0_NS)

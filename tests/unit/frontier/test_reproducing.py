@@ -45,6 +45,22 @@ def test_the_truth_table(situation, faults, wanted, expected):
     assert found.expected_s == wanted.gain_s
 
 
+@pytest.mark.parametrize(
+    ("faults", "wanted", "steps"),
+    [
+        ((Fault("data", 1, 0.03, at(1, 4)),), trigger(), (101, 104)),
+        ((Fault("data", 1, 0.03, every(2, 0)),), trigger(period=2, onset=100), (100, 102, 104)),
+        ((Fault("data", 1, 0.03, at(1)),), trigger(period=2, onset=100), ()),
+        ((), trigger(), ()),
+    ],
+    ids=["some", "what comes back", "not when it was expected", "none"],
+)
+def test_the_steps_that_have_the_fault_are_named(faults, wanted, steps):
+    found = reproduced(RANKS_4.run(*faults, first_step=100), wanted)
+    assert found.fault_steps == steps
+    assert found.steps_with == len(steps)
+
+
 def test_the_numbers_say_by_how_much():
     found = reproduced(RANKS_4.run(Fault("data", 1, 0.05), first_step=100), trigger())
     assert found.over_s == pytest.approx(0.05, rel=0.1)

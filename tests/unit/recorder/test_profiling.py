@@ -35,6 +35,7 @@ class FakeSession:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.timings_s = {"start": 0.5}
+        self.held_up_s = 0.0
         self.clock = {"mono_ns": 1, "wall_ns": 2}
 
     def _note(self, what: str) -> None:
@@ -466,6 +467,10 @@ class SizedSession(FakeSession):
         Path(path).write_text(head + "x" * (self.step_bytes * max(1, self.steps) - len(head) - 2) + '"}')
 
 
+BLANKS = ["prepare", "start 0", "stop", "export 0"] * 2
+"""What is done before a step is recorded beforehand: two traces without any."""
+
+
 @pytest.mark.parametrize(
     ("steps", "max_bytes", "recorded", "detail"),
     [
@@ -486,7 +491,7 @@ def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
     rig.exported()
     # THEN one step was recorded beforehand, and as many as fit after it
     log = SizedSession.log
-    assert log[:5] == ["prepare", "start 0", "stop", "export 0", "prepare"]
+    assert log[:13] == [*BLANKS, "prepare", "start 0", "stop", "export 0", "prepare"]
     assert len([what for what in log if what.startswith("begin")]) == recorded
     result = rig.result()
     assert (result.state, result.detail, result.first_step) == ("done", detail, 2)
@@ -527,6 +532,55 @@ def test_what_a_step_takes_is_learnt_once(rig, session, monkeypatch):
     assert rig.result().detail == "4 of 20 steps: more would not fit into 3000 bytes"
 
 
+class SlowSession(SizedSession):
+    """Its stop and its export take as long as is told for each session in turn, in the order in which they are made."""
+
+    takes_s: list[float]
+
+    def __init__(self, info, options, guard) -> None:
+        super().__init__(info, options, guard)
+        self.held_up_s = self.takes_s.pop(0)
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "blank_s", "step_s", "recorded"),
+    [
+        # A step takes 0.3 s more than none, and one of many half as much again: four in 2 s.
+        (12, {}, 0.1, 0.4, 4),
+        (3, {"with_stack": True}, 0.1, 1.0, 1),
+        (3, {"with_stack": True}, 0.1, 0.2, 3),
+        (2, {"with_stack": True}, 3.0, 3.5, 1),
+        (12, {}, 0.1, 0.1, 12),
+    ],
+)
+def test_a_capture_is_cut_to_what_does_not_hold_the_rank_up_as_the_step_beforehand_says(
+    rig, session, monkeypatch, asked, options, blank_s, step_s, recorded
+):
+    # GIVEN a profiler whose very first trace is slow, and an empty one and one of a step take their times
+    monkeypatch.setattr(profiling, "TorchSession", SlowSession)
+    SlowSession.log = []
+    SlowSession.takes_s = [0.0, 9.0, blank_s, step_s]
+    rig.client.post(replace(REQUEST, steps=asked, options=options, max_bytes=100_000))
+    # WHEN the job goes on
+    rig.step(15)
+    rig.exported()
+    # THEN as many steps are recorded as do not take too long, and the result says why there are no more
+    result = rig.result()
+    cut = f"{recorded} of {asked} steps: more would hold the rank up for over 2 s"
+    assert (result.state, result.detail) == ("done", cut if recorded < asked else "")
+    assert result.last_step - result.first_step + 1 == recorded
+
+
+def test_an_empty_trace_that_fails_fails_the_capture_and_stops_the_profiler(rig, session):
+    session.breaks = "export"
+    rig.client.post(replace(REQUEST, steps=20))
+    rig.step(3)
+    result = rig.result()
+    assert (result.state, result.detail) == ("failed", "RuntimeError: export is broken")
+    assert session.log.count("stop") >= session.log.count("start 0") == 1
+    assert rig.guard.busy() is None
+
+
 @pytest.mark.parametrize("fault", ["left half way", "the job's own profiler", "called off", "the spool is gone"])
 def test_whatever_comes_between_while_a_step_is_recorded_beforehand_no_profiler_is_left_running(
     rig, session, monkeypatch, fault
@@ -535,7 +589,8 @@ def test_whatever_comes_between_while_a_step_is_recorded_beforehand_no_profiler_
     SizedSession.log = log = []
     rig.client.post(replace(REQUEST, steps=20, max_bytes=100_000))
     rig.recording.begin(None)
-    assert log == ["prepare", "start 0"]
+    assert log == [*BLANKS, "prepare", "start 0"]
+    del log[:8]
     if fault == "the job's own profiler":
         rig.executor._make_way()
     elif fault == "called off":

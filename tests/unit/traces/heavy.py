@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -74,4 +75,16 @@ def job_events(
         now += optimizer
         events.append(mark(f"ProfilerStep#{number}", begin, now + 50 - begin))
         now += 100
+    return events
+
+
+def recurring_events(first: int = 0, slow: Sequence[int] = (1, 4)) -> list[dict[str, Any]]:
+    """Six steps with our marks; in the slow ones of them an operator in data takes 1000 us and not 100."""
+    events = []
+    for number in range(6):
+        begin, late_us = 2000 * number, 900 * (number in slow)
+        events.append(mark(f"ProfilerStep#{first + number}", begin, 1900))
+        events.append(mark("sftriage:data", begin, 300 + late_us))
+        events.append(event("aten::stack", begin, 200))
+        events.append(event("aten::slow", begin + 200, 100 + late_us))
     return events

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.records import CaptureRequest, CaptureResult
-from sftriage.traces import CaptureInfo, Manifest, may_contain
+from sftriage.records import CaptureRequest, CaptureResult, Reproduced
+from sftriage.traces import CaptureInfo, Manifest, ReproducedInfo, may_contain
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES
 
 MakeManifest = Callable[..., Manifest]
@@ -46,6 +46,18 @@ def test_fields_of_a_newer_writer_are_ignored_and_a_newer_version_is_refused(mak
         InputError, match=r"^m: written by a newer sftriage \(schema_version 2; this one reads up to 1\)$"
     ):
         Manifest.from_json(newer, "m")
+
+
+def test_a_manifest_from_before_fault_steps_were_known_is_read(make_manifest: MakeManifest) -> None:
+    # GIVEN a manifest as it was written before, and one as it is now
+    told = {"answer": "partly", "steps": 5, "steps_with": 2, "over_s": 0.01, "expected_s": 0.02}
+    manifest = make_manifest("c-1")
+    older = Manifest.from_json(changed(manifest, "reproduced", told), "m")
+    newer = Manifest.from_json(changed(manifest, "reproduced", {**told, "fault_steps": [161, 163]}), "m")
+    assert older.reproduced is not None
+    assert newer.reproduced is not None
+    assert (older.reproduced.fault_steps, newer.reproduced.fault_steps) == ((), (161, 163))
+    assert newer.reproduced == ReproducedInfo.of(Reproduced("partly", 5, 2, 0.01, 0.02, (161, 163)))
 
 
 @pytest.mark.parametrize(

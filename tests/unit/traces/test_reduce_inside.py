@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sftriage.errors import InputError
 from sftriage.traces.findings import Findings
 from sftriage.traces.reduce import find
-from tests.unit.traces.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, reduced
+from tests.unit.traces.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, recurring_events, reduced
 
 STEP = [mark("ProfilerStep#1", 0, 1000), mark("sftriage:data", 100, 800)]
 
@@ -142,6 +142,49 @@ def test_steps_that_both_have_are_compared(tmp_path):
     for profile in (findings.suspect, findings.control):
         assert (profile.first_step, profile.last_step, profile.steps) == (102, 103, 2)
     assert findings.suspect.stage_s - findings.control.stage_s == pytest.approx(0.02, abs=2e-4)
+
+
+RECURRING = recurring_events()
+
+
+def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_path):
+    # GIVEN a capture of six steps, two of which have the fault
+    captured = reduced(tmp_path / "t.json", RECURRING, rank=2, world_size=4)
+    findings = find(captured, "data", fault_steps=(1, 4, 77))
+    # THEN what is found is of those two, and against the other four
+    assert (findings.suspect.steps, findings.of_steps, findings.beside) == (2, 6, "steps")
+    assert findings.suspect.stage_s == pytest.approx(1200e-6)
+    assert findings.control is not None
+    assert (findings.control.steps, findings.control.rank) == (4, 2)
+    assert findings.control.stage_s == pytest.approx(300e-6)
+    # AND what makes the difference comes first
+    assert [(one.name, round(one.self_s * 1e6), round((one.control_self_s or 0) * 1e6)) for one in findings.shares] == [
+        ("aten::slow", 1000, 100),
+        ("aten::stack", 200, 200),
+    ]
+    assert "ms a step, in the 2 of 6 captured steps that have the fault" in findings.summary
+    assert "0.9 ms more than in its other steps. First of all it is aten::slow." in findings.summary
+    assert Findings.model_validate_json(findings.model_dump_json()) == findings
+
+
+def test_a_control_rank_is_looked_at_in_the_steps_that_have_the_fault(tmp_path):
+    captured = reduced(tmp_path / "s.json", RECURRING, rank=2, world_size=4)
+    healthy = [one for one in RECURRING if one["name"] != "aten::slow"]
+    control = reduced(tmp_path / "c.json", healthy, rank=1, world_size=4)
+    findings = find(captured, "data", control, fault_steps=(1, 4))
+    assert findings.control is not None
+    for profile in (findings.suspect, findings.control):
+        assert (profile.first_step, profile.last_step, profile.steps) == (1, 4, 2)
+    assert (findings.of_steps, findings.beside, findings.control.rank) == (6, "rank", 1)
+    assert findings.summary.endswith("than rank 1. First of all it is aten::slow.")
+
+
+@pytest.mark.parametrize("known", [(), (77,), range(6)], ids=["not known", "none of these", "all of them"])
+def test_without_steps_that_differ_all_are_looked_at(tmp_path, known):
+    captured = reduced(tmp_path / "t.json", RECURRING)
+    findings = find(captured, "data", fault_steps=known)
+    assert findings == find(captured, "data")
+    assert (findings.suspect.steps, findings.of_steps, findings.control) == (6, None, None)
 
 
 def test_a_stage_that_is_not_there_is_refused(tmp_path):

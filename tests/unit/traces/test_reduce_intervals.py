@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.traces.reduce.intervals import Spans, self_time, union
+from sftriage.traces.reduce.intervals import Spans, _drawn_out, _largest, _nested, _one_by_one, self_time, union
 
 EVENTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12)
 
@@ -44,6 +44,52 @@ def test_each_moment_belongs_to_the_event_that_began_last(events):
         for t in range(begin, finish):
             open_then = [(s, -length) for s, length in events if s <= t < s + length]
             assert (start[owner], start[owner] - end[owner]) == max(open_then)
+
+
+@given(EVENTS)
+def test_events_that_nest_are_split_at_once_as_one_by_one(events):
+    # GIVEN events in order, none of them empty
+    start, end = arrays([one for one in events if one[1]])
+    order = np.lexsort((-end, start))
+    start, end = start[order], end[order]
+    crossing = any(a < c < b < d for a, b in zip(start, end, strict=True) for c, d in zip(start, end, strict=True))
+    # THEN those that cross are not split at once, and the others as they would be one by one
+    at_once = _nested(start, end) if len(start) else None
+    assert (at_once is None) == (crossing or not len(start))
+    # AND so are those that cross, with their ends put off
+    for split in (at_once, _nested(start, _drawn_out(start, end)) if len(start) else None):
+        for some, others in zip(split or (), _one_by_one(start, end), strict=False):
+            assert some.tolist() == others.tolist()
+
+
+def test_events_that_cross_once_in_a_while_are_split_at_once():
+    # GIVEN steps of a clock that lets each end a little after the next one began, with operators in them
+    start, end = arrays([(begin, 102) for begin in range(0, 1000, 100)] + [(t, 3) for t in range(5, 1000, 10)])
+    order = np.lexsort((-end, start))
+    start, end = start[order], end[order]
+    assert _nested(start, end) is None
+    for some, others in zip(_nested(start, _drawn_out(start, end)), _one_by_one(start, end), strict=True):
+        assert some.tolist() == others.tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 12), st.integers(0, 12)), min_size=1, max_size=12))
+def test_the_largest_of_ranges(rows):
+    values, first, length = (np.array(column) for column in zip(*rows, strict=True))
+    first = first % (len(values) + 1)
+    last = np.minimum(first + length, len(values))
+    found = _largest(values, first, last)
+    expected = [max(values[a:b].tolist(), default=np.iinfo(np.int64).min) for a, b in zip(first, last, strict=True)]
+    assert found.tolist() == expected
+
+
+@given(EVENTS, st.none() | st.integers(0, 100), st.none() | st.integers(0, 100))
+def test_what_spans_have_between_two_moments(events, since, until):
+    some = union(*arrays(events))
+    found = some.between(since, until)
+    assert moments(found) == {
+        t for t in covered(events) if (since is None or t >= since) and (until is None or t < until)
+    }
+    assert (found.end_K > found.start_K).all()
 
 
 def test_self_time_of_events_that_nest_is_what_their_children_leave():

@@ -139,6 +139,25 @@ def test_an_artefact_of_another_size_is_not_whole(objects, whole):
     assert "39999 bytes; it had 40000" in whole.manifests().problems[0]
 
 
+@pytest.mark.parametrize(
+    ("happens", "state", "said"),
+    [
+        (lambda objects, place: None, "whole", ""),
+        (lambda objects, place: objects.delete([f"{place}/trace.json.gz"]), "missing", "missing"),
+        (lambda objects, place: objects.put(f"{place}/trace.json.gz", b"x"), "damaged", "1 bytes; it had 40000"),
+    ],
+)
+def test_the_manifest_says_what_a_capture_was_and_a_look_whether_it_is_still_there(
+    objects, whole, happens, state, said
+):
+    keep(objects, manifest := captured())
+    happens(objects, "resnet/run-1/c-1")
+    found, condition = whole.look("resnet/run-1/c-1")
+    assert (found, condition.state) == (manifest, state)
+    assert said in condition.problem
+    assert dict(whole.manifests().unfit) == ({} if state == "whole" else {"resnet/run-1/c-1": condition})
+
+
 def test_get_copies_what_was_put_and_says_how_far_it_is(objects, whole, tmp_path):
     keep(objects, captured())
     told: list[int] = []

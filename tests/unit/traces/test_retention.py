@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from datetime import datetime, timezone
 
 import pytest
 from hypothesis import given, settings
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from sftriage.errors import UsageError
 from sftriage.traces import Catalogue
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.retention import Kept, Retention, due, expired, remove
+from sftriage.traces.retention import Kept, Retention, due, expired, outlook, remove
 from sftriage.traces.store import LocalStore
+from sftriage.traces.uploads import Upload
 from tests.unit.traces.faulty import FaultyObjects, captured, keep
 
 DAY_S, MIB = 86400.0, 2**20
@@ -109,6 +111,40 @@ def test_what_is_pinned_between_the_look_and_the_removal_stays(store: LocalStore
     store.pin("c-1")
     assert remove(store, catalogue, captures) == ((), None)
     assert store.ids() == {"c-1"}
+
+
+def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to(store: LocalStore, put) -> None:
+    # GIVEN captures that are whole, pinned, damaged, both, of a newer sftriage, and damaged with a verified copy
+    for name in ("whole", "pinned", "damaged", "both", "newer", "copied"):
+        put(name)
+    for name in ("pinned", "both"):
+        store.pin(name)
+    place = store.path("whole", "trace.json.gz").parents[1]
+    for name in ("damaged", "both", "copied"):
+        (place / name / "trace.json.gz").write_bytes(b"x")
+    manifest = place / "newer" / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    upload = Upload(url="s3://b/p", state="stored", verified_at=datetime(2027, 1, 15, tzinfo=timezone.utc))
+    (place / "copied" / "upload.json").write_text(upload.model_dump_json())
+    # WHEN nothing is too old THEN nothing goes unless it is to, and then what is damaged and nowhere else
+    kept = outlook(store, Retention(), 4e9)
+    assert kept.captures == due(store, Retention(), 4e9) == ()
+    assert kept.left_alone.keys() == {"damaged", "both", "newer", "copied"}
+    gone = outlook(store, Retention(), 4e9, unfit=True)
+    assert [one.capture_id for one in gone.captures] == ["damaged"]
+    assert gone.left_alone.keys() == {"both", "newer", "copied"}
+    # AND when all is too old, what is pinned is said too
+    old = outlook(store, Retention(age_s=1.0), 4e9)
+    assert [one.capture_id for one in old.captures] == [one.capture_id for one in due(store, Retention(1.0), 4e9)]
+    assert [one.capture_id for one in old.captures] == ["whole"]
+    assert old.left_alone["pinned"] == "it is pinned"
+    for name, said in (
+        ("both", "it is pinned, and is damaged: "),
+        ("newer", "it is of a newer sftriage: "),
+        ("copied", "its copy in s3://b/p was verified"),
+        ("damaged", "it is damaged: "),
+    ):
+        assert said in old.left_alone[name]
 
 
 def test_a_removal_that_a_crash_cut_short_lists_nothing_and_is_swept(store: LocalStore, put, monkeypatch) -> None:

@@ -159,6 +159,55 @@ def test_a_trace_that_shrank_or_went_away_is_a_problem_and_not_a_capture(store: 
         store.path("c-1", TRACE_NAME)
 
 
+def test_what_has_become_of_a_capture_is_said(store: LocalStore, put: Put) -> None:
+    def shrink(name: str) -> None:
+        with stored(store, name).open("r+b") as file:
+            file.truncate(10)
+
+    def newer(name: str) -> None:
+        manifest = stored(store, name).with_name("manifest.json")
+        manifest.write_text(manifest.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+
+    for number, (happens, state, said) in enumerate(
+        (
+            (lambda name: None, "whole", ""),
+            (shrink, "damaged", "10 bytes; it had"),
+            (lambda name: stored(store, name).unlink(), "missing", "No such file"),
+            (lambda name: stored(store, name).with_name("manifest.json").unlink(), "missing", "No such file"),
+            (lambda name: stored(store, name).with_name("manifest.json").write_text("{}"), "damaged", "not a manifest"),
+            (lambda name: shutil.rmtree(stored(store, name).parent), "missing", "no capture"),
+            (newer, "newer", "written by a newer sftriage"),
+        )
+    ):
+        # GIVEN a capture that was whole WHEN something happens to it
+        put(name := f"c-{number}")
+        assert store.condition(name).whole
+        happens(name)
+        # THEN that is what is said of it, and only what nobody gets a trace from is beyond repair
+        condition = store.condition(name)
+        assert (condition.state, condition.beyond_repair) == (state, state in ("missing", "damaged"))
+        assert said in condition.words
+        assert (condition.problem == "") == condition.whole
+
+
+def test_the_manifest_of_a_capture_whose_trace_is_gone_can_be_read(store: LocalStore, put: Put) -> None:
+    manifest = put("c-1")
+    stored(store, "c-1").unlink()
+    found, condition = store.look("c-1")
+    assert (found, condition.state) == (manifest, "missing")
+    with pytest.raises(IntegrityError, match="No such file"):
+        store.manifest("c-1")
+
+
+def test_a_device_is_not_replaced_by_a_trace(store: LocalStore, put: Put, tmp_path: Path) -> None:
+    put("c-1")
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for force in (False, True):
+        with pytest.raises(UsageError, match="not a file"):
+            store.get("c-1", TRACE_NAME, pipe, force=force)
+    assert pipe.is_fifo()
+
+
 def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(
     store: LocalStore, put: Put, tmp_path: Path
 ) -> None:

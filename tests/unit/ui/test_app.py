@@ -166,6 +166,28 @@ def test_a_span_without_windows_says_so(captured):
     assert "No window touches these steps" in text_of(captured.get("/?from=100000"))
 
 
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("from=abc", ["from is the number of a step"]),
+        ("from=abc&to=-1", ["from is the number of a step", "to is the number of a step"]),
+        ("last=-1", ["last is a whole number of steps, 1 or more"]),
+        ("last=0", ["last is a whole number of steps, 1 or more"]),
+        ("last=1e9&from=100", ["last is a whole number of steps, 1 or more"]),
+        (f"to={'9' * 20}", ["to is the number of a step"]),
+        ("from=%D9%A3", ["from is the number of a step"]),
+        ("from=&to=", []),
+        ("last=1000&from=", []),
+    ],
+)
+def test_a_span_that_means_nothing_is_passed_over_and_said(captured, query, said):
+    answer = captured.get(f"/?{query}")
+    assert answer.status == 200
+    assert re.findall(r"Passed over: ([^<]*)<", answer.text) == said
+    # AND the map, which the page asks for by the same words, is there
+    assert captured.get(f"/heat.png?{query}").status == 200
+
+
 def test_the_heat_map_is_served_as_picture_and_as_numbers(captured):
     picture, levels = captured.get("/heat.png"), captured.get("/heat.bin")
     assert (picture.headers["content-type"], picture.body[:4]) == ("image/png", b"\x89PNG")

@@ -30,6 +30,11 @@ def test_both_ranks_are_drawn_on_one_scale():
     assert (captured.title, captured.rank, control.title, control.rank) == ("captured", 2, "control", 0)
 
 
+def test_other_steps_of_the_captured_rank_are_not_called_its_control():
+    found = findings(control=side(2)).model_copy(update={"of_steps": 12, "beside": "steps"})
+    assert [(bar.title, bar.rank) for bar in bars_of(found)] == [("captured", 2), ("its other steps", 2)]
+
+
 def test_without_findings_there_is_nothing_to_draw():
     assert bars_of(None) == ()
 

@@ -11,6 +11,7 @@ from sftriage.ui.decisions import Entry, log_of
 from sftriage.ui.journal import JournalTail, row_of
 from sftriage.ui.notes import AskRow, CostRow, PolicyRow, captures_in
 from sftriage.ui.outlook import outlook
+from tests.unit.conftest import asked_for
 from tests.unit.ui.conftest import NOW_S, decision, request_of, verdict
 from tests.unit.ui.reading import NASTY, Seen, text_of
 
@@ -45,6 +46,13 @@ def test_what_people_ask_for_is_on_record(run, journal):
     # AND the capture has a page while it runs, though no window led to it
     assert "ada asked for it" in text_of(run.get("/captures/a-1-r1"))
     assert "Capture of rank 1 is under way" in text_of(run.get())
+
+
+def test_the_page_of_what_a_person_asked_for_says_who_and_why_and_no_rule(run, store, trace, make_manifest):
+    store.put("a-1-r2", trace, lambda artefact: asked_for(make_manifest("a-1-r2", artefact)))
+    seen = text_of(run.get("/captures/a-1-r2"))
+    assert "because of ada asked for it: why is the loader slow? rule none, a person asked; under" in seen
+    assert "all local stages" not in seen
 
 
 def test_a_capture_that_hangs_leads_to_another(run, journal):

@@ -17,6 +17,7 @@ from sftriage.ui import StoreSource, create_store_app
 from sftriage.ui.downloads import verified
 from sftriage.ui.store_pages import address_of
 from tests.integration.processes import wait_until
+from tests.unit.conftest import asked_for, manifest_of
 from tests.unit.traces.faulty import FaultyObjects
 from tests.unit.ui.asking import ask
 from tests.unit.ui.reading import NASTY, Seen, text_of
@@ -158,6 +159,21 @@ def test_pages_hold_nothing_that_runs_and_ask_nobody_else(standing, target):
             assert value is None or (value.startswith(("/", "#")) and not value.startswith("//")), (tag, attributes)
     names = [tag for tag, _ in Seen(answer.text).tags]
     assert (names.count("h1"), names.count("main")) == (1, 1)
+
+
+def test_what_a_person_asked_for_has_neither_stage_nor_gain_in_the_list(shelf):
+    shelf.put("c-1", update={"trigger": asked_for(manifest_of("c-1")).trigger})
+    shelf.put("c-2", stage=None)
+    shelf.look()
+    rows = {link.rpartition("/")[2]: row for row, link in _rows(shelf.get())}
+    assert "all local stages" in rows["c-2"]
+    assert "all local stages" not in rows["c-1"]
+    assert ("asked for" in rows["c-1"], " ms" in rows["c-1"]) == (True, False)
+
+
+def _rows(answer):
+    """Each row of a list, and where it leads."""
+    return [(row, re.search('href="([^"]+)"', row)[1]) for row in answer.text.split("<tr>")[2:]]
 
 
 def test_every_field_has_a_label_and_every_table_a_head(standing):

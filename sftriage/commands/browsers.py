@@ -1,0 +1,56 @@
+"""Links for whoever sits at this machine: opened in a browser, or said to be opened in another."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import webbrowser
+from collections.abc import Mapping
+from typing import Protocol
+
+from sftriage.commands.catalogues import say
+from sftriage.commands.loopback import HOST
+
+VIEWER_PORT = 9001
+"""The one port of this machine that Perfetto's viewer's own rules (its Content-Security-Policy) let it ask."""
+
+
+class Starter(Protocol):
+    """What shows a link, at a port of this machine, to whoever is there."""
+
+    def __call__(self, link: str, port: int = VIEWER_PORT) -> None:
+        """Show it, or say that they have to."""
+
+
+def has_browser(environment: Mapping[str, str], platform: str) -> bool:
+    """Whether a browser can be shown here: not over SSH, nor in a container."""
+    if platform in ("darwin", "win32"):
+        return True
+    return any(environment.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
+
+
+def browser_starter(wanted: bool) -> Starter:
+    """What opens a link for whoever is at this machine, or says that they have to."""
+
+    def start(link: str, port: int = VIEWER_PORT) -> None:
+        if not wanted:
+            return
+        if not has_browser(os.environ, sys.platform):
+            say("no browser can be shown here: open the link in one of yours")
+            if os.environ.get("SSH_CONNECTION"):
+                say(f"from the machine you sit at: ssh -L {port}:{HOST}:{port} to here, and open it there")
+            return
+        # One that runs in the terminal returns when it is left; the file is served meanwhile.
+        threading.Thread(target=_start, args=(link,), name="browser", daemon=True).start()
+
+    return start
+
+
+def _start(link: str) -> None:
+    try:
+        started = webbrowser.open(link)
+    except webbrowser.Error:
+        started = False
+    if not started:
+        say("no browser could be started: open the link in one of yours")

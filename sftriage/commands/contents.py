@@ -1,0 +1,235 @@
+"""What there is to run: each subcommand's name, where it is written, what a list says of it, and how it is used.
+
+A command's module is imported when the command is run or asked for its help, and not to show that it is there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A subcommand.
+
+    Attributes:
+        name: as it is typed.
+        home: its module in `sftriage.commands`, and its function there.
+        summary: a line in a list of commands.
+        examples: at the end of its own help.
+        passes_on: options after its first argument are not its own.
+    """
+
+    name: str
+    home: str
+    summary: str
+    examples: tuple[str, ...]
+    passes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Subcommands that go by a common name."""
+
+    name: str
+    summary: str
+    entries: tuple[Entry, ...]
+
+
+TRACES = Section(
+    "traces",
+    "Find, look at and fetch the traces that were captured.",
+    (
+        Entry(
+            "list",
+            "traces:list_traces",
+            "List captures, oldest first.",
+            (
+                "sftriage traces list",
+                "sftriage traces list --stage data --since 2h",
+                "sftriage traces list --step 1000..1100 --reproduced yes --json",
+                "sftriage traces list --store s3://our-traces/pretraining --job train",
+            ),
+        ),
+        Entry(
+            "for-step",
+            "for_step:traces_for_step",
+            "Find the captures of a step, or why there is none.",
+            ("sftriage traces for-step 1042", "sftriage traces for-step 1042 --run sftriage-runs/RUN --json"),
+        ),
+        Entry(
+            "show",
+            "traces_show:show_trace",
+            "Show why a capture was made and what it holds.",
+            ("sftriage traces show w1000", "sftriage traces show train/RUN/w1000-1049-r3-slow-rank-1 --store URL"),
+        ),
+        Entry(
+            "get",
+            "traces_get:get_trace",
+            "Copy a capture's trace to a file, verified.",
+            ("sftriage traces get w1000", "sftriage traces get w1000 --all --out traces/"),
+        ),
+        Entry(
+            "open",
+            "opening:open_trace",
+            "Open a capture's trace in Perfetto's viewer.",
+            (
+                "sftriage traces open w1000",
+                "sftriage traces open w1000 --offline",
+                "sftriage traces open w1000 --no-browser     # over SSH: print the link",
+            ),
+        ),
+        Entry(
+            "pin",
+            "retention:pin_trace",
+            "Keep a capture, whatever retention says.",
+            ("sftriage traces pin w1000",),
+        ),
+        Entry(
+            "unpin",
+            "retention:unpin_trace",
+            "Leave a capture to retention again.",
+            ("sftriage traces unpin w1000",),
+        ),
+        Entry(
+            "prune",
+            "retention:prune_traces",
+            "Remove old captures, or those that are damaged.",
+            (
+                "sftriage traces prune --age 14d --bytes 50Gi --dry-run",
+                "sftriage traces prune --age 14d --bytes 50Gi",
+                "sftriage traces prune --damaged",
+            ),
+        ),
+        Entry(
+            "reindex",
+            "reindex:reindex_traces",
+            "Build the catalogue again from the manifests.",
+            ("sftriage traces reindex", "sftriage traces reindex --store s3://our-traces/pretraining"),
+        ),
+        Entry(
+            "upload",
+            "traces_upload:upload_traces",
+            "Upload captures to a store, or finish doing so.",
+            ("sftriage traces upload", "sftriage traces upload --run DIR --store s3://our-traces/pretraining"),
+        ),
+        Entry(
+            "schema",
+            "traces_show:manifest_schema",
+            "Print the JSON Schema of a manifest.",
+            ("sftriage traces schema > manifest.schema.json",),
+        ),
+    ),
+)
+
+POLICY = Section(
+    "policy",
+    "Check policies, try them on recordings, list those there are.",
+    (
+        Entry(
+            "validate",
+            "policy:validate",
+            "Check policies, and show every mistake.",
+            ("sftriage policy validate mine.yaml", "sftriage policy validate default mine.yaml --json"),
+        ),
+        Entry("show", "policy:show", "Print a policy with its defaults filled in.", ("sftriage policy show default",)),
+        Entry(
+            "schema",
+            "policy:schema",
+            "Print the JSON Schema of a policy.",
+            ("sftriage policy schema > policy.schema.json",),
+        ),
+        Entry("list", "policy:list_policies", "List the policies that ship with sftriage.", ("sftriage policy list",)),
+        Entry(
+            "test",
+            "policy:try_out",
+            "Replay a policy over a recording.",
+            (
+                "sftriage policy test mine.yaml --on sftriage-runs/RUN",
+                "sftriage policy test mine.yaml --on sftriage-runs/RUN --expect expected.txt",
+            ),
+        ),
+    ),
+)
+
+CONTENTS: tuple[Entry | Section, ...] = (
+    Entry(
+        "run",
+        "run:run",
+        "Run a training job and watch it.",
+        (
+            "sftriage run -- torchrun --nproc-per-node 8 train.py",
+            "sftriage run --policy mine.yaml --store s3://our-traces -- torchrun train.py",
+        ),
+        passes_on=True,
+    ),
+    Entry(
+        "attach",
+        "attach:attach",
+        "Take over a job whose `sftriage run` has ended.",
+        ("sftriage attach --run sftriage-runs/RUN",),
+    ),
+    Entry(
+        "demo",
+        "demo:demo",
+        "Train a small model, slow one rank, and find it.",
+        ("sftriage demo", "sftriage demo --fault forward:2:60 --steps 600", "sftriage demo --fault none"),
+    ),
+    Entry(
+        "analyze",
+        "analyze:analyze",
+        "Say where the time of a recording went.",
+        ("sftriage analyze sftriage-runs/RUN", "sftriage analyze durations.npz --window 20 --json"),
+    ),
+    Entry(
+        "reduce",
+        "reduce:reduce",
+        "Reduce heavy traces to stages, and say what they show.",
+        ("sftriage reduce rank*.json.gz", "sftriage reduce trace.json.gz --against sftriage-runs/RUN"),
+    ),
+    Entry(
+        "decisions",
+        "decisions:decisions",
+        "List what was decided about each window, and why.",
+        ("sftriage decisions", "sftriage decisions --run sftriage-runs/RUN --json"),
+    ),
+    Entry(
+        "capture",
+        "capture:capture",
+        "Capture ranks of a running job, on demand.",
+        (
+            'sftriage capture --rank 3 --reason "loss spikes"',
+            'sftriage capture --rank 3 --rank 4 --steps 2 --reason "slow"',
+        ),
+    ),
+    Entry(
+        "evidence",
+        "evidence:evidence",
+        "Ask the NVIDIA driver about the GPUs of a job.",
+        ("sftriage evidence", "sftriage evidence --run sftriage-runs/RUN --json"),
+    ),
+    Entry(
+        "explain",
+        "explain:explain_decision",
+        "Say why a window was decided as it was.",
+        ("sftriage explain 1042", "sftriage explain 1000-1049", "sftriage explain w1000-1049-r3-slow-rank-1"),
+    ),
+    Entry(
+        "ui",
+        "ui:ui",
+        "Show a run or a store as a web page.",
+        (
+            "sftriage ui",
+            "sftriage ui --run sftriage-runs/RUN --port 8000",
+            "sftriage ui --host 0.0.0.0 --token-file TOKEN --allow-host gpu1.example",
+        ),
+    ),
+    Entry(
+        "watch",
+        "watch:watch",
+        "Watch a job live in the terminal.",
+        ("sftriage watch", "sftriage watch --run sftriage-runs/RUN --once"),
+    ),
+    TRACES,
+    POLICY,
+)

@@ -1,0 +1,87 @@
+"""Outputs that go away: what a command does once nobody reads on, or nothing more can be written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.traces import LocalStore
+from tests.integration.processes import DEADLINE_S
+from tests.unit.conftest import manifest_of
+from tests.unit.ui.conftest import run_at
+
+SIGPIPE_EXIT = 141
+
+
+@pytest.fixture
+def run(tmp_path):
+    directory = run_at(tmp_path / "run").directory
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"traceEvents": []}')
+    LocalStore(directory.path).put("c-1", trace, lambda artefact: manifest_of("c-1", artefact))
+    return directory.path
+
+
+COMMANDS = [
+    ["--help"],
+    ["--version"],
+    ["traces", "--help"],
+    ["traces", "list", "--help"],
+    ["traces", "schema"],
+    ["traces", "list", "--run", "RUN"],
+    ["traces", "list", "--run", "RUN", "--json"],
+    ["traces", "show", "c-1", "--run", "RUN"],
+    ["traces", "show", "c-1", "--run", "RUN", "--json"],
+    ["traces", "for-step", "162", "--run", "RUN"],
+    ["policy", "show", "default"],
+    ["watch", "--run", "RUN", "--once"],
+    ["watch", "--run", "RUN", "--json"],
+]
+
+
+def ran(environment, run, command, **outputs):
+    words = [sys.executable, "-m", "sftriage", *(str(run) if word == "RUN" else word for word in command)]
+    return subprocess.Popen(words, env=environment, text=True, **outputs)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_reader_that_has_gone_ends_a_command_without_a_word(environment, run, command):
+    # GIVEN a reader that takes nothing
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = ran(environment, run, command, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    # THEN it ends as SIGPIPE ends a command
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, err) == (SIGPIPE_EXIT, "")
+
+
+@pytest.mark.parametrize(
+    "command", [["--help"], ["traces", "list", "--run", "RUN"], ["traces", "schema"]], ids=" ".join
+)
+def test_a_full_disk_is_said_in_one_line(environment, run, command):
+    with Path("/dev/full").open("w") as full:
+        process = ran(environment, run, command, stdout=full, stderr=subprocess.PIPE)
+        _, err = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, err) == (1, "sftriage: No space left on device\n")
+
+
+def test_without_any_output_it_does_what_it_is_to_do(environment, run, tmp_path):
+    words = f"{sys.executable} -m sftriage traces get c-1 --run {run} --out {tmp_path / 'got'}"
+    done = subprocess.run(["sh", "-c", f"{words} >&- 2>&-"], env=environment, timeout=DEADLINE_S, check=False)
+    assert (done.returncode, (tmp_path / "got").exists()) == (0, True)
+
+
+def test_a_job_goes_on_when_nobody_reads_what_is_said_of_it(environment, tmp_path):
+    # GIVEN a job whose watcher has lost its terminal
+    reading, writing = os.pipe()
+    os.close(reading)
+    job = ["sh", "-c", f"sleep 0.5; touch {tmp_path / 'done'}; exit 7"]
+    command = ["run", "--out", str(tmp_path / "run"), "--", *job]
+    process = ran(environment, None, command, stdout=writing, stderr=writing)
+    os.close(writing)
+    # THEN it is watched to its end, and its exit status is what counts
+    assert process.wait(DEADLINE_S) == 7
+    assert (tmp_path / "done").exists()
