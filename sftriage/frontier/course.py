@@ -38,8 +38,10 @@ def course_of(present_N: BoolArray, first_step: int, settings: Settings, min_per
         min_persistence: fraction of the window's steps that make it there throughout.
     """
     n_steps = len(present_N)
-    run = _run(present_N, settings.min_run_steps)
-    burst = run is not None and present_N[run[0] : run[1]].sum() >= FILLED_FRACTION * present_N.sum()
+    # Of a short window a quarter shows where it began; it takes a long run to be named for that run alone.
+    run = _run(present_N, min(settings.min_run_steps, max(2, n_steps // 4)))
+    named = run is not None and run[1] - run[0] >= settings.min_run_steps
+    burst = run is not None and named and present_N[run[0] : run[1]].sum() >= FILLED_FRACTION * present_N.sum()
     since = n_steps if run is None else n_steps - run[1]
     to_the_end = since <= max(2, settings.min_run_steps // 4)
     # So many steps without it end a run as so many with it make one, however much of the window it filled.

@@ -93,6 +93,14 @@ def test_what_comes_back_at_longer_intervals_is_found_over_windows():
     assert {(rank, period) for _, rank, period in found} == {(1, 40)}
 
 
+@pytest.mark.parametrize("began", [2, 3, 4])
+def test_in_a_short_window_too_a_chronic_fault_began_where_it_did(began):
+    # GIVEN a window of ten steps, as of a job with long ones, and a fault that is there in most of them
+    course = course_of(np.arange(10) >= began, 11, SETTINGS, 0.6)
+    # THEN it is not said to have been there before
+    assert (course.pattern, course.onset, course.filled_N.sum()) == ("chronic", 11 + began, 10 - began)
+
+
 @pytest.mark.parametrize(
     ("filled", "pattern"),
     [
