@@ -86,7 +86,7 @@ def test_a_slow_rank_is_found_captured_and_linked(demo, start, fault):
     ("faults", "reason"),
     [
         (["backward:1:40"], "sync_ambiguous"),
-        (["data:2:30", "forward:1:30"], "co_critical"),
+        (["data:2:60", "forward:1:60"], "co_critical"),
     ],
 )
 def test_what_the_coarse_signal_cannot_decide_is_held_and_says_why(demo, faults, reason):
