@@ -28,10 +28,11 @@ from sftriage.commands.controls import Controls
 from sftriage.commands.corroboration import Corroboration
 from sftriage.commands.metering import Meter
 from sftriage.commands.uploads import Uploads
-from sftriage.controller import Controller, Journal, Judged, Left, Notifier, Origin, PolicyFiles, in_force
+from sftriage.controller import Controller, Journal, Judged, Left, PolicyFiles, in_force
 from sftriage.errors import SftriageError, UsageError
 from sftriage.policy import LoadedPolicy, PolicySet, in_the_same_steps
 from sftriage.records import CaptureRequest, CaptureResult, Decision, Window
+from sftriage.sinks.webhooks import Origin, Webhooks
 from sftriage.traces import Manifest
 from sftriage.traces.retention import Retention
 from sftriage.traces.rundir import RunDirectory, RunInfo
@@ -104,10 +105,8 @@ class Triage:
             self._shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
             self._agent = Agent(Path(info.rings), directory.steps, directory.spool, self._shape, nsys=nsys)
             self._journal = Journal(directory.decisions)
-            self._notifier = Notifier()
-            self._controller = Controller(
-                policy, self._journal, directory.state, self._notifier, Origin(info.job, info.run_id), left
-            )
+            self._webhooks = Webhooks(Origin(info.job, info.run_id))
+            self._controller = Controller(policy, self._journal, directory.state, self._webhooks, left)
             self._evidence = Corroboration()
             self._collector = Collector(directory, info)
             self._controls = Controls()
@@ -157,7 +156,7 @@ class Triage:
         self._evidence.close()
         self._agent.close()
         self._journal.close()
-        self._notifier.close(NOTIFY_GRACE_S)
+        self._webhooks.close(NOTIFY_GRACE_S)
         self._held.close()
 
     @property

@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from sftriage.controller.controller import Controller, Judged, in_force, settings_of, stall_settings_of
     from sftriage.controller.costs import Cost
     from sftriage.controller.journal import Entry, Journal, read_journal
-    from sftriage.controller.notices import Origin
-    from sftriage.controller.notify import Notifier
     from sftriage.controller.policies import PolicyFiles
     from sftriage.controller.resuming import Left, left_in
 else:
@@ -21,8 +19,6 @@ else:
             "controller": ("Controller", "Judged", "in_force", "settings_of", "stall_settings_of"),
             "costs": ("Cost",),
             "journal": ("Entry", "Journal", "read_journal"),
-            "notices": ("Origin",),
-            "notify": ("Notifier",),
             "policies": ("PolicyFiles",),
             "resuming": ("Left", "left_in"),
         },
@@ -35,8 +31,6 @@ __all__ = [
     "Journal",
     "Judged",
     "Left",
-    "Notifier",
-    "Origin",
     "PolicyFiles",
     "in_force",
     "left_in",
