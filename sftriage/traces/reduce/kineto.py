@@ -167,7 +167,7 @@ class _Kineto:
             if not possible_E.all():
                 self._n_impossible += len(whole) - int(possible_E.sum())
                 start_ns_E = start_ns_E[possible_E]
-                columns = tuple(column[possible_E] for column in columns)  # type: ignore[assignment]
+                columns = tuple(column[possible_E] for column in columns)  # type: ignore[assignment]  # of as many
             self._n_taken += len(start_ns_E)
             self._n_dated += int((start_ns_E >= EPOCH_FROM_NS).sum())
             self._columns.add_all(start_ns_E, *columns)
