@@ -14,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.controller import Controller, Journal
+from sftriage.controller.controller import Controller
 from sftriage.controller.notices import Notice, Origin, cloud_event, notice_of, slack_message
 from sftriage.controller.notify import Counts, Destination, Notifier, Retrying
-from sftriage.policy import parse
+from sftriage.policy.loading import parse
 from sftriage.records import Decision, StageSchema, Suspect, Verdict, Window
+from sftriage.runs.journal import Journal
 from tests.unit.controller.hooks import DEADLINE_S, hooked
 
 SUSPECT = Suspect("rank", (2,), "data", 0.02, 0.2, 0.9, rank=2)

@@ -11,7 +11,8 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from sftriage.errors import UsageError
-from sftriage.traces import Catalogue, migrations
+from sftriage.traces import migrations
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.rows import METADATA
 from tests.unit.traces.newer import a_newer_sftriage
 

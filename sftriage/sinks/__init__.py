@@ -1,0 +1,1 @@
+"""Who is told of events: metrics, spans, webhooks."""
