@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
-from sftriage.agent import Recording, Shape, load_recording
+from sftriage.agent.gather import Shape
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.tables import frontier_table, windows_table
-from sftriage.controller import settings_of
+from sftriage.controller.controller import settings_of
 from sftriage.frontier import Past, Settings, judge
-from sftriage.policy import load
+from sftriage.policy.loading import load
 from sftriage.policy.schema import Detection
 from sftriage.records import Verdict
-from sftriage.traces.rundir import RunDirectory
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.recordings import Recording, load_recording
 from sftriage.words import verdict_sentence
 
 

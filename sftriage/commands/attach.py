@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sftriage.commands import metering
+from sftriage.commands import metrics_options
 from sftriage.commands.options import CatalogueOption, RunOption
+from sftriage.commands.output import uploading
 from sftriage.commands.run import Reporter
-from sftriage.commands.runs import find_run
 from sftriage.errors import UsageError
-from sftriage.traces.rundir import read_info
-from sftriage.traces.trainers import launcher_of
+from sftriage.runs.directory import read_info
+from sftriage.runs.finding import find_run
+from sftriage.runs.trainers import launcher_of
+from sftriage.sinks import metering
 
 if TYPE_CHECKING:
-    from sftriage.commands.triage import Triage
+    from sftriage.runtime.triage import Triage
 
 RESTART_S = 60.0
 """Where nobody knows what started the trainers: how long none of them may be there before the job counts as over."""
@@ -35,26 +37,28 @@ def attach(
         ),
     ] = None,
     catalogue: CatalogueOption = None,
-    metrics_port: metering.PortOption = None,
-    metrics_host: metering.HostOption = "127.0.0.1",
-    metrics_token_file: metering.TokenFileOption = None,
-    metrics_file: metering.FileOption = None,
-    metrics_per_rank: metering.PerRankOption = False,
-    otel: metering.OtelOption = False,
-    otel_steps: metering.OtelStepsOption = False,
+    metrics_port: metrics_options.PortOption = None,
+    metrics_host: metrics_options.HostOption = "127.0.0.1",
+    metrics_token_file: metrics_options.TokenFileOption = None,
+    metrics_file: metrics_options.FileOption = None,
+    metrics_per_rank: metrics_options.PerRankOption = False,
+    otel: metrics_options.OtelOption = False,
+    otel_steps: metrics_options.OtelStepsOption = False,
 ) -> None:
     """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
 
     Nothing is lost by the change: steps are read on where they were left, captures that were under way are collected,
     cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
     """
-    from sftriage.commands.indexing import checked_catalogue, indexing_of
-    from sftriage.commands.nsys import place_in, remove_place
-    from sftriage.commands.rings import own, remove_rings_directory
-    from sftriage.commands.triage import Triage
-    from sftriage.commands.uploads import uploads_of
-    from sftriage.controller import PolicyFiles, left_in, read_journal
-    from sftriage.policy import find
+    from sftriage.controller.policies import PolicyFiles
+    from sftriage.controller.resuming import left_in
+    from sftriage.policy.loading import find
+    from sftriage.runs.journal import read_journal
+    from sftriage.runtime.indexing import checked_catalogue, indexing_of
+    from sftriage.runtime.nsys_launch import place_in, remove_place
+    from sftriage.runtime.rings import own, remove_rings_directory
+    from sftriage.runtime.triage import Triage
+    from sftriage.runtime.uploads import uploads_of
 
     directory = find_run(run)
     info = read_info(directory)
@@ -87,7 +91,8 @@ def attach(
         if nsys is not None and not rings.exists():
             remove_place(nsys)
     reporter.summary(directory)
-    uploads.finish(reporter.say)
+    with uploading() as show:
+        uploads.finish(reporter.say, show)
     indexing.finish(reporter.say)
 
 
@@ -105,7 +110,7 @@ def _watch(triage: Triage, rings: Path) -> None:
 
 def _wait(rings: Path, triage: Triage) -> None:
     """Wait for the job to end: for what started its trainers, or else for the trainers themselves."""
-    from sftriage.commands.triage import POLL_S
+    from sftriage.runtime.triage import POLL_S
 
     known = launcher_of(rings) is not None
     seen_s = time.monotonic()

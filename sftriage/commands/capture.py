@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 import typer
 
-from sftriage.commands.asks import leave
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.runs import find_run
-from sftriage.commands.words import place
-from sftriage.controller import read_journal
 from sftriage.errors import CaptureError, UsageError
 from sftriage.records import Ask, Profiler
-from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.runs.asks import leave
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.finding import find_run
+from sftriage.runs.journal import read_journal
+from sftriage.words import place
 
 POLL_S = 0.1
 ANSWER_S = 15.0
@@ -67,7 +67,7 @@ def capture(
         with notices().status("asking") as status:
             decision = _answer(directory, ask, path)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
-            from sftriage.commands.triage import NSYS_ANSWER_GRACE_S
+            from sftriage.runtime.triage import NSYS_ANSWER_GRACE_S
 
             grace_s = NSYS_ANSWER_GRACE_S if profiler == "nsys" else GRACE_S
             ended = _waited(lambda: _ended(directory, _ids(decision)), max_seconds + grace_s)

@@ -8,18 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sftriage.commands.options import FILE_VARIABLE, URL_VARIABLE
 from sftriage.commands.output import counting, notices
-from sftriage.commands.runs import find_run
-from sftriage.commands.stores import open_store
 from sftriage.errors import StoreError, UsageError
-from sftriage.traces import CaptureRow, Catalogue, LocalStore, Wanted
-from sftriage.traces.databases import directory_here, has_password, on_one_host, on_this_host
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.finding import find_run
+from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.runtime.stores import open_store
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.databases import directory_here, on_one_host, on_this_host
 from sftriage.traces.keys import shown, written
-from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Condition, Store
 
-MAX_URL_BYTES = 4096
 MAX_NAMED = 5
 
 
@@ -198,37 +199,6 @@ def store_of(row: CaptureRow) -> Store:
         raise UsageError(f"capture {row.capture_id} is in {shown(row.store)}, which is not on this machine")
     # A run's store is called by where its captures are.
     return open_store(directory.parent, None)
-
-
-def catalogue_url(option: str | None, *, from_environment: bool = True) -> str | None:
-    """The URL of the catalogue to ask, if one is named: by the option, or in the environment.
-
-    Raises:
-        UsageError: it holds a password where everybody on the machine can read it, or its file cannot be read.
-    """
-    if option is not None:
-        if has_password(option):
-            raise UsageError(
-                "a command line can be read by everybody on the machine: put the catalogue's URL into "
-                f"${URL_VARIABLE}, or into the file that ${FILE_VARIABLE} names, or its password into ~/.pgpass"
-            )
-        return option
-    if not from_environment:
-        return None
-    if url := os.environ.get(URL_VARIABLE):
-        return url
-    return _from_file(Path(name)) if (name := os.environ.get(FILE_VARIABLE)) else None
-
-
-def _from_file(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_URL_BYTES)
-        return content.decode().strip()
-    except OSError as error:
-        raise UsageError(f"${FILE_VARIABLE}: {path}: {error.strerror}") from error
-    except UnicodeDecodeError:
-        raise UsageError(f"${FILE_VARIABLE}: {path}: not a URL") from None
 
 
 def say(*problems: str) -> None:

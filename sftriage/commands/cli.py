@@ -19,7 +19,7 @@ from sftriage import __version__
 from sftriage.commands.contents import CONTENTS, Entry, Section
 from sftriage.commands.readers import READER_GONE, ReaderGone, told_of
 from sftriage.errors import InputError, SftriageError, UsageError
-from sftriage.policy import PolicyError
+from sftriage.policy.problems import PolicyError
 
 # Plain text: at 80 columns a help in boxes leaves half of a line for what is explained.
 _MARKUP = None

@@ -8,10 +8,10 @@ import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import lists, notices, print_json
-from sftriage.commands.runs import find_run
 from sftriage.commands.tables import decisions_table
-from sftriage.controller import read_journal
-from sftriage.traces.rundir import RunDirectory
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.finding import find_run
+from sftriage.runs.journal import read_journal
 
 
 def decisions(

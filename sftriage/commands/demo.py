@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sftriage.commands.output import notices, print_json
-from sftriage.commands.words import place
 from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult
-from sftriage.words import verdict_sentence
+from sftriage.words import place, verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from sftriage.controller import Judged
-    from sftriage.traces import Manifest
+    from sftriage.controller.controller import Judged
+    from sftriage.traces.manifest import Manifest
 
 DEFAULT_STEPS = 300
 DEFAULT_DELAY_S = 0.04
@@ -98,8 +97,8 @@ def demo(
     The job knows the fault; sftriage sees only the stage durations that each rank records.
     """
     from sftriage.commands.demo_report import DemoOutcome, print_outcome
-    from sftriage.commands.local import Keeping, LocalRun
-    from sftriage.policy import find, load
+    from sftriage.policy.loading import find, load
+    from sftriage.runtime.local import Keeping, LocalRun
 
     faults = _faults(fault, ranks)
     if find_spec("torch") is None:

@@ -8,20 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent import Recording, Shape, load_recording
+from sftriage.agent.gather import Shape
 from sftriage.commands.analyze import judge_recording
 from sftriage.commands.decisions import decisions_of
 from sftriage.commands.output import results
 from sftriage.commands.tables import frontier_table
 from sftriage.commands.traces import fetch_command, manifest_values, open_command
-from sftriage.commands.words import place
-from sftriage.controller import settings_of
+from sftriage.controller.controller import settings_of
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
-from sftriage.traces import LocalStore, Manifest
-from sftriage.traces.rundir import RunDirectory
-from sftriage.words import milliseconds, size, verdict_sentence
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.recordings import Recording, load_recording
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import LocalStore
+from sftriage.words import milliseconds, place, size, verdict_sentence
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ from sftriage.agent.evidence import DEADLINE_S, Evidence, gather
 from sftriage.agent.gpus import Gpu
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.runs import find_run
 from sftriage.errors import RingError, UsageError
 from sftriage.recorder import RingInfo, RingReader, find_rings
-from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.finding import find_run
 
 
 def evidence(

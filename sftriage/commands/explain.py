@@ -9,13 +9,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results
-from sftriage.commands.runs import find_run
-from sftriage.controller import read_journal
 from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Check, explain
-from sftriage.policy import resolves
+from sftriage.policy.reasons import resolves
 from sftriage.records import Verdict
-from sftriage.traces.rundir import RunDirectory
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.finding import find_run
+from sftriage.runs.journal import read_journal
 from sftriage.words import milliseconds, verdict_sentence, when, where, who
 
 

@@ -15,10 +15,10 @@ from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.tables import captures_table, decisions_table
 from sftriage.commands.traces import described
 from sftriage.commands.wanted import JobOption, RunIdOption
-from sftriage.controller import read_journal
 from sftriage.errors import InputError
-from sftriage.traces import CaptureRow, Wanted
-from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.journal import read_journal
+from sftriage.traces.rows import CaptureRow, Wanted
 
 MAX_DECISIONS = 8
 

@@ -23,7 +23,8 @@ from sftriage.commands.output import copying, print_json, results
 from sftriage.commands.traces import CaptureArgument
 from sftriage.errors import UsageError
 from sftriage.records import Profiler
-from sftriage.traces import Artefact, LocalStore, Manifest
+from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, destination_of
 
 VIEWER = "https://ui.perfetto.dev"

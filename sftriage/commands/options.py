@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-URL_VARIABLE = "SFTRIAGE_CATALOGUE"
-FILE_VARIABLE = "SFTRIAGE_CATALOGUE_FILE"
+from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 
 RunOption = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run directory.", show_default="the newest run")

@@ -17,6 +17,8 @@ from sftriage.records import plain
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
+    from sftriage.traces.uploading import Standing
+
 PIPE_COLUMNS = 250
 """How wide a table may be where no terminal says so."""
 
@@ -89,3 +91,23 @@ def byte_bar() -> Progress:
     console = notices()
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn())
     return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+
+_DOING = {"sending": "Sending", "checking": "Reading back"}
+
+
+@contextmanager
+def uploading() -> Iterator[Callable[[Standing], None]]:
+    """Show how far uploads are, where a person looks on; nothing of it stays."""
+    with byte_bar() as bar:
+        task = bar.add_task("Waiting for the store", total=None)
+
+        def show(standing: Standing) -> None:
+            current = standing.current
+            if current is not None:
+                what = f"{_DOING[current.doing]} {current.capture_id}"
+                bar.update(task, description=what, completed=current.done_bytes, total=current.total_bytes)
+            elif failed := sum(bool(reason) for reason in standing.left.values()):
+                bar.update(task, description=f"Waiting for the store ({failed} failed, tried again)")
+
+        yield show

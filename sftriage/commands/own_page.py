@@ -20,11 +20,12 @@ from sftriage.commands.output import copying, print_json, results
 from sftriage.commands.ui import need_page
 from sftriage.commands.wanted import since_of
 from sftriage.errors import IntegrityError, UsageError
-from sftriage.traces import Catalogue, LocalStore, Manifest
+from sftriage.runs.directory import RunDirectory
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.files import private
 from sftriage.traces.keys import Place
-from sftriage.traces.manifest import MANIFEST_NAME
-from sftriage.traces.rundir import RunDirectory
+from sftriage.traces.manifest import MANIFEST_NAME, Manifest
+from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, destination_of
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ def show(
         StoreError: the store cannot be reached.
     """
     need_page()
-    from sftriage.ui import RunSource, StoreSource, create_app, create_store_app
+    from sftriage.runs.source import RunSource
+    from sftriage.web.app import create_app
+    from sftriage.web.store_app import create_store_app
+    from sftriage.web.store_source import StoreSource
 
     access, stopping = Access.to(HOST, None, ""), threading.Event()
     manifest, condition = store.look(reference)
@@ -125,7 +129,7 @@ class _Page:
             name: its trace's name there.
             file: where that lies.
         """
-        from sftriage.ui.serving import address, listen, serve
+        from sftriage.web.serving import address, listen, serve
 
         with listen(HOST, self._port or 0) as listening:
             link = f"{address(listening)}{where}"

@@ -13,15 +13,19 @@ import typer
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from sftriage.agent import Shape, load_recording
+from sftriage.agent.gather import Shape
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.policy_report import ReplayReport
-from sftriage.controller import read_journal
 from sftriage.controller.replay import replay
 from sftriage.errors import InputError, UsageError
-from sftriage.policy import LoadedPolicy, PolicyError, TriagePolicy, find, load, load_set, shipped
+from sftriage.policy.loading import LoadedPolicy, find, load, shipped
+from sftriage.policy.policy_set import load_set
+from sftriage.policy.problems import PolicyError
+from sftriage.policy.schema import TriagePolicy
 from sftriage.records import Verdict
-from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.journal import read_journal
+from sftriage.runs.recordings import load_recording
 
 Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of shipped policies.")]
 

@@ -17,7 +17,14 @@ from sftriage.commands.reduce_report import (
     stages_table,
     trace_values,
 )
-from sftriage.commands.reducing import (
+from sftriage.commands.tables import frontier_table
+from sftriage.controller.controller import settings_of
+from sftriage.errors import InputError, UsageError
+from sftriage.policy.schema import Detection
+from sftriage.reduce.inside import find
+from sftriage.reduce.naming import Names, load_names
+from sftriage.reduce.stages import Reduction
+from sftriage.runtime.reducing import (
     Accounted,
     Confirmation,
     Reduced,
@@ -31,12 +38,7 @@ from sftriage.commands.reducing import (
     read_all,
     stage_in_question,
 )
-from sftriage.commands.tables import frontier_table
-from sftriage.controller import settings_of
-from sftriage.errors import InputError, UsageError
-from sftriage.policy.schema import Detection
 from sftriage.traces.findings import Findings
-from sftriage.traces.reduce import Names, Reduction, find, load_names
 from sftriage.words import verdict_sentence
 
 

@@ -11,8 +11,9 @@ from sftriage.traces.findings import Findings
 from sftriage.words import milliseconds, verdict_sentence
 
 if TYPE_CHECKING:
-    from sftriage.commands.reducing import Confirmation
-    from sftriage.traces.reduce import Agreement, Reduction
+    from sftriage.reduce.agreeing import Agreement
+    from sftriage.reduce.stages import Reduction
+    from sftriage.runtime.reducing import Confirmation
 
 ORIGINS = {
     "sftriage": "marked by sftriage",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from sftriage.commands.catalogues import catalogue_url, own_catalogue, say, whole_store
+from sftriage.commands.catalogues import own_catalogue, say, whole_store
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import counting, notices, print_json
 from sftriage.records import plain
-from sftriage.traces import Catalogue
+from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.traces.catalogue import Catalogue
 
 
 def reindex_traces(

@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.catalogues import captures_of, catalogue_url, own_catalogue, say, whole_store
+from sftriage.commands.catalogues import captures_of, own_catalogue, say, whole_store
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.traces import CaptureArgument
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.policy import quantities
-from sftriage.traces import Catalogue
+from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.retention import Kept, Retention, outlook, remove
 from sftriage.words import size
 

@@ -7,18 +7,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sftriage.commands import metering
+from sftriage.commands import metrics_options
 from sftriage.commands.options import CatalogueOption
-from sftriage.commands.output import notices
-from sftriage.commands.words import place
+from sftriage.commands.output import notices, uploading
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult
-from sftriage.traces.rundir import RunDirectory
-from sftriage.words import size, verdict_sentence
+from sftriage.runs.directory import RunDirectory
+from sftriage.sinks import metering
+from sftriage.words import place, size, verdict_sentence
 
 if TYPE_CHECKING:
-    from sftriage.controller import Judged, PolicyFiles
-    from sftriage.traces import Manifest
+    from sftriage.controller.controller import Judged
+    from sftriage.controller.policies import PolicyFiles
+    from sftriage.traces.manifest import Manifest
 
 DEFAULT_TRACE = "cuda,nvtx,osrt"
 
@@ -131,24 +132,24 @@ def run(
         bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
     ] = False,
     catalogue: CatalogueOption = None,
-    metrics_port: metering.PortOption = None,
-    metrics_host: metering.HostOption = "127.0.0.1",
-    metrics_token_file: metering.TokenFileOption = None,
-    metrics_file: metering.FileOption = None,
-    metrics_per_rank: metering.PerRankOption = False,
-    otel: metering.OtelOption = False,
-    otel_steps: metering.OtelStepsOption = False,
+    metrics_port: metrics_options.PortOption = None,
+    metrics_host: metrics_options.HostOption = "127.0.0.1",
+    metrics_token_file: metrics_options.TokenFileOption = None,
+    metrics_file: metrics_options.FileOption = None,
+    metrics_per_rank: metrics_options.PerRankOption = False,
+    otel: metrics_options.OtelOption = False,
+    otel_steps: metrics_options.OtelStepsOption = False,
 ) -> None:
     """Run a training job and watch it.
 
     The trainers have to use sftriage.Monitor. Their exit status becomes that of this command.
     """
     # What watches a job takes a second to import: not for a help text, nor while a shell completes a line.
-    from sftriage.commands.indexing import checked_catalogue
-    from sftriage.commands.local import Keeping, LocalRun, UnderNsys
-    from sftriage.commands.uploads import checked_store
-    from sftriage.controller import PolicyFiles
-    from sftriage.policy import find
+    from sftriage.controller.policies import PolicyFiles
+    from sftriage.policy.loading import find
+    from sftriage.runtime.indexing import checked_catalogue
+    from sftriage.runtime.local import Keeping, LocalRun, UnderNsys
+    from sftriage.runtime.uploads import checked_store
 
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
@@ -182,7 +183,8 @@ def run(
     else:
         failed = f"the job failed (exit status {status}), and " if status else ""
         reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
-    local.uploads.finish(reporter.say)
+    with uploading() as show:
+        local.uploads.finish(reporter.say, show)
     local.indexing.finish(reporter.say)
     raise typer.Exit(status)
 

@@ -14,7 +14,7 @@ from sftriage.records import Suspect, Verdict
 from sftriage.words import CLOCKS, every, milliseconds, size, stage_suspected, where, who
 
 if TYPE_CHECKING:
-    from sftriage.traces import CaptureRow
+    from sftriage.traces.rows import CaptureRow
     from sftriage.traces.stores import Condition
 
 LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red", "needs_evidence": "yellow"}

@@ -11,9 +11,7 @@ import typer
 from sftriage.commands.catalogues import Captures, captures_of
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import lists, notices, print_json
-from sftriage.commands.runs import find_run
 from sftriage.commands.tables import captures_table
-from sftriage.commands.uploaded import upload_values
 from sftriage.commands.wanted import (
     HostOption,
     JobOption,
@@ -27,12 +25,16 @@ from sftriage.commands.wanted import (
     since_of,
     steps_of,
 )
-from sftriage.commands.words import place
 from sftriage.errors import SftriageError
 from sftriage.records import plain
-from sftriage.traces import CaptureRow, LocalStore, Manifest, Wanted
-from sftriage.traces.rundir import RunDirectory
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.finding import find_run
+from sftriage.runs.uploaded import upload_values
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Condition
+from sftriage.words import place
 
 
 def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:

@@ -12,7 +12,7 @@ from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, St
 from sftriage.commands.output import copying, print_json, results
 from sftriage.commands.traces import CaptureArgument
 from sftriage.errors import UsageError
-from sftriage.traces import Artefact, Manifest
+from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.stores import Store
 
 

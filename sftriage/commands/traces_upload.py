@@ -9,12 +9,12 @@ import typer
 
 from sftriage.commands.loopback import ending_on_sigterm
 from sftriage.commands.options import RunOption
-from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.runs import find_run
-from sftriage.commands.uploads import follow, uploader_of, what_is_left
+from sftriage.commands.output import notices, print_json, results, uploading
 from sftriage.errors import StoreError, UsageError
+from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
+from sftriage.runs.finding import find_run
+from sftriage.runtime.uploads import follow, uploader_of, what_is_left
 from sftriage.traces.objects import checked_url
-from sftriage.traces.rundir import RunDirectory, RunInfo, read_info, write_info
 
 TRIES = 3
 _FOR_EVER_S = 10.0 * 365 * 86400
@@ -47,9 +47,9 @@ def upload_traces(
     uploader.release_all()
     uploader.start()
     # Ended by somebody else, it gives up what is under way: a bucket charges for parts that nobody gives up.
-    with ending_on_sigterm():
+    with ending_on_sigterm(), uploading() as show:
         try:
-            standing = follow(uploader, _FOR_EVER_S, _FOR_EVER_S)
+            standing = follow(uploader, _FOR_EVER_S, _FOR_EVER_S, show)
         finally:
             uploader.close(5.0)
     if as_json:

@@ -14,13 +14,13 @@ import typer
 from sftriage.access import Access, read_token
 from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.runs import run_so_far
 from sftriage.commands.wanted import since_of
-from sftriage.commands.words import place
 from sftriage.errors import UsageError
+from sftriage.runs.finding import run_so_far
+from sftriage.words import place
 
 if TYPE_CHECKING:
-    from sftriage.ui import StoreSource
+    from sftriage.web.store_source import StoreSource
 
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
 
@@ -55,8 +55,10 @@ def ui(
     filters, and a page for each.
     """
     need_page()
-    from sftriage.ui import RunSource, create_app, create_store_app
-    from sftriage.ui.serving import address, listen, serve
+    from sftriage.runs.source import RunSource
+    from sftriage.web.app import create_app
+    from sftriage.web.serving import address, listen, serve
+    from sftriage.web.store_app import create_store_app
 
     if run is not None and not (store is None and catalogue is None):
         raise UsageError("name a run or a store, and not both")
@@ -93,10 +95,11 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
     Raises:
         UsageError: a URL is none, or what is needed to talk to it is not installed.
     """
-    from sftriage.commands.catalogues import catalogue_url, own_catalogue, store_of
-    from sftriage.commands.stores import open_store
-    from sftriage.traces import Catalogue
-    from sftriage.ui import StoreSource
+    from sftriage.commands.catalogues import own_catalogue, store_of
+    from sftriage.runtime.catalogue_urls import catalogue_url
+    from sftriage.runtime.stores import open_store
+    from sftriage.traces.catalogue import Catalogue
+    from sftriage.web.store_source import StoreSource
 
     shared = catalogue_url(catalogue)
     meant = None if store is None else open_store(None, store)

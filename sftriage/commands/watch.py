@@ -14,17 +14,17 @@ from rich.text import Text
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results
-from sftriage.commands.runs import find_run, run_so_far
 from sftriage.commands.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.commands.watch_lines import Room, picture_lines
 from sftriage.commands.watch_screen import Screen
-from sftriage.commands.watching import MAX_CAPTURES, Picture, Recorders, picture, picture_values
-from sftriage.commands.words import place
 from sftriage.errors import InputError, UsageError
-from sftriage.traces.rundir import RunDirectory
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.finding import find_run, run_so_far
+from sftriage.runs.picture import MAX_CAPTURES, Picture, Recorders, picture, picture_values
+from sftriage.runs.source import RunSource, View
+from sftriage.runs.steps import StepLogs
 from sftriage.traces.uploads import Outbox, Upload
-from sftriage.ui.source import RunSource, View
-from sftriage.ui.steps import StepLogs
+from sftriage.words import place
 
 POLL_S = 0.5
 TERMINATED = 128 + 15

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from sftriage.commands.watch_lines import clean
-from sftriage.commands.watching import Capture, captures_of, window_values
 from sftriage.records import plain
-from sftriage.ui.journal import AskRow, WindowRow
-from sftriage.ui.outlook import telling_row
-from sftriage.ui.source import View
-from sftriage.ui.words import clock
+from sftriage.runs.following import AskRow, WindowRow
+from sftriage.runs.outlook import telling_row
+from sftriage.runs.picture import Capture, captures_of, window_values
+from sftriage.runs.source import View
+from sftriage.web.words import clock
 from sftriage.words import size
 
 

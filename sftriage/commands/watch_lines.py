@@ -12,11 +12,11 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from sftriage.commands.tables import LABEL_STYLES, OUTCOME_STYLES
-from sftriage.commands.watching import Capture, Frontier, Picture
+from sftriage.runs.decisions import Entry
+from sftriage.runs.following import NamedSuspect
+from sftriage.runs.picture import Capture, Frontier, Picture
 from sftriage.traces.fields import CONTROL
-from sftriage.ui.decisions import Entry
-from sftriage.ui.journal import NamedSuspect
-from sftriage.ui.words import ago, moment
+from sftriage.web.words import ago, moment
 from sftriage.words import milliseconds, size
 
 STALE_S = 120.0

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from sftriage.controller.costs import Cost, Ledger
-from sftriage.controller.journal import Journal
 from sftriage.controller.peers import peers_of
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import Left
@@ -19,21 +18,15 @@ from sftriage.errors import InputError
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look
-from sftriage.policy import (
-    LoadedPolicy,
-    PolicySet,
-    State,
-    charged,
-    decide,
-    decide_ask,
-    decide_beside,
-    finished,
-    labelled,
-    trigger,
-    trigger_of_ask,
-)
+from sftriage.policy.asking import decide_ask, trigger_of_ask
+from sftriage.policy.beside import decide_beside
+from sftriage.policy.engine import decide
 from sftriage.policy.limits import budget_s
+from sftriage.policy.loading import LoadedPolicy
+from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Detection, Webhook
+from sftriage.policy.state import State, charged, finished
+from sftriage.policy.triggers import labelled, trigger
 from sftriage.records import (
     Ask,
     CaptureRequest,
@@ -46,7 +39,8 @@ from sftriage.records import (
     Window,
     plain,
 )
-from sftriage.traces.rundir import write_atomically
+from sftriage.runs.journal import Journal
+from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sftriage.errors import InputError, UsageError
-from sftriage.policy import PolicyError, PolicySet, Problem, load_set
 from sftriage.policy.loading import MAX_FILE_BYTES
+from sftriage.policy.policy_set import PolicySet, load_set
+from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.schema import Detection
 
 SETTLED_S = 2.0

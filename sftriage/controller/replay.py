@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from sftriage.controller.controller import settings_of
 from sftriage.controller.peers import median_known, peers_of
 from sftriage.frontier import Past, judge
-from sftriage.policy import PolicySet, State, decide, finished
+from sftriage.policy.engine import decide
+from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.state import State, finished
 from sftriage.records import CaptureRequest, Decision, Verdict, Window
 
 

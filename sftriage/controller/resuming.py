@@ -8,8 +8,8 @@ from typing import Any
 
 import msgspec
 
-from sftriage.controller.journal import Entry
 from sftriage.records import CaptureRequest, Trigger
+from sftriage.runs.journal import Entry
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,1 @@
-"""Who is told of what happens to a job."""
+"""Who is told of events: metrics, spans, webhooks."""

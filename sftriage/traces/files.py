@@ -130,3 +130,13 @@ def sync_directory(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a small private file so that a reader, or a crash, sees the old content or the new and nothing between."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)

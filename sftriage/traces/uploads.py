@@ -26,9 +26,8 @@ from pydantic import AwareDatetime, ValidationError
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.traces.fields import CONTROL, Model, Sentence, text
-from sftriage.traces.files import private, regular, sync_directory
+from sftriage.traces.files import private, regular, sync_directory, write_atomically
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest, Sha256
-from sftriage.traces.rundir import write_atomically
 from sftriage.traces.stores import PIN_NAME
 
 UPLOAD_NAME: Final = "upload.json"

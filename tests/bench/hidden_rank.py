@@ -22,7 +22,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sftriage.agent import Shape
+from sftriage.agent.gather import Shape
 from sftriage.frontier import Settings
 from tests.bench.hidden_rank_matrix import report
 from tests.bench.hidden_rank_matrix.drawing import SHARES, draw

@@ -23,7 +23,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sftriage.policy import State, TriagePolicy, decide
+from sftriage.policy.engine import decide
+from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.state import State
 from sftriage.records import Suspect, Verdict
 
 STAGES = ("data", "h2d", "forward", "backward", "optimizer")

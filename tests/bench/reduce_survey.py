@@ -14,8 +14,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from sftriage.commands.reducing import read_all
-from sftriage.traces.reduce import Names
+from sftriage.reduce.naming import Names
+from sftriage.runtime.reducing import read_all
 
 ENDINGS = (".json", ".json.gz", ".tar.gz", ".sqlite")
 NO_TRACES = ("ms-", "mw-", "result-")

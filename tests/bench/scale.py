@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent import Gatherer, Shape
+from sftriage.agent.gather import Gatherer, Shape
 from sftriage.frontier import Settings, anchored, judge
 from sftriage.recorder.layout import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
 from sftriage.records import OTHER, StageSchema, Verdict, Window

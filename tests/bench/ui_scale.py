@@ -28,12 +28,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sftriage.controller import Journal
+from sftriage.access import Access
 from sftriage.recorder.layout import DURATIONS, LOG_MAGIC, READY, SEQ, START, STEP, RingInfo, encode_header
 from sftriage.records import Decision, StageSchema, Suspect, Verdict, plain
-from sftriage.traces.rundir import RunDirectory, RunInfo, create
-from sftriage.ui import Access, RunSource, create_app
-from tests.unit.ui.asking import ask
+from sftriage.runs.directory import RunDirectory, RunInfo, create
+from sftriage.runs.journal import Journal
+from sftriage.runs.source import RunSource
+from sftriage.web.app import create_app
+from tests.unit.web.asking import ask
 
 SCHEMA = StageSchema(("data", "h2d", "forward", "backward", "optimizer", "other"), ("backward",))
 STAGES_MS = (5.0, 1.0, 30.0, 60.0, 8.0, 0.5)

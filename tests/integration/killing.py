@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sftriage.commands import asks
-from sftriage.controller import read_journal
 from sftriage.recorder import MailboxClient, RingReader, find_rings
 from sftriage.records import Ask
-from sftriage.traces import LocalStore
-from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.runs import asks
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.journal import read_journal
+from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, descendants, wait_until
 
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"

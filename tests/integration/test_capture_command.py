@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.runs.directory import RunInfo, create
 from tests.integration.processes import wait_until
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from sftriage.traces import LocalStore
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.runs.directory import RunInfo, create
+from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from sftriage.capture.stacks import find_py_spy
-from sftriage.commands.nsys import place_in
 from sftriage.errors import CaptureError
 from sftriage.recorder import MailboxClient, find_rings
+from sftriage.runtime.nsys_launch import place_in
 from tests.integration.killing import (
     RANK,
     Job,

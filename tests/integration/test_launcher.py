@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from sftriage.commands.launcher import FORWARDED, Launcher
 from sftriage.errors import UsageError
+from sftriage.runtime.launcher import FORWARDED, Launcher
 
 PATIENT = "trap 'exit 7' TERM; echo up; while :; do sleep 0.02; done"
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.commands import asks, local, triage
 from sftriage.commands.decisions import decisions_of
-from sftriage.controller import read_journal
-from sftriage.policy import parse
+from sftriage.policy.loading import parse
 from sftriage.records import Ask
-from sftriage.traces.rundir import RunDirectory
+from sftriage.runs import asks
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.journal import read_journal
+from sftriage.runtime import local, triage
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
 HANG = Path(__file__).parent / "jobs" / "hang_in_capture.py"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.agent import Agent, Shape
+from sftriage.agent.agent import Agent
+from sftriage.agent.gather import Shape
 from sftriage.capture import NsysPlace, nsys, nsys_rank
 from sftriage.records import CaptureRequest
 from tests.integration.processes import wait_until

@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from sftriage.commands.nsys import place_in
+from sftriage.runtime.nsys_launch import place_in
 from tests.integration.killing import RANK, asked, attached, capture_again, check_record, jobs, wait_for
 from tests.integration.processes import DEADLINE_S, wait_until
 

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sftriage.traces import LocalStore
+from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.unit.conftest import manifest_of
-from tests.unit.ui.conftest import run_at
+from tests.unit.web.conftest import run_at
 
 VIEWER = "https://ui.perfetto.dev"
 CHROMIUM = shutil.which("chromium")

@@ -7,12 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.agent import Shape, load_recording
-from sftriage.controller import Controller, Journal, read_journal
+from sftriage.agent.gather import Shape
+from sftriage.controller.controller import Controller
 from sftriage.controller.replay import replay
-from sftriage.policy import load_set, shipped
+from sftriage.policy.loading import shipped
+from sftriage.policy.policy_set import load_set
 from sftriage.records import JobStatus, RankStatus, StageSchema
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runs.journal import Journal, read_journal
+from sftriage.runs.recordings import load_recording
 from tests.unit.frontier.windows import Fault, Job, every, from_step
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.controller import read_journal
+from sftriage.runs.journal import read_journal
 from tests.integration.processes import wait_until
 from tests.unit.sinks.hooks import hooked
 

@@ -7,10 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.commands.reducing import account, read_all
 from sftriage.errors import InputError
 from sftriage.frontier import Settings
-from sftriage.traces.reduce import Names, find, read_traces, reduce_trace, together
+from sftriage.reduce.inside import find
+from sftriage.reduce.naming import Names
+from sftriage.reduce.reading import read_traces
+from sftriage.reduce.stages import reduce_trace
+from sftriage.reduce.together import together
+from sftriage.runtime.reducing import account, read_all
 from tests.bench.reduce_survey import directory, heavy_traces
 
 DATA = directory()

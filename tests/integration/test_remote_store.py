@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import IntegrityError, StoreError, UsageError
-from sftriage.traces import FileToStore, LocalStore, Manifest, uploading
+from sftriage.runs.directory import RunInfo, create
+from sftriage.traces import uploading
+from sftriage.traces.manifest import Manifest
 from sftriage.traces.objects import Patience
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploading import Uploader
 from sftriage.traces.uploads import Outbox
 from tests.integration.processes import DEADLINE_S, wait_until

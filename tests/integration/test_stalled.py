@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.controller import read_journal
+from sftriage.runs.journal import read_journal
 from tests.integration.processes import wait_until
 
 HANG = Path(__file__).parent / "jobs" / "hang.py"

@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from sftriage.traces import LocalStore
+from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
-from tests.unit.ui.conftest import run_at
+from tests.unit.web.conftest import run_at
 
 ASKING = """
 import atexit, json, sys

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from sftriage.controller import read_journal
-from sftriage.traces import LocalStore
+from sftriage.runs.journal import read_journal
+from sftriage.traces.store import LocalStore
 from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
 

@@ -11,8 +11,9 @@ from urllib.request import urlopen
 
 import pytest
 
-from sftriage.traces import Artefact, Catalogue
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import Place
+from sftriage.traces.manifest import Artefact
 from sftriage.traces.remote import RemoteStore
 from tests.integration.postgres import Postgres, missing
 from tests.integration.processes import DEADLINE_S, wait_until

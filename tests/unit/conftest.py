@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from sftriage.records import CaptureRequest, CaptureResult, Trigger
-from sftriage.traces import Artefact, CaptureInfo, LocalStore, Manifest, TriggerInfo, may_contain
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
+from sftriage.traces.store import LocalStore
 
 MakeManifest = Callable[..., Manifest]
 Put = Callable[..., Manifest]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .controller.test_metrics import everything
+from .sinks.test_metrics import everything
 
 HOME = Path(__file__).parent.parent.parent
 DASHBOARD = json.loads((HOME / "k8s" / "grafana-dashboard.json").read_text(encoding="utf-8"))

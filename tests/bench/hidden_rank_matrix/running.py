@@ -18,9 +18,9 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 
-from sftriage.policy import find
+from sftriage.policy.loading import find
 from sftriage.recorder import RingReader, StepLog, find_rings
-from sftriage.traces.rundir import RunDirectory, RunInfo, create
+from sftriage.runs.directory import RunDirectory, RunInfo, create
 from tests.bench.hidden_rank_matrix.rows import Outcome, Pressure, Row
 
 JOB = Path(__file__).with_name("job.py")

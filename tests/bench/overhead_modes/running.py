@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sftriage.traces.rundir import RunDirectory
+from sftriage.runs.directory import RunDirectory
 
 JOB = Path(__file__).with_name("job.py")
 ROOT = Path(__file__).parents[3]

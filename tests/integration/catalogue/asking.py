@@ -4,7 +4,8 @@ import multiprocessing
 
 import sqlalchemy as sa
 
-from sftriage.traces import Catalogue, Wanted
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.rows import Wanted
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.traces import LocalStore
+from sftriage.traces.store import LocalStore
 from tests.integration.catalogue.asking import put
 from tests.integration.postgres import Postgres
 

@@ -6,10 +6,12 @@ import signal
 import pytest
 import sqlalchemy as sa
 
-from sftriage.commands.indexing import SharedIndexing
 from sftriage.errors import CatalogueError
-from sftriage.traces import Catalogue, LocalStore, databases
+from sftriage.runtime.indexing import SharedIndexing
+from sftriage.traces import databases
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Uploader
 from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
 from tests.integration.postgres import Postgres, missing

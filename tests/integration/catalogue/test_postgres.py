@@ -10,9 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.traces import Catalogue, LocalStore, Wanted, databases
+from sftriage.runs.directory import RunInfo, create
+from sftriage.traces import databases
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.traces.rows import Wanted
+from sftriage.traces.store import LocalStore
 from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
 from tests.integration.postgres import PASSWORD, USER, missing
 from tests.integration.processes import DEADLINE_S

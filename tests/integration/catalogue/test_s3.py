@@ -5,8 +5,10 @@ import json
 
 import pytest
 
-from sftriage.traces import Catalogue, LocalStore, Wanted
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
+from sftriage.traces.rows import Wanted
+from sftriage.traces.store import LocalStore
 from tests.integration.catalogue.asking import ask
 from tests.integration.postgres import missing
 from tests.integration.processes import DEADLINE_S

@@ -17,7 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from sftriage.errors import CaptureError
-from sftriage.traces import TRACE_NAME, LocalStore, Manifest
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import TRACE_NAME, LocalStore
 
 MakeManifest = Callable[..., Manifest]
 

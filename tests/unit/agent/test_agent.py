@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.agent import Agent, Shape
+from sftriage.agent.agent import Agent
+from sftriage.agent.gather import Shape
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor, StepLog, read_log
 from sftriage.records import CaptureRequest

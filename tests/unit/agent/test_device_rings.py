@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.agent import Agent, Shape, load_recording
-from sftriage.agent.gather import DEVICE_LAG_STEPS
+from sftriage.agent.agent import Agent
+from sftriage.agent.gather import DEVICE_LAG_STEPS, Shape
 from sftriage.agent.rows import slots_of
 from sftriage.recorder import LogReader, Monitor
 from sftriage.recorder.device import IN_FLIGHT, READ_A_STEP
 from sftriage.recorder.layout import STEP
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runs.recordings import load_recording
 from tests.unit.recorder.fake_cuda import FakeDevice
 
 STAGES, SYNC = ("data", "forward", "backward"), ("backward",)

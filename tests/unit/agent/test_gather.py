@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent import Gatherer, Shape
-from sftriage.agent.gather import MAX_GAP_STEPS
+from sftriage.agent.gather import MAX_GAP_STEPS, Gatherer, Shape
 from sftriage.records import StageSchema, StepRecord, Window
 from tests.unit.agent.steps import batch
 

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent import Gatherer, Shape
-from sftriage.agent.gather import DEVICE_LAG_STEPS
+from sftriage.agent.gather import DEVICE_LAG_STEPS, Gatherer, Shape
 from sftriage.records import StageSchema, StepRecord
 from tests.unit.agent.steps import batch
 

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from sftriage.agent import Agent, Shape
+from sftriage.agent.agent import Agent
+from sftriage.agent.gather import Shape
 from sftriage.recorder import Monitor, find_rings
 
 

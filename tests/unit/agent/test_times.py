@@ -1,7 +1,7 @@
 """When steps began and ended: the first rank's start, the last rank's end."""
 
-from sftriage.agent import Span, StepTimes
 from sftriage.agent import times as module
+from sftriage.agent.times import Span, StepTimes
 from sftriage.records import StepRecord
 
 

@@ -10,7 +10,7 @@ from sftriage.agent.gpu_mapping import RankGpu
 from sftriage.agent.gpus import Gpu
 from sftriage.commands import evidence as command
 from sftriage.recorder import Monitor
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.runs.directory import RunInfo, create
 
 GPUS = (
     Gpu(0, "GPU-0", "H100", sm_clock_mhz=1125.0, sm_clock_max_mhz=1980.0, clock_reasons={"sw_power_cap": 1.0}),

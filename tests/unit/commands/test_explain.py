@@ -5,10 +5,11 @@ import json
 import numpy as np
 import pytest
 
-from sftriage.controller import Controller, Journal
-from sftriage.policy import find, load
+from sftriage.controller.controller import Controller
+from sftriage.policy.loading import find, load
 from sftriage.records import StageSchema, Window
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runs.journal import Journal
 
 INFO = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
 SCHEMA = StageSchema(("data", "backward", "optimizer"), ("backward",))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance, why_undecided
-from sftriage.traces import CaptureRow
+from sftriage.traces.rows import CaptureRow
 
 ROW = CaptureRow(
     "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",

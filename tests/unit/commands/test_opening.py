@@ -10,8 +10,8 @@ import pytest
 from sftriage.commands.browsers import has_browser
 from sftriage.commands.loopback import Door
 from sftriage.commands.opening import program_for, viewer_link
-from sftriage.traces import FileToStore, LocalStore
-from tests.unit.ui.conftest import run_at
+from sftriage.traces.store import FileToStore, LocalStore
+from tests.unit.web.conftest import run_at
 
 VIEWER = "https://ui.perfetto.dev"
 DOOR = Door("c-1-trace.json.gz", VIEWER, 9001, "secret")

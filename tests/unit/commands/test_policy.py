@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import yaml
 
-from sftriage.controller import Journal
-from sftriage.policy import parse, shipped
+from sftriage.policy.loading import parse, shipped
 from sftriage.records import Decision, Suspect, Verdict
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runs.journal import Journal
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1

@@ -5,16 +5,17 @@ from typing import Any
 
 import pytest
 
-from sftriage.commands.reducing import load_signal, read_all
 from sftriage.errors import InputError
 from sftriage.recorder import StepLog
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import StageSchema, StepRecord
-from sftriage.traces import LocalStore, ReproducedInfo
-from sftriage.traces.reduce import Names
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.reduce.naming import Names
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runtime.reducing import load_signal, read_all
+from sftriage.traces.manifest import ReproducedInfo
+from sftriage.traces.store import LocalStore
 from tests.unit.agent.steps import raw
-from tests.unit.traces.heavy import document, event, job_events, mark, recurring_events, reduced, write
+from tests.unit.reduce.heavy import document, event, job_events, mark, recurring_events, reduced, write
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward", "optimizer"), ("backward",))
 STEPS = range(100, 108)

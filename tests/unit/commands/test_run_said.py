@@ -1,7 +1,7 @@
 """What `sftriage run` says on stderr while a job goes on."""
 
 from sftriage.commands.run import Reporter
-from sftriage.controller import Judged
+from sftriage.controller.controller import Judged
 from sftriage.records import CaptureRequest, Decision, Pattern, Suspect, Verdict
 
 

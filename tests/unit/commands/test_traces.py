@@ -12,12 +12,13 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from sftriage.commands.catalogues import FILE_VARIABLE, URL_VARIABLE
 from sftriage.commands.traces_show import schema
 from sftriage.errors import StoreError
-from sftriage.traces import FileToStore, LocalStore, Manifest, ReproducedInfo
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
+from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rundir import RunInfo, create
+from sftriage.traces.store import FileToStore, LocalStore
 from tests.unit.conftest import manifest_of
 
 FIRST, SECOND, THIRD = "w100-149-r2-x-1", "w900-949-r2-x-2", "w100-149-r3-x-3"

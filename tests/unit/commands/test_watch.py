@@ -10,13 +10,13 @@ from rich.cells import cell_len
 
 from sftriage.commands.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.commands.watch_lines import Room, apportion, clean, picture_lines, together
-from sftriage.commands.watching import Picture, Recorders, captures_of, frontier_of, picture, picture_values
-from sftriage.controller import Journal
 from sftriage.records import Ask, CaptureResult, plain
-from sftriage.traces import LocalStore
+from sftriage.runs.journal import Journal
+from sftriage.runs.picture import Picture, Recorders, captures_of, frontier_of, picture, picture_values
+from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
-from tests.unit.ui.conftest import NOW_S, Run, decision, request_of, run_at, verdict
-from tests.unit.ui.reading import NASTY
+from tests.unit.web.conftest import NOW_S, Run, decision, request_of, run_at, verdict
+from tests.unit.web.reading import NASTY
 
 RECORDERS = Recorders(4, 4)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300

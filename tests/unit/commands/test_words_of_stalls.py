@@ -3,7 +3,7 @@
 import pytest
 
 from sftriage.commands.run import Reporter
-from sftriage.controller import Judged
+from sftriage.controller.controller import Judged
 from sftriage.records import Decision, Suspect, Verdict
 from sftriage.words import verdict_sentence
 

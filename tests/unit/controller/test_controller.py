@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
-from sftriage.controller import Controller, Journal, read_journal, settings_of
+from sftriage.controller.controller import Controller, settings_of
 from sftriage.errors import InputError
-from sftriage.policy import parse
+from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, StageSchema, Window
+from sftriage.runs.journal import Journal, read_journal
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1

@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from sftriage.controller import Controller, Journal, read_journal, stall_settings_of
-from sftriage.policy import parse
+from sftriage.controller.controller import Controller, stall_settings_of
+from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import JobStatus, RankStatus, StageSchema, Window
+from sftriage.runs.journal import Journal, read_journal
 
 S = 1_000_000_000
 SCHEMA = StageSchema(("data", "save", "backward", "other"), ("backward",))

@@ -5,10 +5,12 @@ import os
 import numpy as np
 import pytest
 
-from sftriage.controller import Controller, Journal, PolicyFiles, read_journal
 from sftriage.controller import policies as module
-from sftriage.policy import PolicyError
+from sftriage.controller.controller import Controller
+from sftriage.controller.policies import PolicyFiles
+from sftriage.policy.problems import PolicyError
 from sftriage.records import StageSchema, Window
+from sftriage.runs.journal import Journal, read_journal
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1

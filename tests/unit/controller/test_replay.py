@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.controller.replay import replay
-from sftriage.policy import PolicySet, parse
+from sftriage.policy.loading import parse
+from sftriage.policy.policy_set import PolicySet
 from sftriage.records import StageSchema, Suspect, Verdict, Window
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))

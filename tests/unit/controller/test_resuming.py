@@ -6,9 +6,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.controller import Controller, Journal, left_in, read_journal
-from sftriage.policy import parse
+from sftriage.controller.controller import Controller
+from sftriage.controller.resuming import left_in
+from sftriage.policy.loading import parse
 from sftriage.records import Ask, CaptureResult, JobStatus, RankStatus
+from sftriage.runs.journal import Journal, read_journal
 from tests.unit.controller.test_controller import window
 
 POLICY = """

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sftriage.policy import TriagePolicy
+from sftriage.policy.schema import TriagePolicy
 from sftriage.records import Pattern, Scope, Suspect, Verdict
 
 MakePolicy = Callable[..., TriagePolicy]

@@ -2,7 +2,10 @@
 
 import pytest
 
-from sftriage.policy import PolicySet, State, decide_ask, finished, parse, trigger_of_ask
+from sftriage.policy.asking import decide_ask, trigger_of_ask
+from sftriage.policy.loading import parse
+from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.state import State, finished
 from sftriage.records import Ask, CaptureResult
 
 NOW_S = 1_800_000_000.0

@@ -7,8 +7,12 @@ from typing import Any
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.policy import RESOLVES, LoadedPolicy, Running, State, TriagePolicy, decide, finished, resolves, trigger
-from sftriage.policy.state import GRACE_S
+from sftriage.policy.engine import decide
+from sftriage.policy.loading import LoadedPolicy
+from sftriage.policy.reasons import RESOLVES, resolves
+from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.state import GRACE_S, Running, State, finished
+from sftriage.policy.triggers import trigger
 from sftriage.records import Verdict
 
 MakePolicy = Callable[..., TriagePolicy]

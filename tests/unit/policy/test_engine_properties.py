@@ -11,8 +11,9 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sftriage.policy import State, TriagePolicy, charged, decide, finished
-from sftriage.policy.state import GRACE_S
+from sftriage.policy.engine import decide
+from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.state import GRACE_S, State, charged, finished
 from sftriage.records import CaptureRequest, CaptureResult, Decision, Verdict
 
 MakePolicy = Callable[..., TriagePolicy]

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from sftriage.policy import Failures, Running, State, TriagePolicy, charged, decide, finished
 from sftriage.policy.capture import Capture
+from sftriage.policy.engine import decide
 from sftriage.policy.limits import choose
+from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.state import Failures, Running, State, charged, finished
 from sftriage.records import CaptureResult, Decision, Verdict
 
 MakePolicy = Callable[..., TriagePolicy]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sftriage.policy import PolicyError, parse
+from sftriage.policy.loading import parse
+from sftriage.policy.problems import PolicyError
 
 HEAD = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\nspec:\n"
 GOOD = HEAD + "  rules: [{name: slow-rank, match: {}, capture: {}}]\n"

@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.policy import LoadedPolicy, PolicyError, PolicySet, State, decide, load_set, parse, shipped, trigger
+from sftriage.policy.engine import decide
+from sftriage.policy.loading import LoadedPolicy, parse, shipped
+from sftriage.policy.policy_set import PolicySet, load_set
+from sftriage.policy.problems import PolicyError
+from sftriage.policy.state import State
+from sftriage.policy.triggers import trigger
 from sftriage.records import Verdict
 
 MakeVerdict = Callable[..., Verdict]

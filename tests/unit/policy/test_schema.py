@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from sftriage.policy import TriagePolicy
+from sftriage.policy.schema import TriagePolicy
 
 
 def document(**spec: Any) -> dict[str, Any]:

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import urllib3
 
-from sftriage.controller import Controller, Journal
-from sftriage.policy import parse
+from sftriage.controller.controller import Controller
+from sftriage.policy.loading import parse
 from sftriage.policy.schema import Webhook
 from sftriage.records import Decision, StageSchema, Suspect, Verdict, Window
+from sftriage.runs.journal import Journal
 from sftriage.sinks.webhooks import RETRY, Origin, Webhooks, cloud_event, slack_message
 from tests.unit.sinks.hooks import DEADLINE_S, hooked
 

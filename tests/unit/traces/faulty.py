@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from obstore.store import MemoryStore
 
 from sftriage.errors import StoreError
-from sftriage.traces import Artefact, Manifest
+from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.objects import Objects
 from sftriage.traces.remote import RemoteStore
 from tests.unit.conftest import manifest_of

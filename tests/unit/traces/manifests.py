@@ -7,8 +7,10 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 
 from sftriage.records import CaptureRequest, CaptureResult, Trigger
-from sftriage.traces import Artefact, CaptureInfo, Catalogue, Manifest, ReproducedInfo, TriggerInfo, Wanted
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import Place
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, ReproducedInfo, TriggerInfo
+from sftriage.traces.rows import Wanted
 
 # Without making a failure smaller, which takes minutes against a database.
 QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)

@@ -12,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.traces import TRACE_NAME, CaptureRow, Catalogue, LocalStore, Manifest, Wanted
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
+from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.store import TRACE_NAME, LocalStore
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
 Put = Callable[..., Manifest]

@@ -8,8 +8,7 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.records import CaptureRequest, CaptureResult, Reproduced
-from sftriage.traces import CaptureInfo, Manifest, ReproducedInfo, may_contain
-from sftriage.traces.manifest import MAX_MANIFEST_BYTES
+from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, ReproducedInfo, may_contain
 
 MakeManifest = Callable[..., Manifest]
 

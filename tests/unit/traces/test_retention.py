@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
-from sftriage.traces import Catalogue
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.retention import Kept, Retention, due, expired, outlook, remove
 from sftriage.traces.store import LocalStore

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
-from sftriage.traces import TRACE_NAME, Artefact, LocalStore, Manifest
+from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.store import TRACE_NAME, LocalStore
 
 MakeManifest = Callable[..., Manifest]
 Put = Callable[..., Manifest]

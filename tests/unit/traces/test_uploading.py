@@ -10,9 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import IntegrityError, UsageError
-from sftriage.traces import LocalStore, Manifest, uploading
+from sftriage.traces import uploading
 from sftriage.traces.findings import Findings, StageProfile
+from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import LONGEST_DELAY_S, Uploader, delay_s
 from sftriage.traces.uploads import Outbox, Upload
 from tests.unit.conftest import Put, manifest_of

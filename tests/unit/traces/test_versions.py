@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from sftriage.errors import UsageError
-from sftriage.traces import Catalogue
+from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.rows import METADATA, VERSION
 
 # As sftriage made them when Alembic did it for it. Whatever differs from these in rows.py needs another version.

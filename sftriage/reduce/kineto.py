@@ -1,0 +1,294 @@
+"""Kineto's JSON, as torch.profiler has written it since 2021: names of categories, clocks and metadata have drifted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.errors import InputError
+from sftriage.reduce import jsonstream
+from sftriage.reduce.columns import LIMIT_NS, Columns
+from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, Trace
+from sftriage.reduce.halves import IGNORED, Halves
+from sftriage.reduce.intervals import Ints
+from sftriage.reduce.sources import opened
+
+# Left out on purpose: the device's copy of an annotation (`gpu_user_annotation`, which would count it twice), the
+# `Trace` event that spans everything, the profiler's own `overhead`, and arrows between events.
+KINDS: Final[Mapping[str, int]] = {
+    "user_annotation": ANNOTATION,
+    "cpu_op": OPERATOR,
+    "operator": OPERATOR,
+    "python_function": PYTHON,
+    "runtime": RUNTIME,
+    "kernel": KERNEL,
+    "memcpy": MEMCPY,
+    "gpu_memcpy": MEMCPY,
+    "memset": MEMSET,
+    "gpu_memset": MEMSET,
+}
+
+EPOCH_FROM_NS = 10**18
+"""A clock without a base that shows more than this counts from 1970, where this was 2001; less is time since a boot."""
+
+MAX_BROKEN_FRACTION = 0.01
+
+_BASE = "baseTimeNanoseconds"
+_DISTRIBUTED = "distributedInfo"
+_OURS = "sftriage."
+_WANTED: Final = frozenset({_BASE, _DISTRIBUTED, f"{_OURS}job", f"{_OURS}capture_id"})
+_MAX_CATEGORIES = 1000
+_LONG = 200
+_NO_HALVES: Final = frozenset({"X", "M", "s", "t", "f", "i", "I", "C", ""})
+
+
+class _Args(msgspec.Struct, gc=False):
+    correlation: Any = -1
+
+
+class _Event(msgspec.Struct, gc=False):
+    ph: str = ""
+    name: str = ""
+    cat: str | None = None
+    pid: int | str | float | None = None
+    tid: int | str | float | None = None
+    # A float says every time that can be: to the nanosecond, up to a hundred days, and later to what Kineto writes.
+    ts: float | None = None
+    dur: float | None = None
+    args: _Args | None = None
+
+
+_EVENTS = msgspec.json.Decoder(list[_Event])
+_EVENT = msgspec.json.Decoder(_Event)
+
+
+def read_kineto(path: Path) -> Iterator[Trace]:
+    """The traces of a file: one, or as many as are in a tar.
+
+    Raises:
+        InputError: the file, or one of its traces, cannot be read; the message says where and why.
+    """
+    with opened(path) as documents:
+        for name, stream in documents:
+            yield _read(stream, name)
+
+
+def _read(stream: IO[bytes], source: str) -> Trace:
+    sink = _Kineto(source)
+    jsonstream.read(stream, sink, source, lambda key: key in _WANTED)
+    return sink.trace()
+
+
+class _Kinds(dict[str | None, int]):
+    """What events of a category are, worked out once for each; there are to be few."""
+
+    def __missing__(self, category: str | None) -> int:
+        kind = _kind(category or "")
+        if len(self) < _MAX_CATEGORIES and len(category or "") < _LONG:
+            self[category] = kind
+        return kind
+
+
+class _Tracks(dict[tuple[Any, Any], int]):
+    """The numbers of threads, by process and thread as they are written."""
+
+    def __init__(self, columns: Columns) -> None:
+        super().__init__()
+        self._columns = columns
+
+    def __missing__(self, written: tuple[Any, Any]) -> int:
+        process, thread = str(written[0]), str(written[1])
+        number = self._columns.track_id(process[:_LONG], thread[:_LONG])
+        if len(process) < _LONG and len(thread) < _LONG:
+            self[written] = number
+        return number
+
+
+class _Kineto:
+    """What one document comes to. A `jsonstream.Sink`."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._columns = Columns(source)
+        self._halves = Halves(self._columns)
+        self._values: dict[str, Any] = {}
+        self._kinds = _Kinds({None: OPERATOR, "": OPERATOR})
+        self._tracks = _Tracks(self._columns)
+        self._n_events = self._n_broken = self._n_impossible = 0
+        self._n_dated = self._n_taken = 0
+
+    def value(self, key: str, value: Any) -> None:
+        """Keep a value that stands beside the events."""
+        self._values[key] = value
+
+    def events(self, piece: bytes) -> None:
+        """Take a list of events (see `jsonstream.Sink`)."""
+        self._take(_EVENTS.decode(piece))
+
+    def odd_events(self, events: list[bytes]) -> None:
+        """Take what can be understood of events among which something is odd."""
+        understood = []
+        for event in events:
+            try:
+                understood.append(_EVENT.decode(event))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                lenient = _leniently(event)
+                if lenient is None:
+                    self._n_broken += 1
+                    self._n_events += 1
+                else:
+                    understood.append(lenient)
+        self._take(understood)
+
+    def _take(self, events: list[_Event]) -> None:
+        """Take events into the columns: what runs for every event, and is written for that."""
+        self._n_events += len(events)
+        kinds = self._kinds
+        every = [kinds[event.cat] if event.ph == "X" and event.ts is not None else IGNORED for event in events]
+        whole = [event for event, kind in zip(events, every, strict=True) if kind != IGNORED]
+        if whole:
+            start_ns_E, track_E, possible_E = self._placed(whole)
+            kind_E = np.frombuffer(bytes(every), np.uint8)
+            kind_E = kind_E[kind_E != IGNORED]
+            # Down to whole nanoseconds: the decimals are Kineto's.
+            duration_ns_E = np.fromiter([event.dur or 0.0 for event in whole], np.float64, len(whole)) * 1000 + 0.5
+            possible_E &= (duration_ns_E > -1) & (duration_ns_E < LIMIT_NS)
+            duration_ns_E[~possible_E] = 0.0
+            names = self._columns.name_ids
+            name_E = np.fromiter([names[event.name] for event in whole], np.int32, len(whole))
+            columns = (duration_ns_E.astype(np.int64), kind_E, name_E, track_E, _links(whole))
+            if not possible_E.all():
+                self._n_impossible += len(whole) - int(possible_E.sum())
+                start_ns_E = start_ns_E[possible_E]
+                columns = tuple(column[possible_E] for column in columns)  # type: ignore[assignment]  # of as many
+            self._n_taken += len(start_ns_E)
+            self._n_dated += int((start_ns_E >= EPOCH_FROM_NS).sum())
+            self._columns.add_all(start_ns_E, *columns)
+        # Of most traces that is all of them.
+        if len(whole) < len(events) and not _NO_HALVES.issuperset({event.ph for event in events}):
+            self._take_halves([event for event in events if event.ph in ("B", "E") and event.ts is not None])
+
+    def _take_halves(self, halves: list[_Event]) -> None:
+        """Also of what does not matter: its end must not end what is around it."""
+        if not halves:
+            return
+        start_ns_E, track_E, possible_E = self._placed(halves)
+        kind_E = np.fromiter([self._kinds[half.cat] for half in halves], np.uint8, len(halves))
+        self._n_impossible += len(halves) - int(possible_E.sum())
+        ends_E = np.fromiter([half.ph == "E" for half in halves], np.bool_, len(halves))
+        names = self._columns.name_ids
+        # An end's own name is of no use.
+        name_E = np.fromiter([0 if half.ph == "E" else names[half.name] for half in halves], np.int32, len(halves))
+        at = np.flatnonzero(possible_E)
+        self._halves.add(start_ns_E[at], ends_E[at], kind_E[at], name_E[at], track_E[at])
+
+    def _placed(self, events: list[_Event]) -> tuple[Ints, NDArray[np.int32], NDArray[np.bool_]]:
+        """When events begin, in which threads, and of each whether its time can be."""
+        n, tracks = len(events), self._tracks
+        us_E = np.fromiter([event.ts for event in events], np.float64, n)
+        possible_E = np.abs(us_E) < LIMIT_NS / 1000
+        us_E[~possible_E] = 0.0
+        # A float of microseconds since 1970 keeps a quarter of one: nothing of that is to be lost on the way.
+        whole_E = np.trunc(us_E)
+        start_ns_E = whole_E.astype(np.int64) * 1000 + np.rint((us_E - whole_E) * 1000).astype(np.int64)
+        track_E = np.fromiter([tracks[event.pid, event.tid] for event in events], np.int32, n)
+        return start_ns_E, track_E, possible_E
+
+    def trace(self) -> Trace:
+        """The trace that was read.
+
+        Raises:
+            InputError: too much of it could not be understood.
+        """
+        if self._n_broken > MAX_BROKEN_FRACTION * self._n_events:
+            raise InputError(
+                f"{self._source}: {self._n_broken} of {self._n_events} events are not JSON objects of a trace"
+            )
+        paired = self._halves.pair(EPOCH_FROM_NS)
+        self._n_taken += paired.n_pairs
+        self._n_dated += paired.n_dated
+        notes = [
+            note
+            for count, note in (
+                (self._n_broken, f"{self._n_broken} events could not be understood, and were left out"),
+                (self._n_impossible, f"{self._n_impossible} events at impossible times were left out"),
+                (paired.n_left, f"{paired.n_left} begin or end events had no other half, and were left out"),
+            )
+            if count
+        ]
+        base = self._values.get(_BASE)
+        base_ns = base if type(base) is int and 0 <= base < 2**62 else 0
+        absolute = base_ns > 0 or 2 * self._n_dated > self._n_taken
+        if not absolute:
+            notes.append("its clock has no date")
+        return _described(self._columns.trace(base_ns=base_ns, absolute=absolute, notes=tuple(notes)), self._values)
+
+
+def _links(events: list[_Event]) -> Ints:
+    """What ties events to others; -1 where nothing does, or what is written ties nothing."""
+    links = [-1 if event.args is None else event.args.correlation for event in events]
+    if not {type(link) for link in links} <= {int}:
+        links = [link if type(link) is int else -1 for link in links]
+    try:
+        link_E = np.fromiter(links, np.int64, len(links))
+    except OverflowError:
+        link_E = np.fromiter([link if -1 < link < LIMIT_NS else -1 for link in links], np.int64, len(links))
+    link_E[(link_E < 0) | (link_E >= LIMIT_NS)] = -1
+    return link_E
+
+
+def _described(trace: Trace, values: Mapping[str, Any]) -> Trace:
+    """The trace with what its metadata says of its rank and job; anybody may have written them."""
+    distributed = values.get(_DISTRIBUTED)
+    distributed = distributed if isinstance(distributed, dict) else {}
+    job, capture_id = values.get(f"{_OURS}job"), values.get(f"{_OURS}capture_id")
+    return replace(
+        trace,
+        rank=_count(distributed.get("rank"), 0),
+        world_size=_count(distributed.get("world_size"), 1),
+        job=job if isinstance(job, str) else None,
+        capture_id=capture_id if isinstance(capture_id, str) else None,
+    )
+
+
+def _kind(category: str) -> int:
+    """What events of a category are, IGNORED if they do not matter. CUDA, HIP and others name theirs alike."""
+    category = category.lower()
+    if category.endswith(("_runtime", "_driver")):
+        return RUNTIME
+    return KINDS.get(category, IGNORED)
+
+
+def _leniently(event: bytes) -> _Event | None:
+    """What Python's own reader, which takes more, makes of an event; None if it is not one."""
+    try:
+        values = json.loads(event.decode("utf-8", "replace"), strict=False)
+        args = values.get("args")
+        return _Event(
+            ph=str(values.get("ph", "")),
+            name=str(values.get("name", "")),
+            cat=None if values.get("cat") is None else str(values["cat"]),
+            pid=str(values.get("pid")),
+            tid=str(values.get("tid")),
+            ts=_number(values.get("ts")),
+            dur=_number(values.get("dur")),
+            args=_Args(args.get("correlation")) if isinstance(args, dict) else None,
+        )
+    except (ValueError, AttributeError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _number(value: Any) -> float | None:
+    """A time, however it is written; one that is none, or without end, is counted among the impossible ones."""
+    return None if isinstance(value, bool) or not isinstance(value, (int, float, str)) else float(value)
+
+
+def _count(value: Any, least: int) -> int | None:
+    return value if type(value) is int and least <= value < 2**31 else None

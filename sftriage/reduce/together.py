@@ -1,0 +1,132 @@
+"""The traces of all ranks beside each other: one window, if they are of one job and one time."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+
+from sftriage.errors import InputError
+from sftriage.records import StageSchema, Window
+from sftriage.reduce.intervals import Ints
+from sftriage.reduce.stages import Reduction, outside_ns
+from sftriage.reduce.steps import Steps
+
+APART_S = 5.0
+APART_STEPS = 3.0
+"""Ranks that begin the same step further apart than both are not of one run: waiting for one another they would differ
+by a part of a step, and their hosts' clocks by less than seconds."""
+
+MAX_WINDOW_STEPS = 100_000
+
+
+def missing_ranks(reductions: Sequence[Reduction]) -> tuple[int, ...] | None:
+    """The ranks of the job that have no trace here; None if that is not known."""
+    sizes = {reduction.trace.world_size for reduction in reductions} - {None}
+    ranks = {reduction.trace.rank for reduction in reductions}
+    if not sizes or None in ranks:
+        return None
+    return tuple(sorted(set(range(max(size for size in sizes if size is not None))) - ranks))
+
+
+def together(reductions: Sequence[Reduction]) -> Window:
+    """One window of the traces of all ranks, in the order of the ranks.
+
+    Where their clocks have a date, the ranks are lined up by it: how much later than the first a rank began its first
+    step counts as time between steps, before it.
+
+    Raises:
+        InputError: the traces are not of one job: two of one rank, of other jobs, of different worlds, or of other
+            times; or they share no step.
+    """
+    by_rank = _by_rank(reductions)
+    schema = _schema(by_rank)
+    common = by_rank[0].steps.number_N
+    for reduction in by_rank[1:]:
+        common = np.intersect1d(common, reduction.steps.number_N)
+    if not len(common):
+        had = "; ".join(
+            f"rank {one.trace.rank} steps {one.steps.number_N[0]} to {one.steps.number_N[-1]}" for one in by_rank[:4]
+        )
+        raise InputError(f"the traces have no step in common: {had}")
+    _check_times(by_rank, common)
+    first = min(int(one.steps.number_N.min()) for one in by_rank)
+    last = max(int(one.steps.number_N.max()) for one in by_rank)
+    if last - first >= MAX_WINDOW_STEPS:
+        raise InputError(f"steps {first} to {last} are more than {MAX_WINDOW_STEPS}")
+    shape = (last - first + 1, len(by_rank))
+    durations_NRS = np.full((*shape, len(schema.stages)), np.nan)
+    outside_NRG = np.full((*shape, len(schema.sync)), np.nan)
+    between_NR = np.full(shape, np.nan)
+    dated = all(one.trace.absolute for one in by_rank)
+    opening = int(common[0])
+    earliest_ns = min(_start(one.steps, opening) for one in by_rank)
+    for rank, reduction in enumerate(by_rank):
+        at = reduction.steps.number_N - first
+        for number, stage in enumerate(reduction.schema.stages):
+            durations_NRS[at, rank, schema.stages.index(stage)] = reduction.durations_ns_NS[:, number] * 1e-9
+        for stage in set(schema.stages) - set(reduction.schema.stages):
+            durations_NRS[at, rank, schema.stages.index(stage)] = 0.0
+        outside_NRG[at, rank] = outside_ns(reduction.steps, reduction.spans, schema) * 1e-9
+        between_NR[at, rank] = reduction.between_ns_N * 1e-9
+        if dated:
+            between_NR[opening - first, rank] = (_start(reduction.steps, opening) - earliest_ns) * 1e-9
+    return Window(schema, first, durations_NRS, outside_NRG if schema.sync else None, between_NR)
+
+
+def _by_rank(reductions: Sequence[Reduction]) -> list[Reduction]:
+    of_rank: dict[int, Reduction] = {}
+    for reduction in reductions:
+        rank = reduction.trace.rank
+        if rank is None:
+            raise InputError(f"{reduction.trace.source}: it does not say its rank; give it with --rank FILE=RANK")
+        if rank in of_rank:
+            raise InputError(f"two traces of rank {rank}: {of_rank[rank].trace.source} and {reduction.trace.source}")
+        of_rank[rank] = reduction
+    sizes = sorted({one.trace.world_size for one in reductions if one.trace.world_size is not None})
+    jobs = sorted({one.trace.job for one in reductions if one.trace.job is not None})
+    if len(sizes) > 1:
+        raise InputError(f"the traces are of different jobs: their world sizes are {', '.join(map(str, sizes))}")
+    if len(jobs) > 1:
+        raise InputError(f"the traces are of different jobs: {', '.join(map(repr, jobs))}")
+    if sorted(of_rank) != list(range(len(of_rank))):
+        raise InputError(f"not all ranks are there: only {', '.join(map(str, sorted(of_rank)))}")
+    return [reduction for _, reduction in sorted(of_rank.items())]
+
+
+def _schema(reductions: Sequence[Reduction]) -> StageSchema:
+    """The stages of all ranks, in the order in which they mostly come; those that synchronise on most ranks do."""
+    places: dict[str, list[float]] = defaultdict(list)
+    for reduction in reductions:
+        for place, stage in enumerate(reduction.schema.stages[:-1]):
+            places[stage].append(place / len(reduction.schema.stages))
+    stages = tuple(sorted(places, key=lambda stage: float(np.mean(places[stage]))))
+    sync = tuple(stage for stage in stages if 2 * sum(stage in one.schema.sync for one in reductions) > len(reductions))
+    return StageSchema.closed(stages, sync)
+
+
+def _check_times(reductions: Sequence[Reduction], common: Ints) -> None:
+    dated = [one for one in reductions if one.trace.absolute]
+    if len(dated) < len(reductions):
+        return
+    starts_RN = np.array([one.steps.start_N[np.isin(one.steps.number_N, common)] for one in dated])
+    lasts_s = float(np.median(np.concatenate([one.steps.end_N - one.steps.start_N for one in dated]))) * 1e-9
+    apart_s = float((starts_RN.max(axis=0) - starts_RN.min(axis=0)).max()) * 1e-9
+    if apart_s > max(APART_S, APART_STEPS * lasts_s):
+        early, late = int(starts_RN[:, 0].argmin()), int(starts_RN[:, 0].argmax())
+        raise InputError(
+            f"the traces are not of one run: the same step begins {_long(apart_s)} apart "
+            f"({dated[early].trace.source} and {dated[late].trace.source})"
+        )
+
+
+def _long(seconds: float) -> str:
+    for unit, its_s in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
+        if seconds >= 2 * its_s:
+            return f"{seconds / its_s:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def _start(steps: Steps, number: int) -> int:
+    return int(steps.start_N[steps.number_N == number][0])

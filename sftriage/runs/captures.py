@@ -1,0 +1,115 @@
+"""The captures of a run, each manifest read again only when it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sftriage.errors import InputError, IntegrityError, UsageError
+from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
+from sftriage.traces.store import LocalStore
+from sftriage.traces.uploads import Outbox, Upload
+
+_MAX_URL = 4000
+_Signature = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Damaged:
+    """Something in the store that is no capture, and why."""
+
+    capture_id: str
+    problem: str
+
+
+@dataclass(slots=True)
+class CaptureShelf:
+    """The captures in a run directory."""
+
+    directory: Path
+    _known: dict[str, tuple[_Signature, Manifest | Damaged]] = field(default_factory=dict)
+    _sent: dict[str, tuple[object, Upload | None]] = field(default_factory=dict)
+
+    @property
+    def _outbox(self) -> Outbox:
+        return Outbox(self.directory)
+
+    def all(self) -> list[Manifest | Damaged]:
+        """Every capture, the newest first, and at the end what is none."""
+        ids = LocalStore(self.directory).ids()
+        self._known = {name: known for name, known in self._known.items() if name in ids}
+        found = [one for name in sorted(ids) if (one := self.get(name)) is not None]
+        whole = [one for one in found if isinstance(one, Manifest)]
+        whole.sort(key=lambda manifest: (manifest.created_at, manifest.capture_id), reverse=True)
+        return [*whole, *(one for one in found if isinstance(one, Damaged))]
+
+    def get(self, capture_id: str) -> Manifest | Damaged | None:
+        """One capture; None where there is none of that id, or it could be none."""
+        known = self._known.get(capture_id)
+        if known is not None and known[0] == self._signature(capture_id):
+            return known[1]
+        # Before it is read: what changes meanwhile is read again.
+        signature = self._signature_of(capture_id, ())
+        try:
+            found = LocalStore(self.directory).manifest(capture_id)
+        except UsageError:
+            return None
+        except (InputError, IntegrityError, OSError) as error:
+            return Damaged(capture_id, str(error))
+        sizes = tuple(self._sizes(capture_id, found.artefacts))
+        if all(size in (None, one.size_bytes) for size, one in zip(sizes, found.artefacts, strict=True)):
+            self._known[capture_id] = ((*signature, *sizes), found)
+        return found
+
+    def uploads(self, url: str | None) -> tuple[dict[str, Upload], bool]:
+        """How far each capture is on its way elsewhere, and whether somebody sends them now.
+
+        Args:
+            url: where the run's captures go; None where they stay here.
+        """
+        found: dict[str, Upload] = {}
+        for name in LocalStore(self.directory).ids():
+            # What has arrived does not change any more; what has not is looked at again.
+            signature = self._outbox.noted_signature(name)
+            known = self._sent.get(name)
+            if known is None or known[0] != signature:
+                known = self._sent[name] = (signature, self._outbox.noted(name) if signature else None)
+            if (upload := known[1]) is not None:
+                found[name] = upload
+            elif url is not None:
+                found[name] = Upload(url=url[:_MAX_URL], state="waiting")
+        self._sent = {name: known for name, known in self._sent.items() if name in found}
+        if all(upload.state == "stored" for upload in found.values()):
+            return found, False
+        if busy := self._outbox.busy:
+            return found, busy
+        # What was on its way when its sender died waits.
+        died = {name: one for name, one in found.items() if one.state == "uploading"}
+        return found | {name: one.model_copy(update={"state": "waiting"}) for name, one in died.items()}, busy
+
+    def signature(self) -> tuple[tuple[str, _Signature], ...]:
+        """What changes whenever a capture comes, goes or is added to."""
+        return tuple((name, self._signature(name)) for name in sorted(LocalStore(self.directory).ids()))
+
+    def _signature(self, capture_id: str) -> _Signature:
+        """What changes whenever a manifest does, or the size of one of its artefacts."""
+        known = self._known.get(capture_id)
+        manifest = known[1] if known is not None else None
+        return self._signature_of(capture_id, manifest.artefacts if isinstance(manifest, Manifest) else ())
+
+    def _signature_of(self, capture_id: str, artefacts: Sequence[Artefact]) -> _Signature:
+        directory = self.directory / "captures" / capture_id
+        try:
+            about = (directory / MANIFEST_NAME).lstat()
+        except (OSError, ValueError):
+            return ()
+        return (about.st_mtime_ns, about.st_size, about.st_ino, *self._sizes(capture_id, artefacts))
+
+    def _sizes(self, capture_id: str, artefacts: Sequence[Artefact]) -> Iterator[int | None]:
+        """How large each artefact is; None where it is not here, but elsewhere or nowhere."""
+        for artefact in artefacts:
+            try:
+                yield (self.directory / "captures" / capture_id / artefact.name).lstat().st_size
+            except OSError:
+                yield None

@@ -1,0 +1,172 @@
+"""A run directory: what lies where, and the small record that says what was run.
+
+::
+
+    RUN/
+      run.json         what was run, when, under which policy, and where its rings are
+      policy.yaml      the policy it started with; of several the first, and policy-2.yaml and so on the others
+      steps/           every step of every rank, as the agent read it from the rings
+      decisions.jsonl  a line a window: the verdict and what was done about it
+      state.json       what the policy engine must remember over a restart
+      nsys.json        how the ranks were launched under nsys, if they were
+      asks/            captures that people ask for, until they are taken up
+      spool/           traces on their way from the trainers
+      captures/        a directory a capture: trace and manifest
+      catalogue.db     an index of captures/, which can be rebuilt from it
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from itertools import count, takewhile
+from pathlib import Path
+
+from sftriage.errors import InputError, UsageError
+from sftriage.records import plain
+from sftriage.traces.files import write_atomically
+
+RUN_VERSION = 1
+_WORDS = ("run_id", "job", "created_at", "policy", "policy_sha256", "rings")
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts.
+
+    ``store`` is where copies of its captures are kept, if anywhere; with ``drop_local``, their artefacts go from here
+    once they are there.
+    """
+
+    run_id: str
+    job: str
+    created_at: str
+    command: tuple[str, ...]
+    policy: str
+    policy_sha256: str
+    rings: str
+    version: int = RUN_VERSION
+    store: str | None = None
+    drop_local: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths of one run. Nothing is touched by naming them."""
+
+    path: Path
+
+    @property
+    def info_file(self) -> Path:
+        """``run.json``."""
+        return self.path / "run.json"
+
+    @property
+    def policy_file(self) -> Path:
+        """``policy.yaml``."""
+        return self.path / "policy.yaml"
+
+    def policy_files(self) -> tuple[Path, ...]:
+        """The policies that the run started with, as they were then, in their order."""
+        others = takewhile(Path.exists, (self.path / f"policy-{number}.yaml" for number in count(2)))
+        return (self.policy_file, *others)
+
+    @property
+    def steps(self) -> Path:
+        """Where the agent keeps the steps."""
+        return self.path / "steps"
+
+    @property
+    def decisions(self) -> Path:
+        """``decisions.jsonl``."""
+        return self.path / "decisions.jsonl"
+
+    @property
+    def state(self) -> Path:
+        """``state.json``."""
+        return self.path / "state.json"
+
+    @property
+    def spool(self) -> Path:
+        """Where trainers leave the traces they made."""
+        return self.path / "spool"
+
+    @property
+    def asks(self) -> Path:
+        """Where captures that people ask for are left."""
+        return self.path / "asks"
+
+    @property
+    def lock(self) -> Path:
+        """Held by whoever triages the run."""
+        return self.path / ".lock"
+
+    @property
+    def nsys(self) -> Path:
+        """How the ranks were launched under nsys, if they were."""
+        return self.path / "nsys.json"
+
+    @property
+    def catalogue(self) -> Path:
+        """``catalogue.db``."""
+        return self.path / "catalogue.db"
+
+
+def create(path: Path, info: RunInfo, policy_text: str, *more_policies: str) -> RunDirectory:
+    """Make a run directory, private to its owner, with the texts of its policies.
+
+    Raises:
+        UsageError: there is a run already, or the directory cannot be made.
+    """
+    run = RunDirectory(path.absolute())
+    if run.info_file.exists():
+        raise UsageError(f"{path} already holds a run; name another directory with --out")
+    try:
+        for directory in (run.path, run.steps, run.spool, run.asks):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(run.policy_file, policy_text)
+        for number, text in enumerate(more_policies, start=2):
+            write_atomically(run.path / f"policy-{number}.yaml", text)
+        _write_info(run, info)
+    except OSError as error:
+        raise UsageError(f"cannot make the run directory {path}: {error.strerror or error}") from error
+    return run
+
+
+def write_info(run: RunDirectory, info: RunInfo) -> None:
+    """Change what is on record of a run.
+
+    Raises:
+        UsageError: the run directory cannot be written.
+    """
+    try:
+        _write_info(run, info)
+    except OSError as error:
+        raise UsageError(f"{run.info_file} cannot be written: {error.strerror or error}") from error
+
+
+def _write_info(run: RunDirectory, info: RunInfo) -> None:
+    write_atomically(run.info_file, json.dumps(plain(info), indent=2) + "\n")
+
+
+def read_info(run: RunDirectory) -> RunInfo:
+    """What was run.
+
+    Raises:
+        InputError: ``run.json`` is missing or not what it should be.
+    """
+    try:
+        values = json.loads(run.info_file.read_text(encoding="utf-8"))
+        if values["version"] > RUN_VERSION:
+            raise InputError(f"{run.info_file}: version {values['version']} is newer than this sftriage understands")
+        values["command"] = tuple(values["command"])
+        if not all(isinstance(word, str) for word in (*values["command"], *(values[name] for name in _WORDS))):
+            raise TypeError("a name that is no text")
+        if not isinstance(values.get("store"), str | None):
+            raise TypeError("store is no URL")
+        # Those that came later are not in the record of an older run.
+        return RunInfo(**{name: values[name] for name in RunInfo.__dataclass_fields__ if name in values})
+    except FileNotFoundError as error:
+        raise InputError(f"{run.path} is not a run directory: it has no run.json") from error
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{run.info_file}: not a run's record: {error}") from error

@@ -1,0 +1,248 @@
+"""Following a run's journal: what was appended since the last look, each line once.
+
+The journal lies on a disk that others can write to: a line that is too long, or is no entry, is passed over.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from sftriage.errors import RingError
+from sftriage.recorder import files
+from sftriage.records import CaptureResult, Clock, Decision, Label, Outcome, Pattern, Suspect, Verdict
+from sftriage.runs.notes import (
+    MAX_NAMED,
+    MAX_S,
+    MAX_TEXT,
+    Asked,
+    Asking,
+    AskRow,
+    Beside,
+    CostEntry,
+    CostRow,
+    EvidenceEntry,
+    EvidenceRow,
+    PolicyEntry,
+    PolicyRow,
+    ask_row,
+    asked_in,
+    note_of,
+)
+from sftriage.words import verdict_sentence, when, where, who
+
+__all__ = ["AskRow", "Asked", "JournalTail", "NamedSuspect", "WindowRow", "row_of"]
+
+MAX_LINE_BYTES = 8 * 1024 * 1024
+"""Room for a suspect of a hundred thousand ranks."""
+
+_CHUNK_BYTES = 1 << 20
+_TYPES = ("window", "capture", "ask", "beside", "policy", "cost", "evidence")
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSuspect:
+    """A suspect in words, and its numbers (see `records.Suspect`)."""
+
+    who: str
+    where: str
+    when: str
+    ranks: tuple[int, ...]
+    stage: str | None
+    gain_s: float
+    share: float
+    persistence: float
+    pattern: Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRow:
+    """What is kept of one window: its verdict and the decision on it.
+
+    ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``. ``named`` is the first suspect in a
+    few words, "" where there is none, and ``onset_step`` where that one began. ``suspects`` are the first few, each
+    with the first few of its ranks, ``coverage`` the fraction of the window's vectors that were there, and ``clock``
+    the one that its times are on.
+    """
+
+    first_step: int
+    last_step: int
+    attempt: int
+    time_s: float
+    label: Label
+    reasons: tuple[str, ...]
+    exposed_s: float
+    stages: tuple[str, ...]
+    advances_s: tuple[float, ...]
+    sentence: str
+    named: str
+    onset_step: int | None
+    outcome: Outcome
+    reason: str
+    resolves: str
+    rule: str
+    asked: tuple[Asked, ...] = ()
+    suspects: tuple[NamedSuspect, ...] = ()
+    coverage: float | None = None
+    clock: Clock = "host"
+
+
+class _Window(msgspec.Struct, tag="window", tag_field="type"):
+    verdict: Verdict
+    decision: Decision
+
+
+class _Capture(msgspec.Struct, tag="capture", tag_field="type"):
+    result: CaptureResult
+
+
+_DECODER = msgspec.json.Decoder(_Window | _Capture | Asking | Beside | PolicyEntry | CostEntry | EvidenceEntry)
+
+
+@dataclass(slots=True)
+class JournalTail:
+    """What a journal says so far.
+
+    Attributes:
+        path: the journal.
+        rows: its windows in order.
+        results: what became of captures, by id.
+        asks: what was asked for beside them, in order.
+        notes: what else is on record, in order: policies, costs, evidence.
+        skipped: lines that were no entries of a known type.
+    """
+
+    path: Path
+    rows: list[WindowRow] = field(default_factory=list)
+    results: dict[str, CaptureResult] = field(default_factory=dict)
+    asks: list[AskRow] = field(default_factory=list)
+    notes: list[PolicyRow | CostRow | EvidenceRow] = field(default_factory=list)
+    skipped: int = 0
+    _at: int = 0
+    _inode: int = 0
+    _rest: bytes = b""
+    _passing_over: bool = False
+    _stages: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    def follow(self) -> bool:
+        """Read what has been appended; whether there was anything. A journal that shrank is read anew."""
+        try:
+            descriptor = files.open_regular(self.path, os.O_RDONLY)
+        except RingError:
+            return False
+        try:
+            about = os.fstat(descriptor)
+            if about.st_ino != self._inode or about.st_size < self._at:
+                self._begin(about.st_ino)
+            before = self._at
+            while data := os.pread(descriptor, _CHUNK_BYTES, self._at):
+                self._at += len(data)
+                self._take(data)
+        except OSError:
+            # Read on from there at the next look.
+            return False
+        finally:
+            os.close(descriptor)
+        return self._at != before
+
+    def _begin(self, inode: int) -> None:
+        self._inode, self._at, self._rest, self._passing_over, self.skipped = inode, 0, b"", False, 0
+        self.rows.clear()
+        self.results.clear()
+        self.asks.clear()
+        self.notes.clear()
+
+    def _take(self, data: bytes) -> None:
+        *lines, rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if not self._passing_over:
+                self._entry(line)
+            self._passing_over = False
+        # The end of a line that is too long is not the beginning of another.
+        self._passing_over = self._passing_over or len(rest) > MAX_LINE_BYTES
+        self._rest = b"" if self._passing_over else rest
+
+    def _entry(self, line: bytes) -> None:
+        try:
+            entry = _DECODER.decode(line)
+            if isinstance(entry, _Capture):
+                self.results[entry.result.capture_id] = entry.result
+            elif isinstance(entry, Asking | Beside):
+                self.asks.append(ask_row(entry))
+            elif not isinstance(entry, _Window):
+                if (note := note_of(entry)) is not None:
+                    self.notes.append(note)
+            else:
+                row = row_of(entry.verdict, entry.decision)
+                # Thousands of windows name the same stages.
+                shared = self._stages.setdefault(row.stages, row.stages)
+                self.rows.append(row if shared is row.stages else replace(row, stages=shared))
+        except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
+            self.skipped += bool(line.strip()) and not _of_another_type(line)
+
+
+def _of_another_type(line: bytes) -> bool:
+    """Whether a line is a sound entry of a type that the page has no use for."""
+    try:
+        entry: Any = msgspec.json.decode(line)
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return isinstance(entry, dict) and entry.get("type") not in (None, *_TYPES)
+
+
+def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
+    """What the page keeps of a window.
+
+    Raises:
+        ValueError: numbers that no window has.
+    """
+    times_s = (verdict.exposed_s, decision.time_s, *verdict.advances_s.values())
+    if not all(0.0 <= seconds < MAX_S for seconds in times_s) or not verdict.first_step <= verdict.last_step:
+        raise ValueError("a time or a step that cannot be")
+    first = verdict.suspects[0] if verdict.suspects else None
+    return WindowRow(
+        first_step=verdict.first_step,
+        last_step=verdict.last_step,
+        attempt=verdict.attempt,
+        time_s=decision.time_s,
+        label=verdict.label,
+        reasons=verdict.reasons,
+        exposed_s=verdict.exposed_s,
+        stages=tuple(verdict.advances_s),
+        advances_s=tuple(verdict.advances_s.values()),
+        sentence=verdict_sentence(verdict)[:MAX_TEXT],
+        named=f"{who(first)} in {where(first)}"[:MAX_TEXT] if first is not None and first.ranks else "",
+        onset_step=None if first is None else first.onset_step,
+        outcome=decision.outcome,
+        reason=decision.reason[:MAX_TEXT],
+        resolves=decision.resolves[:MAX_TEXT],
+        rule=(decision.rule or "")[:MAX_TEXT],
+        asked=asked_in(decision),
+        suspects=tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks),
+        coverage=_fraction(verdict.numbers.get("coverage")),
+        clock=verdict.clock,
+    )
+
+
+def _named(suspect: Suspect) -> NamedSuspect:
+    if not all(abs(number) < MAX_S for number in (suspect.gain_s, suspect.share, suspect.persistence)):
+        raise ValueError("a gain that cannot be")
+    return NamedSuspect(
+        who=who(suspect)[:MAX_TEXT],
+        where=where(suspect)[:MAX_TEXT],
+        when=when(suspect)[:MAX_TEXT],
+        ranks=suspect.ranks[:MAX_NAMED],
+        stage=None if suspect.stage is None else suspect.stage[:MAX_TEXT],
+        gain_s=suspect.gain_s,
+        share=suspect.share,
+        persistence=suspect.persistence,
+        pattern=suspect.pattern,
+    )
+
+
+def _fraction(number: float | None) -> float | None:
+    return number if number is not None and 0.0 <= number <= 1.0 else None

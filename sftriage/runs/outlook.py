@@ -1,0 +1,172 @@
+"""How a job stands, from its windows: whether it is healthy, since when not, who is at fault, and what was done. Pure.
+
+Windows that a capture disturbed say nothing about the job: they neither end a trouble nor begin one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from sftriage.records import CaptureResult
+from sftriage.runs.following import WindowRow
+from sftriage.runs.notes import Asked, AskRow
+
+Face = Literal["no_run", "warming_up", "healthy", "suspect", "captured", "held", "throttled", "stalled"]
+
+HEADLINES: Mapping[Face, str] = {
+    "no_run": "No run yet",
+    "warming_up": "Warming up",
+    "healthy": "Healthy",
+    "suspect": "Slow",
+    "captured": "Slow, and captured",
+    "held": "Undecided: held",
+    "throttled": "Slow, capture throttled",
+    "stalled": "Stalled",
+}
+
+DISTURBED = ("self_inflicted",)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureStatus:
+    """A capture that was asked for, and what became of it: None while it runs."""
+
+    asked: Asked
+    result: CaptureResult | None
+
+    @classmethod
+    def of(cls, result: CaptureResult) -> CaptureStatus:
+        """That of a capture that has ended, wherever it was asked for."""
+        return cls(Asked(result.capture_id, result.rank, "suspect"), result)
+
+    @property
+    def state(self) -> str:
+        """``running``, ``done``, ``failed`` or ``refused``."""
+        return "running" if self.result is None else self.result.state
+
+    @property
+    def lost(self) -> bool:
+        """It has come to nothing."""
+        return self.state in ("failed", "refused")
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """How the job stands.
+
+    Attributes:
+        face: the one word for it.
+        sentence: the newest verdict that says something, or what is waited for.
+        since_step: where the present trouble began; None of a healthy job.
+        since_s: when it was first seen, seconds since the epoch.
+        named: who and where, in a few words; "" where nobody is named.
+        done: what was done about the newest window, and why.
+        resolves: what would resolve a hold-off.
+        captures: the captures of the present trouble, newest first.
+        before: the trouble before it: a row of it, the last one that named somebody.
+        disturbed: the newest window was disturbed by a capture.
+    """
+
+    face: Face
+    sentence: str
+    since_step: int | None = None
+    since_s: float | None = None
+    named: str = ""
+    done: str = ""
+    resolves: str = ""
+    captures: tuple[CaptureStatus, ...] = ()
+    before: WindowRow | None = None
+    disturbed: bool = False
+
+    @property
+    def headline(self) -> str:
+        """The face in words."""
+        return HEADLINES[self.face]
+
+    @property
+    def lost(self) -> tuple[CaptureStatus, ...]:
+        """The captures of the present trouble that have come to nothing."""
+        return tuple(one for one in self.captures if one.lost)
+
+
+def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[AskRow] = ()) -> Outlook:
+    """How a job stands that has been judged at least once.
+
+    Args:
+        rows: its windows.
+        results: what became of captures, by id.
+        asks: captures that no window led to: those that a capture of the present trouble led to belong to it.
+
+    Raises:
+        IndexError: there is no window.
+    """
+    newest, telling = rows[-1], telling_row(rows)
+    if telling.label == "healthy":
+        before = next((row for row in reversed(rows) if row.named and row.label != "healthy"), None)
+        return Outlook("healthy", telling.sentence, before=before, disturbed=newest is not telling)
+    trouble = _trouble(rows)
+    named = next((row.named for row in reversed(trouble) if row.named), "")
+    # What came before somebody was named may have been something else.
+    of_named = [row for row in trouble if named and row.named == named] or trouble
+    first = of_named[0]
+    onsets = [row.onset_step for row in of_named if named and row.onset_step is not None]
+    asked = [one for row in reversed(trouble) for one in row.asked]
+    for ask in asks:
+        if ask.beside and any(one.capture_id == ask.beside for one in asked):
+            asked = [*ask.asked, *asked]
+    captures = tuple(CaptureStatus(one, results.get(one.capture_id)) for one in asked)
+    return Outlook(
+        face=_face(telling, captures),
+        sentence=telling.sentence,
+        since_step=min(onsets, default=first.first_step),
+        since_s=first.time_s,
+        named=named,
+        done=f"{OUTCOMES.get(newest.outcome, newest.outcome)}: {newest.reason}",
+        resolves=newest.resolves,
+        captures=captures,
+        disturbed=newest is not telling,
+    )
+
+
+def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
+    """The newest window that no capture disturbed, or, of this attempt of the job, the oldest.
+
+    Raises:
+        IndexError: there is no window.
+    """
+    at = len(rows) - 1
+    while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
+        at -= 1
+    return rows[at]
+
+
+OUTCOMES: Mapping[str, str] = {
+    "capture": "Captured",
+    "hold": "Held, nothing heavy was started",
+    "throttle": "Throttled, nothing heavy was started",
+    "ignore": "Nothing was done",
+}
+
+
+def _trouble(rows: Sequence[WindowRow]) -> Sequence[WindowRow]:
+    """The windows of this attempt since the last healthy one."""
+    start = len(rows)
+    while start > 0 and rows[start - 1].label != "healthy" and rows[start - 1].attempt == rows[-1].attempt:
+        start -= 1
+    trouble = rows[start:]
+    told = next((n for n, row in enumerate(trouble) if row.reasons != DISTURBED), 0)
+    return trouble[told:]
+
+
+def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> Face:
+    if row.label == "stalled":
+        return "stalled"
+    if row.label == "needs_evidence":
+        return "held"
+    if any(not one.lost for one in captures):
+        return "captured"
+    if row.outcome == "throttle":
+        return "throttled"
+    return "held" if row.outcome == "hold" else "suspect"

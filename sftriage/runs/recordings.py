@@ -1,0 +1,221 @@
+"""Recordings to analyse offline: a run directory, or an ``.npz`` of durations that somebody else measured.
+
+A run is read as it is judged, all its ranks side by side and a few steps at a time: memory goes with the window, not
+with the length of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from sftriage.agent.device_rings import KIND, LOG_KIND
+from sftriage.agent.gather import Gatherer, Shape
+from sftriage.agent.npz import load_npz
+from sftriage.agent.rows import IntArray, slots_of, together
+from sftriage.errors import InputError, RingError
+from sftriage.recorder import LogReader, RingInfo, RingReader, find_rings
+from sftriage.recorder.layout import STEP
+from sftriage.records import Window
+from sftriage.runs.directory import RunDirectory, read_info
+
+_MAX_SLOTS_AT_A_TIME = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RankSteps:
+    """Where one rank's steps are: in its log, and in its ring what an agent that was killed had not taken yet.
+
+    ``of_device``: these are the log and the ring of device times.
+    """
+
+    info: RingInfo
+    log: Path | None = None
+    ring: Path | None = None
+    of_device: bool = False
+
+    def slots(self, at_a_time: int) -> Iterator[IntArray]:
+        """The slots in the order in which they were written, a few (B, W) at a time.
+
+        Raises:
+            RingError: a file cannot be read any more.
+        """
+        last: int | None = None
+        if self.log is not None:
+            log = LogReader(self.log, kind=LOG_KIND if self.of_device else "steps")
+            while raw := log.read(at_a_time):
+                slots_BW = slots_of(raw, self.info)
+                last = int(slots_BW[-1, STEP])
+                yield slots_BW
+        # Of a job that has ended since the run was looked at, the log has everything.
+        if self.ring is None or not self.ring.exists():
+            return
+        with RingReader(self.ring, kind=KIND if self.of_device else "ring") as ring:
+            slots_BW = slots_of(ring.read().raw, self.info)
+        if last is not None:
+            slots_BW = slots_BW[slots_BW[:, STEP] > last]
+        for at in range(0, len(slots_BW), at_a_time):
+            yield slots_BW[at : at + at_a_time]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recording:
+    """A recording whose windows can be cut: one array, or where the steps of each rank are, by attempt.
+
+    ``on_device`` has the device times of the ranks that run on a device, also where there are none of them.
+    """
+
+    source: Path
+    whole: Window | None
+    ranks: Mapping[int, Mapping[int, RankSteps]]
+    on_device: Mapping[int, Mapping[int, RankSteps]] = field(default_factory=dict)
+
+    def windows(self, shape: Shape) -> Iterator[Window]:
+        """Windows in order. A recording shorter than a window is one window; one of no steps has none.
+
+        Raises:
+            InputError: a file of the run cannot be read any more.
+        """
+        if self.whole is not None:
+            yield from _cut(self.whole, shape)
+            return
+        for attempt, ranks in sorted(self.ranks.items()):
+            info = next(iter(ranks.values())).info
+            gatherer = Gatherer(info.schema, info.world_size, shape, attempt=attempt)
+            for rank, steps in ranks.items():
+                gatherer.describe(rank, steps.info.host, steps.info.cohort)
+            on_device = self.on_device.get(attempt, {})
+            if on_device:
+                gatherer.runs_on_device()
+            device = _Unread(on_device, shape)
+            try:
+                for ranks_B, slots_BW in _side_by_side(_Unread(ranks, shape), shape):
+                    beside = device.up_to(int(slots_BW[:, STEP].max()))
+                    if beside:
+                        gatherer.add_both((ranks_B, slots_BW), together(beside))
+                    else:
+                        gatherer.add(ranks_B, slots_BW)
+                    yield from gatherer.ready()
+            except RingError as error:
+                raise InputError(str(error)) from error
+            yield from gatherer.ready(ended=True)
+
+
+def load_recording(path: Path) -> Recording:
+    """Read a run directory or an ``.npz``.
+
+    Raises:
+        InputError: it is neither, or what is in it cannot be used; the message names what and where.
+    """
+    if path.is_dir():
+        return _load_run(path)
+    if not path.exists():
+        raise InputError(f"{path}: no such file or directory")
+    return Recording(path, load_npz(path), {})
+
+
+def _load_run(path: Path) -> Recording:
+    run = RunDirectory(path)
+    directory = Path(read_info(run).rings)
+    host: dict[int, dict[int, RankSteps]] = {}
+    device: dict[int, dict[int, RankSteps]] = {}
+    try:
+        for of_device, into in ((False, host), (True, device)):
+            ring_kind, log_kind = (KIND, LOG_KIND) if of_device else ("ring", "steps")
+            for log in sorted(run.steps.glob(f"rank-*.{log_kind}")):
+                info = LogReader(log, kind=log_kind).info
+                into.setdefault(info.attempt, {})[info.rank] = RankSteps(info, log=log, of_device=of_device)
+            for ring in find_rings(directory, ring_kind) if directory.is_dir() else ():
+                with RingReader(ring, kind=ring_kind) as reader:
+                    info, on_device = reader.info, reader.status() and reader.on_device
+                _put(into, replace(_known(into, info, of_device), ring=ring))
+                if on_device:
+                    _put(device, _known(device, info, of_device=True))
+    except RingError as error:
+        raise InputError(str(error)) from error
+    for attempt, ranks in host.items():
+        infos = [steps.info for steps in (*ranks.values(), *device.get(attempt, {}).values())]
+        if len({(info.schema, info.world_size) for info in infos}) > 1:
+            raise InputError(f"{run.steps}: the ranks recorded different stages or world sizes")
+    return Recording(path, None, host, device)
+
+
+def _known(among: Mapping[int, Mapping[int, RankSteps]], info: RingInfo, of_device: bool) -> RankSteps:
+    return among.get(info.attempt, {}).get(info.rank, RankSteps(info, of_device=of_device))
+
+
+def _put(into: dict[int, dict[int, RankSteps]], steps: RankSteps) -> None:
+    into.setdefault(steps.info.attempt, {})[steps.info.rank] = steps
+
+
+class _Unread:
+    """Several ranks' slots that are still to be read, a few at a time.
+
+    Args:
+        ranks: where they are.
+        shape: how windows are cut: no more is held than one takes.
+    """
+
+    def __init__(self, ranks: Mapping[int, RankSteps], shape: Shape) -> None:
+        at_a_time = min(shape.window_steps, _MAX_SLOTS_AT_A_TIME)
+        self._unread = {rank: steps.slots(at_a_time) for rank, steps in ranks.items()}
+        self._held: dict[int, IntArray] = {}
+
+    def held(self) -> Mapping[int, IntArray]:
+        """The next slots of each rank that has any."""
+        for rank in [rank for rank in self._unread if rank not in self._held]:
+            slots_BW = next(self._unread[rank], np.zeros((0, 0), dtype=np.int64))
+            if len(slots_BW):
+                self._held[rank] = slots_BW
+            else:
+                del self._unread[rank]
+        return self._held
+
+    def up_to(self, last: int) -> list[tuple[int, IntArray]]:
+        """All slots of steps up to this one, rank by rank."""
+        taken: list[tuple[int, IntArray]] = []
+        more = True
+        while more:
+            held, more = list(self.held().items()), False
+            for rank, slots_BW in held:
+                take_B = slots_BW[:, STEP] <= last
+                if take_B.any():
+                    taken.append((rank, slots_BW[take_B]))
+                    self._held[rank] = slots_BW[~take_B]
+                if not len(self._held[rank]):
+                    # What comes next of this rank may be wanted too.
+                    del self._held[rank]
+                    more = True
+        return taken
+
+
+def _side_by_side(unread: _Unread, shape: Shape) -> Iterator[tuple[IntArray, IntArray]]:
+    """All ranks' steps by step number, no more steps at once than lie between two windows."""
+    while held := unread.held():
+        # No rank has an earlier step to come than the last one it holds.
+        last = min(int(slots_BW[:, STEP].max()) for slots_BW in held.values())
+        first = min(int(slots_BW[:, STEP].min()) for slots_BW in held.values())
+        yield together(unread.up_to(min(last, first + shape.stride_steps - 1)))
+
+
+def _cut(whole: Window, shape: Shape) -> Iterator[Window]:
+    n_steps = len(whole.durations_NRS)
+    length = min(shape.window_steps, n_steps)
+    for first in range(min(shape.warmup_steps, n_steps - length), n_steps - length + 1, shape.stride_steps):
+        steps = slice(first, first + length)
+        yield replace(
+            whole,
+            first_step=whole.first_step + first,
+            durations_NRS=whole.durations_NRS[steps],
+            outside_NRG=None if whole.outside_NRG is None else whole.outside_NRG[steps],
+            between_NR=None if whole.between_NR is None else whole.between_NR[steps],
+            ready_NR=None if whole.ready_NR is None else whole.ready_NR[steps],
+            kinds=None if whole.kinds is None else whole.kinds[steps],
+            work_NR=None if whole.work_NR is None else whole.work_NR[steps],
+            device_NRS=None if whole.device_NRS is None else whole.device_NRS[steps],
+            device_outside_NRG=None if whole.device_outside_NRG is None else whole.device_outside_NRG[steps],
+            device_between_NR=None if whole.device_between_NR is None else whole.device_between_NR[steps],
+        )

@@ -1,0 +1,102 @@
+"""Who watches a run: the process that holds its lock, whether it took the job over, and whether the job needs one.
+
+A lock is not tried as long as its holder is known: whoever tries it holds it for a moment, and keeps others from it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sftriage.errors import RingError
+from sftriage.recorder import files
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.trainers import launcher_of, short_note, trainers_alive, whole_number
+
+State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
+
+LOOK_S = 2.0
+"""How often it is looked: what is found by asking many processes and files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Who watches a run that has not been tidied away.
+
+    Attributes:
+        state: ``watched`` by whoever started it, ``taken_over`` by another, ``unwatched`` while its trainers go on,
+            ``left`` by all of them, or ``unknown`` where no lock was ever held.
+        pid: the process that watches.
+    """
+
+    state: State = "unknown"
+    pid: int | None = None
+
+
+@dataclass(slots=True)
+class WatcherLook:
+    """Looks who watches a run, every so often."""
+
+    run: RunDirectory
+    _at_s: float = float("-inf")
+    _found: Watcher = field(default_factory=Watcher)
+
+    def at(self, now_s: float, rings: Path) -> Watcher:
+        """Who watches it. ``now_s`` is on a clock that only goes on."""
+        if not 0.0 <= now_s - self._at_s < LOOK_S:
+            self._at_s, self._found = now_s, watcher_of(self.run, rings)
+        return self._found
+
+
+def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
+    """Who watches a run whose rings are there."""
+    if not run.lock.is_file():
+        return Watcher()
+    pid = whole_number(short_note(run.lock))
+    if pid is not None and _holds(pid, run.lock):
+        return Watcher("taken_over" if _took_over(pid, rings) else "watched", pid)
+    if _is_locked(run.lock):
+        # By a process that cannot be seen from here: of another container, say.
+        return Watcher("watched")
+    return Watcher("unwatched" if trainers_alive(rings) else "left")
+
+
+def _holds(pid: int, lock: Path) -> bool:
+    """Whether a process has the lock open, which is to hold it: one that does not get it lets go of it."""
+    try:
+        wanted = lock.stat()
+        return any(os.path.samestat(wanted, entry.stat()) for entry in os.scandir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def _took_over(pid: int, rings: Path) -> bool:
+    """Whether a process is not the one that started the trainers' launcher."""
+    launcher = launcher_of(rings)
+    if launcher is None:
+        return False
+    try:
+        # After the name, which may hold anything, come the state and the parent.
+        fields = Path(f"/proc/{launcher}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return False
+    return int(fields[1]) != pid
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        descriptor = files.open_regular(lock, os.O_RDONLY)
+    except RingError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,155 @@
+"""A run's captures in a catalogue that many jobs share: told of while it runs, and never waited for."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from sftriage.errors import SftriageError
+from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.keys import Place
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
+from sftriage.traces.uploads import Outbox
+
+log = logging.getLogger("sftriage")
+
+LOOK_S = 2.0
+"""How often it is looked whether the captures have changed, or a copy elsewhere is there."""
+RETRY_S = 15.0
+"""How long a catalogue that is away is left alone."""
+CLOSE_S = 10.0
+"""How long the end of a run may wait for the catalogue."""
+
+
+class Indexing:
+    """A run's captures in a catalogue that many share. Of this one, which has its own alone, nobody is told."""
+
+    def start(self) -> None:
+        """Begin, in a thread of its own."""
+
+    def finish(self, say: Callable[[str], None], deadline_s: float = CLOSE_S) -> None:
+        """Bring the catalogue up to date once more, for no longer than that, and say what it may lack."""
+
+
+class SharedIndexing(Indexing):
+    """Keeps a shared catalogue as a run's store is.
+
+    Nothing is remembered to be told: what the store holds is compared with what the catalogue was last known to hold.
+    What was missed while the catalogue was away, or while nobody ran, is made good by the next comparison.
+
+    Args:
+        root: the run directory.
+        url: the catalogue.
+        look_s: how often the store is looked at.
+        retry_s: how long a catalogue that is away is left alone.
+
+    Raises:
+        UsageError: the URL is none, or what is needed to talk to it is not installed.
+    """
+
+    def __init__(self, root: Path, url: str, *, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
+        self._store, self._outbox = LocalStore(root), Outbox(root)
+        self._url, self._catalogue = url, Catalogue(url, self._store)
+        self._look_s, self._retry_s = look_s, retry_s
+        self._copies: dict[str, tuple[str, str]] = {}
+        self._told: dict[str, str | None] | None = None
+        self._away = False
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """See `Indexing.start`."""
+        self._thread = threading.Thread(target=self._work, name="sftriage-index", daemon=True)
+        self._thread.start()
+
+    def finish(self, say: Callable[[str], None], deadline_s: float = CLOSE_S) -> None:
+        """See `Indexing.finish`."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(deadline_s)
+            if self._away or self._thread.is_alive():
+                say(f"the catalogue {self._catalogue.name} may lack captures; add them with: sftriage traces reindex")
+
+    def _work(self) -> None:
+        while True:
+            # Read before the comparison: the last one begins after the end.
+            closing = self._closing.is_set()
+            self._compare()
+            if closing:
+                return
+            self._closing.wait(self._retry_s if self._away else self._look_s)
+
+    def _compare(self) -> None:
+        try:
+            held = self._held()
+            if held == self._told:
+                return
+            self._catalogue.refresh()
+            self._tell_copies(held)
+        except SftriageError as error:
+            if not self._away:
+                log.warning("captures are stored but not catalogued: %s; trying again", error)
+            self._away = True
+        except Exception:
+            if not self._away:
+                log.exception("captures are stored but not catalogued; trying again")
+            self._away = True
+        else:
+            if self._away:
+                log.warning("the catalogue %s is up to date again", self._catalogue.name)
+            self._told, self._away = held, False
+
+    def _held(self) -> dict[str, str | None]:
+        """The captures that the store has, and where each has a copy that is whole."""
+        held: dict[str, str | None] = {}
+        for capture_id in self._store.ids():
+            upload = self._outbox.noted(capture_id)
+            whole = upload is not None and upload.state == "stored" and upload.verified_at is not None
+            held[capture_id] = upload.url if upload is not None and whole else None
+        return held
+
+    def _tell_copies(self, held: dict[str, str | None]) -> None:
+        """Have copies elsewhere found by everybody; the store that they are in is asked for nothing."""
+        for capture_id, url in held.items():
+            if url is None or capture_id in self._copies:
+                continue
+            if (manifest := self._whole(capture_id)) is not None:
+                Catalogue(self._url, RemoteStore.open(url)).add(manifest)
+                self._copies[capture_id] = (url, Place.of(manifest).key)
+        for capture_id in self._copies.keys() - held.keys():
+            url, reference = self._copies[capture_id]
+            Catalogue(self._url, RemoteStore.open(url)).drop(reference)
+            del self._copies[capture_id]
+
+    def _whole(self, capture_id: str) -> Manifest | None:
+        """A capture's manifest; None where it was removed meanwhile, or is damaged."""
+        try:
+            return self._store.manifest(capture_id)
+        except SftriageError:
+            return None
+
+
+def checked_catalogue(option: str | None) -> str | None:
+    """The catalogue that a run is to tell of its captures, if one is named; it need not be there yet.
+
+    Raises:
+        UsageError: it is none, or what is needed to talk to it is not installed.
+    """
+    url = catalogue_url(option)
+    if url is not None:
+        Catalogue(url, None)
+    return url
+
+
+def indexing_of(root: Path, url: str | None) -> Indexing:
+    """Who tells a catalogue of a run's captures, where one is named.
+
+    Raises:
+        UsageError: see `SharedIndexing`.
+    """
+    return Indexing() if url is None else SharedIndexing(root, url)

@@ -1,0 +1,158 @@
+"""The launcher's part for Nsight Systems: every rank of the job starts under it, in a session of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from sftriage.capture import NsysPlace, nsys_rank
+from sftriage.capture.bounded import run_bounded
+from sftriage.capture.nsys_dialect import TRACES, parse_version
+from sftriage.errors import CaptureError, InputError, UsageError
+from sftriage.runs.directory import RunDirectory
+from sftriage.traces.files import write_atomically
+
+RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
+"""Names the script that starts one rank, for launchers that start ranks their own way."""
+
+_ASK_S = 20.0
+_TMP_PREFIX = "nsys-"
+_ELASTIC_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_ELASTIC_PROGRAMS = ("torchrun", "accelerate")
+
+
+class NsysLaunch:
+    """A run whose ranks start under nsys.
+
+    Args:
+        run_id: names the sessions: ``sft-<run>-<rank>.<attempt>``.
+        traces: what nsys is to trace, as its ``--trace`` has it; it cannot be told later.
+        directory: a private directory; it gets one for what is temporary, if programs may run there.
+        armed: every rank waits for a range that its trainer opens, and nobody has to reach its session.
+
+    Raises:
+        UsageError: there is no nsys, it is too old or it hangs, or a trace that it does not know; or ranks that are
+            armed on a range are not to trace any.
+    """
+
+    def __init__(self, run_id: str, traces: str, directory: Path, *, armed: bool = False) -> None:
+        names = tuple(name for name in traces.split(",") if name)
+        unknown = [name for name in names if name not in TRACES]
+        if unknown or not names:
+            raise UsageError(f"--nsys-trace {traces}: some of {','.join(TRACES)}")
+        if armed and "nvtx" not in names:
+            raise UsageError(f"--nsys-armed: nsys waits for an NVTX range, and --nsys-trace {traces} has no nvtx")
+        found = shutil.which("nsys")
+        if found is None:
+            raise UsageError("--nsys: there is no nsys on the PATH; install NVIDIA Nsight Systems")
+        try:
+            parse_version(run_bounded([found, "--version"], _ASK_S).output)
+        except CaptureError as error:
+            raise UsageError(f"--nsys: {error}") from error
+        tmp = _executable_directory(directory)
+        self.place = NsysPlace(Path(found), f"sft-{run_id}", names, tmp, tmp / "range" if armed else None)
+        self._script = tmp / "rank"
+        words = [sys.executable, "-I", "-S", str(Path(nsys_rank.__file__).resolve())]
+        self._script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        self._script.chmod(0o700)
+        # For whoever takes over the run.
+        place = {"binary": found, "prefix": self.place.prefix, "traces": names, "tmp": str(tmp)}
+        place |= {"armed": str(self.place.armed)} if armed else {}
+        write_atomically(RunDirectory(directory).nsys, json.dumps(place) + "\n")
+
+    def environment(self, before: Mapping[str, str]) -> dict[str, str]:
+        """What the job's environment gets; see `nsys_rank`."""
+        added = {
+            "SFTRIAGE_NSYS": str(self.place.binary),
+            "SFTRIAGE_NSYS_SESSION": self.place.prefix,
+            "SFTRIAGE_NSYS_TRACE": ",".join(self.place.traces),
+            "SFTRIAGE_NSYS_TMP": str(self.place.tmp),
+            RANK_VARIABLE: str(self._script),
+            "PYTHON_EXEC": str(self._script),
+        }
+        if self.place.armed is not None:
+            added["SFTRIAGE_NSYS_ARMED"] = str(self.place.armed)
+        if before.get("PYTHON_EXEC"):
+            added["SFTRIAGE_NSYS_PYTHON"] = before["PYTHON_EXEC"]
+        return added
+
+    def command(self, command: Sequence[str]) -> tuple[str, ...]:
+        """The job's command, so that its ranks start under nsys.
+
+        Raises:
+            UsageError: the ranks would start without it.
+        """
+        return wrapped(command, str(self._script))
+
+    def close(self) -> None:
+        """Remove what is temporary. The run is over, and its trainers have ended."""
+        remove_place(self.place)
+
+
+def place_in(directory: RunDirectory) -> NsysPlace | None:
+    """How the ranks of a run were launched under nsys; None if they were not.
+
+    Raises:
+        InputError: the note of it cannot be read.
+    """
+    try:
+        values = json.loads(directory.nsys.read_text(encoding="utf-8"))
+        armed = values.get("armed")
+        return NsysPlace(
+            Path(values["binary"]),
+            values["prefix"],
+            tuple(values["traces"]),
+            Path(values["tmp"]),
+            None if armed is None else Path(armed),
+        )
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{directory.nsys}: not a note of how the ranks were launched: {error}") from error
+
+
+def remove_place(place: NsysPlace) -> None:
+    """Remove what was temporary in a run that is over, and nothing else, whatever its note says."""
+    if place.tmp.name.startswith(_TMP_PREFIX):
+        shutil.rmtree(place.tmp, ignore_errors=True)
+
+
+def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:
+    """A command whose ranks start by ``script``.
+
+    torchrun starts ``$PYTHON_EXEC`` in place of Python, so its command stays as it is. A program that is itself the one
+    rank is started by the script. Other launchers (mpirun, srun, a shell) have to name it where they start a rank.
+
+    Raises:
+        UsageError: it can be seen that the ranks would start without nsys.
+    """
+    words = list(command)
+    elastic = Path(words[0]).name in _ELASTIC_PROGRAMS or any(
+        before == "-m" and word in _ELASTIC_MODULES for before, word in pairwise(words)
+    )
+    named = any(RANK_VARIABLE in word for word in words)
+    if elastic:
+        if {"--no-python", "--no_python"} & set(words) and not named:
+            raise UsageError(f'--nsys with --no-python: put "${RANK_VARIABLE}" -- before the program of a rank')
+        return tuple(words)
+    if named or not Path(words[0]).name.startswith("python"):
+        return tuple(words)
+    return (script, "--", *words)
+
+
+def _executable_directory(directory: Path) -> Path:
+    """A private directory in which programs may run: nsys runs some from there."""
+    for parent in (directory, Path(tempfile.gettempdir()), Path("/var/tmp")):
+        try:
+            if not os.statvfs(parent).f_flag & os.ST_NOEXEC:
+                return Path(tempfile.mkdtemp(prefix=_TMP_PREFIX, dir=parent))
+        except OSError:
+            continue
+    raise UsageError("--nsys: no directory in which programs may run (TMPDIR, /tmp and /var/tmp are all noexec)")

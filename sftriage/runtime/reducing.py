@@ -1,0 +1,347 @@
+"""What `sftriage reduce` works out: the accounting on heavy traces, and how they compare with the recorded signal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sftriage.agent.gather import Shape
+from sftriage.errors import InputError
+from sftriage.frontier import Settings, judge
+from sftriage.records import StageSchema, Verdict, Window
+from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
+from sftriage.reduce.events import Trace
+from sftriage.reduce.naming import Names
+from sftriage.reduce.reading import read_traces
+from sftriage.reduce.stages import Reduction, reduce_trace
+from sftriage.reduce.together import missing_ranks, together
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.recordings import Recording, load_recording
+from sftriage.runtime.uploads import pusher
+from sftriage.traces.manifest import MANIFEST_NAME, Manifest
+from sftriage.traces.store import LocalStore
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A trace that was not reduced, and why."""
+
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The traces that could be reduced, each with the file it came from, and those that could not."""
+
+    reductions: tuple[Reduction, ...]
+    files: tuple[Path, ...]
+    refused: tuple[Refusal, ...]
+
+    def whole(self, rank: int, names: Names, ranks: Mapping[str, int]) -> Reduction:
+        """The reduction of one rank with its events, which are read again where they were let go."""
+        at = next(index for index, one in enumerate(self.reductions) if one.trace.rank == rank)
+        wanted = self.reductions[at]
+        if wanted.trace.blocks:
+            return wanted
+        for trace in read_traces(self.files[at]):
+            if trace.source == wanted.trace.source and (again := described(trace, self.files[at], ranks)).rank == rank:
+                return reduce_trace(again, names)
+        raise InputError(f"{wanted.trace.source}: the file has changed while it was read")
+
+
+def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> Reduced:
+    """Read and reduce traces, one after the other; of several, only the stages stay in memory."""
+    reductions: list[Reduction] = []
+    files: list[Path] = []
+    refused: list[Refusal] = []
+    for path in paths:
+        try:
+            for trace in read_traces(path):
+                if reductions:
+                    reductions[-1] = reductions[-1].without_events()
+                try:
+                    reductions.append(reduce_trace(described(trace, path, ranks), names))
+                    files.append(path)
+                except InputError as error:
+                    refused.append(Refusal(trace.source, str(error)))
+                del trace
+        except InputError as error:
+            refused.append(Refusal(str(path), str(error)))
+    if len(reductions) > 1:
+        reductions[-1] = reductions[-1].without_events()
+    return Reduced(tuple(reductions), tuple(files), tuple(refused))
+
+
+def described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
+    """The trace with the rank that a person gave it, and with what the manifest beside it knows and it does not."""
+    manifest = manifest_beside(path, trace)
+    if manifest is not None:
+        capture = manifest.capture
+        trace = replace(
+            trace,
+            rank=capture.rank if trace.rank is None else trace.rank,
+            world_size=trace.world_size or capture.world_size,
+            job=trace.job or manifest.job,
+            capture_id=manifest.capture_id,
+        )
+    member = trace.source.rpartition("!")[2]
+    for name in (trace.source, member, Path(member).name, str(path), path.name):
+        if name in ranks:
+            return replace(trace, rank=ranks[name])
+    return trace
+
+
+def manifest_beside(path: Path, trace: Trace) -> Manifest | None:
+    """The manifest of the capture in whose directory a trace lies, if it is of no other capture."""
+    beside = path.parent / MANIFEST_NAME
+    try:
+        manifest = Manifest.from_json(beside.read_bytes(), str(beside))
+    except (OSError, InputError):
+        return None
+    ours = any(artefact.name == path.name for artefact in manifest.artefacts)
+    return manifest if ours and trace.capture_id in (None, manifest.capture_id) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Accounted:
+    """The accounting on all ranks' traces, or in words why there is none."""
+
+    window: Window | None
+    verdict: Verdict | None
+    why_not: str
+
+
+def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
+    """Run the frontier on the traces of all ranks, where all are there and belong together."""
+    if len(reductions) < 2:
+        return Accounted(None, None, "one rank's trace: the accounting takes those of all ranks")
+    missing = missing_ranks(reductions)
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        return Accounted(None, None, f"{len(missing)} ranks have no trace here ({shown})")
+    try:
+        window = together(reductions)
+    except InputError as error:
+        return Accounted(None, None, str(error))
+    verdict, _ = judge(window, None, settings)
+    return Accounted(window, verdict, "")
+
+
+LONG_STEPS = 512
+"""Steps that are read of a run at once, where that many are wanted or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """What was recorded of a run: where, by which job, and the manifest of the capture in question."""
+
+    recording: Recording
+    job: str
+    manifest: Manifest | None
+    store: LocalStore
+
+    def steps(self, first: int, last: int) -> tuple[StageSchema | None, dict[int, Window]]:
+        """The recorded steps of a range, each a window of one step; of several attempts the last that has it."""
+        found: dict[int, Window] = {}
+        for shape in (*self._shapes(first, last), Shape(window_steps=1, stride_steps=1, warmup_steps=0)):
+            for window in self.recording.windows(shape):
+                for number in range(max(first, window.first_step), min(last, window.last_step) + 1):
+                    one = _step_of(window, number)
+                    if np.isfinite(one.durations_NRS).any() and window.attempt >= found.get(number, one).attempt:
+                        found[number] = one
+            # Windows step by step take long, and are for a run whose end no whole window reaches.
+            if len(found) > last - first:
+                break
+        return (next(iter(found.values())).schema if found else None), found
+
+    def _shapes(self, first: int, last: int) -> list[Shape]:
+        """Of each attempt the long windows of which one ends with the last step that is wanted."""
+        begins: dict[int, int] = {}
+        for window in self.recording.windows(Shape(LONG_STEPS, LONG_STEPS, 0)):
+            begins.setdefault(window.attempt, window.first_step)
+        shapes = []
+        for begin in sorted(set(begins.values())):
+            long = max(last - first + 1, min(LONG_STEPS, last - begin + 1))
+            shapes.append(Shape(long, long, (last - long + 1 - begin) % long))
+        return shapes
+
+
+def _step_of(window: Window, number: int) -> Window:
+    """One step of a window, as a window."""
+    row = slice(number - window.first_step, number - window.first_step + 1)
+    optional: dict[str, Any] = {
+        name: None if getattr(window, name) is None else getattr(window, name)[row]
+        for name in ("outside_NRG", "between_NR", "ready_NR", "work_NR", "kinds")
+    }
+    durations_NRS = window.durations_NRS[row]
+    return replace(window, first_step=number, durations_NRS=durations_NRS, capturing_N=None, **optional)
+
+
+def load_signal(path: Path) -> Signal:
+    """A run directory, or the manifest of one of its captures.
+
+    Raises:
+        InputError: it is neither, or what is in it cannot be read.
+    """
+    capture_id = None
+    run = path
+    if path.name == MANIFEST_NAME and path.is_file():
+        # RUN/captures/ID/manifest.json
+        capture_id, run = path.absolute().parent.name, path.absolute().parents[2]
+        if not RunDirectory(run).info_file.is_file():
+            raise InputError(f"{path}: a manifest outside its run, and the signal is in the run")
+    elif not path.is_dir():
+        raise InputError(f"{path}: neither a run directory nor the {MANIFEST_NAME} of a capture in one")
+    store = LocalStore(run, changed=pusher(RunDirectory(run)))
+    manifest = store.manifest(capture_id) if capture_id else None
+    return Signal(load_recording(run), read_info(RunDirectory(run)).job, manifest, store)
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Whether the heavy trace agrees with the coarse signal, rank by rank, and where all ranks are there as a whole."""
+
+    agrees: Agrees
+    ranks: tuple[Agreement, ...]
+    verdict: Verdict | None
+    verdicts_agree: bool | None
+
+
+def confirm(
+    reductions: Sequence[Reduction], accounted: Accounted, signal: Signal, stage: str | None, settings: Settings
+) -> Confirmation:
+    """Compare traces with what was recorded of the same steps.
+
+    Raises:
+        InputError: the traces' steps are not the run's, or the run has nothing on them.
+    """
+    for one in reductions:
+        _refuse_strangers(one, signal)
+    first = min(int(one.steps.number_N.min()) for one in reductions)
+    last = max(int(one.steps.number_N.max()) for one in reductions)
+    schema, recorded = signal.steps(first, last)
+    if schema is None:
+        raise InputError(f"{signal.recording.source}: nothing was recorded of steps {first} to {last}")
+    agreements = tuple(_agreement(one, schema, recorded, stage) for one in reductions)
+    verdict, verdicts_agree = None, None
+    if accounted.window is not None and accounted.verdict is not None:
+        numbers = range(accounted.window.first_step, accounted.window.last_step + 1)
+        if all(number in recorded for number in numbers):
+            verdict, _ = judge(joined([recorded[number] for number in numbers]), None, settings)
+            verdicts_agree = _named(verdict) == _named(accounted.verdict)
+    return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
+
+
+def _refuse_strangers(one: Reduction, signal: Signal) -> None:
+    trace = one.trace
+    if one.origin != "sftriage" and trace.capture_id is None:
+        raise InputError(
+            f"{trace.source}: sftriage did not capture it, so its step numbers are the profiler's own and not the run's"
+        )
+    if trace.job is not None and trace.job != signal.job:
+        raise InputError(f"{trace.source}: of job {trace.job!r}; the run is of {signal.job!r}")
+    if trace.rank is None:
+        raise InputError(f"{trace.source}: it does not say its rank; give it with --rank FILE=RANK")
+
+
+def _agreement(one: Reduction, schema: StageSchema, recorded: Mapping[int, Window], stage: str | None) -> Agreement:
+    rank = one.trace.rank or 0
+    rows, signal = [], []
+    for row, number in enumerate(one.steps.number_N.tolist()):
+        window = recorded.get(number)
+        if window is None or rank >= window.durations_NRS.shape[1]:
+            continue
+        durations_S = window.durations_NRS[0, rank]
+        if np.isfinite(durations_S).all():
+            rows.append(row)
+            signal.append(durations_S)
+    if not rows:
+        raise InputError(f"{one.trace.source}: nothing was recorded of its steps on rank {rank}")
+    heavy_S = (one.durations_ns_NS[rows].mean(axis=0) * 1e-9).tolist()
+    coarse_S = np.mean(signal, axis=0).tolist()
+    return compare(
+        dict(zip(one.schema.stages, heavy_S, strict=True)),
+        dict(zip(schema.stages, coarse_S, strict=True)),
+        stage=stage,
+        rank=rank,
+        numbers=tuple(one.steps.number_N[rows].tolist()),
+    )
+
+
+def joined(windows: Sequence[Window]) -> Window:
+    """Consecutive windows of one job as one; who was captured meanwhile is left out, since captures are compared."""
+    first = windows[0]
+
+    def all_of(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
+        parts = [getattr(window, name) for window in windows]
+        return None if any(part is None for part in parts) else np.concatenate(parts)
+
+    durations_NRS = all_of("durations_NRS")
+    assert durations_NRS is not None, "every window has durations"
+    return replace(
+        first,
+        durations_NRS=durations_NRS,
+        outside_NRG=all_of("outside_NRG"),
+        between_NR=all_of("between_NR"),
+        ready_NR=all_of("ready_NR"),
+        work_NR=all_of("work_NR"),
+        capturing_N=None,
+        kinds=None if first.kinds is None else tuple(kind for window in windows for kind in window.kinds or ("",)),
+    )
+
+
+def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], str | None]:
+    """Whom and what a verdict names: that is what two of them agree on, or do not."""
+    if not verdict.suspects or verdict.label != "suspect":
+        return verdict.label, (), None
+    suspect = verdict.suspects[0]
+    return verdict.label, suspect.ranks, suspect.stage
+
+
+def stage_in_question(
+    asked: str | None, manifest: Manifest | None, verdict: Verdict | None, one: Reduction, control: Reduction | None
+) -> str:
+    """The stage to look into: the one asked for, the suspect's, or the longest, against the control if there is one."""
+    if asked is not None:
+        return asked
+    if manifest is not None and manifest.trigger.stage is not None and manifest.trigger.stage in one.schema.stages:
+        return manifest.trigger.stage
+    if verdict is not None and verdict.suspects and verdict.suspects[0].stage in one.schema.stages:
+        return str(verdict.suspects[0].stage)
+    mean_s = one.mean_s
+    if control is not None:
+        its_s = control.mean_s
+        mean_s = {stage: seconds - its_s.get(stage, 0.0) for stage, seconds in mean_s.items() if stage in its_s}
+    return max(mean_s, key=lambda stage: mean_s[stage])
+
+
+def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
+    """The captured steps that are known to have the fault; none where that is not known."""
+    return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
+
+
+def ranks_to_look_at(
+    reductions: Sequence[Reduction], verdict: Verdict | None, stage: str | None
+) -> tuple[int, int] | None:
+    """Of several ranks the suspect, or whoever takes longest in the stage asked for; and the median rank beside it.
+
+    None where nobody is suspected, and no stage was asked for.
+    """
+    suspect = verdict.suspects[0] if verdict is not None and verdict.suspects else None
+    asked = stage or (suspect.stage if suspect else None)
+    took_s = {
+        one.trace.rank: sum(one.mean_s.values()) if asked is None else one.mean_s.get(asked, 0.0)
+        for one in reductions
+        if one.trace.rank is not None
+    }
+    order = sorted(took_s, key=lambda rank: took_s[rank])
+    if len(order) < 2 or (stage is None and (suspect is None or suspect.rank not in took_s)):
+        return None
+    first = suspect.rank if suspect is not None and suspect.rank in took_s else order[-1]
+    others = [rank for rank in order if rank != first]
+    return int(first or 0), others[(len(others) - 1) // 2]

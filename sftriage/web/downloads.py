@@ -1,0 +1,141 @@
+"""Artefacts on their way to a browser: piece by piece, wherever they lie, and verified on the way.
+
+The last piece is handed out only once the sum of all of them is right. What is stored may be damaged or somebody
+else's; then what the browser has stays a download that was cut short, and is never taken for the trace.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import logging
+import os
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Send
+
+from sftriage.errors import IntegrityError, SftriageError
+from sftriage.traces.files import CHUNK_BYTES, regular
+from sftriage.traces.keys import Place
+from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.objects import Objects, Patience, checked_url
+from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import Store
+from sftriage.traces.uploads import read_upload
+
+log = logging.getLogger("sftriage")
+
+PATIENCE = Patience(connect_s=5.0, idle_s=60.0, retries=2, retry_s=10.0)
+"""Somebody waits, and can ask again."""
+
+
+def pieces_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+    """What is in an artefact, wherever it lies: see `pieces_here` and `pieces_elsewhere`.
+
+    Of a run on this host that is its directory, or, once it has gone from there, where its verified copy is.
+    """
+    if not isinstance(store, LocalStore):
+        return pieces_elsewhere(store.place, manifest, artefact)
+    directory = Path(store.place) / manifest.capture_id
+    upload = read_upload(directory)
+    if upload is not None and upload.verified_at is not None and not os.path.lexists(directory / artefact.name):
+        return pieces_elsewhere(upload.url, manifest, artefact)
+    return pieces_here(directory / artefact.name)
+
+
+def pieces_here(path: Path) -> Iterator[bytes]:
+    """What is in a file of a run directory.
+
+    Raises:
+        IntegrityError: it is missing, or no plain file.
+    """
+    with regular(path, IntegrityError) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk
+
+
+def pieces_elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+    """What is in an artefact of a store of many jobs.
+
+    Raises:
+        UsageError: the store cannot be opened.
+        StoreError: it cannot be reached.
+        IntegrityError: the artefact is not there, or in a directory a link leads out of it.
+    """
+    key = f"{Place.of(manifest).key}/{artefact.name}"
+    objects = Objects.open(url, patience=PATIENCE)
+    parts = urlsplit(checked_url(url))
+    if parts.scheme == "file":
+        # Whoever may write into the directory must not have files shown that lie elsewhere.
+        root = Path(unquote(parts.path))
+        if (root / key).resolve() != root.resolve() / key:
+            raise IntegrityError(f"{objects.place}/{key}: not a plain file of the store")
+        yield from pieces_here(root / key)
+        return
+    try:
+        yield from objects.stream(key)
+    except FileNotFoundError as error:
+        raise IntegrityError(f"{objects.place}/{key}: missing") from error
+
+
+def verified(pieces: Iterator[bytes], artefact: Artefact) -> Iterator[bytes]:
+    """The pieces of an artefact, the last of them only if all together are what was stored.
+
+    Raises:
+        IntegrityError: they are not.
+    """
+    digest, size_bytes, held = hashlib.sha256(), 0, b""
+    for piece in pieces:
+        size_bytes += len(piece)
+        if size_bytes > artefact.size_bytes:
+            break
+        digest.update(piece)
+        if held:
+            yield held
+        held = piece
+    if (size_bytes, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
+        raise IntegrityError(f"{artefact.name}: not what its manifest says; it was put as sha256 {artefact.sha256}")
+    yield held
+
+
+class Download(StreamingResponse):
+    """A file that is verified as it goes."""
+
+    async def stream_response(self, send: Send) -> None:
+        """Send it; what turns out to be wrong, or cannot be read on, is cut short."""
+        try:
+            await super().stream_response(send)
+        except SftriageError as error:
+            # The answer stays without its end, so the server cuts the connection, and the browser says so.
+            log.warning("a download was cut short: %s", error)
+
+
+def download(manifest: Manifest, artefact: Artefact, pieces: Iterator[bytes], *, head: bool) -> Response:
+    """The answer with an artefact in it.
+
+    Args:
+        manifest: whose it is.
+        artefact: what it is.
+        pieces: what is in it.
+        head: only the headers are wanted.
+
+    Raises:
+        IntegrityError, StoreError, UsageError: it cannot be read, or what is seen of it at once is not it.
+    """
+    checksum = base64.b64encode(bytes.fromhex(artefact.sha256)).decode()
+    headers = {
+        "Content-Length": str(artefact.size_bytes),
+        # Both are plain file names: see `CAPTURE_ID` and `manifest.FileName`.
+        "Content-Disposition": f'attachment; filename="{manifest.capture_id}-{artefact.name}"',
+        "Repr-Digest": f"sha-256=:{checksum}:",
+    }
+    if head:
+        return Response(media_type="application/octet-stream", headers=headers)
+    checked = verified(pieces, artefact)
+    # What is wrong with the beginning is said, rather than cut short.
+    first = next(checked)
+    return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

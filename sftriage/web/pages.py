@@ -1,0 +1,152 @@
+"""From what is known of a run to HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from sftriage.runs.captures import Damaged
+from sftriage.runs.decisions import log_of
+from sftriage.runs.following import WindowRow
+from sftriage.runs.lanes import Lanes
+from sftriage.runs.lateness import HeatMap
+from sftriage.runs.notes import AskRow, Note
+from sftriage.runs.outlook import CaptureStatus, Outlook, outlook
+from sftriage.runs.source import Drawing, View
+from sftriage.runs.span import CHOICES, Span
+from sftriage.runs.timeline import MAX_TABLE_ROWS, Column, columns_of, timeline
+from sftriage.traces.manifest import Manifest
+from sftriage.web.bars import bars_of
+from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Templates
+
+NEWEST = 8
+"""Decisions on the overview."""
+
+STALE_S = 120.0
+"""A run that goes on and has judged no window for as long is looked at twice."""
+
+LOW_COVERAGE = 0.98
+"""A window of which fewer steps came in is said to be one."""
+
+
+class Pages:
+    """Makes the pages about a run: see `Templates` for its arguments."""
+
+    def __init__(self, static: Mapping[str, str], now_s: Callable[[], float]) -> None:
+        self._templates, self._now_s = Templates(static, now_s), now_s
+
+    def overview(self, view: View, span: Span, rows: Sequence[WindowRow], heat: HeatMap | Drawing | None) -> str:
+        """How the job stands; ``rows`` are the windows in the span that is looked at."""
+        chart = timeline(rows)
+        table: tuple[Column, ...] = ()
+        if chart is not None:
+            table = columns_of(rows, [one.stage for one in chart.series], MAX_TABLE_ROWS)
+        return self._made(
+            "overview.html",
+            view,
+            outlook=standing(view),
+            span=span,
+            choices=_choices(view.rows),
+            chart=chart,
+            chart_data=[] if chart is None else [_said(one) for one in chart.columns],
+            chart_stages=[] if chart is None else [one.stage for one in chart.series],
+            table=table,
+            heat=heat if isinstance(heat, HeatMap) else None,
+            drawing=isinstance(heat, Drawing),
+            newest=log_of(view.rows, notes_of(view), view.became, size=NEWEST),
+            stale=self._stale(view),
+            low_coverage=LOW_COVERAGE,
+            running=_unfinished(view),
+        )
+
+    def decisions(self, view: View, outcome: str, number: int) -> str:
+        """All that is on record of one kind; of a kind that there is not, all."""
+        outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
+        page = log_of(view.rows, notes_of(view), view.became, outcome, number)
+        return self._made("decisions.html", view, outcome=outcome, page=page)
+
+    def capture(self, view: View, manifest: Manifest, asked: WindowRow | AskRow | None, lanes: Lanes | None) -> str:
+        """One capture that is stored; ``asked`` is what it was asked for by."""
+        return self._made(
+            "capture.html",
+            view,
+            layout="base.html",
+            address=f"/captures/{manifest.capture_id}",
+            manifest=manifest,
+            bars=bars_of(manifest.findings),
+            asked=asked,
+            lanes=lanes,
+            cost=manifest.cost or view.cost_of(manifest),
+            upload=view.uploads.get(manifest.capture_id),
+            store=None,
+            beside=(),
+        )
+
+    def lost(self, view: View, capture_id: str, asked: WindowRow | AskRow) -> str:
+        """A capture that was asked for and is not stored: it runs, or came to nothing, or has been removed since."""
+        one = next(one for one in asked.asked if one.capture_id == capture_id)
+        return self._made("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=asked)
+
+    def damaged(self, view: View, found: Damaged) -> str:
+        """Something that is no capture."""
+        return self._refused(view, "This capture cannot be shown", found.problem)
+
+    def refused(self, status: int, detail: str) -> str:
+        """A request that is not answered."""
+        return self._refused(View("none"), f"{status}", detail)
+
+    def _refused(self, view: View, title: str, detail: str) -> str:
+        return self._made("refused.html", view, layout="base.html", title=title, detail=detail)
+
+    def _made(self, template: str, view: View, **values: Any) -> str:
+        return self._templates.made(template, view=view, **values)
+
+    def _stale(self, view: View) -> bool:
+        """Whether a run that is watched has judged nothing for long; one that stands still judges no window."""
+        watched = view.going and view.watcher.state in ("watched", "taken_over")
+        return (
+            watched
+            and bool(view.rows)
+            and view.rows[-1].label != "stalled"
+            and self._now_s() - view.rows[-1].time_s > STALE_S
+        )
+
+
+def notes_of(view: View) -> tuple[Note, ...]:
+    """All that is on record beside windows."""
+    return (*view.asks, *view.notes)
+
+
+def standing(view: View) -> Outlook:
+    """How a job stands, judged or not yet."""
+    if view.rows:
+        return outlook(view.rows, view.became, view.asks)
+    if view.problem:
+        return Outlook("no_run", view.problem)
+    if view.info is None:
+        return Outlook("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
+    if not view.going:
+        return Outlook("no_run", "The run has ended before its first window was full.")
+    return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
+
+
+def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:
+    """How many of the last steps can be asked for: fewer than there are."""
+    steps = rows[-1].last_step - min(row.first_step for row in rows) + 1 if rows else 0
+    return tuple(choice for choice in CHOICES if choice < steps)
+
+
+def _said(column: Column) -> list[Any]:
+    """What is read out of one column of the timeline."""
+    advances = [round(advance_s, 6) for advance_s in column.advances_s]
+    label = LABEL_WORDS[column.label]
+    return [column.first_step, column.last_step, label, column.named, round(column.exposed_s, 6), advances]
+
+
+def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
+    """Captures that were asked for and are not stored: running, failed, or removed since; newest first."""
+    stored = {one.capture_id for one in view.captures}
+    decided: tuple[WindowRow | AskRow, ...] = (*view.rows, *view.asks)
+    asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
+    asked.sort(key=lambda entry: entry[0], reverse=True)
+    return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for _, one in asked[:20])

@@ -1,0 +1,64 @@
+"""Templates, and the words and numbers in them. Every value is escaped: a stage may be called anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from sftriage import __version__
+from sftriage.web import words
+from sftriage.words import CONTROL_PART, size, stage_suspected
+
+COLOURS = 12
+"""Stages have so many colours; the next ones begin again."""
+
+OUTCOME_WORDS = {"capture": "captured", "hold": "held", "throttle": "throttled", "ignore": "ignored"}
+NOTE_WORDS = {
+    "ask": "asked for",
+    "beside": "after a capture",
+    "cost": "cost",
+    "policy": "policy",
+    "evidence": "evidence",
+}
+LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
+STATE_WORDS = {"running": "is under way", "done": "done", "failed": "failed", "refused": "was refused"}
+
+
+class Templates:
+    """Makes pages of templates.
+
+    Args:
+        static: the page's own files and their versions.
+        now_s: seconds since the epoch.
+    """
+
+    def __init__(self, static: Mapping[str, str], now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._environment = Environment(
+            loader=PackageLoader("sftriage.web"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        for name in ("milliseconds", "signed", "clock", "stamp", "number", "percent"):
+            self._environment.filters[name] = getattr(words, name)
+        self._environment.filters["size"] = size
+        self._environment.filters["stage_suspected"] = stage_suspected
+        self._environment.filters["colour"] = lambda number: number % COLOURS
+        self._environment.globals.update(
+            static={name: f"/static/{name}?v={version}" for name, version in static.items()},
+            sftriage_version=__version__,
+            outcome_words=OUTCOME_WORDS,
+            note_words=NOTE_WORDS,
+            label_words=LABEL_WORDS,
+            state_words=STATE_WORDS,
+            control_part=CONTROL_PART,
+            ago=lambda time_s: words.ago(time_s, self._now_s()),
+        )
+
+    def made(self, template: str, **values: Any) -> str:
+        """A page."""
+        return self._environment.get_template(template).render(now_s=self._now_s(), **values)

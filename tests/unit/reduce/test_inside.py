@@ -1,0 +1,198 @@
+"""What filled a stage: self time, work against waiting, kernels against launches, suspect against control."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import InputError
+from sftriage.reduce.inside import find
+from sftriage.traces.findings import Findings
+from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, event, job_events, mark, recurring_events, reduced
+
+STEP = [mark("ProfilerStep#1", 0, 1000), mark("sftriage:data", 100, 800)]
+
+
+def shares(findings):
+    return {
+        share.name: (share.kind, share.waits, round(share.self_s * 1e6, 3), share.calls) for share in findings.shares
+    }
+
+
+def test_work_goes_before_waiting_and_waiting_before_nothing(tmp_path):
+    # GIVEN a stage of 800: an operator in one thread while a collective is waited for in another, a device's sync,
+    # Python between, and nothing at all for the rest
+    events = [
+        *STEP,
+        event("aten::stack", 100, 100),
+        event("aten::copy_", 120, 30),
+        mark("gloo:all_reduce", 150, 150, tid=GLOO),
+        event("cudaStreamSynchronize", 350, 50, "cuda_runtime"),
+        event("train.py(3): load", 500, 60, "python_function"),
+        event("<built-in method sleep>", 510, 40, "python_function"),
+        event("aten::outside", 950, 20),
+    ]
+    findings = find(reduced(tmp_path / "t.json", events, rank=2, world_size=4), "data")
+    profile = findings.suspect
+    # THEN each moment counts once
+    assert [round(s * 1e6) for s in (profile.stage_s, profile.working_s, profile.waiting_s, profile.unseen_s)] == [
+        800,
+        100 + 20,
+        100 + 50 + 40,
+        800 - 310,
+    ]
+    # AND each name has its self time
+    assert shares(findings) == {
+        "gloo:all_reduce": ("annotation", True, 150, 1),
+        "aten::stack": ("operator", False, 70, 1),
+        "cudaStreamSynchronize": ("call", True, 50, 1),
+        "<built-in method sleep>": ("python", True, 40, 1),
+        "aten::copy_": ("operator", False, 30, 1),
+        "train.py(3): load": ("python", False, 20, 1),
+    }
+    assert "a capture with stacks would show where" in findings.summary
+    assert (profile.rank, profile.steps, profile.first_step) == (2, 1, 1)
+
+
+def test_threads_that_have_nothing_to_do_wait_for_nobody(tmp_path):
+    # GIVEN a worker thread that waits for work all the time, and the step's own thread that sleeps for a while
+    events = [
+        *STEP,
+        event("pthread_cond_wait", 0, 1000, "cuda_runtime", tid=ENGINE),
+        event("<built-in function sleep>", 200, 50, "python_function"),
+        event("cudaStreamSynchronize", 300, 30, "cuda_runtime", tid=-5),
+    ]
+    findings = find(reduced(tmp_path / "t.json", events), "data")
+    # THEN only the step's own thread waits, and whoever waits for the device
+    assert findings.suspect.waiting_s == pytest.approx(80e-6)
+    assert set(shares(findings)) == {"<built-in function sleep>", "cudaStreamSynchronize"}
+
+
+EVENTS = st.lists(
+    st.tuples(st.integers(0, 990), st.integers(0, 300), st.integers(0, 5), st.sampled_from([MAIN, ENGINE, GLOO])),
+    max_size=15,
+)
+NAMED = ("aten::a", "aten::b", "gloo:x", "cudaEventSynchronize", "f.py(1): f", "## forward ##")
+KINDS = ("cpu_op", "cpu_op", "user_annotation", "cuda_runtime", "python_function", "user_annotation")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(EVENTS)
+def test_work_waiting_and_nothing_are_the_stage(tmp_path, events):
+    some = [event(NAMED[n], start, length, KINDS[n], tid=tid) for start, length, n, tid in events]
+    for stage in ("data", "other"):
+        findings = find(reduced(tmp_path / "t.json", [*STEP, *some]), stage)
+        profile = findings.suspect
+        assert profile.stage_s == pytest.approx(800e-6 if stage == "data" else 200e-6)
+        assert profile.working_s + profile.waiting_s + profile.unseen_s == pytest.approx(profile.stage_s)
+        assert min(profile.working_s, profile.waiting_s, profile.unseen_s) >= 0
+        # AND it can be written and read
+        assert Findings.model_validate_json(findings.model_dump_json()) == findings
+
+
+def test_kernels_belong_to_the_stage_that_launched_them(tmp_path):
+    # GIVEN two launches in the stage whose kernels run after it, overlapping, one of them a collective; and one outside
+    events = [
+        *STEP,
+        event("cudaLaunchKernel", 200, 10, "cuda_runtime", correlation=1),
+        event("cudaLaunchKernelExC", 220, 15, "cuda_runtime", correlation=2),
+        event("cudaLaunchKernel", 50, 10, "cuda_runtime", correlation=3),
+        event("gemm", 1200, 100, "kernel", pid=0, tid=7, correlation=1),
+        event("ncclDevKernel_AllReduce_Sum", 1250, 200, "kernel", pid=0, tid=9, correlation=2),
+        event("gemm", 300, 100, "kernel", pid=0, tid=7, correlation=3),
+    ]
+    profile = find(reduced(tmp_path / "t.json", events), "data").suspect
+    assert (profile.kernels, profile.launches) == (2, 2)
+    assert (profile.device_s, profile.collective_s) == (pytest.approx(250e-6), pytest.approx(200e-6))
+    assert profile.launch_s == pytest.approx(25e-6)
+
+
+def test_a_copy_back_from_the_device_is_a_wait(tmp_path):
+    events = [*STEP]
+    for number, way in ((1, "DtoH (Device -> Pageable)"), (2, "HtoD (Pageable -> Device)")):
+        events.append(event("cudaMemcpyAsync", 100 * number + 100, 50, "cuda_runtime", correlation=number))
+        events.append(event(f"Memcpy {way}", 900, 5, "gpu_memcpy", pid=0, tid=7, correlation=number))
+    profile = find(reduced(tmp_path / "t.json", events), "data").suspect
+    assert (profile.working_s, profile.waiting_s) == (pytest.approx(50e-6), pytest.approx(50e-6))
+
+
+def test_against_a_control_what_took_more_comes_first(tmp_path):
+    # GIVEN a suspect that spends 20 ms more in one operator than its control, and the same in a longer one
+    suspect = [*STEP, event("aten::long", 100, 400), event("aten::slow at 0x7fd2", 500, 300)]
+    control = [*STEP, event("aten::long", 100, 400), event("aten::slow at 0x7eee", 500, 100)]
+    findings = find(
+        reduced(tmp_path / "s.json", suspect, rank=2, world_size=4),
+        "data",
+        reduced(tmp_path / "c.json", control, rank=1, world_size=4),
+    )
+    # THEN that operator is first, by its name without an address
+    assert [(share.name, round((share.control_self_s or 0) * 1e6)) for share in findings.shares] == [
+        ("aten::slow", 100),
+        ("aten::long", 400),
+    ]
+    assert findings.control is not None
+    assert findings.control.rank == 1
+    assert "First of all it is aten::slow." in findings.summary
+
+
+def test_steps_that_both_have_are_compared(tmp_path):
+    suspect = reduced(tmp_path / "s.json", job_events(2, 2, first=100, steps=4), rank=2, world_size=4)
+    control = reduced(tmp_path / "c.json", job_events(1, 2, first=102, steps=4), rank=1, world_size=4)
+    findings = find(suspect, "data", control)
+    assert findings.control is not None
+    for profile in (findings.suspect, findings.control):
+        assert (profile.first_step, profile.last_step, profile.steps) == (102, 103, 2)
+    assert findings.suspect.stage_s - findings.control.stage_s == pytest.approx(0.02, abs=2e-4)
+
+
+RECURRING = recurring_events()
+
+
+def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_path):
+    # GIVEN a capture of six steps, two of which have the fault
+    captured = reduced(tmp_path / "t.json", RECURRING, rank=2, world_size=4)
+    findings = find(captured, "data", fault_steps=(1, 4, 77))
+    # THEN what is found is of those two, and against the other four
+    assert (findings.suspect.steps, findings.of_steps, findings.beside) == (2, 6, "steps")
+    assert findings.suspect.stage_s == pytest.approx(1200e-6)
+    assert findings.control is not None
+    assert (findings.control.steps, findings.control.rank) == (4, 2)
+    assert findings.control.stage_s == pytest.approx(300e-6)
+    # AND what makes the difference comes first
+    assert [(one.name, round(one.self_s * 1e6), round((one.control_self_s or 0) * 1e6)) for one in findings.shares] == [
+        ("aten::slow", 1000, 100),
+        ("aten::stack", 200, 200),
+    ]
+    assert "ms a step, in the 2 of 6 captured steps that have the fault" in findings.summary
+    assert "0.9 ms more than in its other steps. First of all it is aten::slow." in findings.summary
+    assert Findings.model_validate_json(findings.model_dump_json()) == findings
+
+
+def test_a_control_rank_is_looked_at_in_the_steps_that_have_the_fault(tmp_path):
+    captured = reduced(tmp_path / "s.json", RECURRING, rank=2, world_size=4)
+    healthy = [one for one in RECURRING if one["name"] != "aten::slow"]
+    control = reduced(tmp_path / "c.json", healthy, rank=1, world_size=4)
+    findings = find(captured, "data", control, fault_steps=(1, 4))
+    assert findings.control is not None
+    for profile in (findings.suspect, findings.control):
+        assert (profile.first_step, profile.last_step, profile.steps) == (1, 4, 2)
+    assert (findings.of_steps, findings.beside, findings.control.rank) == (6, "rank", 1)
+    assert findings.summary.endswith("than rank 1. First of all it is aten::slow.")
+
+
+@pytest.mark.parametrize("known", [(), (77,), range(6)], ids=["not known", "none of these", "all of them"])
+def test_without_steps_that_differ_all_are_looked_at(tmp_path, known):
+    captured = reduced(tmp_path / "t.json", RECURRING)
+    findings = find(captured, "data", fault_steps=known)
+    assert findings == find(captured, "data")
+    assert (findings.suspect.steps, findings.of_steps, findings.control) == (6, None, None)
+
+
+def test_a_stage_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(InputError, match="no stage 'nope' in it; there are: data, other"):
+        find(reduced(tmp_path / "t.json", STEP), "nope")
+
+
+def test_names_that_would_harm_a_terminal_are_made_harmless(tmp_path):
+    findings = find(reduced(tmp_path / "t.json", [*STEP, event("\x1b[31m" + "x" * 300, 200, 50)]), "data")
+    (share,) = findings.shares
+    assert share.name == "?[31m" + "x" * 95

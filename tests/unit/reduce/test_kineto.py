@@ -1,0 +1,261 @@
+"""Reading Kineto's JSON as a stream: any order, any shape, and words for what cannot be read."""
+
+import gzip
+import io
+import json
+import tarfile
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import InputError
+from sftriage.reduce import jsonstream
+from sftriage.reduce.events import KERNEL, RUNTIME
+from sftriage.reduce.reading import read_traces
+from tests.unit.reduce.heavy import EPOCH_NS, document, event, mark, traces_of, write
+
+STEP = mark("ProfilerStep#5", 100.0, 50.5)
+OPERATOR = event("aten::linear", 110.25, 20.125)
+ABOUT = {"distributedInfo": {"rank": 3, "world_size": 8}, "baseTimeNanoseconds": EPOCH_NS}
+
+
+def seen(trace):
+    """What was read, as a set of (name, start, end, thread)."""
+    events = trace.events()
+    return sorted(
+        (trace.names[name], int(start), int(end), trace.tracks[track][1])
+        for name, start, end, track in zip(events.name_E, events.start_E, events.end_E, events.track_E, strict=True)
+    )
+
+
+EXPECTED = [
+    ("ProfilerStep#5", EPOCH_NS + 100_000, EPOCH_NS + 150_500, "10"),
+    ("aten::linear", EPOCH_NS + 110_250, EPOCH_NS + 130_375, "10"),
+]
+
+
+@pytest.mark.parametrize("indent", [None, 0, 2, "\t"])
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz", "named.anything"])
+def test_key_order_line_breaks_and_names_do_not_matter(tmp_path, indent, first, name):
+    # GIVEN rank and clock before the events or after them, on one line or on many
+    events = {"traceEvents": [STEP, OPERATOR]}
+    whole = {**ABOUT, **events} if first else {**events, "other": [{"traceEvents": [{}]}, '}{][\\"'], **ABOUT}
+    # WHEN it is read
+    (trace,) = traces_of(tmp_path / name, json.dumps(whole, indent=indent).encode())
+    # THEN all is there
+    assert (trace.rank, trace.world_size, trace.absolute, trace.notes) == (3, 8, True, ())
+    assert seen(trace) == EXPECTED
+
+
+@pytest.mark.parametrize("style", [(",", ":"), (", ", ": "), (" ,\n ", " :\r\n ")])
+def test_events_in_any_style_are_cut_right_wherever_the_pieces_end(tmp_path, monkeypatch, style):
+    # GIVEN events with brackets and separators in their names and lists of objects in their arguments
+    nasty = ['},{"ph": "X"', "}]}", '\\"},\n  {', "[{", "\\", 'é"']
+    events = [event(nasty[n % 6] + str(n), n, 1, Nested=[{"a": {}}, {"b": [{}]}], Text="},{") for n in range(60)]
+    whole = json.dumps(document(events), separators=style).encode()
+    expected = None
+    # WHEN the stream comes in pieces of any size
+    for piece_bytes in (1 << 20, 4096, 1000, 333, 64, 17):
+        monkeypatch.setattr(jsonstream, "PIECE_BYTES", piece_bytes)
+        (trace,) = traces_of(tmp_path / "trace.json", whole)
+        # THEN the same events are read
+        expected = expected or seen(trace)
+        assert seen(trace) == expected
+        assert [name for name, *_ in expected] == sorted(e["name"] for e in events)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.text(max_size=8) | st.just('"},{"'),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
+@given(
+    names=st.lists(st.text(max_size=10), max_size=12),
+    args=st.lists(VALUES, min_size=12, max_size=12),
+    beside=st.dictionaries(st.text(max_size=6), VALUES, max_size=4),
+    indent=st.sampled_from([None, 1]),
+    piece_bytes=st.integers(8, 400),
+)
+def test_whatever_stands_in_it_the_events_are_those_that_json_has(
+    tmp_path, monkeypatch, names, args, beside, indent, piece_bytes
+):
+    # GIVEN any JSON beside the events and in their arguments
+    beside = {f"_{key}": value for key, value in beside.items()}
+    events = [{**event(name, n, 1), "args": args[n]} for n, name in enumerate(names)]
+    whole = json.dumps({**beside, "traceEvents": events, **ABOUT}, indent=indent, ensure_ascii=False)
+    monkeypatch.setattr(jsonstream, "PIECE_BYTES", piece_bytes)
+    # WHEN it is read in small pieces
+    (trace,) = traces_of(tmp_path / "trace.json", whole.encode())
+    # THEN every event is there once, with its name
+    assert sorted(name for name, *_ in seen(trace)) == sorted(names)
+    assert (trace.rank, trace.notes) == (3, ())
+
+
+def test_a_trace_that_is_cut_short_anywhere_is_refused_with_the_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(jsonstream, "PIECE_BYTES", 64)
+    whole = json.dumps(document([STEP, OPERATOR], rank=1, world_size=2)).encode()
+    for length in range(1, len(whole)):
+        # GIVEN the first bytes of a trace
+        with pytest.raises(InputError, match=r"cut short: it ends at byte") as caught:
+            traces_of(tmp_path / "trace.json", whole[:length])
+        # THEN the message says where it ends
+        assert f"byte {length}" in str(caught.value)
+
+
+def test_a_packed_trace_that_is_cut_short_is_refused(tmp_path):
+    packed = gzip.compress(json.dumps(document([STEP, OPERATOR])).encode())
+    for length in (3, 20, len(packed) // 2, len(packed) - 1):
+        with pytest.raises(InputError, match="cut short"):
+            list(read_traces(write(tmp_path / "trace", packed[:length])))
+
+
+def test_a_bare_list_of_events_is_read_even_if_it_is_not_closed(tmp_path):
+    # GIVEN the format's other form, whose closing bracket may be missing
+    bare = json.dumps([STEP, OPERATOR]).encode()
+    for text in (bare, bare[:-1], bare[:-1] + b","):
+        (trace,) = traces_of(tmp_path / "trace.json", text)
+        # THEN the events are read; their clock has no date
+        assert [name for name, *_ in seen(trace)] == ["ProfilerStep#5", "aten::linear"]
+        assert not trace.absolute
+
+
+def test_the_end_of_what_does_not_matter_ends_nothing_else(tmp_path):
+    # GIVEN a range, and in it one of a category that is left out, whose end says no category
+    events = [
+        {"ph": "B", "name": "sftriage:data", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 10},
+        {"ph": "B", "name": "flush", "cat": "overhead", "pid": 1, "tid": 1, "ts": 12},
+        {"ph": "E", "pid": 1, "tid": 1, "ts": 15},
+        {"ph": "E", "pid": 1, "tid": 1, "ts": 40},
+    ]
+    (trace,) = traces_of(tmp_path / "trace.json", events)
+    # THEN the range is as long as it was, and nothing is left over
+    assert seen(trace) == [("sftriage:data", 10_000, 40_000, "1")]
+    assert trace.notes == ("its clock has no date",)
+
+
+def test_begin_and_end_events_are_put_together(tmp_path):
+    # GIVEN halves of events, not in order of time, one of them without its other half
+    halves = [
+        {"ph": "E", "pid": 1, "tid": 1, "ts": 40},
+        {"ph": "B", "name": "outer", "pid": 1, "tid": 1, "ts": 10},
+        {"ph": "B", "name": "inner", "pid": 1, "tid": 1, "ts": 20},
+        {"ph": "E", "name": "inner", "pid": 1, "tid": 1, "ts": 30},
+        {"ph": "B", "name": "lost", "pid": 1, "tid": 2, "ts": 5},
+    ]
+    (trace,) = traces_of(tmp_path / "trace.json", halves)
+    # THEN the pairs are events, and the note says what was left out
+    assert seen(trace) == [("inner", 20_000, 30_000, "1"), ("outer", 10_000, 40_000, "1")]
+    assert "1 begin or end events had no other half" in " ".join(trace.notes)
+
+
+@pytest.mark.parametrize(
+    ("base", "ts", "absolute", "start_ns"),
+    [
+        (None, 1_694_128_201_426_674, True, 1_694_128_201_426_674_000),
+        (None, 1_694_128_201_426_674.25, True, 1_694_128_201_426_674_250),
+        (None, 123.5, False, 123_500),
+        (EPOCH_NS, 4_421_463_211_726.559, True, EPOCH_NS + 4_421_463_211_726_559),
+    ],
+)
+def test_clocks_with_and_without_a_base(tmp_path, base, ts, absolute, start_ns):
+    about = {} if base is None else {"baseTimeNanoseconds": base}
+    (trace,) = traces_of(tmp_path / "trace.json", {"traceEvents": [event("aten::x", ts, 1)], **about})
+    assert (trace.absolute, trace.events().start_E.tolist()) == (absolute, [start_ns])
+
+
+def test_names_of_categories_of_all_years_and_links(tmp_path):
+    # GIVEN a kernel and its launch by their names of 2021 and of today, a device's annotation, and what is no work
+    events = [
+        event("k", 1, 1, "Kernel", correlation=5),
+        event("k", 1, 1, "kernel", correlation=2**70),
+        event("l", 1, 1, "Runtime", correlation=5),
+        event("l", 1, 1, "cuda_driver"),
+        event("ProfilerStep#1", 1, 1, "gpu_user_annotation"),
+        event("PyTorch Profiler (0)", 0, 9, "Trace"),
+        event("Activity Buffer Request", 1, 1, "overhead"),
+        {"ph": "i", "name": "instant", "ts": 5},
+    ]
+    (trace,) = traces_of(tmp_path / "trace.json", document(events))
+    # THEN the first four are read, and a link that is none is none
+    assert trace.events().kind_E.tolist() == [KERNEL, KERNEL, RUNTIME, RUNTIME]
+    assert trace.events().link_E.tolist() == [5, -1, 5, -1]
+
+
+def test_what_is_odd_in_an_event_costs_that_event_at_most(tmp_path):
+    # GIVEN events with bytes that are no UTF-8, a line break in a string, numbers as strings, NaN, one that is broken
+    odd = [
+        b'{"ph": "X", "name": "caf\xe9", "cat": "cpu_op", "pid": 1, "tid": 10, "ts": 1, "dur": 1}',
+        b'{"ph": "X", "name": "two\nlines", "cat": "cpu_op", "pid": 1, "tid": 10, "ts": 2, "dur": 1}',
+        b'{"ph": "X", "name": "strings", "cat": "cpu_op", "pid": 1, "tid": 10, "ts": "3", "dur": "1"}',
+        b'{"ph": "X", "name": "nan", "cat": "cpu_op", "pid": 1, "tid": 10, "ts": 4, "dur": NaN}',
+        b'{"ph": "X", "name": "list", "cat": "cpu_op", "pid": 1, "tid": 10, "ts": 5, "dur": 1, "args": [1]}',
+        b'{"ph": "X", "name": "C:\\Users", "ts": 6, "dur": 1}',
+        b'{"ph": "X", "name": "late", "cat": "cpu_op", "pid": 1, "tid": 10, "ts": 1e300, "dur": 1}',
+        b'{"ph": "X", "name": "back", "cat": "cpu_op", "pid": 1, "tid": 10, "ts": 7, "dur": -1}',
+    ]
+    good = [json.dumps(event(f"good{n}", n, 1)).encode() for n in range(200)]
+    (trace,) = traces_of(tmp_path / "trace.json", b'{"traceEvents": [' + b",\n".join([*odd, *good]) + b"]}")
+    # THEN the others are read, and the notes say what was not
+    names = {name for name, *_ in seen(trace)}
+    assert {"caf�", "two\nlines", "strings", "list"} <= names
+    assert {f"good{n}" for n in range(200)} <= names
+    assert not names & {"nan", "late", "back"}
+    assert "1 events could not be understood" in " ".join(trace.notes)
+    assert "3 events at impossible times" in " ".join(trace.notes)
+
+
+def test_an_archive_holds_several_traces_and_what_is_none_of_them_is_passed_over(tmp_path):
+    # GIVEN a tar of two traces, a directory and a shadow file
+    path = tmp_path / "all.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(tmp_path, "dir", recursive=False)
+        for name, text in (
+            ("dir/._a.json", b"x"),
+            *((f"dir/{r}.json", json.dumps(document([STEP], r, 2))) for r in (1, 0)),
+        ):
+            data = text if isinstance(text, bytes) else text.encode()
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    # THEN the two are read, in the archive's order, by their names in it
+    found = list(read_traces(path))
+    assert [(trace.source, trace.rank) for trace in found] == [(f"{path}!dir/1.json", 1), (f"{path}!dir/0.json", 0)]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "empty"),
+        (b"hello", "not JSON: it begins with"),
+        (b"\x80\x81\x82", "not JSON"),
+        ('{"traceEvents": []}'.encode("utf-16"), "not UTF-8"),
+        (b'{"a": 1}', "no traceEvents"),
+        (b'{"a": 1, 2: 3}', "a key was expected"),
+        (b'{"a" 1}', "a colon was expected"),
+        (b'{"traceEvents": [}]', "an event was expected"),
+        (b'{"traceEvents": [1, 2, 3]}', "1 of 1 events are not JSON objects"),
+        (b'{"traceEvents": [{"ph": "X", "name": "\\q"}]}', "1 of 1 events"),
+        (b'{"traceEvents": [{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}]}", "1 of 1 events"),
+        (b"PAR1xxxx", "Parquet"),
+        (b"(\xb5/\xfdxxxx", "zstd"),
+        (b"\x1f\x8bgarbage that is not gzip", "trace"),
+    ],
+)
+def test_what_is_no_trace_is_refused_in_words(tmp_path, content, said):
+    path = tmp_path / "trace"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="trace") as caught:
+        list(read_traces(path))
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files_and_directories_are_refused(tmp_path):
+    for path, said in ((tmp_path / "no", "No such file"), (tmp_path, "a directory")):
+        with pytest.raises(InputError, match=said):
+            list(read_traces(path))

@@ -1,0 +1,261 @@
+"""Events in few bytes, a part of them at a time: nothing of what is worked out depends on how they were parted."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from sftriage.errors import InputError
+from sftriage.reduce import columns, events, halves, intervals, owning, steps
+from sftriage.reduce.columns import OTHER_NAMES, Columns
+from sftriage.reduce.events import KERNEL, ON_HOST, OPERATOR, RUNTIME, Trace
+from sftriage.reduce.inside import find
+from sftriage.reduce.intervals import Gathering
+from sftriage.reduce.links import Links
+from sftriage.reduce.packed import Packed
+from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, document, event, mark, reduced, traces_of
+
+NUMBERS = st.lists(st.integers(-(2**61), 2**61) | st.integers(-5, 5), min_size=1, max_size=20)
+
+
+@given(NUMBERS)
+def test_numbers_come_back_as_they_were_whatever_their_range(numbers):
+    packed = Packed.of(np.array(numbers, dtype=np.int64))
+    assert packed.numbers().tolist() == numbers
+    some = np.arange(0, len(numbers), 2)
+    assert packed.numbers(some).tolist() == numbers[::2]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "size_bytes"),
+    [([7, 7, 7], 0), ([2**50, 2**50 + 255], 2), ([-1, 255], 4), ([0, 2**32 - 1], 8), ([0, 2**32], 16)],
+)
+def test_a_column_takes_what_its_range_takes(numbers, size_bytes):
+    assert Packed.of(np.array(numbers, dtype=np.int64)).size_bytes == size_bytes
+
+
+EVENTS = st.lists(
+    st.tuples(
+        st.integers(0, 900),
+        st.integers(0, 300),
+        st.sampled_from([OPERATOR, RUNTIME, KERNEL]),
+        st.integers(0, 4),
+        st.integers(0, 2),
+        st.integers(-1, 5),
+    ),
+    max_size=60,
+)
+
+
+def trace_of(rows) -> Trace:
+    made = Columns("t")
+    for name in range(5):
+        assert made.name_ids[f"name{name}"] == name
+    for track in range(3):
+        made.track_id("1", str(track))
+    for row in rows:
+        assert made.add(*row)
+    return made.trace(base_ns=0, absolute=False, notes=())
+
+
+def rows_of(part):
+    return list(
+        zip(
+            part.start_E.tolist(),
+            (part.end_E - part.start_E).tolist(),
+            *(column.tolist() for column in (part.kind_E, part.name_E, part.track_E, part.link_E)),
+            strict=True,
+        )
+    )
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(EVENTS, st.integers(1, 9), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 2)))
+def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows, block, names, tracks):
+    # GIVEN events in blocks of any size
+    monkeypatch.setattr(columns, "BLOCK_EVENTS", block)
+    trace = trace_of(rows)
+    # THEN those of some kinds, names and threads are the same as of all of them at once
+    wanted = [row for row in rows if row[2] in ON_HOST and row[3] in names and row[4] in tracks]
+    name_N, track_N = np.isin(np.arange(5), list(names)), np.isin(np.arange(3), list(tracks))
+    assert rows_of(trace.events(kinds=ON_HOST, names=name_N, tracks=track_N)) == wanted
+    assert rows_of(trace.events()) == rows
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(EVENTS, st.integers(1, 9))
+def test_slabs_of_time_hold_each_event_once_and_in_turn(monkeypatch, rows, block):
+    monkeypatch.setattr(columns, "BLOCK_EVENTS", block)
+    monkeypatch.setattr(events, "SLAB_EVENTS", 4)
+    monkeypatch.setattr(events, "_SAMPLED", 2)
+    slabs = list(trace_of(rows).slabs(kinds=(OPERATOR, KERNEL)))
+    # THEN each begins where the one before ended, and the last has no end
+    since_ns = -1
+    for until_ns, part in slabs:
+        assert all(since_ns <= start and (until_ns is None or start < until_ns) for start in part.start_E.tolist())
+        since_ns = until_ns
+    assert slabs[-1][0] is None
+    assert sorted(row for _, part in slabs for row in rows_of(part)) == sorted(row for row in rows if row[2] != RUNTIME)
+
+
+NAMED = (
+    ("aten::linear", "cpu_op"),
+    ("aten::to", "cpu_op"),
+    ("autograd::engine::evaluate_function: X", "cpu_op"),
+    ("gloo:all_reduce", "user_annotation"),
+    ("cudaLaunchKernel", "cuda_runtime"),
+    ("cudaMemcpyAsync", "cuda_runtime"),
+    ("train.py(3): load <x at 0x7f01>", "python_function"),
+    ("train.py(3): load <x at 0x7f02>", "python_function"),
+    ("gemm", "kernel"),
+    ("Memcpy HtoD", "gpu_memcpy"),
+    ("Memcpy DtoH", "gpu_memcpy"),
+    ("ncclDevKernel_AllReduce", "kernel"),
+    ("Optimizer.step#SGD", "user_annotation"),
+)
+ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(NAMED),
+        st.integers(0, 990),
+        st.integers(0, 120),
+        st.sampled_from([MAIN, MAIN, ENGINE, GLOO]),
+        st.integers(0, 6),
+    ),
+    max_size=40,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
+@given(ROWS, st.booleans())
+def test_stages_and_findings_do_not_depend_on_how_the_events_were_parted(tmp_path, monkeypatch, rows, marked):
+    # GIVEN any events, in steps with or without marks of stages
+    all_events = [mark(f"ProfilerStep#{n}", n * 250, 240) for n in range(4)]
+    all_events += [mark("sftriage:forward", n * 250 + 20, 200) for n in range(4) if marked]
+    for (name, category), start, length, thread, link in rows:
+        all_events.append(event(name, start, length, category, tid=thread, correlation=link))
+
+    def worked_out():
+        one = reduced(tmp_path / "t.json", all_events, rank=0, world_size=2)
+        found = [find(one, stage).model_dump() for stage in one.schema.stages]
+        return one.schema, one.durations_ns_NS.tolist(), one.outside_ns_NG.tolist(), found
+
+    with monkeypatch.context() as patch:
+        whole = worked_out()
+        # WHEN they are packed and looked at a few at a time
+        patch.setattr(columns, "BLOCK_EVENTS", 3)
+        patch.setattr(events, "SLAB_EVENTS", 4)
+        patch.setattr(events, "_SAMPLED", 2)
+        patch.setattr(events, "MOST_SLABS", 100)
+        patch.setattr(intervals, "_GATHERED", 3)
+        # THEN all of it is the same
+        assert worked_out() == whole
+
+
+@given(st.lists(st.lists(st.integers(-3, 9) | st.integers(2**33, 2**33 + 3))), st.lists(st.integers(-3, 2**34)))
+def test_links_are_a_set(parts, asked):
+    known = {link for part in parts for link in part if link >= 0}
+    asked = [*asked, *range(-3, 9), *range(2**33, 2**33 + 3)]
+    have = Links(np.array(part, dtype=np.int64) for part in parts).have(np.array(asked, dtype=np.int64))
+    assert have.tolist() == [link in known for link in asked]
+
+
+def test_names_without_end_are_counted_together_but_never_steps_and_stages(tmp_path, monkeypatch):
+    # GIVEN a trace in which every operator has a name of its own, and its steps come last
+    monkeypatch.setattr(columns, "MAX_NAMES", 5)
+    operators = [event(f"op{n}", 10 * n, 5) for n in range(20)]
+    marks = [mark("sftriage:data", 0, 200), mark("ProfilerStep#1", 0, 200), mark("sftriage:h2d", 200, 10)]
+    one = reduced(tmp_path / "t.json", [*operators, *marks])
+    # THEN steps and stages are told all the same
+    assert (one.schema.stages, one.steps.number_N.tolist()) == (("data", "other"), [1])
+    # AND what has no name any more is together, and said to be
+    assert [(share.name, share.calls) for share in find(one, "data").shares][:2] == [(OTHER_NAMES, 15), ("op0", 1)]
+    assert f"more names than the 8 that are told apart: the others are '{OTHER_NAMES}'" in " ".join(one.notes)
+
+
+def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(columns, "MAX_NAMES_BYTES", 10_000)
+    (trace,) = traces_of(tmp_path / "t.json", document([event(f"{n}{'x' * 3000}", n, 1) for n in range(10)]))
+    assert len(trace.names) == 4
+    assert len(trace.events()) == 10
+
+
+@pytest.mark.parametrize(
+    ("limits", "some", "said"),
+    [
+        ([(columns, "MAX_TRACKS", 3)], [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
+        ([(steps, "MAX_STEPS", 3)], [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
+        (
+            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (owning, "MAX_OPEN", 5)],
+            [mark("sftriage:data", n, 500 - n) for n in range(40)],
+            "more than 5 events are open at one moment",
+        ),
+        (
+            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (events, "MOST_SLABS", 2)],
+            [mark("sftriage:data", 5, n) for n in range(1, 40)],
+            "more than 16 events begin at about one moment",
+        ),
+        (
+            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (halves, "MAX_OPEN", 5)],
+            [{"ph": "B", "name": "a", "pid": 1, "tid": 1, "ts": n} for n in range(40)],
+            "more than 5 events begin and do not end",
+        ),
+    ],
+    ids=["threads", "steps", "open events", "one moment", "open halves"],
+)
+def test_what_cannot_be_bounded_is_refused_with_the_reason(tmp_path, monkeypatch, limits, some, said):
+    for module, name, value in limits:
+        monkeypatch.setattr(module, name, value)
+    with pytest.raises(InputError, match=said) as caught:
+        reduced(tmp_path / "t.json", [mark("ProfilerStep#1000", 0, 900), *some])
+    assert str(caught.value).startswith(str(tmp_path / "t.json"))
+
+
+def test_pieces_that_stay_apart_are_bounded():
+    gathering = Gathering(3, "too many")
+    gathering.add(np.array([0, 10, 20, 5]), np.array([5, 12, 22, 10]))
+    assert gathering.spans().start_K.tolist() == [0, 20]
+    gathering.add(np.array([30, 40]), np.array([31, 41]))
+    with pytest.raises(InputError, match="too many"):
+        gathering.spans()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 60), st.booleans(), st.integers(1, 2)), max_size=40))
+def test_begin_and_end_events_are_paired_alike_in_slabs(tmp_path, monkeypatch, some):
+    made = [
+        {"ph": "E" if ends else "B", "name": f"n{number}", "pid": 1, "tid": thread, "ts": moment}
+        for number, (moment, ends, thread) in enumerate(some)
+    ]
+
+    def paired():
+        (trace,) = traces_of(tmp_path / "t.json", document(made))
+        got = trace.events()
+        named = [trace.names[name] for name in got.name_E.tolist()]
+        return sorted(zip(named, got.start_E.tolist(), got.end_E.tolist(), strict=True)), trace.notes
+
+    with monkeypatch.context() as patch:
+        whole = paired()
+        patch.setattr(columns, "BLOCK_EVENTS", 3)
+        patch.setattr(events, "SLAB_EVENTS", 4)
+        patch.setattr(events, "_SAMPLED", 2)
+        patch.setattr(events, "MOST_SLABS", 100)
+        assert paired() == whole
+
+
+SHAPES = {
+    "short": lambda n: {"ph": "X", "ts": n * 10, "name": "a"},
+    "operators": lambda n: event(f"aten::op{n % 40}", 4e6 + n * 1.25, 0.75),
+    "kernels": lambda n: event("gemm", 4e6 + n * 5.125, 3.5 + n % 7, "kernel", pid=0, tid=n % 3, correlation=n * 3),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_events_take_a_fraction_of_their_text(tmp_path, shape):
+    # GIVEN as many events as fill a block, as short as they can be, or long
+    written = json.dumps([SHAPES[shape](n) for n in range(70_000)], separators=(",", ":")).encode()
+    (trace,) = traces_of(tmp_path / "t.json", written)
+    assert len(trace.events()) == 70_000
+    # THEN 2 GB of them take less than 400 MB
+    assert trace.size_bytes < 0.2 * len(written)

@@ -1,0 +1,90 @@
+"""The traces of all ranks beside each other: one job and one time, or a refusal in words."""
+
+import numpy as np
+import pytest
+
+from sftriage.errors import InputError
+from sftriage.frontier import Settings, judge
+from sftriage.reduce.together import missing_ranks, together
+from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
+
+DAY_NS = 86_400 * 10**9
+
+
+def ranks(tmp_path, slow=None, **about):
+    return [
+        reduced(tmp_path / f"{rank}.json", job_events(rank, slow), rank=rank, world_size=4, **about)
+        for rank in range(4)
+    ]
+
+
+@pytest.mark.parametrize("slow", [0, 2])
+def test_the_accounting_on_all_traces_names_the_slow_rank(tmp_path, slow):
+    # GIVEN the traces of four ranks, one of them 20 ms late in data, in no order
+    window = together(ranks(tmp_path, slow)[::-1])
+    # WHEN they are judged as the recorded signal is
+    verdict, _ = judge(window, None, Settings())
+    # THEN rank and stage are named
+    assert (verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage) == ("suspect", (slow,), "data")
+    assert (window.first_step, window.last_step) == (100, 107)
+
+
+def test_a_rank_that_begins_late_is_late_between_steps(tmp_path):
+    # GIVEN two ranks whose clocks have a date, one of which begins its first step 3 ms after the other
+    some = [
+        reduced(tmp_path / f"{r}.json", [mark("ProfilerStep#5", 1000 * (1 + 3 * r), 9000)], rank=r, world_size=2)
+        for r in range(2)
+    ]
+    window = together(some)
+    assert window.between_NR.tolist() == [[0.0, pytest.approx(0.003)]]
+
+
+def test_a_step_that_one_rank_lacks_is_missing_and_a_stage_that_it_lacks_took_no_time(tmp_path):
+    steps = [mark("ProfilerStep#1", 0, 50), mark("ProfilerStep#2", 60, 50)]
+    a = reduced(tmp_path / "a.json", [*steps, mark("sftriage:data", 5, 10)], rank=0, world_size=2)
+    b = reduced(tmp_path / "b.json", [steps[1], mark("sftriage:eval", 65, 10)], rank=1, world_size=2)
+    window = together([a, b])
+    assert window.schema.stages == ("data", "eval", "other")
+    assert np.isnan(window.durations_NRS[0, 1]).all()
+    assert window.durations_NRS[1].tolist() == [[0.0, 0.0, 50e-6], [0.0, pytest.approx(1e-5), pytest.approx(4e-5)]]
+
+
+def of(tmp_path, rank, *, first=1, name="a", world_size=2, **about):
+    path = tmp_path / f"{name}.json"
+    return reduced(path, [mark(f"ProfilerStep#{first}", 0, 50)], rank=rank, world_size=world_size, **about)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 3 * DAY_NS}, "not of one run: .* 3.0 days apart"),
+        ({"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 8 * 10**9}, "not of one run: .* 8.0 s apart"),
+        ({"rank": 0}, "two traces of rank 0"),
+        ({"rank": 1, "world_size": 3}, "different jobs: their world sizes are 2, 3"),
+        ({"rank": 1, "first": 9}, "no step in common: rank 0 steps 1 to 1; rank 1 steps 9 to 9"),
+        ({"rank": 2}, "not all ranks are there: only 0, 2"),
+        ({"rank": 1, "sftriage.job": "b"}, "different jobs: 'a', 'b'"),
+    ],
+)
+def test_what_does_not_belong_together_is_not_merged(tmp_path, other, said):
+    some = of(tmp_path, 0, **{"sftriage.job": "a"})
+    with pytest.raises(InputError, match=said):
+        together([some, of(tmp_path, name="b", **other)])
+
+
+def test_a_trace_without_a_rank_is_not_given_one(tmp_path):
+    nameless = reduced(tmp_path / "rank7.json", [mark("ProfilerStep#1", 0, 50)])
+    with pytest.raises(InputError, match="does not say its rank"):
+        together([of(tmp_path, 0), nameless])
+
+
+def test_clocks_without_a_date_cannot_be_compared(tmp_path):
+    some = [of(tmp_path, rank, name=str(rank), baseTimeNanoseconds=0) for rank in range(2)]
+    assert together(some).between_NR.tolist() == [[0.0, 0.0]]
+    assert all("no date" in " ".join(one.notes) for one in some)
+
+
+def test_ranks_that_are_missing(tmp_path):
+    assert missing_ranks([of(tmp_path, 1, world_size=4)]) == (0, 2, 3)
+    assert missing_ranks([of(tmp_path, 1), of(tmp_path, 0)]) == ()
+    assert missing_ranks([reduced(tmp_path / "x.json", [mark("ProfilerStep#1", 0, 50)])]) is None

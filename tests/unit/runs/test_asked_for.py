@@ -1,0 +1,66 @@
+"""Captures that a person asks for: what is asked for is checked, and what came of it says who asked and why."""
+
+import pytest
+
+from sftriage.runs.directory import RunInfo, create
+from sftriage.traces.store import LocalStore
+from tests.unit.conftest import asked_for
+
+CAPTURE = "asked-s57-r2-1"
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run that goes on, as far as its rings say."""
+    rings = tmp_path / "rings"
+    rings.mkdir()
+    info = RunInfo("20260101-0", "resnet", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, str(rings))
+    return create(tmp_path / "run", info, "")
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("two\nlines", "the reason has control characters; one line of text, please"),
+        ("\x1b[2J", "the reason has control characters; one line of text, please"),
+        ("ends\n", "the reason has control characters; one line of text, please"),
+        ("\x85", "the reason has control characters; one line of text, please"),
+        ("", "the reason is empty; one line of text, please"),
+        ("x" * 501, "the reason is too long; 500 characters at most"),
+        ("\udcff", "the reason is not text in UTF-8"),
+    ],
+)
+def test_a_reason_that_is_no_line_of_text_is_refused_in_words(sftriage, run, reason, said):
+    outcome = sftriage("capture", "--run", run.path, "--rank", 0, "--reason", reason)
+    assert (outcome.code, outcome.out, outcome.err) == (2, "", f"sftriage: {said}\n")
+    assert not list(run.asks.iterdir())
+
+
+@pytest.mark.parametrize(("name", "said"), [("a\nb", "has control characters"), ("x" * 501, "is too long")])
+def test_a_user_whose_name_is_no_line_of_text_is_told_so(sftriage, run, monkeypatch, name, said):
+    monkeypatch.setenv("LOGNAME", name)
+    outcome = sftriage("capture", "--run", run.path, "--rank", 0, "--reason", "a look")
+    assert outcome.code == 2
+    assert f"the name of who asks {said}; " in outcome.err
+    assert "pattern" not in outcome.err
+
+
+def test_what_a_person_asked_for_says_who_asked_and_why_and_names_no_stage(sftriage, run, trace, make_manifest):
+    # GIVEN a capture that a person asked for, and one that a rule did
+    store = LocalStore(run.path)
+    store.put(CAPTURE, trace, lambda artefact: asked_for(make_manifest(CAPTURE, artefact)))
+    store.put("w0-49-r2-x-1", trace, lambda artefact: make_manifest("w0-49-r2-x-1", artefact, stage=None))
+    # WHEN it is shown THEN nothing is blank that has an answer
+    shown = sftriage("traces", "show", CAPTURE, "--run", run.path).out.splitlines()
+    assert "because     ada asked for it: why is the loader slow?" in shown
+    (rule,) = (line for line in shown if line.startswith("rule"))
+    assert rule.startswith("rule        none, a person asked; under the limits of policy default (sha256 cdcdcdcdcdcd")
+    # AND in a list it has no suspect stage and no window, as the other has
+    asked, other = (
+        next(line for line in sftriage("traces", "list", "--run", run.path).out.splitlines() if name in line)
+        for name in (CAPTURE, "w0-49-r2-x-1")
+    )
+    assert "all local stages" in other
+    assert "100 to 149" in other
+    assert "stages" not in asked
+    assert "(asked for)" in asked

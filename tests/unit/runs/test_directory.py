@@ -1,0 +1,63 @@
+"""A run directory says what was run, to its owner alone, and is never half written."""
+
+import dataclasses
+import json
+
+import pytest
+
+from sftriage.errors import InputError, UsageError
+from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info
+from sftriage.traces.files import write_atomically
+
+INFO = RunInfo(
+    "20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("torchrun", "x.py"), "p", "0" * 64, "/rings"
+)
+
+
+def test_what_was_run_can_be_read_again(tmp_path):
+    run = create(tmp_path / "run", INFO, "the: policy\n")
+    assert read_info(run) == INFO
+    assert run.policy_file.read_text() == "the: policy\n"
+
+
+def test_it_is_private_even_in_a_directory_that_others_may_enter(tmp_path):
+    (tmp_path / "run").mkdir(mode=0o755)
+    run = create(tmp_path / "run", INFO, "")
+    for path in run.path.iterdir():
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_a_second_run_is_not_written_over_the_first(tmp_path):
+    create(tmp_path / "run", INFO, "")
+    with pytest.raises(UsageError, match="already holds a run"):
+        create(tmp_path / "run", dataclasses.replace(INFO, job="other"), "")
+    assert read_info(RunDirectory(tmp_path / "run")).job == "job"
+
+
+def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"cannot make the run directory .*file/run"):
+        create(tmp_path / "file" / "run", INFO, "")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "not a run's record"),
+        ("[]", "not a run's record"),
+        ("{}", "not a run's record: 'version'"),
+        (json.dumps({"version": 99}), "version 99 is newer"),
+        (json.dumps({"version": "one"}), "not a run's record"),
+    ],
+)
+def test_a_record_that_is_none_is_refused_in_words(tmp_path, content, said):
+    (tmp_path / "run.json").write_text(content)
+    with pytest.raises(InputError, match=said):
+        read_info(RunDirectory(tmp_path))
+
+
+def test_a_file_is_replaced_whole_and_leaves_nothing_beside_it(tmp_path):
+    write_atomically(tmp_path / "state.json", "old")
+    write_atomically(tmp_path / "state.json", "new")
+    assert [path.name for path in tmp_path.iterdir()] == ["state.json"]
+    assert (tmp_path / "state.json").read_text() == "new"

@@ -1,0 +1,59 @@
+"""What was decided is on record, whatever happens to the one who decided."""
+
+import os
+
+import pytest
+
+from sftriage.errors import InputError
+from sftriage.records import CaptureResult, Decision, Verdict
+from sftriage.runs.journal import Journal, read_journal
+
+VERDICT = Verdict(20, 69, "healthy", (), (), 0.05, {"data": 0.05}, {"data": 1}, {"coverage": 1.0})
+DECISION = Decision(1.0, 20, 69, "healthy", "ignore", "healthy")
+
+
+def test_entries_come_back_in_order_with_every_number(tmp_path):
+    journal = Journal(tmp_path / "decisions.jsonl")
+    journal.window(VERDICT, DECISION)
+    journal.capture(CaptureResult("w20-69-r1-x-1", 1, "failed", "the trainer ended"))
+    journal.close()
+    window, capture = read_journal(tmp_path / "decisions.jsonl")
+    assert window["verdict"]["advances_s"] == {"data": 0.05}
+    assert window["decision"]["reason"] == "healthy"
+    assert (capture["type"], capture["result"]["detail"]) == ("capture", "the trainer ended")
+
+
+def test_a_line_that_a_crash_cut_short_costs_only_itself(tmp_path):
+    path = tmp_path / "decisions.jsonl"
+    journal = Journal(path)
+    journal.window(VERDICT, DECISION)
+    journal.window(VERDICT, DECISION)
+    journal.close()
+    # GIVEN the crash came in the middle of the second line
+    os.truncate(path, path.stat().st_size - 40)
+    assert len(list(read_journal(path))) == 1
+    # WHEN another controller goes on in the same journal
+    journal = Journal(path)
+    journal.window(VERDICT, DECISION)
+    journal.close()
+    # THEN its lines are read; the torn one is passed over
+    assert [entry["type"] for entry in read_journal(path)] == ["window", "window"]
+
+
+def test_no_journal_is_an_empty_one(tmp_path):
+    assert list(read_journal(tmp_path / "decisions.jsonl")) == []
+
+
+def test_the_journal_is_private(tmp_path):
+    Journal(tmp_path / "decisions.jsonl").close()
+    assert (tmp_path / "decisions.jsonl").stat().st_mode & 0o077 == 0
+
+
+def test_a_journal_that_cannot_be_read_is_said(tmp_path):
+    with pytest.raises(InputError, match="decisions"):
+        list(read_journal_of_a_directory(tmp_path))
+
+
+def read_journal_of_a_directory(tmp_path):
+    (tmp_path / "decisions.jsonl").mkdir()
+    return read_journal(tmp_path / "decisions.jsonl")

@@ -1,0 +1,236 @@
+"""Reading what others measured: what is taken, and what is refused in which words."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sftriage.agent.gather import Shape
+from sftriage.errors import InputError
+from sftriage.runs.recordings import load_recording
+
+STAGES = np.array(["data", "forward", "backward", "other"])
+SYNC = np.array(["backward"])
+UNCLOSED = np.array(["data", "forward", "backward", "optimizer"])
+
+
+def durations(steps: int = 6, ranks: int = 2, stages: int = 4) -> np.ndarray:
+    return np.full((steps, ranks, stages), 0.01)
+
+
+def saved(path: Path, **arrays: object) -> Path:
+    np.savez(path, **{"durations_s": durations(), "stages": STAGES, "sync": SYNC, **arrays})
+    return path
+
+
+def changed(value: float, at: tuple[int, ...]) -> np.ndarray:
+    array = durations()
+    array[at] = value
+    return array
+
+
+def test_a_well_formed_recording_is_cut_into_windows(tmp_path):
+    recording = load_recording(saved(tmp_path / "job.npz"))
+    assert [(w.first_step, w.last_step) for w in recording.windows(Shape(3, 2, 0))] == [(0, 2), (2, 4)]
+
+
+def test_a_recording_shorter_than_a_window_is_one_window(tmp_path):
+    recording = load_recording(saved(tmp_path / "job.npz"))
+    assert [(w.first_step, w.last_step) for w in recording.windows(Shape(50, 10, 0))] == [(0, 5)]
+
+
+def test_optional_arrays_travel_with_their_windows(tmp_path):
+    path = saved(
+        tmp_path / "job.npz",
+        ready_s=np.arange(12.0).reshape(6, 2) / 1000,
+        hosts=np.array(["a", "b"]),
+        cohorts=np.array(["pp0", "pp1"]),
+        kinds=np.array(list("tttttc")),
+    )
+    *_, last = load_recording(path).windows(Shape(3, 3, 0))
+    assert (last.hosts, last.cohorts, last.kinds) == (("a", "b"), ("pp0", "pp1"), ("t", "t", "c"))
+    np.testing.assert_allclose(last.ready_NR[0], [0.006, 0.007])
+
+
+def test_what_refines_the_durations_travels_too(tmp_path):
+    path = saved(
+        tmp_path / "job.npz",
+        outside_s=np.arange(12.0).reshape(6, 2, 1),
+        between_s=np.arange(12.0).reshape(6, 2),
+        work=np.arange(12).reshape(6, 2),
+        first_step=np.array(1000),
+    )
+    *_, last = load_recording(path).windows(Shape(3, 3, 0))
+    assert (last.first_step, last.last_step) == (1003, 1005)
+    np.testing.assert_array_equal(last.outside_NRG[:, :, 0], [[6, 7], [8, 9], [10, 11]])
+    np.testing.assert_array_equal(last.between_NR, last.outside_NRG[:, :, 0])
+    np.testing.assert_array_equal(last.work_NR, last.between_NR)
+
+
+def test_device_times_travel_too_and_are_missing_by_themselves(tmp_path):
+    # GIVEN device times of all steps but one of rank 1
+    nowhere = np.arange(12.0).reshape(6, 2)
+    nowhere[4, 1] = np.nan
+    path = saved(
+        tmp_path / "job.npz",
+        device_s=2 * changed(np.nan, (4, 1)),
+        device_outside_s=np.full((6, 2, 1), 0.002),
+        device_between_s=nowhere,
+    )
+    *_, last = load_recording(path).windows(Shape(3, 3, 0))
+    # THEN each window has its own, and the host's times are not touched
+    assert last.on_device
+    assert np.isfinite(last.durations_NRS).all()
+    for values in (last.device_NRS, last.device_outside_NRG, last.device_between_NR):
+        gone = np.argwhere(np.isnan(values.reshape(3, 2, -1)).all(axis=2))
+        assert gone.tolist() == [[1, 1]]
+    assert last.device_between_NR[0].tolist() == [6, 7]
+    assert (last.device_NRS[0] == 0.02).all()
+
+
+@pytest.mark.parametrize(("said", "on_device"), [(True, True), (False, False), (1, True)])
+def test_a_recording_may_say_that_its_ranks_run_on_devices(tmp_path, said, on_device):
+    (window,) = load_recording(saved(tmp_path / "job.npz", on_device=np.array(said))).windows(Shape(6, 6, 0))
+    assert (window.on_device, window.device_NRS) == (on_device, None)
+
+
+def test_a_vector_of_nan_is_a_missing_step(tmp_path):
+    # GIVEN a recording in which rank 1 has no step 3, and what refines that step says either nothing or anything
+    nowhere = np.full((6, 2), 0.001)
+    nowhere[3, 1] = np.nan
+    path = saved(
+        tmp_path / "job.npz",
+        durations_s=changed(np.nan, (3, 1)),
+        between_s=nowhere,
+        outside_s=np.full((6, 2, 1), 0.002),
+        work=nowhere * 1000,
+        ready_s=changed(np.nan, (0, 0))[:, :, 0],
+    )
+    (window,) = load_recording(path).windows(Shape(50, 10, 0))
+    # THEN it is missing in the window, with all that belongs to it, and nothing else is
+    for values in (window.durations_NRS, window.outside_NRG, window.between_NR):
+        gone = np.argwhere(np.isnan(values.reshape(6, 2, -1)).all(axis=2))
+        assert gone.tolist() == [[3, 1]]
+        assert np.isnan(values).sum() == values[3, 1].size
+    assert window.work_NR[3].tolist() == [1, 0]
+    # AND a ready moment that nobody knows is unknown, wherever it is
+    assert np.argwhere(np.isnan(window.ready_NR)).tolist() == [[0, 0], [3, 1]]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", ">f8"])
+def test_numbers_of_any_width_will_do_and_the_ranks_of_a_stage_lie_side_by_side(tmp_path, dtype):
+    values = (np.arange(48).reshape(6, 2, 4) % 7).astype(dtype)
+    (window,) = load_recording(saved(tmp_path / "job.npz", durations_s=values)).windows(Shape(6, 6, 0))
+    np.testing.assert_array_equal(window.durations_NRS, values)
+    assert window.durations_NRS.dtype == np.float64
+    assert all(window.durations_NRS[:, :, s].flags.c_contiguous for s in range(4))
+
+
+def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
+    recording = load_recording(saved(tmp_path / "job.npz", sync=np.array([])))
+    assert next(recording.windows(Shape(3, 2, 0))).schema.sync == ()
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"durations_s": changed(np.nan, (3, 1, 2))}, "durations_s is not a finite number at step 3, rank 1, stage 2"),
+        ({"durations_s": changed(np.nan, (3, 1, slice(3)))}, "stage 0 (nan) and 2 more; a missing step is NaN in all"),
+        ({"durations_s": np.full((6, 2, 4), np.nan)}, "not a finite number at step 0, rank 0, stage 0 (nan)"),
+        ({"durations_s": changed(np.inf, (3, 1))}, "not a finite number at step 3, rank 1, stage 0 (inf) and 3 more"),
+        ({"durations_s": changed(np.inf, (0, 0, 0))}, "not a finite number at step 0, rank 0, stage 0 (inf)"),
+        ({"durations_s": changed(-0.5, (2, 0, 1))}, "durations_s is negative at step 2, rank 0, stage 1 (-0.5)"),
+        ({"durations_s": durations(stages=3)}, "has 3 stages on its last axis; stages names 4"),
+        ({"device_s": durations(steps=5)}, "device_s has shape (5, 2, 4); durations_s says (6, 2, 4)"),
+        ({"device_s": changed(-0.5, (2, 0, 1))}, "device_s is negative at step 2, rank 0, stage 1 (-0.5)"),
+        ({"device_s": changed(np.nan, (3, 1, 2))}, "device_s is not a finite number at step 3, rank 1, stage 2 (nan)"),
+        ({"device_between_s": np.zeros((6, 2))}, "device_between_s is given but device_s is not"),
+        ({"on_device": np.array("yes")}, "on_device is <U3 of shape (); expected one of true and false"),
+        ({"durations_s": durations()[0]}, "durations_s has 2 axes, shape (2, 4); expected step x rank x stage"),
+        ({"durations_s": durations(steps=0)}, "durations_s is empty: 0 steps"),
+        ({"durations_s": durations().astype("U8")}, "durations_s holds <U8; expected float64 seconds"),
+        ({"stages": np.array([1, 2, 3, 4])}, "stages has 1 axes of int64; expected one axis of strings"),
+        ({"stages": np.array(["data", "data", "backward", "other"])}, "stage named twice: data"),
+        ({"sync": np.array(["allreduce"])}, "'allreduce' is not one of the stages"),
+        ({"ready_s": np.zeros((6, 3))}, "ready_s has shape (6, 3); durations_s says (6, 2)"),
+        ({"ready_s": -np.ones((6, 2))}, "ready_s is negative at step 0, rank 0 (-1.0) and 11 more"),
+        ({"ready_s": np.zeros((6, 2)), "sync": np.array([])}, "sync names no stage that it would split"),
+        ({"ready_s": changed(np.inf, (1, 0))[:, :, 0]}, "ready_s is not a finite number at step 1, rank 0 (inf)"),
+        ({"between_s": changed(np.nan, (1, 0))[:, :, 0]}, "between_s is not a finite number at step 1, rank 0 (nan)"),
+        ({"between_s": np.zeros((6, 3))}, "between_s has shape (6, 3); durations_s says (6, 2)"),
+        ({"outside_s": np.zeros((6, 2))}, "outside_s has 2 axes, shape (6, 2); expected step x rank x sync stage"),
+        ({"outside_s": np.zeros((6, 2, 2))}, "outside_s has shape (6, 2, 2); durations_s and sync say (6, 2, 1)"),
+        ({"outside_s": -np.ones((6, 2, 1))}, "negative at step 0, rank 0, sync stage 0 (-1.0) and 11 more"),
+        ({"outside_s": np.zeros((6, 2, 1)), "stages": UNCLOSED}, "outside_s needs a last stage 'other'"),
+        ({"between_s": np.zeros((6, 2)), "stages": UNCLOSED}, "between_s needs a last stage 'other'"),
+        ({"work": -np.ones((6, 2))}, "work is negative at step 0, rank 0 (-1.0) and 11 more"),
+        ({"work": changed(np.inf, (1, 1))[:, :, 0]}, "work is not a finite number at step 1, rank 1 (inf)"),
+        ({"work": np.full((6, 2), "many")}, "work holds <U4; expected float64"),
+        ({"first_step": np.array(1.5)}, "first_step is float64 of shape (); expected one whole number"),
+        ({"first_step": np.array([1, 2])}, "first_step is int64 of shape (2,); expected one whole number"),
+        ({"hosts": np.array(["a"])}, "hosts has 1 entries; durations_s has 2 on its rank axis"),
+        ({"kinds": np.array(["train"])}, "kinds has 1 entries; durations_s has 6 on its step axis"),
+    ],
+)
+def test_bad_arrays_are_refused_in_one_line_that_says_what_and_where(tmp_path, arrays, said):
+    path = saved(tmp_path / "job.npz", **arrays)
+    with pytest.raises(InputError) as caught:
+        load_recording(path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["durations_s", "stages", "sync"])
+def test_a_missing_array_is_named(tmp_path, name):
+    arrays = {"durations_s": durations(), "stages": STAGES, "sync": SYNC}
+    del arrays[name]
+    np.savez(tmp_path / "job.npz", **arrays)
+    with pytest.raises(InputError, match=f"array {name} missing"):
+        load_recording(tmp_path / "job.npz")
+
+
+def test_objects_in_a_file_are_never_unpickled(tmp_path):
+    # GIVEN an array whose unpickling would run code
+    class Trap:
+        def __reduce__(self):
+            return (Path.touch, (tmp_path / "sprung",))
+
+    np.savez(tmp_path / "job.npz", durations_s=np.array([Trap()], dtype=object), stages=STAGES, sync=SYNC)
+    # WHEN it is read
+    with pytest.raises(InputError, match="not a readable"):
+        load_recording(tmp_path / "job.npz")
+    # THEN it is refused and nothing has run
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a zip", b"\x93NUMPY\x01\x00garbage", b"\x00" * 4096])
+def test_files_that_are_no_npz_are_refused(tmp_path, content):
+    path = tmp_path / "job.npz"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"not a readable \.npz"):
+        load_recording(path)
+
+
+def test_a_single_array_file_is_refused(tmp_path):
+    np.save(tmp_path / "job.npy", durations())
+    with pytest.raises(InputError, match=r"not a readable \.npz"):
+        load_recording(tmp_path / "job.npy")
+
+
+def test_a_truncated_npz_is_refused(tmp_path):
+    whole = saved(tmp_path / "job.npz").read_bytes()
+    for cut in (10, len(whole) // 2, len(whole) - 1):
+        (tmp_path / "cut.npz").write_bytes(whole[:cut])
+        with pytest.raises(InputError, match=r"not a readable \.npz"):
+            load_recording(tmp_path / "cut.npz")
+
+
+def test_a_directory_that_is_no_run_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"not a run directory: it has no run\.json"):
+        load_recording(tmp_path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(InputError, match=r"nothing\.npz: no such file"):
+        load_recording(tmp_path / "nothing.npz")

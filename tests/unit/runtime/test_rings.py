@@ -1,0 +1,87 @@
+"""Ring directories: private, and swept when nobody needs them any more."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sftriage.errors import UsageError
+from sftriage.recorder import Monitor
+from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
+
+HOLD = """
+import sys
+from sftriage import Monitor
+monitor = Monitor(rings=sys.argv[1])
+with monitor.step():
+    pass
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def dead_pid():
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def test_it_is_private_to_its_owner(tmp_path):
+    rings = make_rings_directory("run-1", tmp_path)
+    assert rings.stat().st_mode & 0o077 == 0
+    assert rings.parent.stat().st_mode & 0o077 == 0
+
+
+def test_a_place_that_others_may_write_is_refused(tmp_path):
+    (tmp_path / f"sftriage-{os.getuid()}").mkdir(mode=0o777)
+    (tmp_path / f"sftriage-{os.getuid()}").chmod(0o777)
+    with pytest.raises(UsageError, match="not a private directory"):
+        make_rings_directory("run-1", tmp_path)
+
+
+def test_a_link_in_its_place_is_refused(tmp_path):
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    (tmp_path / f"sftriage-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match="not a private directory"):
+        make_rings_directory("run-1", tmp_path)
+
+
+def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path, dead_pid):
+    left = make_rings_directory("run-1", tmp_path)
+    (left / "owner").write_text(str(dead_pid))
+    make_rings_directory("run-2", tmp_path)
+    assert not left.exists()
+
+
+def test_the_rings_of_a_run_that_lives_are_left_alone(tmp_path):
+    ours = make_rings_directory("run-1", tmp_path)
+    make_rings_directory("run-2", tmp_path)
+    assert ours.exists()
+
+
+def test_rings_that_a_trainer_still_writes_outlive_their_run(tmp_path, dead_pid):
+    # GIVEN a run that was killed while its trainer goes on
+    left = make_rings_directory("run-1", tmp_path)
+    (left / "owner").write_text(str(dead_pid))
+    trainer = subprocess.Popen([sys.executable, "-c", HOLD, str(left)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert trainer.stdout.readline() == b"ready\n"
+        # WHEN the next run sweeps
+        make_rings_directory("run-2", tmp_path)
+        # THEN the trainer's ring is still there
+        assert list(left.glob("*.ring"))
+    finally:
+        trainer.communicate(timeout=30)
+    # AND once the trainer has gone, it goes too
+    make_rings_directory("run-3", tmp_path)
+    assert not left.exists()
+
+
+def test_removing_spares_rings_in_use(tmp_path):
+    rings = make_rings_directory("run-1", tmp_path)
+    monitor = Monitor(rings=rings)
+    remove_rings_directory(rings)
+    assert rings.exists()
+    del monitor

@@ -1,0 +1,21 @@
+"""How long a capture is waited for: what the documentation says is what is done."""
+
+from pathlib import Path
+
+import pytest
+
+from sftriage.runtime import triage
+
+POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        f"| {triage.CANCEL_GRACE_S:.0f} | the capture is called off",
+        f"| {triage.ANSWER_GRACE_S:.0f} (`nsys`: {triage.NSYS_ANSWER_GRACE_S:.0f}, to make its report) | a rank",
+        f"its trainers are given {triage.LAST_ANSWER_S:.0f} s",
+    ],
+)
+def test_the_times_past_a_time_box_are_documented(said):
+    assert said in POLICIES

@@ -1,0 +1,202 @@
+"""A run's captures kept elsewhere, from the command line: brought there, told of, and kept up to date."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pytest
+
+from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info, write_info
+from sftriage.runs.uploaded import upload_words
+from sftriage.runtime import uploads
+from sftriage.runtime.uploads import follow, what_is_left
+from sftriage.traces import uploading
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
+from sftriage.traces.uploading import Standing, Uploader
+from sftriage.traces.uploads import Outbox, Upload
+from tests.unit.traces.faulty import FaultyObjects, run_of
+
+
+@pytest.fixture
+def run(tmp_path, store, put) -> RunDirectory:
+    """A run with two captures."""
+    info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("x",), "default", "cd" * 32, "/nowhere")
+    directory = create(tmp_path / "run", info, "")
+    put("c-1")
+    put("c-2", second=1)
+    return directory
+
+
+@pytest.fixture
+def elsewhere(tmp_path) -> Path:
+    return tmp_path / "shared" / "traces"
+
+
+def test_captures_are_brought_elsewhere_and_it_is_told_where(sftriage, run, elsewhere):
+    # GIVEN a run that keeps its captures here alone
+    refused = sftriage("traces", "upload", "--run", run.path)
+    assert (refused.code, "keeps its captures here alone" in refused.err) == (2, True)
+    assert "upload" not in sftriage("traces", "show", "c-1", "--run", run.path).out
+    assert json.loads(sftriage("traces", "list", "--run", run.path, "--json").out)[0]["upload"] is None
+    # WHEN they are uploaded to a directory
+    done = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere)
+    # THEN they are there, and the run says so
+    assert (done.code, done.out) == (0, f"2 of 2 captures are in {elsewhere.as_uri()}\n")
+    assert RemoteStore.open(str(elsewhere)).ids() == {"resnet/run-1/c-1", "resnet/run-1/c-2"}
+    assert f"upload      stored in {elsewhere.as_uri()}, verified" in (
+        sftriage("traces", "show", "c-1", "--run", run.path).out
+    )
+    row = json.loads(sftriage("traces", "list", "--run", run.path, "--json").out)[0]
+    assert row["upload"].keys() == {"state", "url", "reason", "verified_at"}
+    assert (row["upload"]["state"], row["upload"]["url"]) == ("stored", elsewhere.as_uri())
+    # AND it keeps the store in mind, and has no other
+    assert json.loads(sftriage("traces", "upload", "--run", run.path, "--json").out)["stored"] == 2
+    other = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere / "x")
+    assert (other.code, "a run has one store" in other.err) == (2, True)
+    # AND they are listed, and fetched, by whoever knows no run
+    listed = json.loads(sftriage("traces", "list", "--store", elsewhere, "--json").out)
+    assert [row["capture_id"] for row in listed] == ["c-1", "c-2"]
+    got = sftriage("traces", "get", "c-2", "--store", elsewhere, "--out", run.path / "got")
+    assert (run.path / "got").read_bytes() == LocalStore(run.path).path("c-2", "trace.json.gz").read_bytes(), got.err
+
+
+def test_what_is_changed_here_changes_there_at_once(sftriage, run, elsewhere):
+    sftriage("traces", "upload", "--run", run.path, "--store", elsewhere)
+    store = RemoteStore.open(str(elsewhere))
+    # WHEN one is pinned and the others pruned
+    assert sftriage("traces", "pin", "c-2", "--run", run.path).code == 0
+    assert store.pinned() == {"resnet/run-1/c-2"}
+    assert "c-1" in sftriage("traces", "prune", "--run", run.path, "--bytes", "1Ki").out
+    # THEN they went there too
+    assert store.ids() == {"resnet/run-1/c-2"}
+    assert not list((elsewhere / "resnet" / "run-1").glob("c-1"))
+
+
+def test_traces_go_from_here_if_that_is_wanted(sftriage, run, elsewhere):
+    sftriage("traces", "upload", "--run", run.path, "--store", elsewhere, "--drop-local")
+    assert not list((run.path / "captures").rglob("trace.json.gz"))
+    got = sftriage("traces", "get", "c-1", "--run", run.path, "--out", run.path / "got")
+    assert (got.code, (run.path / "got").exists()) == (0, True), got.err
+
+
+def test_what_fails_is_said_and_is_a_failure(sftriage, run, elsewhere, monkeypatch):
+    monkeypatch.setattr(uploading, "FIRST_DELAY_S", 0.01)
+    # GIVEN a capture that cannot be uploaded
+    (run.path / "captures" / "c-1" / "trace.json.gz").write_bytes(b"")
+    # WHEN it is tried
+    failed = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere, "--json")
+    # THEN the other one is there, and it is said why this one is not
+    assert failed.code == 1
+    answer = json.loads(failed.out)
+    assert (answer["stored"], answer["done"]) == (1, False)
+    assert answer["left"][0]["capture_id"] == "c-1"
+    assert "0 bytes" in answer["left"][0]["reason"]
+    assert failed.err.startswith("sftriage: 1 capture is not in the store yet (")
+
+
+def test_while_another_process_uploads_it_is_left_to_it(sftriage, run, elsewhere):
+    with Outbox(run.path).uploading():
+        refused = sftriage("traces", "upload", "--run", run.path, "--store", elsewhere)
+    assert (refused.code, "another process uploads" in refused.err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--drop-local"], "needs a --store"),
+        (["--store", "ftp://host/x"], "not a store"),
+        (["--store", "s3://key:SECRET@bucket"], "come from the environment"),
+        (["--store", "/dev/null/x"], "cannot be opened"),
+        (["--store", "s3://bucket", "--job", "x" * 300], "too long for a key"),
+    ],
+)
+def test_a_run_does_not_start_with_a_store_that_cannot_be(sftriage, tmp_path, options, said):
+    refused = sftriage("run", "--out", tmp_path / "run", *options, "--", "true")
+    assert (refused.code, said in refused.err) == (2, True), refused.err
+    assert "SECRET" not in refused.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_without_what_talks_to_a_store_only_that_is_refused(sftriage, run, monkeypatch):
+    for name in ("obstore", "obstore.store", "obstore.exceptions"):
+        monkeypatch.setitem(sys.modules, name, None)
+    assert sftriage("traces", "list", "--run", run.path).code == 0
+    refused = sftriage("traces", "list", "--store", "s3://bucket")
+    assert (refused.code, refused.err) == (2, "sftriage: a store elsewhere needs obstore; install sftriage[store]\n")
+
+
+def test_the_record_of_an_older_run_is_still_read(run):
+    values = json.loads(run.info_file.read_text())
+    assert (values.pop("store"), values.pop("drop_local")) == (None, False)
+    run.info_file.write_text(json.dumps(values))
+    assert (read_info(run).store, read_info(run).run_id) == (None, "run-1")
+
+
+@pytest.mark.parametrize(
+    ("standing", "said"),
+    [
+        (Standing(), "the captures are not all in the store yet"),
+        (Standing(taken=True), "another process uploads this run's captures"),
+        (Standing(looked=True, left={"a": ""}), "1 capture is not in the store yet"),
+        (Standing(looked=True, left={"a": "full", "b": "full"}), "2 captures are not in the store yet (full)"),
+        (Standing(looked=True, left={"a": "full", "b": "away"}), "2 captures are not in the store yet (full, ...)"),
+        (
+            Standing(looked=True, left={"a": ""}, removals={"b": "away"}),
+            "1 capture is not in the store yet and 1 capture is still to be removed there (away)",
+        ),
+    ],
+)
+def test_what_is_left_in_words(standing, said):
+    assert what_is_left(standing) == said
+
+
+@pytest.mark.parametrize(
+    ("upload", "said"),
+    [
+        (Upload(url="s3://b", state="waiting"), "waiting: to s3://b"),
+        (Upload(url="s3://b", state="uploading"), "uploading: to s3://b"),
+        (Upload(url="s3://b", state="waiting").failed("no\nanswer"), "failed: no answer"),
+        (
+            Upload(url="s3://b", state="stored", verified_at=datetime(2027, 1, 15, 8, tzinfo=timezone.utc)),
+            "stored in s3://b, verified 2027-01-15 08:00:00 UTC",
+        ),
+    ],
+)
+def test_an_upload_in_words(upload, said):
+    assert upload_words(upload) == said
+
+
+def test_the_end_of_a_run_waits_only_as_long_as_something_moves(run):
+    # GIVEN a store that is away
+    objects = FaultyObjects()
+    objects.fails = {"any"}
+    uploader = Uploader(run.path, run_of(objects), "s3://bucket")
+    uploader.start()
+    # WHEN it is followed and nothing moves, THEN that has an end, and it is known what is left
+    standing = follow(uploader, limit_s=60.0, still_s=0.3)
+    assert uploader.close(10.0)
+    assert standing.left.keys() == {"c-1", "c-2"}
+    assert not standing.done
+
+
+def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypatch, capsys):
+    # GIVEN a run whose captures are in a store that cannot be reached now
+    objects = FaultyObjects()
+    monkeypatch.setattr(uploads.RemoteStore, "open", lambda url, **_: run_of(objects))
+    write_info(run, dataclasses.replace(read_info(run), store="s3://bucket"))
+    Uploader(run.path, run_of(objects), "s3://bucket").turn()
+    objects.fails = {"any"}
+    store = LocalStore(run.path, changed=uploads.pusher(run))
+    # WHEN several things change
+    store.pin("c-1")
+    store.pin("c-2")
+    # THEN they are so here, and it is said once what the copy lacks
+    assert store.pinned() == {"c-1", "c-2"}
+    said = capsys.readouterr().err
+    assert said.count("is not up to date") == 1
+    assert f"sftriage traces upload --run {run.path}" in said.replace("\n", "")

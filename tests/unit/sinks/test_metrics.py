@@ -1,0 +1,342 @@
+"""What is counted, under which names, and that there are not too many of them."""
+
+import re
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from sftriage.controller.controller import Controller, Judged
+from sftriage.controller.costs import Cost
+from sftriage.frontier import anchored, by_step
+from sftriage.policy.loading import find, load
+from sftriage.records import (
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    JobStatus,
+    RankStatus,
+    Reproduced,
+    StageSchema,
+    Suspect,
+    Verdict,
+    Window,
+)
+from sftriage.runs.journal import Journal
+from sftriage.sinks.metrics import ALL_LOCAL, Metrics, Received
+from sftriage.traces.manifest import ReproducedInfo
+
+from ..conftest import manifest_of
+
+SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+ID = "w20-39-r2-any-1"
+LONGEST_ID = "w" * 100
+
+
+def metrics(**options) -> Metrics:
+    return Metrics("resnet", "run-1", version="1.2.3", started_s=1000.0, **options)
+
+
+def window(first_step=0, n_steps=20, seed=0, schema=SCHEMA, attempt=0) -> Window:
+    times_NRS = np.random.default_rng(seed).gamma(20.0, 0.001, (n_steps, 4, len(schema.stages)))
+    return Window(schema, first_step, times_NRS, attempt=attempt)
+
+
+def suspect(stage="data", scope="rank", ranks=(2,)) -> Suspect:
+    return Suspect(scope, ranks, stage, 0.02, 0.25, 1.0, rank=ranks[0] if scope == "rank" else None)
+
+
+def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, reason="healthy", costs=()) -> Judged:
+    verdict = Verdict(0, 19, label, tuple(reasons), tuple(suspects), 0.1, {"data": 0.1}, {}, {})
+    outcome = outcome or ("capture" if requests else "ignore")
+    return Judged(verdict, Decision(1000.0, 0, 19, label, outcome, reason, requests=tuple(requests)), tuple(costs))
+
+
+def request(capture_id=ID, profiler="torch") -> CaptureRequest:
+    return CaptureRequest(capture_id, 2, profiler, 5, 1, 60.0, 2**29)
+
+
+def status(ranks=4, step=25) -> JobStatus:
+    return JobStatus(
+        SCHEMA,
+        4,
+        tuple(RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=r != 3) for r in range(ranks)),
+    )
+
+
+def value(found: Metrics, name: str, **labels) -> float | None:
+    return found.registry.get_sample_value(name, {"job_name": "resnet", **labels})
+
+
+def everything(**options) -> Metrics:
+    """Metrics that have seen one of each."""
+    found = metrics(**options)
+    found.judged(judged(), window(), lag_s=0.2)
+    costs = (Cost(1, 5, 0.4, 0.1), Cost(6, 7, None, None), Cost(8, 9, -0.1, 0.1))
+    found.judged(judged("suspect", [suspect()], [request()], reason="rule any", costs=costs), window(10, seed=1))
+    found.judged(judged("stalled", [suspect("backward")], outcome="hold", reasons=["not_arrived"]))
+    found.judged(judged("needs_evidence", reasons=["roaming"], outcome="hold"), window(20, seed=2))
+    found.asked(Decision(1.0, 5, 5, "asked", "capture", "me", requests=(request("asked-1", "nsys"),)))
+    stored = manifest_of(ID).model_copy(update={"reproduced": ReproducedInfo.of(Reproduced("yes", 5, 5, 0.02, 0.02))})
+    result = CaptureResult(ID, 2, "done", size_bytes=5, timings_s={"start": 0.1, "stop": 0.2, "odd": 9.0})
+    found.captured(result, stored)
+    found.captured(CaptureResult("asked-1", 1, "failed", "no"))
+    found.looked(Received(100, 2, 1, 1), status(), 1234.5, (0.4, 2.0))
+    return found
+
+
+def test_the_exposed_time_of_overlapping_windows_is_counted_once_and_exactly():
+    # GIVEN a run of 100 steps, cut into windows of 20 that overlap by half
+    run = window(n_steps=100, seed=7)
+    found = metrics()
+    for start in range(0, 81, 10):
+        found.judged(judged(), replace(run, first_step=start, durations_NRS=run.durations_NRS[start : start + 20]))
+    # THEN, over the stages, the counter is the sum of the run's exposed step times
+    by_stage = {stage: value(found, "sftriage_exposed_seconds_total", stage=stage) for stage in SCHEMA.stages}
+    assert sum(by_stage.values()) == pytest.approx(anchored(run).exposed_s, rel=1e-9)
+    assert list(by_stage.values()) == pytest.approx(list(anchored(run).advances_S), rel=1e-9)
+    # AND so is the histogram's sum, of as many steps
+    assert value(found, "sftriage_step_exposed_seconds_sum") == pytest.approx(anchored(run).exposed_s, rel=1e-9)
+    assert value(found, "sftriage_steps_total") == value(found, "sftriage_step_exposed_seconds_count") == 100
+
+
+def test_what_has_happened_is_counted():
+    found = everything()
+    counted = {
+        (name, tuple(labels.items())): value(found, name, **labels)
+        for name, labels in [
+            ("sftriage_verdicts_total", {"label": "healthy"}),
+            ("sftriage_verdicts_total", {"label": "stalled"}),
+            ("sftriage_suspect_verdicts_total", {"stage": "data", "scope": "rank"}),
+            ("sftriage_decisions_total", {"outcome": "capture", "reason": "rule_matched"}),
+            ("sftriage_decisions_total", {"outcome": "capture", "reason": "asked"}),
+            ("sftriage_decisions_total", {"outcome": "hold", "reason": "roaming"}),
+            ("sftriage_decisions_total", {"outcome": "hold", "reason": "not_arrived"}),
+            ("sftriage_captures_total", {"profiler": "torch", "state": "done"}),
+            ("sftriage_captures_total", {"profiler": "nsys", "state": "failed"}),
+        ]
+    }
+    assert set(counted.values()) == {1.0}, counted
+    # AND a kind of capture that there was none of is a 0 from which the first one can be seen
+    assert value(found, "sftriage_captures_total", profiler="stacks", state="done") == 0.0
+    # AND what was stored says whether the fault was there
+    assert value(found, "sftriage_captures_reproduced_total", answer="yes") == 1
+    assert value(found, "sftriage_captures_stored_bytes_total") == 7
+    # AND costs are what is known of them, and never less than nothing
+    assert value(found, "sftriage_capture_cost_seconds_total") == pytest.approx(0.4)
+    assert value(found, "sftriage_captures_unmeasured_total") == 1
+    assert value(found, "sftriage_capture_rank_seconds_total", profiler="torch", phase="stop") == pytest.approx(0.2)
+    assert value(found, "sftriage_capture_budget_used_seconds") == 0.4
+    # AND telemetry is as it was told
+    assert value(found, "sftriage_telemetry_missed_steps_total") == 2
+    assert value(found, "sftriage_telemetry_torn_steps_total") == 1
+    assert (value(found, "sftriage_ranks"), value(found, "sftriage_ranks_alive")) == (4, 3)
+    assert value(found, "sftriage_telemetry_lag_steps") == 0
+    assert value(found, "sftriage_update_timestamp_seconds") == 1234.5
+
+
+def test_what_a_capture_cost_reaches_the_metrics_as_it_reaches_the_budget(tmp_path):
+    # GIVEN a job that a capture made half as slow again, for as long as it went on
+    controller = Controller(load(find("default")), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+    found = metrics()
+    times_NRS = np.full((80, 4, 3), 0.01)
+    times_NRS[30:35] = 0.015
+    capturing_N = np.zeros(80, dtype=np.bool_)
+    capturing_N[30:35] = True
+    for first in range(0, 80, 20):
+        steps = slice(first, first + 20)
+        some = Window(SCHEMA, first, times_NRS[steps], capturing_N=capturing_N[steps])
+        found.judged(controller.take(some, 1000.0 + first), some)
+    found.looked(Received(), None, 1100.0, controller.budget(1100.0))
+    # THEN that is in the metrics
+    cost_s = 5 * 3 * 0.005
+    assert value(found, "sftriage_capture_cost_seconds_total") == pytest.approx(cost_s)
+    assert value(found, "sftriage_capture_budget_used_seconds") == pytest.approx(cost_s)
+    assert value(found, "sftriage_capture_budget_seconds") > 0
+
+
+def test_steps_that_an_earlier_process_has_counted_are_not_counted_again():
+    found = metrics()
+    for first in (0, 10, 20):
+        found.learnt(window(first))
+    found.judged(judged(), window(30))
+    assert value(found, "sftriage_steps_total") == 10
+
+
+def test_totals_that_are_told_again_are_not_counted_again():
+    found = metrics()
+    for steps in (10, 10, 25):
+        found.looked(Received(steps), None, 1.0)
+    assert value(found, "sftriage_telemetry_steps_total") == 25
+
+
+def test_a_suspect_is_shown_as_long_as_there_is_one():
+    found = metrics()
+    found.judged(judged("suspect", [suspect()], outcome="ignore"), window())
+    assert value(found, "sftriage_suspect_gain_seconds", stage="data", scope="rank") == 0.02
+    assert value(found, "sftriage_verdict", label="suspect") == 1
+    # WHEN it is slow in all it does, that is no stage's name
+    found.judged(judged("suspect", [suspect(None, "host", (2, 3))], outcome="ignore"), window(20))
+    assert value(found, "sftriage_suspect_gain_seconds", stage=ALL_LOCAL, scope="host") == 0.02
+    assert value(found, "sftriage_suspect_gain_seconds", stage="data", scope="rank") is None
+    # WHEN all is well again, nobody is
+    found.judged(judged(), window(40))
+    assert value(found, "sftriage_suspect_share_ratio", stage=ALL_LOCAL, scope="host") is None
+    assert (value(found, "sftriage_verdict", label="suspect"), value(found, "sftriage_verdict", label="healthy")) == (
+        0,
+        1,
+    )
+
+
+def test_a_stall_is_over_with_the_next_window_and_with_the_run():
+    found = metrics()
+    assert value(found, "sftriage_stalled") == 0
+    found.judged(judged("stalled", outcome="hold"))
+    assert value(found, "sftriage_stalled") == 1
+    found.judged(judged(), window())
+    assert value(found, "sftriage_stalled") == 0
+    found.judged(judged("stalled", outcome="hold"))
+    found.ended(2000.0)
+    assert (value(found, "sftriage_stalled"), value(found, "sftriage_run_active")) == (0, 0)
+
+
+def test_steps_that_are_not_there_lower_the_coverage():
+    found = metrics()
+    some = window()
+    some.durations_NRS[5:10, 1] = np.nan
+    found.judged(judged(), some)
+    assert value(found, "sftriage_coverage_ratio") == pytest.approx(1 - 5 / 80)
+    assert (value(found, "sftriage_steps_total"), value(found, "sftriage_incomplete_steps_total")) == (15, 5)
+
+
+def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_all_there():
+    # GIVEN attempts of a job that each call their stages otherwise
+    found = metrics(max_stages=5)
+    total_s = 0.0
+    for attempt in range(10):
+        some = window(schema=StageSchema((f"a{attempt}", f"b{attempt}", "other")), seed=attempt, attempt=attempt)
+        found.judged(judged(), some)
+        found.judged(judged("suspect", [suspect(f"b{attempt}")], outcome="ignore"), window(20, attempt=attempt))
+        total_s += anchored(some).exposed_s
+    families = {family.name: family for family in found.registry.collect()}
+    stages = {
+        sample.labels["stage"]
+        for name in ("sftriage_exposed_seconds", "sftriage_suspect_verdicts")
+        for sample in families[name].samples
+    }
+    # THEN there are no more of them than are allowed
+    assert len(stages) == 5
+    assert "other" in stages
+    assert "b9" not in stages
+
+
+def test_ranks_are_named_only_where_that_was_asked_for():
+    labels = {key for family in everything().registry.collect() for s in family.samples for key in s.labels}
+    assert "rank" not in labels
+    found = everything(per_rank=True)
+    assert value(found, "sftriage_rank_suspect_verdicts_total", rank="2", stage="data") == 1
+    assert value(found, "sftriage_rank_captures_total", rank="2") == 1
+    assert (value(found, "sftriage_rank_step", rank="0"), value(found, "sftriage_rank_alive", rank="3")) == (25, 0)
+
+
+def test_exemplars_name_the_capture():
+    found = everything()
+    families = {family.name: family for family in parse_openmetrics(generate_openmetrics(found.registry).decode())}
+    # THEN the capture that has ended is on the counter
+    named = {
+        sample.labels["profiler"]: sample.exemplar.labels["capture_id"]
+        for sample in families["sftriage_captures"].samples
+        if sample.exemplar
+    }
+    assert named == {"torch": ID, "nsys": "asked-1"}
+    # AND the slowest new step of the window that led to it is in the histogram, with it
+    (exemplar,) = [s.exemplar for s in families["sftriage_step_exposed_seconds"].samples if s.exemplar]
+    assert exemplar.labels == {"capture_id": ID}
+    run = window(10, seed=1)
+    advances_NS, _ = by_step(replace(run, durations_NRS=run.durations_NRS[9:]))
+    assert exemplar.value == pytest.approx(advances_NS[1:].sum(axis=1).max())
+
+
+def test_the_longest_capture_id_is_an_exemplar_still():
+    found = metrics()
+    found.judged(judged("suspect", [suspect()], [request(LONGEST_ID)], reason="rule any"), window())
+    found.captured(CaptureResult(LONGEST_ID, 2, "done"))
+    assert LONGEST_ID in generate_openmetrics(found.registry).decode()
+
+
+UNITS = (
+    "seconds",
+    "bytes",
+    "ratio",
+    "steps",
+    "info",
+    "step",
+    "ranks",
+    "alive",
+    "active",
+    "stalled",
+    "verdict",
+    "running",
+)
+
+
+@pytest.mark.parametrize("per_rank", [False, True])
+def test_names_and_helps_are_as_prometheus_wants_them(per_rank):
+    found = everything(per_rank=per_rank)
+    families = list(found.registry.collect())
+    assert len(families) > 30
+    for family in families:
+        # THEN there are words for people, in a sentence, and a name that says whose it is
+        assert re.fullmatch(r"sftriage_[a-z]+(_[a-z]+)*", family.name)
+        assert family.documentation.endswith("."), family.name
+        assert len(family.documentation) > 15
+        # AND its unit is in the name: a counter's end in _total, and nothing else's does
+        names = {sample.name for sample in family.samples}
+        if family.type == "counter":
+            assert all(name.endswith("_total") for name in names)
+        elif family.type == "gauge":
+            assert family.name.endswith(UNITS), family.name
+        assert not any(name.endswith("_created") for name in names)
+        assert not re.search(r"_(ms|ns|us|s|count|sum|bucket)$", family.name)
+    # AND both formats can be read back
+    text = generate_latest(found.registry).decode()
+    assert {family.name for family in parse_text(text)} >= {"sftriage_verdict", "sftriage_steps"}
+    assert list(parse_openmetrics(generate_openmetrics(found.registry).decode()))
+
+
+def test_whatever_a_job_is_called_the_text_is_whole():
+    found = Metrics('a"b\\c\nd', "run", version="1", started_s=0.0)
+    (family,) = [
+        one for one in parse_text(generate_latest(found.registry).decode()) if one.name == "sftriage_run_active"
+    ]
+    assert family.samples[0].labels == {"job_name": 'a"b\\c\nd'}
+
+
+def test_the_sum_is_never_seen_half_way():
+    """A scrape between two stages of one window would show a step that is shorter than it was."""
+    found = metrics()
+    run = window(n_steps=4000, seed=3)
+    stop = threading.Event()
+    apart = []
+
+    def scrape() -> None:
+        while not stop.is_set():
+            values = {(s.name, s.labels.get("stage")): s.value for f in found.registry.collect() for s in f.samples}
+            stages_s = sum(v for (name, _), v in values.items() if name == "sftriage_exposed_seconds_total")
+            whole_s = values[("sftriage_step_exposed_seconds_sum", None)]
+            if abs(stages_s - whole_s) > 1e-9 * max(1.0, whole_s):
+                apart.append((stages_s, whole_s))
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    for start in range(0, 4000, 20):
+        found.judged(judged(), replace(run, first_step=start, durations_NRS=run.durations_NRS[start : start + 20]))
+    stop.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert apart == []

@@ -1,0 +1,223 @@
+"""What goes out as spans: to a real receiver of OTLP over HTTP, and to one that is away."""
+
+import logging
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from sftriage.controller.controller import Judged
+from sftriage.frontier import by_step
+from sftriage.records import CaptureRequest, CaptureResult, Decision, StageSchema, Suspect, Verdict, Window
+from sftriage.sinks.spans import Spans, Telling, trace_id_of
+from tests.otlp import Receiver
+
+SECOND_NS = 1_000_000_000
+T0_NS = 1_800_000_000 * SECOND_NS
+ID = "w0-9-r2-any-1"
+SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+
+
+@pytest.fixture
+def receiver():
+    with Receiver() as receiver:
+        yield receiver
+
+
+@pytest.fixture
+def make(receiver, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(name, raising=False)
+    made = []
+
+    def make(**options) -> Spans:
+        processor = BatchSpanProcessor(Telling(OTLPSpanExporter()))
+        spans = Spans(processor, job="resnet", run="run-1", version="1", start_ns=T0_NS, **options)
+        made.append(spans)
+        return spans
+
+    yield make
+    for one in made:
+        one.close(T0_NS, 0.0)
+
+
+def window(first_step=0, n_steps=10) -> Window:
+    return Window(SCHEMA, first_step, np.random.default_rng(first_step).gamma(20.0, 0.001, (n_steps, 4, 3)))
+
+
+def judged(label="suspect", first_step=0, requests=()) -> Judged:
+    found = Suspect("rank", (2,), "data", 0.02, 0.25, 1.0, rank=2)
+    suspects = (found,) if label == "suspect" else ()
+    last_step = first_step + 9
+    verdict = Verdict(first_step, last_step, label, (), suspects, 0.1, {"data": 0.06, "backward": 0.04}, {}, {})
+    outcome = "capture" if requests else "ignore"
+    decision = Decision(T0_NS / 1e9 + 1, first_step, last_step, label, outcome, "why", "any", requests=tuple(requests))
+    return Judged(verdict, decision)
+
+
+def request(capture_id=ID) -> CaptureRequest:
+    return CaptureRequest(capture_id, 2, "torch", 5, 1, 60.0, 2**29)
+
+
+def wall(first: int, last: int) -> tuple[int, int]:
+    """A step takes 100 ms."""
+    return T0_NS + first * SECOND_NS // 10, T0_NS + (last + 1) * SECOND_NS // 10
+
+
+def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(make, receiver):
+    # GIVEN a run in which a window led to a capture
+    spans = make()
+    spans.judged(judged(requests=[request()]), wall(0, 9), window())
+    spans.judged(judged("healthy", 10), wall(10, 19), window(10))
+    done = CaptureResult(ID, 2, "done", first_step=12, last_step=16, size_bytes=99, timings_s={"stop": 0.25})
+    spans.captured(done, T0_NS + 3 * SECOND_NS)
+    spans.close(T0_NS + 5 * SECOND_NS, 30.0)
+    # THEN all of it has arrived, in the one trace that the run's id tells
+    by_name = receiver.by_name()
+    assert {name: len(found) for name, found in by_name.items()} == {"run": 1, "window": 2, "capture": 1}
+    assert {span.trace_id for found in by_name.values() for span in found} == {trace_id_of("run-1").to_bytes(16, "big")}
+    # AND windows and captures are below the run, and the capture is linked to its window
+    (run,), (first, second), (capture,) = by_name["run"], by_name["window"], by_name["capture"]
+    assert {first.parent_span_id, second.parent_span_id, capture.parent_span_id} == {run.span_id}
+    assert not run.parent_span_id
+    assert [link.span_id for link in capture.links] == [first.span_id]
+    # AND they say when it was, and what
+    assert (run.start_time_unix_nano, run.end_time_unix_nano) == (T0_NS, T0_NS + 5 * SECOND_NS)
+    assert (first.start_time_unix_nano, first.end_time_unix_nano) == wall(0, 9)
+    assert capture.start_time_unix_nano == pytest.approx(T0_NS + SECOND_NS, abs=1000)
+    assert capture.end_time_unix_nano == T0_NS + 3 * SECOND_NS
+    about = receiver.attributes(first)
+    assert about["sftriage.label"] == "suspect"
+    assert (about["sftriage.suspect.stage"], about["sftriage.suspect.ranks"]) == ("data", [2])
+    assert (about["sftriage.advance_s.data"], about["sftriage.exposed_s"]) == (0.06, 0.1)
+    assert "sftriage.suspect.stage" not in receiver.attributes(second)
+    about = receiver.attributes(capture)
+    assert (about["sftriage.capture.id"], about["sftriage.capture.state"]) == (ID, "done")
+    assert (about["sftriage.capture.first_step"], about["sftriage.capture.stop_s"]) == (12, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("variables", "service"),
+    [
+        ({}, "sftriage"),
+        ({"OTEL_SERVICE_NAME": "mine"}, "mine"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=x,a=b"}, "x"),
+    ],
+)
+def test_who_speaks_is_for_the_environment_to_say(make, receiver, monkeypatch, variables, service):
+    spans = make  # made once the environment is as it should be
+    for name, text in variables.items():
+        monkeypatch.setenv(name, text)
+    spans().close(T0_NS, 30.0)
+    (resource,) = receiver.resources
+    assert resource["service.name"] == service
+    assert (resource["sftriage.job"], resource["sftriage.run"]) == ("resnet", "run-1")
+
+
+def test_a_capture_that_failed_is_an_error_and_one_that_never_ended_too(make, receiver):
+    spans = make()
+    spans.asked(judged(requests=[request("a-1"), request("a-2")]).decision)
+    spans.captured(CaptureResult("a-1", 2, "refused", "torch is not imported"), T0_NS + SECOND_NS)
+    spans.captured(CaptureResult("nobody-knows", 2, "done"), T0_NS)
+    spans.close(T0_NS + 2 * SECOND_NS, 30.0)
+    said = {receiver.attributes(s)["sftriage.capture.id"]: s.status for s in receiver.by_name()["capture"]}
+    assert {name: status.code for name, status in said.items()} == {"a-1": 2, "a-2": 2}
+    assert said["a-1"].message == "torch is not imported"
+
+
+def test_steps_have_spans_only_where_asked_for_and_each_one(make, receiver):
+    # GIVEN windows that overlap, of which the second and third have a suspect
+    spans = make(steps=True)
+    run = window(0, 30)
+    for first, label in ((0, "healthy"), (5, "suspect"), (10, "suspect"), (20, "healthy")):
+        some = Window(SCHEMA, first, run.durations_NRS[first : first + 10])
+        known = {step: wall(step, step) for step in range(30) if step != 7}
+        spans.judged(judged(label, first), wall(first, first + 9), some, known.get)
+    spans.close(T0_NS, 30.0)
+    # THEN the steps of these have a span each, but the one whose time is not known
+    found = {receiver.attributes(span)["sftriage.step"]: span for span in receiver.by_name()["step"]}
+    assert sorted(found) == [5, 6, *range(8, 20)]
+    assert len(receiver.by_name()["step"]) == 14
+    # AND they are below the window, at their time, with their exposed time by stage
+    windows = {receiver.attributes(w)["sftriage.first_step"]: w.span_id for w in receiver.by_name()["window"]}
+    assert (found[5].parent_span_id, found[19].parent_span_id) == (windows[5], windows[10])
+    assert (found[9].start_time_unix_nano, found[9].end_time_unix_nano) == wall(9, 9)
+    about = receiver.attributes(found[19])
+    advances_NS, _ = by_step(Window(SCHEMA, 10, run.durations_NRS[10:20]))
+    assert [about[f"sftriage.advance_s.{stage}"] for stage in SCHEMA.stages] == advances_NS[9].tolist()
+    assert about["sftriage.exposed_s"] == pytest.approx(advances_NS[9].sum())
+
+
+def test_a_stall_is_a_span_of_its_own(make, receiver):
+    spans = make(steps=True)
+    spans.judged(judged("stalled"), wall(0, 9))
+    spans.close(T0_NS, 30.0)
+    assert set(receiver.by_name()) == {"run", "stall"}
+
+
+def test_a_receiver_that_is_away_holds_up_nothing(monkeypatch, caplog):
+    # GIVEN a port on which nobody listens
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    spans = Spans(BatchSpanProcessor(Telling(OTLPSpanExporter())), job="j", run="r", version="1", start_ns=T0_NS)
+    with caplog.at_level(logging.WARNING, "sftriage"):
+        # WHEN far more comes than could wait to be sent
+        for number in range(2500):
+            spans.judged(judged("healthy", number), wall(0, 9), window())
+        end = time.monotonic() + 60
+        while not caplog.records:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        spans.close(T0_NS, 20.0)
+    # THEN nothing was raised, and it was said once
+    assert [record.getMessage() for record in caplog.records] == [
+        "OpenTelemetry: spans cannot be delivered and are lost; see OTEL_EXPORTER_OTLP_ENDPOINT"
+    ]
+
+
+def test_a_receiver_that_answers_nothing_is_not_waited_for(monkeypatch):
+    # GIVEN somebody who takes the connection and never answers
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "120")
+        spans = Spans(BatchSpanProcessor(Telling(OTLPSpanExporter())), job="j", run="r", version="1", start_ns=T0_NS)
+        spans.judged(judged("healthy"), wall(0, 9), window())
+        # THEN the end has come while the spans are still being handed over
+        spans.close(T0_NS, 0.2)
+        assert "sftriage-spans" in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_receiver_that_comes_back_is_said(receiver, monkeypatch, caplog):
+    class Switch:
+        def __init__(self, exporter):
+            self.exporter, self.away = exporter, True
+
+        def export(self, spans):
+            if self.away:
+                raise ConnectionError("away")
+            return self.exporter.export(spans)
+
+        def shutdown(self):
+            self.exporter.shutdown()
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    switch = Switch(OTLPSpanExporter())
+    telling = Telling(switch)
+    with caplog.at_level(logging.WARNING, "sftriage"):
+        for away in (True, True, False, False):
+            switch.away = away
+            telling.export([])
+    telling.shutdown()
+    assert [record.getMessage().partition(";")[0] for record in caplog.records] == [
+        "OpenTelemetry: spans cannot be delivered and are lost",
+        "OpenTelemetry: spans are delivered again",
+    ]

@@ -1,0 +1,71 @@
+"""A store of many jobs, as it lies in a shared directory, and the page about it."""
+
+import gzip
+import hashlib
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from sftriage.access import Access
+from sftriage.commands.wanted import since_of
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.keys import Place
+from sftriage.traces.manifest import Artefact, Manifest
+from sftriage.traces.remote import RemoteStore
+from sftriage.web.store_app import create_store_app
+from sftriage.web.store_source import StoreSource, StoreView
+from tests.integration.processes import wait_until
+from tests.unit.conftest import manifest_of
+from tests.unit.web.asking import Answer, ask
+
+NOW = datetime(2027, 1, 15, 12, tzinfo=timezone.utc)
+CONTENT = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
+
+
+@dataclass
+class Shelf:
+    """The store, and the page about it."""
+
+    root: Path
+    source: StoreSource
+    app: Any
+    made: list[Manifest] = field(default_factory=list)
+
+    def put(self, capture_id: str, job: str = "resnet", run: str = "run-1", **about: Any) -> Manifest:
+        """Put a capture there, as an upload does."""
+        digest = hashlib.sha256(CONTENT).hexdigest()
+        trace = Artefact(
+            name="trace.json.gz", role="trace", media_type="application/gzip", size_bytes=len(CONTENT), sha256=digest
+        )
+        extra = about.pop("update", {})
+        manifest = manifest_of(capture_id, trace, **about).model_copy(update={"job": job, "run": run, **extra})
+        directory = self.directory(manifest)
+        directory.mkdir(parents=True)
+        (directory / "trace.json.gz").write_bytes(CONTENT)
+        (directory / "manifest.json").write_bytes(manifest.to_json())
+        return manifest
+
+    def directory(self, manifest: Manifest) -> Path:
+        return self.root / Place.of(manifest).key
+
+    def look(self) -> StoreView:
+        """The store as it is now, once it has been read."""
+        before = self.source.view()
+        self.source._due_s = float("-inf")
+        self.source.view()
+        wait_until(lambda: not self.source._busy)
+        seen = self.source._view
+        assert seen is not before
+        return seen
+
+    def get(self, target: str = "/", **options: Any) -> Answer:
+        return ask(self.app, target, **options)
+
+
+def shelf_at(path: Path, catalogue: Path) -> Shelf:
+    path.mkdir(exist_ok=True)
+    store = RemoteStore.open(str(path))
+    source = StoreSource(Catalogue(catalogue, store), store, lambda row: store)
+    app = create_store_app(source, Access.to("127.0.0.1", None, ""), since_of, lambda: NOW.timestamp())
+    return Shelf(path, source, app)

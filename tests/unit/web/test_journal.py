@@ -1,0 +1,122 @@
+import json
+
+import pytest
+
+from sftriage.controller.costs import Cost
+from sftriage.records import CaptureResult, plain
+from sftriage.runs import following as module
+from sftriage.runs.following import JournalTail
+from sftriage.runs.journal import Journal
+from tests.unit.web.conftest import decision, request_of, verdict
+
+
+def line_of(first: int = 20, **about) -> bytes:
+    of = verdict(first, **about)
+    return json.dumps({"type": "window", "verdict": plain(of), "decision": plain(decision(of))}).encode() + b"\n"
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "decisions.jsonl"
+
+
+@pytest.fixture
+def tail(path) -> JournalTail:
+    return JournalTail(path)
+
+
+def test_what_the_controller_writes_is_followed(path, tail):
+    # GIVEN a journal with a window, a capture's end and a cost
+    journal = Journal(path)
+    of = verdict(100, "suspect", onset=120)
+    journal.window(of, decision(of, "capture", "rule slow-rank", rule="slow-rank", requests=(request_of("c-1"),)))
+    journal.capture(CaptureResult("c-1", 2, "failed", "the disk is full"))
+    journal.cost({"time_s": 1.0, "attempt": 0, **plain(Cost(100, 105, 1.0, 0.1))})
+    # WHEN it is followed
+    assert tail.follow()
+    # THEN the window and the result are there, and nothing was held to be damage
+    (row,) = tail.rows
+    assert (row.first_step, row.last_step, row.label, row.outcome) == (100, 149, "suspect", "capture")
+    assert (row.named, row.onset_step, row.rule) == ("rank 2 in data", 120, "slow-rank")
+    assert [(one.capture_id, one.rank, one.role) for one in row.asked] == [("c-1", 2, "suspect")]
+    assert sum(row.advances_s) == pytest.approx(row.exposed_s)
+    assert (tail.results["c-1"].state, tail.skipped) == ("failed", 0)
+    # AND nothing is read twice
+    assert not tail.follow()
+    journal.window(verdict(110), decision(verdict(110)))
+    assert tail.follow()
+    assert [row.first_step for row in tail.rows] == [100, 110]
+    journal.close()
+
+
+def test_a_line_that_is_not_whole_yet_is_waited_for(path, tail):
+    # GIVEN a line of which half is written
+    whole = line_of(20)
+    path.write_bytes(whole[:100])
+    tail.follow()
+    assert tail.rows == []
+    # WHEN the rest comes
+    with path.open("ab") as file:
+        file.write(whole[100:])
+    # THEN it is one window
+    tail.follow()
+    assert [row.first_step for row in tail.rows] == [20]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"nonsense\n",
+        b'{"type": "window"}\n',
+        b'{"type": "window", "verdict": {}, "decision": {}}\n',
+        b"[1, 2]\n",
+        b"\xff\xfe\x00\n",
+        b"[" * 5000 + b"\n",
+        line_of().replace(b'"exposed_s": 0.1', b'"exposed_s": -0.1'),
+        line_of().replace(b'"exposed_s": 0.1', b'"exposed_s": 1e300'),
+        line_of().replace(b'"label": "healthy"', b'"label": "<script>"'),
+        line_of().replace(b'"last_step": 69', b'"last_step": 1'),
+    ],
+)
+def test_damage_is_passed_over_and_counted(path, tail, damage):
+    # GIVEN a line that is no entry between two that are
+    path.write_bytes(line_of(20) + damage + line_of(30))
+    # WHEN the journal is followed
+    tail.follow()
+    # THEN the sound ones are there
+    assert ([row.first_step for row in tail.rows], tail.skipped) == ([20, 30], 1)
+
+
+def test_a_line_without_end_takes_no_memory(path, tail, monkeypatch):
+    # GIVEN a line that is longer than any entry
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 4096)
+    path.write_bytes(line_of(20) + b"x" * 50_000 + b"\n" + line_of(30))
+    # WHEN the journal is followed
+    tail.follow()
+    # THEN it was passed over, and what comes after it was not
+    assert [row.first_step for row in tail.rows] == [20, 30]
+
+
+def test_another_journal_in_its_place_is_read_anew(path, tail):
+    # GIVEN a journal that has been read
+    path.write_bytes(line_of(20) + line_of(30))
+    tail.follow()
+    # WHEN a shorter one takes its place
+    path.write_bytes(line_of(500))
+    tail.follow()
+    # THEN nothing is left of the old one
+    assert [row.first_step for row in tail.rows] == [500]
+
+
+@pytest.mark.parametrize("kind", ["nothing", "a directory", "a link"])
+def test_what_is_no_journal_is_an_empty_one(tmp_path, path, tail, kind):
+    # GIVEN something that is no journal of ours
+    if kind == "a directory":
+        path.mkdir()
+    elif kind == "a link":
+        (tmp_path / "elsewhere").write_bytes(line_of())
+        path.symlink_to(tmp_path / "elsewhere")
+    # WHEN it is followed THEN it has no windows
+    assert not tail.follow()
+    assert tail.rows == []

@@ -1,0 +1,186 @@
+import struct
+from zlib import crc32, decompress
+
+import numpy as np
+import pytest
+
+from sftriage.records import StageSchema, Window
+from sftriage.runs.heat import HeatSource, column_steps
+from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, heat_map, lateness_of, png_of
+from sftriage.runs.steps import StepLogs
+from tests.unit.web.conftest import SCHEMA
+
+
+def window(durations_NRS, schema=SCHEMA, **about) -> Window:
+    return Window(schema, 0, np.asarray(durations_NRS, dtype=float), **about)
+
+
+def steps(n_steps=4, n_ranks=5):
+    """Every rank alike: 10 ms, 30 ms, 60 ms."""
+    return np.tile([0.01, 0.03, 0.06, 0.0], (n_steps, n_ranks, 1))
+
+
+def test_a_rank_is_late_by_what_it_took_more_before_the_sync():
+    # GIVEN five ranks, one of which takes 20 ms more in a local stage of one step
+    durations_NRS = steps()
+    durations_NRS[2, 3, 0] += 0.02
+    # WHEN its lateness is worked out THEN it is 20 ms late there, and nobody is anywhere else
+    expected_NR = np.zeros((4, 5))
+    expected_NR[2, 3] = 0.02
+    np.testing.assert_allclose(lateness_of(window(durations_NRS)), expected_NR, atol=1e-12)
+
+
+def test_what_comes_after_the_last_sync_makes_late_in_the_next_step():
+    durations_NRS = steps()
+    durations_NRS[1, 3, 3] += 0.02
+    late_NR = lateness_of(window(durations_NRS))
+    assert late_NR[2, 3] == pytest.approx(0.02)
+    assert late_NR[1, 3] == pytest.approx(0.0)
+
+
+def test_time_inside_the_sync_is_no_lateness():
+    durations_NRS = steps()
+    durations_NRS[:, 3, 2] -= 0.02
+    np.testing.assert_allclose(lateness_of(window(durations_NRS)), 0.0, atol=1e-12)
+
+
+def test_ranks_are_compared_with_their_own_cohort():
+    durations_NRS = steps(n_ranks=6)
+    durations_NRS[:, 3:, 0] += 0.5
+    durations_NRS[:, 4, 0] += 0.02
+    late_NR = lateness_of(window(durations_NRS, cohorts=("a", "a", "a", "b", "b", "b")))
+    np.testing.assert_allclose(late_NR[1], [0, 0, 0, 0, 0.02, 0], atol=1e-12)
+
+
+def test_a_missing_step_is_unknown_and_hides_nobody_else():
+    # GIVEN a rank that lacks a step, and another that is late in it
+    durations_NRS = steps()
+    durations_NRS[1, 0] = np.nan
+    durations_NRS[1, 3, 0] += 0.02
+    late_NR = lateness_of(window(durations_NRS))
+    assert np.isnan(late_NR[1, 0])
+    assert late_NR[1, 3] == pytest.approx(0.02)
+
+
+def test_without_a_sync_stage_it_is_the_end_of_the_step():
+    schema = StageSchema(("data", "forward", "backward", "other"))
+    durations_NRS = steps()
+    durations_NRS[0, 1, 2] += 0.02
+    assert lateness_of(window(durations_NRS, schema))[0, 1] == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("n_ranks", [2, 4, 127, 128, 129, 1024, 5000])
+def test_a_map_has_a_bounded_number_of_rows_and_loses_no_late_rank(n_ranks):
+    # GIVEN many ranks, the last of which is late
+    late_CR = np.zeros((3, n_ranks), dtype=np.float32)
+    late_CR[:, -1] = 0.05
+    map_ = heat_map(late_CR, [0, 1, 2], 1, 1, 2, list(range(n_ranks)), [""] * n_ranks)
+    # THEN its row shows it
+    assert map_.levels_GC.shape[0] <= MAX_ROWS
+    assert map_.levels_GC.shape[0] * map_.row_ranks >= n_ranks
+    assert (map_.levels_GC[-1] == 254).all()
+    assert (map_.latest[0].rank, map_.latest[0].mean_s) == (n_ranks - 1, pytest.approx(0.05))
+
+
+@pytest.mark.parametrize("late_columns", [4, 200, 400])
+def test_one_late_rank_stands_out_among_many_that_jitter(late_columns):
+    # GIVEN a thousand ranks that jitter by a millisecond, and one that is 20 ms late, be it since a moment ago
+    late_CR = np.random.default_rng(7).normal(0.0, 0.001, (400, 1000)).astype(np.float32)
+    late_CR[-late_columns:, 700] = 0.02
+    map_ = heat_map(late_CR, list(range(400)), 1, 1, 399, list(range(1000)), [""] * 1000)
+    # THEN its cells are the darkest, and those of the others are faint
+    levels_GC = map_.levels_GC.astype(int)
+    row = 700 // map_.row_ranks
+    assert levels_GC[row, -late_columns:].min() == 254
+    others_GC = np.delete(levels_GC, row, axis=0)
+    assert np.quantile(others_GC, 0.99) < 254 / 2
+
+
+def test_what_nobody_knows_has_a_colour_of_its_own():
+    late_CR = np.array([[0.0, np.nan], [0.0, 0.01]], dtype=np.float32)
+    map_ = heat_map(late_CR, [0, 1], 1, 1, 1, [0, 1], ["a", "b"])
+    assert map_.levels_GC.tolist() == [[0, 0], [UNKNOWN, 254]]
+    assert [one.rank for one in map_.latest] == [1, 0]
+
+
+def test_a_map_of_nothing_known_can_be_drawn():
+    map_ = heat_map(np.full((2, 3), np.nan, dtype=np.float32), [0, 1], 1, 1, 1, [0, 1, 2], ["", "", ""])
+    assert (map_.levels_GC == UNKNOWN).all()
+    assert map_.latest == ()
+    assert map_.png().startswith(b"\x89PNG")
+
+
+def test_the_picture_is_a_sound_png():
+    levels_GC = np.arange(12, dtype=np.uint8).reshape(3, 4)
+    data, at, chunks = png_of(levels_GC), 8, {}
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
+        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (crc32(kind + content),)
+        chunks[kind] = content
+        at += 12 + length
+    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (4, 3, 8, 3, 0, 0, 0)
+    assert decompress(chunks[b"IDAT"]) == b"".join(b"\0" + row.tobytes() for row in levels_GC)
+    assert (len(chunks[b"PLTE"]), len(chunks[b"tRNS"])) == (768, 256)
+
+
+def slow_from(step, rank):
+    return lambda r, s: {"data": 10.0 + (20.0 if r == rank and s >= step else 0.0), "forward": 30.0, "backward": 60.0}
+
+
+def test_the_map_shows_who_was_late_from_when_on(run):
+    # GIVEN a recorded run in which rank 2 is 20 ms late from step 60 on
+    run.record(4, range(100), slow_from(60, 2))
+    heat = HeatSource(StepLogs(run.directory.steps)).map(0, 20, 99)
+    # THEN the map has a column a step, and shows just that
+    assert (heat.first_step, heat.last_step, heat.column_steps, heat.levels_GC.shape) == (20, 99, 1, (4, 80))
+    assert (heat.levels_GC[2] > 200).tolist() == [step >= 60 for step in range(20, 100)]
+    assert (heat.levels_GC[[0, 1, 3]] == 0).all()
+    assert (heat.latest[0].rank, heat.scale_s) == (2, pytest.approx(0.02, rel=1e-3))
+
+
+def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):
+    # GIVEN a map of a run so far
+    monkeypatch.setattr("sftriage.runs.heat.MAX_COLUMNS", 64)
+    run.record(2, range(2000), slow_from(600, 1))
+    source = HeatSource(StepLogs(run.directory.steps))
+    source.map(0, 0, 999)
+    before = source.read
+    # WHEN the same is asked for again THEN hardly anything is read
+    source.map(0, 0, 999)
+    again = source.read - before
+    assert again < before / 20
+    # AND WHEN the run is twice as long, with columns twice as wide, THEN the first half is not read again
+    before = source.read
+    longer = source.map(0, 0, 1999)
+    assert source.read - before < 1.2 * 2 * 1050
+    # AND it is what it would have been without anything known
+    fresh = HeatSource(StepLogs(run.directory.steps)).map(0, 0, 1999)
+    np.testing.assert_array_equal(longer.levels_GC, fresh.levels_GC)
+
+
+def test_of_a_long_run_a_sample_is_read(run, monkeypatch):
+    monkeypatch.setattr("sftriage.runs.heat.MAX_COLUMNS", 32)
+    monkeypatch.setattr("sftriage.runs.heat.MAX_READ", 1)
+    run.record(2, range(2000), slow_from(1024, 1))
+    source = HeatSource(StepLogs(run.directory.steps))
+    heat = source.map(0, 0, 1999)
+    assert (heat.column_steps, heat.sampled_steps) == (64, 4)
+    assert source.read <= 32 * 5 * 2
+    assert [level == 254 for level in heat.levels_GC[1]] == [start >= 1024 for start in range(0, 2000, 64)]
+
+
+def test_what_is_remembered_is_bounded(run, monkeypatch):
+    monkeypatch.setattr("sftriage.runs.heat.MAX_REMEMBERED_BYTES", 100)
+    run.record(2, range(100), slow_from(50, 1))
+    source = HeatSource(StepLogs(run.directory.steps))
+    heat = source.map(0, 0, 99)
+    assert source._bytes <= 100
+    assert (heat.levels_GC[1] == 254).sum() == 50
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 0), (20, 299), (0, 399), (0, 400), (17, 10**6), (5, 5 + 2**40)])
+def test_there_are_never_more_columns_than_room(first, last):
+    each = column_steps(first, last)
+    assert last // each - first // each + 1 <= MAX_COLUMNS
+    assert each & (each - 1) == 0

@@ -1,0 +1,186 @@
+"""What a journal has beside its windows, on the pages."""
+
+import json
+
+import pytest
+
+from sftriage.controller.costs import Cost
+from sftriage.records import Ask, CaptureResult, plain
+from sftriage.runs.decisions import Entry, log_of
+from sftriage.runs.following import JournalTail, row_of
+from sftriage.runs.journal import Journal
+from sftriage.runs.notes import AskRow, CostRow, PolicyRow, captures_in
+from sftriage.runs.outlook import outlook
+from tests.unit.conftest import asked_for
+from tests.unit.web.conftest import NOW_S, decision, request_of, verdict
+from tests.unit.web.reading import NASTY, Seen, text_of
+
+ASK = Ask("a-1", (1,), "ada", "why is the loader slow?")
+CHANGE = {"time_s": NOW_S, "kind": "changed", "policies": [{"name": "default"}], "problems": [], "later": []}
+
+
+@pytest.fixture
+def journal(run):
+    made = Journal(run.directory.decisions)
+    yield made
+    made.close()
+
+
+def cost(first: int, last: int, cost_s: float | None = 0.82, attempt: int = 0) -> dict:
+    return {"time_s": NOW_S, "attempt": attempt, **plain(Cost(first, last, cost_s, None if cost_s is None else 0.1))}
+
+
+def test_what_people_ask_for_is_on_record(run, journal):
+    # GIVEN a person whose capture is made, and one whose is not
+    journal.ask(ASK, decision(verdict(100), "capture", "asked for by ada", requests=(request_of("a-1-r1", 1),)))
+    journal.ask(ASK, decision(verdict(110), "throttle", "the budget is spent", resolves="Wait until 10:20."))
+    # WHEN the decisions are read THEN who asked, why, and what was decided is there
+    seen = text_of(run.get("/decisions"))
+    for words in ("ada asked for a capture: why is the loader slow?", "the budget is spent", "Wait until 10:20."):
+        assert words in seen
+    assert "Capture of rank 1 is under way" in seen
+    # AND by itself
+    only = text_of(run.get("/decisions?outcome=ask"))
+    assert "asked for 2" in only
+    assert run.get("/decisions?outcome=throttle").text.count("<li>") == 1
+    # AND the capture has a page while it runs, though no window led to it
+    assert "ada asked for it" in text_of(run.get("/captures/a-1-r1"))
+    assert "Capture of rank 1 is under way" in text_of(run.get())
+
+
+def test_the_page_of_what_a_person_asked_for_says_who_and_why_and_no_rule(run, store, trace, make_manifest):
+    store.put("a-1-r2", trace, lambda artefact: asked_for(make_manifest("a-1-r2", artefact)))
+    seen = text_of(run.get("/captures/a-1-r2"))
+    assert "because of ada asked for it: why is the loader slow? rule none, a person asked; under" in seen
+    assert "all local stages" not in seen
+
+
+def test_a_capture_that_hangs_leads_to_another(run, journal):
+    # GIVEN a stall whose capture got no answer, and what was done about that
+    hung = verdict(100, "stalled", reasons=("in_sync",))
+    run.decide(hung, "capture", "rule hang", requests=(request_of("c-9"),))
+    run.ended(CaptureResult("c-9", 2, "failed", "no answer long past its time-box"))
+    journal.beside("c-9", decision(hung, "capture", "rank 2 hangs", requests=(request_of("c-10"),)), {})
+    # WHEN the page is read THEN both belong to the present trouble, and say why they are there
+    seen = run.get()
+    assert {"/captures/c-9", "/captures/c-10"} <= {a.get("href") for tag, a in Seen(seen.text).tags if tag == "a"}
+    assert "Because capture c-9 got no answer from its rank" in text_of(run.get("/decisions"))
+    assert "It is to show where the rank hangs" in text_of(run.get("/captures/c-10"))
+    assert "came to nothing" in text_of(run.get("/captures/c-9"))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({}, "The policy was changed: now under default."),
+        ({"later": ["detection.window_steps"]}, "detection.window_steps will take effect with another run."),
+        ({"kind": "refused", "problems": ["policy.yaml:3:5: no duration"]}, "policy.yaml:3:5: no duration"),
+        ({"kind": "refused"}, "not valid; what was in force stays: default."),
+        ({"kind": "restored"}, "again the one in force: default."),
+    ],
+)
+def test_changes_of_the_policy_are_on_record(run, journal, change, said):
+    journal.policy(CHANGE | change)
+    assert said in text_of(run.get("/decisions?outcome=policy"))
+
+
+@pytest.mark.parametrize(
+    ("cost_s", "said"),
+    [(0.82, "cost the job 820 ms in all"), (-0.1, "nothing that could be measured"), (None, "could not be measured")],
+)
+def test_what_captures_cost_is_beside_them(captured, cost_s, said):
+    # GIVEN what a capture has cost
+    journal = Journal(captured.directory.decisions)
+    journal.cost(cost(159, 165, cost_s))
+    journal.close()
+    # WHEN the decisions, and the capture's own page, are read THEN both say it
+    assert said in text_of(captured.get("/decisions?outcome=cost"))
+    page = text_of(captured.get("/captures/c-1"))
+    assert said in page
+    # AND what its own rank paid
+    assert "cost on that rank start 100 ms, stop 200 ms" in page
+    assert ("820 ms so far" in text_of(captured.get())) is (cost_s == 0.82)
+
+
+def test_a_cost_that_is_in_the_manifest_needs_no_journal(captured, store):
+    from sftriage.traces.manifest import CostInfo
+
+    store.note("c-1", CostInfo(first_step=159, last_step=165, cost_s=0.5, before_s=0.1, captures=2))
+    assert "shared by 2 captures" in text_of(captured.get("/captures/c-1"))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "attempt", "found"),
+    [(159, 165, 0, True), (100, 160, 0, True), (164, 170, 0, True), (165, 170, 0, False), (159, 165, 1, False)],
+)
+def test_a_cost_is_of_the_captures_that_measured_its_steps(first, last, attempt, found):
+    of = CostRow(0.0, attempt, first, last, 1.0, 0.1)
+    results = {"c-1": CaptureResult("c-1", 2, "done", first_step=160, last_step=164)}
+    results["c-2"] = CaptureResult("c-2", 2, "failed")
+    assert captures_in(of, {"c-1": 0, "c-2": 0}, results) == (("c-1",) if found else ())
+
+
+def test_what_gpus_say_is_on_record_and_what_says_nothing_is_not(run, journal):
+    gpus = {"time_s": NOW_S, "remarks": ["GPU 2 is held back by its power limit"], "problem": None, "of": {}}
+    journal.evidence({"attempt": 0, "first_step": 100, "last_step": 149, "gpus": gpus})
+    journal.evidence({"attempt": 0, "first_step": 100, "last_step": 149, "gpus": gpus | {"remarks": []}})
+    journal.evidence({"time_s": NOW_S, "first_step": 100, "bucket_ready": 1.0})
+    assert "held back by its power limit" in text_of(run.get("/decisions"))
+    assert run.get("/decisions?outcome=evidence").text.count("<li>") == 1
+    assert "could not be read" not in text_of(run.get())
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"type": "cost", "cost": {}},
+        {"type": "cost", "cost": cost(1, 2) | {"time_s": -1.0}},
+        {"type": "cost", "cost": cost(1, 2) | {"cost_s": 1e300}},
+        {"type": "cost", "cost": cost(1, 2) | {"before_s": -1.0}},
+        {"type": "policy", "change": CHANGE | {"kind": "<script>"}},
+        {"type": "policy", "change": CHANGE | {"time_s": 1e300}},
+        {"type": "evidence", "evidence": {"gpus": {"time_s": "now"}}},
+        {"type": "beside", "capture_id": 7, "decision": {}},
+        {"type": "ask", "ask": {}, "decision": {}},
+    ],
+)
+def test_damage_is_passed_over_and_counted(tmp_path, damage):
+    path = tmp_path / "decisions.jsonl"
+    path.write_text(json.dumps(damage) + "\n" + json.dumps({"type": "cost", "cost": cost(1, 2)}) + "\n")
+    tail = JournalTail(path)
+    tail.follow()
+    assert (len(tail.notes), tail.skipped) == (1, 1)
+
+
+def test_markup_in_what_others_wrote_is_text(run, journal):
+    asked = Ask("a-1", (1,), NASTY, NASTY)
+    journal.ask(asked, decision(verdict(100), "capture", NASTY, requests=(request_of("a-1"),), resolves=NASTY))
+    journal.policy(CHANGE | {"policies": [{"name": NASTY}], "problems": [NASTY], "later": [NASTY]})
+    journal.evidence({"gpus": {"time_s": NOW_S, "remarks": [NASTY]}})
+    for target in ("/", "/decisions", "/captures/a-1"):
+        answer = run.get(target)
+        assert answer.status == 200
+        assert NASTY not in answer.text
+        assert "&lt;img src=x" in answer.text
+
+
+def test_notes_stand_between_windows_by_their_time():
+    rows = [row_of(of, decision(of)) for of in (verdict(20), verdict(30), verdict(200, "suspect"))]
+    notes = [CostRow(rows[1].time_s + 1.0, 0, 1, 2, 1.0, 0.1), PolicyRow(rows[2].time_s, "changed", ("x",), (), ())]
+    page = log_of(rows, notes, {})
+    kinds = [one.row.first_step if isinstance(one, Entry) else one.note.kind for one in page.entries]
+    assert kinds == ["policy", 200, "cost", 30]
+    assert page.counts == {"ignore": 3, "cost": 1, "policy": 1}
+
+
+def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():
+    rows = [
+        row_of(of, decision(of, outcome, "because", requests=asked))
+        for of, outcome, asked in (
+            (verdict(20, "stalled"), "capture", (request_of("c-1"),)),
+            (verdict(30), "ignore", ()),
+            (verdict(40, "suspect"), "throttle", ()),
+        )
+    ]
+    beside = AskRow(rows[0].time_s, "", "capture c-1", "capture", "hangs", (), beside="c-1")
+    assert outlook(rows, {}, [beside]).captures == ()

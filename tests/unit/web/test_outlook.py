@@ -1,0 +1,75 @@
+import pytest
+
+from sftriage.records import CaptureResult
+from sftriage.runs.following import row_of
+from sftriage.runs.outlook import outlook
+from tests.unit.web.conftest import decision, request_of, verdict
+
+
+def row(first, label="healthy", outcome="ignore", reason="", requests=(), **about):
+    of = verdict(first, label, **about)
+    return row_of(of, decision(of, outcome, reason, requests=requests))
+
+
+DISTURBED = {"label": "needs_evidence", "outcome": "hold", "reasons": ("self_inflicted",)}
+ASKED = (request_of("c-1"),)
+
+
+@pytest.mark.parametrize(
+    ("rows", "face"),
+    [
+        ([row(20)], "healthy"),
+        ([row(20), row(30, "suspect")], "suspect"),
+        ([row(20), row(30, "suspect", "hold")], "held"),
+        ([row(20), row(30, "suspect", "throttle")], "throttled"),
+        ([row(20), row(30, "suspect", "capture", requests=ASKED)], "captured"),
+        ([row(20), row(30, "suspect", "capture", requests=ASKED), row(40, "suspect", "throttle")], "captured"),
+        ([row(20), row(30, "needs_evidence", "hold", reasons=("co_critical",))], "held"),
+        ([row(20), row(30, "stalled", "hold", reasons=("in_sync",))], "stalled"),
+        ([row(30, "suspect", "throttle"), row(40)], "healthy"),
+        # A window that a capture disturbed says nothing: what was so before is so still.
+        ([row(20), row(30, **DISTURBED)], "healthy"),
+        ([row(30, "suspect", "capture", requests=ASKED), row(40, **DISTURBED)], "captured"),
+        ([row(40, **DISTURBED)], "held"),
+        # What was captured in an earlier trouble has nothing to do with this one.
+        ([row(20, "suspect", "capture", requests=ASKED), row(30), row(40, "suspect", "throttle")], "throttled"),
+        # A job that starts again begins anew.
+        ([row(20, "suspect", "capture", requests=ASKED), row(0, "suspect", "throttle", attempt=1)], "throttled"),
+    ],
+)
+def test_every_state_has_a_face(rows, face):
+    assert outlook(rows, {}).face == face
+
+
+def test_a_trouble_is_told_from_its_beginning():
+    # GIVEN a job that became undecided, then slow, was captured, and is throttled now
+    rows = [
+        row(20),
+        row(30, "needs_evidence", "hold", reasons=("sync_ambiguous",)),
+        row(100, "suspect", "capture", "rule slow-rank", ASKED, onset=120),
+        row(110, **DISTURBED),
+        row(160, "suspect", "throttle", "cooldown", onset=125),
+    ]
+    # WHEN it is told THEN since when, who, and what was done, are those of the one who is named
+    seen = outlook(rows, {"c-1": CaptureResult("c-1", 2, "done")})
+    assert (seen.since_step, seen.since_s, seen.named) == (120, rows[2].time_s, "rank 2 in data")
+    assert seen.done == "Throttled, nothing heavy was started: cooldown"
+    assert [(one.asked.capture_id, one.state) for one in seen.captures] == [("c-1", "done")]
+    assert not seen.disturbed
+
+
+@pytest.mark.parametrize("state", ["failed", "refused"])
+def test_a_capture_that_came_to_nothing_is_no_capture(state):
+    # GIVEN a slow job whose capture failed
+    rows = [row(30, "suspect", "capture", "rule slow-rank", ASKED)]
+    seen = outlook(rows, {"c-1": CaptureResult("c-1", 2, state, "the disk is full")})
+    # THEN the page does not say that it is captured, and says what was lost
+    assert seen.face == "suspect"
+    assert [one.result.detail for one in seen.lost] == ["the disk is full"]
+
+
+def test_a_healthy_job_remembers_its_last_trouble():
+    rows = [row(30, "suspect", "throttle"), row(40), row(50)]
+    seen = outlook(rows, {})
+    assert (seen.face, seen.since_step, seen.before) == ("healthy", None, rows[0])
+    assert seen.captures == ()

@@ -1,0 +1,446 @@
+"""The page about a store of many jobs and runs."""
+
+import hashlib
+import re
+import shutil
+from urllib.parse import quote
+
+import pytest
+
+from sftriage.access import Access
+from sftriage.commands.wanted import since_of
+from sftriage.errors import CatalogueError, IntegrityError
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.keys import Place
+from sftriage.traces.manifest import ReproducedInfo
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.store import LocalStore
+from sftriage.web.downloads import verified
+from sftriage.web.store_app import create_store_app
+from sftriage.web.store_pages import address_of
+from sftriage.web.store_source import StoreSource
+from tests.integration.processes import wait_until
+from tests.unit.conftest import asked_for, manifest_of
+from tests.unit.traces.faulty import FaultyObjects
+from tests.unit.web.asking import ask
+from tests.unit.web.reading import NASTY, Seen, text_of
+from tests.unit.web.stored import CONTENT, Shelf, shelf_at
+
+
+@pytest.fixture
+def shelf(tmp_path) -> Shelf:
+    """An empty store."""
+    return shelf_at(tmp_path / "share", tmp_path / "catalogue.db")
+
+
+@pytest.fixture
+def stocked(shelf) -> Shelf:
+    """A store with captures of two jobs and three runs."""
+    return stock(shelf)
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory) -> Shelf:
+    """The same, for tests that leave it as it is."""
+    path = tmp_path_factory.mktemp("standing")
+    return stock(shelf_at(path / "share", path / "catalogue.db"))
+
+
+def stock(shelf: Shelf) -> Shelf:
+    again = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.1, expected_s=0.1)
+    shelf.put("c-1", second=1)
+    shelf.put("c-2", rank=3, stage="forward", second=2)
+    shelf.put("c-1", run="run-2", second=3, update={"reproduced": again})
+    shelf.put("c-4", job="gpt 7b/ü", second=4)
+    shelf.look()
+    return shelf
+
+
+def links(answer) -> list[str]:
+    return [a["href"] for tag, a in Seen(answer.text).tags if tag == "a" and a["href"].startswith("/captures/")]
+
+
+def test_a_store_is_read_beside_the_page(shelf):
+    # GIVEN a store that nobody has looked at yet
+    shelf.put("c-1")
+    # WHEN the page is asked for THEN it is there at once, and says that it is being read
+    assert "is being read" in text_of(shelf.get())
+    # AND once it has been, its captures are there, and whoever listens is told
+    seen = shelf.look()
+    assert (len(seen.rows), seen.known, seen.away) == (1, True, "")
+    assert links(shelf.get()) == ["/captures/resnet/run-1/c-1"]
+    before = seen.version
+    shelf.put("c-2")
+    assert shelf.look().version != before
+
+
+def test_an_empty_store_says_so(shelf):
+    shelf.look()
+    assert "no capture yet" in text_of(shelf.get())
+
+
+def test_the_newest_capture_comes_first(standing):
+    assert [link.rpartition("/")[2] for link in links(standing.get())] == ["c-4", "c-1", "c-2", "c-1"]
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("job=resnet", ["run-2/c-1", "run-1/c-2", "run-1/c-1"]),
+        (f"job={quote('gpt 7b/ü')}", ["run-1/c-4"]),
+        ("run=run-2", ["run-2/c-1"]),
+        ("rank=3", ["run-1/c-2"]),
+        ("stage=forward", ["run-1/c-2"]),
+        ("reproduced=yes", ["run-2/c-1"]),
+        ("profiler=nsys", []),
+        ("since=2027-01-15T08:00:03Z", ["run-1/c-4", "run-2/c-1"]),
+        ("since=1h", []),
+        ("job=resnet&rank=2&run=run-1", ["run-1/c-1"]),
+        ("job=&rank=&since=", ["run-1/c-4", "run-2/c-1", "run-1/c-2", "run-1/c-1"]),
+        # What means nothing is said, and passed over.
+        ("rank=x&job=resnet&run=run-2", ["run-2/c-1"]),
+    ],
+)
+def test_captures_are_filtered(standing, query, found):
+    answer = standing.get(f"/?{query}")
+    assert [link.split("/", 3)[3] for link in links(answer)] == found
+    if not found:
+        assert "No such capture among the 4" in text_of(answer)
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("rank=-1", "a rank is a whole number"),
+        ("rank=99999999999", "a rank is a whole number"),
+        ("rank=%D9%A3", "a rank is a whole number"),
+        ("since=yesterdayish", "expected how long ago"),
+        ("since=%00", "expected how long ago"),
+        ("reproduced=maybe", "reproduced is one of yes, partly, no"),
+        ("profiler=perf", "profiler is one of torch, nsys, stacks"),
+    ],
+)
+def test_a_filter_that_means_nothing_is_passed_over_and_said(standing, query, said):
+    answer = standing.get(f"/?{query}")
+    assert answer.status == 200
+    assert said in text_of(answer)
+    assert len(links(answer)) == 4
+
+
+def test_a_long_list_has_pages_that_keep_the_filter(shelf):
+    for n in range(120):
+        shelf.put(f"c-{n:03}", second=n % 60)
+    shelf.look()
+    seen: list[str] = []
+    for number in (1, 2, 3):
+        answer = shelf.get(f"/?job=resnet&page={number}")
+        seen += links(answer)
+    assert len(seen) == len(set(seen)) == 120
+    assert 'href="/?job=resnet&amp;page=2"' in answer.text
+    for page in ("0", "-1", "x", "99", "9" * 30):
+        assert shelf.get(f"/?page={page}").status == 200
+
+
+def test_a_capture_page_has_the_manifest_and_says_that_there_is_no_timeline(standing):
+    answer = standing.get(links(standing.get("/?run=run-2"))[0])
+    seen = text_of(answer)
+    for words in ("Capture of rank 2", "No timeline here", "resnet, run-2", hashlib.sha256(CONTENT).hexdigest()):
+        assert words in seen
+    assert "was there" in seen
+    # AND leads to the others of its run alone
+    assert "c-2" in text_of(standing.get("/captures/resnet/run-1/c-1"))
+    assert "c-2" not in seen
+
+
+@pytest.mark.parametrize("target", ["/", "/?job=resnet", "/captures/resnet/run-1/c-1", "/captures/x/y/z", "/nowhere"])
+def test_pages_hold_nothing_that_runs_and_ask_nobody_else(standing, target):
+    answer = standing.get(target)
+    for tag, attributes in Seen(answer.text).tags:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"], (tag, attributes)
+        for name in ("src", "href", "action"):
+            value = attributes.get(name)
+            assert value is None or (value.startswith(("/", "#")) and not value.startswith("//")), (tag, attributes)
+    names = [tag for tag, _ in Seen(answer.text).tags]
+    assert (names.count("h1"), names.count("main")) == (1, 1)
+
+
+def test_what_a_person_asked_for_has_neither_stage_nor_gain_in_the_list(shelf):
+    shelf.put("c-1", update={"trigger": asked_for(manifest_of("c-1")).trigger})
+    shelf.put("c-2", stage=None)
+    shelf.look()
+    rows = {link.rpartition("/")[2]: row for row, link in _rows(shelf.get())}
+    assert "all local stages" in rows["c-2"]
+    assert "all local stages" not in rows["c-1"]
+    assert ("asked for" in rows["c-1"], " ms" in rows["c-1"]) == (True, False)
+
+
+def _rows(answer):
+    """Each row of a list, and where it leads."""
+    return [(row, re.search('href="([^"]+)"', row)[1]) for row in answer.text.split("<tr>")[2:]]
+
+
+def test_every_field_has_a_label_and_every_table_a_head(standing):
+    text = standing.get().text
+    assert text.count("<label>") == len(re.findall("<(?:input|select) ", text)) == 7
+    assert all(a.get("scope") in ("col", "row") for tag, a in Seen(text).tags if tag == "th")
+
+
+def test_what_is_downloaded_is_what_the_manifest_promises(standing):
+    target = "/captures/gpt%25207b%252F%25C3%25BC/run-1/c-4/files/trace.json.gz"
+    answer = standing.get(target)
+    assert (answer.status, answer.body) == (200, CONTENT)
+    assert answer.headers["content-length"] == str(len(CONTENT))
+    assert answer.headers["content-disposition"] == 'attachment; filename="c-4-trace.json.gz"'
+    head = standing.get(target, method="HEAD")
+    assert (head.body, head.headers["content-length"]) == (b"", str(len(CONTENT)))
+
+
+def test_an_artefact_that_was_changed_is_not_served(stocked):
+    # GIVEN an artefact of the right size and another content
+    path = stocked.root / "resnet" / "run-1" / "c-1" / "trace.json.gz"
+    path.write_bytes(bytes(len(CONTENT)))
+    # WHEN it is asked for THEN it is refused, with the reason
+    answer = stocked.get("/captures/resnet/run-1/c-1/files/trace.json.gz")
+    assert answer.status == 422
+    assert "not what its manifest says" in text_of(answer)
+
+
+def test_the_last_piece_is_held_back_until_the_sum_is_right():
+    # GIVEN pieces of which the last has been changed
+    class Wanted:
+        name, size_bytes, sha256 = "trace", 9, hashlib.sha256(b"abcdefghi").hexdigest()
+
+    assert b"".join(verified(iter([b"abc", b"def", b"ghi"]), Wanted)) == b"abcdefghi"
+    for pieces in ([b"abc", b"def", b"ghj"], [b"abc", b"def"], [b"abc", b"def", b"ghi", b"j"], [b"abcdefghij"], []):
+        # WHEN they are passed on THEN what comes is never whole
+        came: list[bytes] = []
+        with pytest.raises(IntegrityError):
+            came.extend(verified(iter(pieces), Wanted))
+        assert len(b"".join(came)) < 9
+
+
+def test_a_store_that_is_away_has_a_face(tmp_path):
+    # GIVEN a store that cannot be reached, and that nobody has seen
+    objects = FaultyObjects()
+    objects.fails.add("any")
+    store = RemoteStore(objects)
+    source = StoreSource(Catalogue(tmp_path / "c.db", store), store, lambda row: store)
+    shelf = Shelf(tmp_path, source, create_store_app(source, Access.to("127.0.0.1", None, ""), since_of))
+    assert shelf.look().away
+    seen = text_of(shelf.get())
+    assert "The store cannot be reached" in seen
+    assert "s3://bucket: cannot list" in seen
+    # AND a capture's page says that it is away, rather than that there is none
+    answer = shelf.get("/captures/resnet/run-1/c-1")
+    assert (answer.status, answer.headers["retry-after"]) == (503, "10")
+    # WHEN it is there again THEN the page is
+    objects.fails.clear()
+    assert not shelf.look().away
+    assert "no capture yet" in text_of(shelf.get())
+
+
+def test_what_was_known_is_shown_while_the_store_is_away(stocked, monkeypatch):
+    # GIVEN a store that was read, and is away now
+    monkeypatch.setattr(stocked.source._store._objects, "sizes", _away)
+    version = stocked.look().version
+    seen = text_of(stocked.get())
+    # THEN its captures are listed as they were, and it is said
+    assert "The store is away" in seen
+    assert "This is what its catalogue knew" in seen
+    assert len(links(stocked.get())) == 4
+    # AND whoever listens is not told the same again each time
+    assert stocked.look().version == version
+
+
+_asked = iter(range(1000))
+
+
+def _away(prefix=None):
+    from sftriage.errors import StoreError
+
+    raise StoreError(f"s3://bucket: connection refused after {next(_asked)}.5 ms")
+
+
+def test_a_catalogue_that_is_away_has_a_face_too(stocked, monkeypatch):
+    def find(wanted=None):
+        raise CatalogueError("postgresql://db/x: connection refused")
+
+    monkeypatch.setattr(stocked.source._catalogue, "find", find)
+    assert "connection refused" in stocked.look().away
+    assert "The store is away" in text_of(stocked.get())
+    assert stocked.get("/?rank=3").status == 503
+
+
+def test_what_goes_wrong_unforeseen_is_tried_again(stocked, monkeypatch, caplog):
+    monkeypatch.setattr(stocked.source._catalogue, "refresh", lambda told: 1 / 0)
+    assert stocked.look().away == "it could not be read"
+    assert "ZeroDivisionError" in caplog.text
+    monkeypatch.undo()
+    assert stocked.look().away == ""
+
+
+def test_captures_of_any_store_that_shares_a_catalogue(tmp_path, stocked, trace, make_manifest):
+    # GIVEN a catalogue of a run on this host, and of a shared store
+    runs = LocalStore(tmp_path / "run")
+    runs.put("c-9", trace, lambda artefact: make_manifest("c-9", artefact, second=30))
+    stores = {runs.place: runs, stocked.source.place: stocked.source._store}
+    catalogue = _Both([Catalogue(tmp_path / "a.db", runs), stocked.source._catalogue])
+    source = StoreSource(catalogue, None, lambda row: stores[row.store])
+    shelf = Shelf(tmp_path, source, create_store_app(source, Access.to("127.0.0.1", None, ""), since_of))
+    shelf.look()
+    # WHEN it is shown THEN captures of both are there, each with its page and its file
+    assert len(links(shelf.get())) == 5
+    for capture_id in ("c-9", "c-2"):
+        address = f"/captures/resnet/run-1/{capture_id}"
+        assert shelf.get(address).status == 200
+        manifest = shelf.source.capture(Place("resnet", "run-1", capture_id))[0]
+        body = shelf.get(f"{address}/files/trace.json.gz").body
+        assert hashlib.sha256(body).hexdigest() == manifest.artefacts[0].sha256
+    assert shelf.get("/captures/resnet/run-7/c-9").status == 404
+
+
+class _Both:
+    """Two catalogues as one: each store has its own file here."""
+
+    name = "postgresql://db/x"
+
+    def __init__(self, parts):
+        self._parts = parts
+
+    def find(self, wanted=None):
+        return sorted((row for part in self._parts for row in part.find(wanted)), key=lambda row: row.created_at)
+
+
+def test_findings_are_drawn_beside_a_control(shelf):
+    from tests.unit.web.test_bars import findings
+
+    shelf.put("c-1", update={"findings": findings()})
+    shelf.look()
+    answer = shelf.get("/captures/resnet/run-1/c-1")
+    assert "What filled data" in text_of(answer)
+    assert sum(a.get("role") == "img" for tag, a in Seen(answer.text).tags if tag == "svg") == 2
+
+
+# Somebody hostile.
+
+UPWARDS = [
+    "..",
+    "%2e%2e",
+    "..%2f..",
+    "%252e%252e",
+    "..%255c..",
+    "%2fetc%2fpasswd",
+    "%252Fetc",
+    "%00",
+    "%E2%80%AE",
+    ".x",
+]
+PLACES = [
+    *("/captures/{}/run-1/c-1", "/captures/resnet/{}/c-1", "/captures/resnet/run-1/{}", "/captures/{}"),
+    *("/captures/resnet/run-1/c-1/files/{}", "/captures/resnet/run-1/{}/files/trace.json.gz", "/static/{}"),
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_no_path_leads_out(standing, place):
+    for way in UPWARDS:
+        answer = standing.get(place.format(way))
+        assert (way, answer.status) == (way, 404)
+        assert b"root:" not in answer.body
+
+
+@pytest.mark.parametrize("forged", ["c-9", ".lock", "c-1%0a", "c" * 101, "%3Cscript%3E", "manifest.json"])
+def test_a_forged_capture_id_is_refused(standing, forged):
+    for rest in ("", "/files/trace.json.gz"):
+        answer = standing.get(f"/captures/resnet/run-1/{forged}{rest}")
+        assert answer.status == 404
+        assert "<script>" not in answer.text.replace('<script src="/static/', "")
+
+
+def test_only_what_the_manifest_names_is_served(standing):
+    for name in ("manifest.json", "pinned", "nothing.gz", "trace.json.gz%00"):
+        assert standing.get(f"/captures/resnet/run-1/c-1/files/{name}").status == 404
+
+
+def test_markup_in_names_is_text(shelf):
+    # GIVEN captures whose job, run, stage and rule are markup
+    stage = "<b onclick=x()>&'\""
+    manifest = shelf.put("c-1", job=NASTY, run="'\"><script>alert(1)</script>", stage=stage, rule=NASTY)
+    shelf.look()
+    address = address_of(Place.of(manifest))
+    # WHEN the pages are read THEN none of it has become markup, and the links lead there
+    overview = shelf.get()
+    assert links(overview) == [address]
+    for answer in (overview, shelf.get(address), shelf.get(f"/?job={quote(NASTY)}&run={quote(NASTY)}")):
+        assert answer.status == 200
+        assert "&lt;img src=x" in answer.text
+        for tag, attributes in Seen(answer.text).tags:
+            assert tag not in ("img",) or attributes["src"].startswith("/static/")
+            assert "onclick" not in attributes
+            assert tag != "script" or attributes.get("src", "").startswith("/static/")
+
+
+def test_markup_in_a_filter_is_text(standing):
+    answer = standing.get(f"/?job={quote(NASTY)}&since={quote(NASTY)}&rank={quote(NASTY)}&reproduced={quote(NASTY)}")
+    assert answer.status == 200
+    assert "<img src=x" not in answer.text
+
+
+HOSTILE = [
+    b"not JSON",
+    b"[" * 100_000,
+    b"{}",
+    b"\xff\xfe",
+    b"x" * (5 << 20),
+]
+
+
+@pytest.mark.parametrize("content", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_manifest_in_a_store_is_refused_in_words(stocked, content):
+    directory = stocked.root / "resnet" / "run-1" / "c-1"
+    (directory / "manifest.json").write_bytes(content)
+    (directory / "manifest.json").touch()
+    page, file = (stocked.get(f"/captures/resnet/run-1/c-1{rest}") for rest in ("", "/files/trace.json.gz"))
+    assert (page.status, file.status, stocked.get().status) == (422, 422, 200)
+
+
+def test_what_is_no_capture_is_listed_as_that(stocked):
+    hostile = stocked.root / "resnet" / "run-9" / "c-9"
+    hostile.mkdir(parents=True)
+    (hostile / "manifest.json").write_text('{"<script>": 1}')
+    stocked.look()
+    answer = stocked.get()
+    assert "1 thing in the store is no capture" in text_of(answer)
+    assert "run-9/c-9" in text_of(answer)
+    assert len(links(answer)) == 4
+
+
+def test_a_manifest_that_belongs_elsewhere_is_refused(stocked):
+    # GIVEN a capture that was copied to another run's place
+    shutil.copytree(stocked.root / "resnet" / "run-1" / "c-2", stocked.root / "resnet" / "run-2" / "c-2")
+    assert stocked.get("/captures/resnet/run-2/c-2").status == 422
+
+
+@pytest.mark.parametrize("what", ["file", "capture", "run"])
+def test_a_link_in_a_shared_directory_does_not_lead_out(stocked, tmp_path, what):
+    # GIVEN somebody who may write into the store, and wants another file shown: of a size and a sum that they know
+    outside = tmp_path / "outside"
+    secret = stocked.root / "resnet" / "run-1" / "c-1"
+    if what == "run":
+        secret = secret.parent
+    secret.rename(outside) if what != "file" else (secret / "trace.json.gz").rename(outside)
+    (secret if what != "file" else secret / "trace.json.gz").symlink_to(outside)
+    # WHEN it is asked for THEN it is not given
+    answer = ask(stocked.app, "/captures/resnet/run-1/c-1/files/trace.json.gz")
+    assert answer.status in (404, 422)
+    assert CONTENT not in answer.body
+
+
+def test_events_say_what_has_changed(stocked):
+    # GIVEN somebody who listens
+    before = stocked.source.view().version
+    stocked.put("c-7")
+    stocked.source._due_s = float("-inf")
+    # WHEN the store is looked at again THEN the version is another one
+    wait_until(lambda: stocked.source.view().version != before)
+    assert ask(stocked.app, "/events", method="HEAD").status == 200

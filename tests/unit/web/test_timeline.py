@@ -1,0 +1,111 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.runs.following import row_of
+from sftriage.runs.span import Span
+from sftriage.runs.timeline import HEIGHT, WIDTH, timeline
+from tests.unit.web.conftest import decision, request_of, verdict
+
+STAGES = ("data", "forward", "backward", "other")
+
+
+def row(first, label="healthy", requests=(), **about):
+    of = verdict(first, label, **about)
+    return row_of(of, decision(of, requests=requests))
+
+
+advances = st.lists(st.floats(0.0, 10.0), min_size=4, max_size=4).map(
+    lambda values: dict(zip(STAGES, values, strict=True))
+)
+
+
+@given(st.lists(advances, min_size=1, max_size=40), st.integers(1, 12))
+def test_the_stack_is_the_step_time(windows, max_columns):
+    # GIVEN windows of any times
+    rows = [row(20 + 10 * n, advances=one) for n, one in enumerate(windows)]
+    # WHEN they are drawn in fewer columns than there are windows
+    chart = timeline(rows, max_columns)
+    # THEN no more columns are drawn than there is room for, and no window is left out
+    assert len(chart.columns) <= max_columns
+    assert sum(column.windows for column in chart.columns) == len(rows)
+    # AND each stack is as high as the mean step time of its windows, exactly
+    start = 0
+    for column in chart.columns:
+        of_column = rows[start : start + column.windows]
+        start += column.windows
+        assert column.exposed_s == pytest.approx(sum(r.exposed_s for r in of_column) / len(of_column), rel=1e-12)
+        assert sum(column.advances_s) == pytest.approx(column.exposed_s, rel=1e-12)
+        assert column.exposed_s <= chart.top_s * (1 + 1e-9)
+    assert sum(one.share for one in chart.series) == pytest.approx(
+        1.0 if any(c.exposed_s for c in chart.columns) else 0.0
+    )
+
+
+def test_an_area_is_drawn_where_its_numbers_are():
+    # GIVEN one window of 100 ms, of which the first stage takes 10
+    chart = timeline([row(20)])
+    # THEN the first area is a tenth as high as the last one's upper edge, over the whole width
+    ends = [[float(number) for number in re.findall(r"[0-9.]+", one.path)] for one in chart.series]
+    scale = HEIGHT / chart.top_s
+    assert ends[0] == pytest.approx([0, HEIGHT - 0.01 * scale, WIDTH, HEIGHT, 0], abs=0.06)
+    assert ends[2][1] == pytest.approx(HEIGHT - 0.1 * scale, abs=0.06)
+
+
+def test_a_column_bears_the_gravest_label_of_its_windows():
+    rows = [row(20), row(30, "suspect"), row(40, "needs_evidence"), row(50), row(60), row(70)]
+    chart = timeline(rows, 2)
+    assert [(column.label, column.named) for column in chart.columns] == [
+        ("suspect", "rank 2 in data"),
+        ("healthy", ""),
+    ]
+    assert [(band.label, band.x, band.width) for band in chart.bands] == [("suspect", 0, 500), ("healthy", 500, 500)]
+
+
+def test_a_stall_is_in_the_label_and_not_in_the_stack():
+    # GIVEN a step that has hung for 75 s among steps of 100 ms
+    chart = timeline([row(20), row(30, "stalled")], 1)
+    # THEN the stack is that of the steps that ended
+    (column,) = chart.columns
+    assert (column.label, column.exposed_s) == ("stalled", pytest.approx(0.1))
+
+
+def test_captures_and_restarts_are_marked():
+    rows = [row(20), row(30, "suspect", (request_of("c-1"),)), row(0, attempt=1), row(10, attempt=1)]
+    chart = timeline(rows)
+    assert [(mark.capture_id, mark.x) for mark in chart.markers] == [("c-1", 375.0)]
+    assert chart.restarts == (500.0,)
+
+
+def test_stages_that_changed_over_a_restart_are_all_drawn():
+    rows = [row(20, advances={"load": 0.1}), row(0, attempt=1)]
+    assert [one.stage for one in timeline(rows).series] == [*STAGES, "load"]
+
+
+def test_nothing_is_no_chart():
+    assert timeline([]) is None
+
+
+@pytest.mark.parametrize(
+    ("query", "first_steps", "heat"),
+    [
+        ({}, [20, 30, 40, 50, 0, 10], (1, 0, 59)),
+        ({"last": "15"}, [0, 10], (1, 45, 59)),
+        ({"from": "85", "to": "95"}, [40, 50], (0, 85, 95)),
+        ({"from": "90"}, [50], (0, 90, 99)),
+        ({"to": "5"}, [0], (1, 0, 5)),
+        ({"from": "x", "to": "-1", "last": "1e9"}, [20, 30, 40, 50, 0, 10], (1, 0, 59)),
+        ({"last": "9" * 400}, [20, 30, 40, 50, 0, 10], (1, 0, 59)),
+        ({"last": "0", "from": "85"}, [40, 50], (0, 85, 99)),
+        ({"last": " ", "from": "", "to": " 5 "}, [0], (1, 0, 5)),
+        ({"from": "5000"}, [], None),
+    ],
+)
+def test_a_span_selects_windows_and_steps(query, first_steps, heat):
+    rows = [row(first) for first in (20, 30, 40, 50)] + [row(first, attempt=1) for first in (0, 10)]
+    span = Span.of(query)
+    selected = span.select(rows)
+    assert [one.first_step for one in selected] == first_steps
+    assert span.heat_steps(selected) == heat
