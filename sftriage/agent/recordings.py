@@ -205,17 +205,5 @@ def _cut(whole: Window, shape: Shape) -> Iterator[Window]:
     n_steps = len(whole.durations_NRS)
     length = min(shape.window_steps, n_steps)
     for first in range(min(shape.warmup_steps, n_steps - length), n_steps - length + 1, shape.stride_steps):
-        steps = slice(first, first + length)
-        yield replace(
-            whole,
-            first_step=whole.first_step + first,
-            durations_NRS=whole.durations_NRS[steps],
-            outside_NRG=None if whole.outside_NRG is None else whole.outside_NRG[steps],
-            between_NR=None if whole.between_NR is None else whole.between_NR[steps],
-            ready_NR=None if whole.ready_NR is None else whole.ready_NR[steps],
-            kinds=None if whole.kinds is None else whole.kinds[steps],
-            work_NR=None if whole.work_NR is None else whole.work_NR[steps],
-            device_NRS=None if whole.device_NRS is None else whole.device_NRS[steps],
-            device_outside_NRG=None if whole.device_outside_NRG is None else whole.device_outside_NRG[steps],
-            device_between_NR=None if whole.device_between_NR is None else whole.device_between_NR[steps],
-        )
+        start = whole.first_step + first
+        yield whole.steps(start, start + length - 1)

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.commands.reducing import load_signal, read_all
 from sftriage.errors import InputError
-from sftriage.recorder import StepLog
+from sftriage.recorder import LogReader, StepLog
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.traces import LocalStore, ReproducedInfo
@@ -123,6 +123,21 @@ def test_all_ranks_agree_with_the_run_and_so_do_the_verdicts(sftriage, tmp_path,
     found = json.loads(sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json").out)
     assert (found["agreement"]["agrees"], found["agreement"]["verdicts_agree"]) == ("yes", True)
     assert [one["agrees"] for one in found["agreement"]["ranks"]] == ["yes"] * 4
+
+
+def test_all_ranks_of_a_run_with_device_time_agree_as_well(sftriage, tmp_path, run):
+    # GIVEN a run whose ranks recorded the same times on their devices
+    for log in run.steps.glob("*.steps"):
+        host = LogReader(log)
+        device = StepLog(run.steps, host.info, kind="device-steps")
+        device.append(host.read())
+        device.close()
+    # WHEN the traces of all ranks are held against it
+    outcome = sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json")
+    # THEN the run's own verdict on these steps, on the devices' clock, is the traces'
+    assert outcome.code == 0, outcome.err
+    agreement = json.loads(outcome.out)["agreement"]
+    assert (agreement["agrees"], agreement["verdicts_agree"]) == ("yes", True)
 
 
 def test_a_trace_in_which_the_fault_is_not_does_not_agree(sftriage, tmp_path, run):
