@@ -12,14 +12,14 @@ from pathlib import Path
 
 from sftriage.agent.device_rings import DeviceRings
 from sftriage.agent.executors import Places, adopted, executor_for, overlap
-from sftriage.agent.gather import Gatherer, Shape
 from sftriage.agent.kept import kept_steps
-from sftriage.agent.rows import IntArray, slots_of, together
-from sftriage.agent.times import StepTimes
 from sftriage.capture import Executor, NsysPlace
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import RingInfo, RingReader, RingStatus, StepLog, find_rings
 from sftriage.records import CaptureRequest, CaptureResult, JobStatus, RankStatus, Window
+from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.rows import IntArray, slots_of, together
+from sftriage.windows.times import StepTimes
 
 log = logging.getLogger("sftriage")
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sftriage.agent.rows import IntArray, slots_of
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, RingReader, StepLog
+from sftriage.windows.rows import IntArray, slots_of
 
 KIND, LOG_KIND = "device", "device-steps"
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sftriage.agent.gather import Gatherer, Shape
-from sftriage.agent.rows import slots_of, together
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, StepLog
 from sftriage.recorder.layout import STEP
 from sftriage.records import Window
+from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.rows import slots_of, together
 
 MAX_STEPS_BACK = 20_000
 """Steps that are further back than this are not looked for: by then they are of no capture that has just ended."""

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 
 from sftriage.agent.device_rings import KIND, LOG_KIND
-from sftriage.agent.gather import Gatherer, Shape
-from sftriage.agent.npz import load_npz
-from sftriage.agent.rows import IntArray, slots_of, together
 from sftriage.errors import InputError, RingError
 from sftriage.recorder import LogReader, RingInfo, RingReader, find_rings
 from sftriage.recorder.layout import STEP
 from sftriage.records import Window
 from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.npz import load_npz
+from sftriage.windows.rows import IntArray, slots_of, together
 
 _MAX_SLOTS_AT_A_TIME = 4096
 

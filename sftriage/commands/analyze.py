@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.agent import Recording, Shape, load_recording
+from sftriage.agent import Recording, load_recording
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.tables import frontier_table, windows_table
 from sftriage.controller import settings_of
@@ -17,6 +17,7 @@ from sftriage.policy import load
 from sftriage.policy.schema import Detection
 from sftriage.records import Verdict
 from sftriage.traces.rundir import RunDirectory
+from sftriage.windows.gather import Shape
 from sftriage.words import verdict_sentence
 
 

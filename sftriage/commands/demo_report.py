@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent import Recording, Shape, load_recording
+from sftriage.agent import Recording, load_recording
 from sftriage.commands.analyze import judge_recording
 from sftriage.commands.decisions import decisions_of
 from sftriage.commands.output import results
@@ -21,6 +21,7 @@ from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
 from sftriage.traces import LocalStore, Manifest
 from sftriage.traces.rundir import RunDirectory
+from sftriage.windows.gather import Shape
 from sftriage.words import milliseconds, size, verdict_sentence
 
 

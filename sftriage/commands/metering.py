@@ -20,10 +20,10 @@ import typer
 
 from sftriage import __version__
 from sftriage.access import Access, read_token
-from sftriage.agent import Span
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult, Decision, Window
 from sftriage.traces.rundir import RunInfo
+from sftriage.windows.times import Span
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -13,7 +13,7 @@ import typer
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from sftriage.agent import Shape, load_recording
+from sftriage.agent import load_recording
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.policy_report import ReplayReport
 from sftriage.controller import read_journal
@@ -22,6 +22,7 @@ from sftriage.errors import InputError, UsageError
 from sftriage.policy import LoadedPolicy, PolicyError, TriagePolicy, find, load, load_set, shipped
 from sftriage.records import Verdict
 from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.windows.gather import Shape
 
 Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of shipped policies.")]
 

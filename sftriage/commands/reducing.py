@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sftriage.agent import Recording, Shape, load_recording
+from sftriage.agent import Recording, load_recording
 from sftriage.commands.uploads import pusher
 from sftriage.errors import InputError
 from sftriage.frontier import Settings, judge
@@ -29,6 +29,7 @@ from sftriage.traces.reduce import (
     together,
 )
 from sftriage.traces.rundir import RunDirectory, read_info
+from sftriage.windows.gather import Shape
 
 
 @dataclass(frozen=True, slots=True)

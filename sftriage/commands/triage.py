@@ -20,7 +20,7 @@ from typing import Protocol
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from sftriage.agent import Agent, Shape, load_recording
+from sftriage.agent import Agent, load_recording
 from sftriage.capture import Executor, NsysPlace
 from sftriage.commands.asks import taken
 from sftriage.commands.collect import Collector, Known
@@ -35,6 +35,7 @@ from sftriage.records import CaptureRequest, CaptureResult, Decision, Window
 from sftriage.traces import Manifest
 from sftriage.traces.retention import Retention
 from sftriage.traces.rundir import RunDirectory, RunInfo
+from sftriage.windows.gather import Shape
 
 log = logging.getLogger("sftriage")
 

@@ -24,7 +24,7 @@ from sftriage.errors import InputError, UsageError
 from sftriage.traces.rundir import RunDirectory
 from sftriage.traces.uploads import Outbox, Upload
 from sftriage.ui.source import RunSource, View
-from sftriage.ui.steps import StepLogs
+from sftriage.windows.logs import StepLogs
 
 POLL_S = 0.5
 TERMINATED = 128 + 15

@@ -22,9 +22,9 @@ from sftriage.ui.journal import JournalTail, WindowRow
 from sftriage.ui.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.ui.lateness import HeatMap
 from sftriage.ui.notes import AskRow, CostRow, EvidenceRow, PolicyRow
-from sftriage.ui.steps import StepLogs
 from sftriage.ui.telemetry import Telemetry, TelemetryLook
 from sftriage.ui.watchers import Watcher, WatcherLook
+from sftriage.windows.logs import StepLogs
 
 KEPT_MAPS = 8
 

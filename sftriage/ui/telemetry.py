@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sftriage.errors import RingError
 from sftriage.recorder import LogReader
-from sftriage.ui.steps import LOG_NAME
+from sftriage.windows.logs import LOG_NAME
 
 MAX_NAMED = 8
 

@@ -25,10 +25,10 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent import Gatherer, Shape
 from sftriage.frontier import Settings, anchored, judge
 from sftriage.recorder.layout import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
 from sftriage.records import OTHER, StageSchema, Verdict, Window
+from sftriage.windows.gather import Gatherer, Shape
 
 MS_NS = 1_000_000
 JITTER = 0.02

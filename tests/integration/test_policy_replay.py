@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.agent import Shape, load_recording
+from sftriage.agent import load_recording
 from sftriage.controller import Controller, Journal, read_journal
 from sftriage.controller.replay import replay
 from sftriage.policy import load_set, shipped
 from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.traces.rundir import RunInfo, create
+from sftriage.windows.gather import Shape
 from tests.unit.frontier.windows import Fault, Job, every, from_step
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"

@@ -6,10 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.agent import Agent, Shape
+from sftriage.agent import Agent
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor, StepLog, read_log
 from sftriage.records import CaptureRequest
+from sftriage.windows.gather import Shape
 
 
 @pytest.fixture

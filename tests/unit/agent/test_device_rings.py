@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.agent import Agent, Shape, load_recording
-from sftriage.agent.gather import DEVICE_LAG_STEPS
-from sftriage.agent.rows import slots_of
+from sftriage.agent import Agent, load_recording
 from sftriage.recorder import LogReader, Monitor
 from sftriage.recorder.device import IN_FLIGHT, READ_A_STEP
 from sftriage.recorder.layout import STEP
 from sftriage.traces.rundir import RunInfo, create
+from sftriage.windows.gather import DEVICE_LAG_STEPS, Shape
+from sftriage.windows.rows import slots_of
 from tests.unit.recorder.fake_cuda import FakeDevice
 
 STAGES, SYNC = ("data", "forward", "backward"), ("backward",)

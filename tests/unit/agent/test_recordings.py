@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.agent import Shape, load_recording
+from sftriage.agent import load_recording
 from sftriage.errors import InputError
+from sftriage.windows.gather import Shape
 
 STAGES = np.array(["data", "forward", "backward", "other"])
 SYNC = np.array(["backward"])

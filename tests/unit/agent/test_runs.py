@@ -7,14 +7,15 @@ from array import array
 import numpy as np
 import pytest
 
-from sftriage.agent import Gatherer, Shape, load_recording
+from sftriage.agent import load_recording
 from sftriage.errors import InputError
 from sftriage.recorder import StepLog
 from sftriage.recorder.layout import HEADER_BYTES, RingInfo
 from sftriage.recorder.ring import RingWriter
 from sftriage.records import StageSchema, StepRecord
 from sftriage.traces.rundir import RunInfo, create
-from tests.unit.agent.steps import batch, raw
+from sftriage.windows.gather import Gatherer, Shape
+from tests.unit.windows.steps import batch, raw
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 SHAPE = Shape(window_steps=4, stride_steps=2, warmup_steps=0)

@@ -5,8 +5,9 @@ import time
 
 import pytest
 
-from sftriage.agent import Agent, Shape
+from sftriage.agent import Agent
 from sftriage.recorder import Monitor, find_rings
+from sftriage.windows.gather import Shape
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from sftriage.records import StageSchema, StepRecord
 from sftriage.traces import LocalStore, ReproducedInfo
 from sftriage.traces.reduce import Names
 from sftriage.traces.rundir import RunInfo, create
-from tests.unit.agent.steps import raw
 from tests.unit.traces.heavy import document, event, job_events, mark, recurring_events, reduced, write
+from tests.unit.windows.steps import raw
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward", "optimizer"), ("backward",))
 STEPS = range(100, 108)

@@ -7,7 +7,7 @@ import pytest
 from sftriage.records import StageSchema, Window
 from sftriage.ui.heat import HeatSource, column_steps
 from sftriage.ui.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, heat_map, lateness_of, png_of
-from sftriage.ui.steps import StepLogs
+from sftriage.windows.logs import StepLogs
 from tests.unit.ui.conftest import SCHEMA
 
 

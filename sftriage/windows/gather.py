@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.agent.rows import IntArray, StepRows
 from sftriage.recorder.layout import MAX_COUNT, STEP
 from sftriage.records import StageSchema, Window
+from sftriage.windows.rows import IntArray, StepRows
 
 MAX_GAP_STEPS = 10_000
 """Steps that nobody recorded are a gap in the numbering; over a longer one the job is taken up anew."""

@@ -1,8 +1,8 @@
 """When steps began and ended: the first rank's start, the last rank's end."""
 
-from sftriage.agent import Span, StepTimes
-from sftriage.agent import times as module
 from sftriage.records import StepRecord
+from sftriage.windows import times as module
+from sftriage.windows.times import Span, StepTimes
 
 
 def record(rank: int, step: int, start_ns: int, *durations_ns: int) -> StepRecord:

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent import Gatherer, Shape
-from sftriage.agent.gather import MAX_GAP_STEPS
 from sftriage.records import StageSchema, StepRecord, Window
-from tests.unit.agent.steps import batch
+from sftriage.windows.gather import MAX_GAP_STEPS, Gatherer, Shape
+from tests.unit.windows.steps import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 MS = 1_000_000

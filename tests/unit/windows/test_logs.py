@@ -5,7 +5,7 @@ import pytest
 
 from sftriage.recorder import StepLog
 from sftriage.recorder.layout import FLAGS, HEADER_BYTES, INCOMPLETE, LOG_MAGIC, STEP, WORD_BYTES, encode_header
-from sftriage.ui.steps import StepLogs, windows
+from sftriage.windows.logs import StepLogs, windows
 from tests.unit.ui.conftest import info_of, slots
 
 
