@@ -204,7 +204,7 @@ class RunSource:
             pair = [("captured", capture.rank), ("control", control)]
             return lanes_of(
                 [
-                    (title, ranks[rank].info, ranks[rank].records(capture.first_step, n_steps))
+                    (title, ranks[rank].info, ranks[rank].steps([(capture.first_step, n_steps)])[1].records())
                     for title, rank in pair
                     if rank is not None and rank in ranks
                 ]

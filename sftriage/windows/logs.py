@@ -1,7 +1,7 @@
-"""A run's step logs, read by position: some steps of some ranks, without passing over the rest.
+"""A run's step logs as they are read: from beginning to end, or by position, some steps of some ranks.
 
 A log that is written to meanwhile, has gaps, or is damaged in places gives the steps that are whole. Axes: N steps,
-R ranks, B slots, X runs of steps, W words of a slot (see `recorder.layout`).
+R ranks, B slots, X runs of steps.
 """
 
 from __future__ import annotations
@@ -9,27 +9,16 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from zlib import crc32
 
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage.errors import RingError
-from sftriage.recorder import LogReader, RingInfo, files
-from sftriage.recorder.layout import (
-    BETWEEN,
-    DURATIONS,
-    FLAGS,
-    HEADER_BYTES,
-    INCOMPLETE,
-    READY,
-    STEP,
-    WORD_BYTES,
-    SlotCodec,
-)
-from sftriage.records import StepRecord, Window
+from sftriage.recorder import RingInfo, files
+from sftriage.recorder.layout import HEADER_BYTES, MAGICS, decode_header
+from sftriage.records import Window
+from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
 
 NS = 1e-9
 LOG_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})\.steps")
@@ -38,8 +27,61 @@ LOG_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})\.steps")
 Run = tuple[int, int]
 """Steps one after the other: the first, and how many."""
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
+STEPS_AT_A_TIME = 4096
+
+
+class LogReader:
+    """Reads a step log from its beginning to its end, a bounded number of steps at a time.
+
+    No file is open between two reads: the logs of a job's every rank can be read side by side.
+
+    Args:
+        path: the log.
+        kind: see `StepLog`.
+
+    Attributes:
+        info: who wrote the ring that it was taken from.
+        skipped: slots so far that were damaged, half-written or out of order.
+
+    Raises:
+        RingError: the header cannot be read: foreign, truncated, of another version or byte order, or damaged.
+    """
+
+    def __init__(self, path: Path | str, *, kind: str = "steps") -> None:
+        self.path = Path(path)
+        self.info, _ = decode_header(MAGICS[kind], self._bytes_at(0, HEADER_BYTES), str(path))
+        self.skipped = 0
+        self._last_seq = 0
+        self._at: int | None = HEADER_BYTES
+
+    def read(self, n_steps: int = STEPS_AT_A_TIME) -> StepArrays:
+        """The next steps, at most so many; none once all have been read.
+
+        Raises:
+            RingError: the file has gone, or the file system answered with an error.
+        """
+        wanted = n_steps * self.info.slot_bytes
+        while self._at is not None:
+            data = self._bytes_at(self._at, wanted)
+            self._at = self._at + wanted if len(data) == wanted else None
+            half = len(data) % self.info.slot_bytes
+            steps, sound_B = checked(self.info.rank, data[: len(data) - half], self.info.schema)
+            # What comes twice, or late, is not taken again: only what is beyond all before it.
+            seq_B = np.concatenate([[self._last_seq], np.where(sound_B, steps.seq_B, 0)])
+            highest_B = np.maximum.accumulate(seq_B)
+            self._last_seq = int(highest_B[-1])
+            new_B = seq_B[1:] > highest_B[:-1]
+            self.skipped += int((~new_B).sum()) + bool(half)
+            if new_B.any():
+                return steps if new_B.all() else steps[new_B]
+        return decode([(self.info.rank, b"")], self.info.schema)
+
+    def _bytes_at(self, offset: int, size_bytes: int) -> bytes:
+        descriptor = files.open_regular(self.path, os.O_RDONLY)
+        try:
+            return files.read_at(descriptor, size_bytes, offset, str(self.path))
+        finally:
+            os.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -50,33 +92,28 @@ class StepFile:
     info: RingInfo
     _first_step: int | None = None
 
-    def rows(self, runs: Sequence[Run]) -> tuple[IntArray, IntArray]:
-        """The slots of some runs of steps that are there whole.
+    def steps(self, runs: Sequence[Run]) -> tuple[IntArray, StepArrays]:
+        """The complete steps of some runs of them that are there whole.
 
         Returns:
-            Their places (B) in the runs laid end to end, and the slots (B, W).
+            Their places (B) in the runs laid end to end, and the steps (B).
         """
+        nothing = np.zeros(0, dtype=np.int64), self._checked(b"")[0]
         try:
             descriptor = files.open_regular(self.path, os.O_RDONLY)
         except RingError:
-            return np.zeros(0, dtype=np.int64), np.zeros((0, self.info.slot_words), dtype=np.int64)
+            return nothing
         try:
             n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // self.info.slot_bytes
             if self._first_step is None:
                 self._first_step = self._step_at(descriptor, 0)
-            return self._rows(descriptor, n_slots, np.array(runs, dtype=np.int64).reshape(-1, 2))
+            return self._steps(descriptor, n_slots, np.array(runs, dtype=np.int64).reshape(-1, 2))
         except OSError:
-            return np.zeros(0, dtype=np.int64), np.zeros((0, self.info.slot_words), dtype=np.int64)
+            return nothing
         finally:
             os.close(descriptor)
 
-    def records(self, first: int, n_steps: int) -> list[StepRecord]:
-        """The steps of a run that are there whole."""
-        codec = SlotCodec(self.info)
-        found = (codec.decode(slot.tobytes()) for slot in self.rows([(first, n_steps)])[1])
-        return [record for _, record in filter(None, found)]
-
-    def _rows(self, descriptor: int, n_slots: int, runs_X2: IntArray) -> tuple[IntArray, IntArray]:
+    def _steps(self, descriptor: int, n_slots: int, runs_X2: IntArray) -> tuple[IntArray, StepArrays]:
         """Mostly no step is missing, so that where one is follows from its number: all runs are read, checked as one.
 
         What is not where it should be is looked for.
@@ -92,27 +129,26 @@ class StepFile:
         )
         if len(raw) != int(lengths_X[right_X].sum()) * size:
             right_X[:], raw = False, b""
-        slots_BW, whole_B = self._checked(raw)
+        steps, whole_B = self._checked(raw)
         within_B = _ranges(lengths_X[right_X])
-        placed_B = slots_BW[:, STEP] == np.repeat(starts_X[right_X], lengths_X[right_X]) + within_B
+        placed_B = steps.step_B == np.repeat(starts_X[right_X], lengths_X[right_X]) + within_B
         runs_B = np.repeat(np.flatnonzero(right_X), lengths_X[right_X])
         # What is damaged says nothing of where the others are.
         right_X[runs_B[whole_B & ~placed_B]] = False
         keep_B = whole_B & right_X[runs_B]
-        places, slots = [(bases_X[runs_B] + within_B)[keep_B]], [slots_BW[keep_B]]
+        places, found = [(bases_X[runs_B] + within_B)[keep_B]], [steps[keep_B]]
         for run in np.flatnonzero(~right_X).tolist():
-            found_BW = self._searched(descriptor, n_slots, int(starts_X[run]), int(lengths_X[run]))
-            places.append(bases_X[run] + found_BW[:, STEP] - starts_X[run])
-            slots.append(found_BW)
-        return np.concatenate(places), np.concatenate(slots)
+            searched = self._searched(descriptor, n_slots, int(starts_X[run]), int(lengths_X[run]))
+            places.append(bases_X[run] + searched.step_B - starts_X[run])
+            found.append(searched)
+        return np.concatenate(places), together(found)
 
-    def _searched(self, descriptor: int, n_slots: int, first: int, n_steps: int) -> IntArray:
+    def _searched(self, descriptor: int, n_slots: int, first: int, n_steps: int) -> StepArrays:
         at = self._place(descriptor, n_slots, first)
         size = self.info.slot_bytes
         raw = os.pread(descriptor, n_steps * size, HEADER_BYTES + at * size)
-        slots_BW, whole_B = self._checked(raw[: len(raw) // size * size])
-        steps_B = slots_BW[:, STEP]
-        return np.asarray(slots_BW[whole_B & (steps_B >= first) & (steps_B < first + n_steps)])
+        steps, whole_B = self._checked(raw[: len(raw) // size * size])
+        return steps[whole_B & (steps.step_B >= first) & (steps.step_B < first + n_steps)]
 
     def _place(self, descriptor: int, n_slots: int, step: int) -> int:
         """The index of the first slot of this step, or of the next that is there."""
@@ -127,30 +163,20 @@ class StepFile:
         return low
 
     def _step_at(self, descriptor: int, index: int) -> int | None:
-        at = HEADER_BYTES + index * self.info.slot_bytes + STEP * WORD_BYTES
-        word = os.pread(descriptor, WORD_BYTES, at)
-        return int(np.frombuffer(word, dtype=np.int64)[0]) if len(word) == WORD_BYTES else None
-
-    def _checked(self, raw: bytes) -> tuple[IntArray, NDArray[np.bool_]]:
-        """Whole slots (B, W), and which of them (B) were written whole."""
         size = self.info.slot_bytes
-        view = memoryview(raw)
-        slots_BW = np.frombuffer(view, dtype=np.int64).reshape(-1, self.info.slot_words)
-        sums = [crc32(view[start : start + size - WORD_BYTES]) for start in range(0, len(view), size)]
-        return slots_BW, np.asarray(_sound(slots_BW) & (slots_BW[:, -1] == np.array(sums, dtype=np.int64)))
+        raw = os.pread(descriptor, size, HEADER_BYTES + index * size)
+        return int(decode([(self.info.rank, raw)], self.info.schema).step_B[0]) if len(raw) == size else None
+
+    def _checked(self, raw: bytes) -> tuple[StepArrays, BoolArray]:
+        """Slots, and which of them (B) were written whole, of a complete step."""
+        steps, sound_B = checked(self.info.rank, raw, self.info.schema)
+        return steps, sound_B & steps.complete_B
 
 
 def _ranges(lengths_X: IntArray) -> IntArray:
     """0, 1, ... of each length, one after the other."""
     ends_X = np.cumsum(lengths_X)
     return np.asarray(np.arange(int(lengths_X.sum())) - np.repeat(ends_X - lengths_X, lengths_X))
-
-
-def _sound(slots_BW: IntArray) -> NDArray[np.bool_]:
-    """Slots of complete steps without a negative time: a right checksum does not make a right writer."""
-    times_BV = slots_BW[:, DURATIONS:-1]
-    whole_B = slots_BW[:, FLAGS] & INCOMPLETE == 0
-    return np.asarray(whole_B & (slots_BW[:, BETWEEN] >= 0) & (times_BV >= 0).all(axis=1))
 
 
 @dataclass(slots=True)
@@ -194,34 +220,38 @@ def windows(
     """
     logs = list(ranks.values())
     longest = max((n_steps for _, n_steps in runs), default=1)
-    together = max(1, max_vectors // (longest * max(1, len(logs))))
-    for start in range(0, len(runs), together):
-        some = runs[start : start + together]
-        n_steps = sum(n for _, n in some)
-        words_NRW = np.full((n_steps, len(logs), logs[0].info.slot_words), -1, dtype=np.int64)
-        for r, log in enumerate(logs):
-            places_B, slots_BW = log.rows(some)
-            words_NRW[places_B, r] = slots_BW
+    at_a_time = max(1, max_vectors // (longest * max(1, len(logs))))
+    for start in range(0, len(runs), at_a_time):
+        some = runs[start : start + at_a_time]
+        whole = _end_to_end(logs, some)
         base = 0
-        for first, n in some:
-            take(_window(logs, first, words_NRW[base : base + n]))
-            base += n
+        for first, n_steps in some:
+            run = whole.steps(base, base + n_steps - 1)
+            known = run.ready_NR is not None and np.isfinite(run.ready_NR).any()
+            take(replace(run, first_step=first, ready_NR=run.ready_NR if known else None))
+            base += n_steps
 
 
-def _window(logs: Sequence[StepFile], first: int, words_NRW: IntArray) -> Window:
+def _end_to_end(logs: Sequence[StepFile], runs: Sequence[Run]) -> Window:
+    """Runs of steps laid end to end, as if they were one, numbered from 0."""
     schema = logs[0].info.schema
-    n_stages = len(schema.stages)
-    times_NRV: FloatArray = words_NRW[:, :, DURATIONS:-1] * np.float64(NS)
-    times_NRV[words_NRW[:, :, 0] < 0] = np.nan
-    ready_NR = np.where(words_NRW[:, :, READY] >= 0, words_NRW[:, :, READY] * NS, np.nan)
-    between_NR = np.where(words_NRW[:, :, 0] >= 0, words_NRW[:, :, BETWEEN] * NS, np.nan)
+    shape = sum(n_steps for _, n_steps in runs), len(logs)
+    durations_NRS = np.full((*shape, len(schema.stages)), np.nan)
+    outside_NRG = np.full((*shape, len(schema.sync)), np.nan)
+    between_NR, ready_NR = np.full(shape, np.nan), np.full(shape, np.nan)
+    for r, log in enumerate(logs):
+        places_B, steps = log.steps(runs)
+        durations_NRS[places_B, r] = steps.durations_ns_BS * NS
+        outside_NRG[places_B, r] = steps.outside_ns_BG * NS
+        between_NR[places_B, r] = steps.between_ns_B * NS
+        ready_NR[places_B, r] = np.where(steps.ready_ns_B >= 0, steps.ready_ns_B * NS, np.nan)
     cohorts = tuple(log.info.cohort for log in logs)
     return Window(
         schema=schema,
-        first_step=first,
-        durations_NRS=times_NRV[:, :, :n_stages],
-        outside_NRG=times_NRV[:, :, n_stages:] if schema.sync else None,
+        first_step=0,
+        durations_NRS=durations_NRS,
+        outside_NRG=outside_NRG if schema.sync else None,
         between_NR=between_NR,
-        ready_NR=ready_NR if np.isfinite(ready_NR).any() else None,
+        ready_NR=ready_NR,
         cohorts=cohorts if any(cohorts) else None,
     )

@@ -11,7 +11,7 @@ import numpy as np
 from sftriage.errors import InputError, SchemaError
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import OTHER, StageSchema, Window
-from sftriage.windows.rows import BoolArray, FloatArray
+from sftriage.windows.decoding import BoolArray, FloatArray
 
 _NOT_FINITE = "not a finite number"
 

@@ -8,9 +8,10 @@ import pytest
 
 from sftriage.agent import Agent
 from sftriage.errors import RingError
-from sftriage.recorder import Monitor, StepLog, read_log
+from sftriage.recorder import Monitor, StepLog
 from sftriage.records import CaptureRequest
 from sftriage.windows.gather import Shape
+from tests.recorded import read_log
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_the_ranks_steps_are_merged_by_their_number(run, shape):
     # THEN the windows are those of its steps taken one at a time in order
     target, expected = Gatherer(SCHEMA, 2, shape), []
     for number, rank in sorted((number, rank) for rank, numbers in logged.items() for number in numbers):
-        target.add(*batch(step(rank, number)))
+        target.add(batch(step(rank, number)))
         expected += target.ready()
     expected += target.ready(ended=True)
     assert spans(windows) == spans(expected)

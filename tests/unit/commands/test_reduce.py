@@ -7,12 +7,13 @@ import pytest
 
 from sftriage.commands.reducing import load_signal, read_all
 from sftriage.errors import InputError
-from sftriage.recorder import LogReader, StepLog
+from sftriage.recorder import StepLog
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.traces import LocalStore, ReproducedInfo
 from sftriage.traces.reduce import Names
 from sftriage.traces.rundir import RunInfo, create
+from sftriage.windows.logs import LogReader
 from tests.unit.traces.heavy import document, event, job_events, mark, recurring_events, reduced, write
 from tests.unit.windows.steps import raw
 
@@ -130,7 +131,7 @@ def test_all_ranks_of_a_run_with_device_time_agree_as_well(sftriage, tmp_path, r
     for log in run.steps.glob("*.steps"):
         host = LogReader(log)
         device = StepLog(run.steps, host.info, kind="device-steps")
-        device.append(host.read())
+        device.append(host.read().slots_BW.tobytes())
         device.close()
     # WHEN the traces of all ranks are held against it
     outcome = sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json")
