@@ -21,7 +21,6 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sftriage.agent.agent import Agent
-from sftriage.agent.gather import Shape
 from sftriage.capture import Executor, NsysPlace
 from sftriage.controller.controller import Controller, Judged, in_force
 from sftriage.controller.policies import PolicyFiles
@@ -43,6 +42,7 @@ from sftriage.sinks.metering import Meter
 from sftriage.sinks.webhooks import Origin, Webhooks
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.retention import Retention
+from sftriage.windows.gather import Shape
 
 log = logging.getLogger("sftriage")
 
