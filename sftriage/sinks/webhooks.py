@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from ssl import SSLCertVerificationError
 from urllib.parse import quote, unquote
 from urllib.request import getproxies, proxy_bypass
@@ -57,9 +57,9 @@ logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.thre
 class _UndeliveredError(SftriageError):
     """A message was not taken; ``retry`` says whether trying again may help, ``after_s`` not before when."""
 
-    def __init__(self, message: str, *, retry: bool, after_s: float | None = None) -> None:
+    def __init__(self, message: str, *, retry: bool, after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.retry, self.after_s = retry, after_s or 0.0
+        self.retry, self.after_s = retry, after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ def cloud_event(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
     moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=decision.time_s)
     # A window is decided once, but a step that stalls again, or for others, is decided again.
     number = f"{decision.attempt}-{decision.first_step}-{decision.last_step}-{decision.label}"
+    data = {"job": origin.job, "run": origin.run_id, "rules": list(decision.notify)}
     event = {
         "specversion": "1.0",
         "id": f"{number}-{round(1000 * decision.time_s)}",
@@ -83,13 +84,7 @@ def cloud_event(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "datacontenttype": "application/json",
         "subject": _steps(decision),
-        "data": {
-            "job": origin.job,
-            "run": origin.run_id,
-            "rules": list(decision.notify),
-            "verdict": plain(verdict),
-            "decision": plain(decision),
-        },
+        "data": {**data, "verdict": plain(verdict), "decision": plain(decision)},
     }
     return json.dumps(event, allow_nan=False).encode()
 
@@ -164,9 +159,9 @@ def _post(url: Url, body: bytes, content_type: str, attempt_s: float) -> None:
     except (HTTPError, OSError, ValueError) as error:
         raise _UndeliveredError(f"{url.host}: {_said(error)}", retry=True) from None
     if not 200 <= response.status < 300:
-        after_s = None
-        with suppress(HTTPError, ValueError):
-            after_s = RETRY.get_retry_after(response)
+        after_s = 0.0
+        with suppress(HTTPError, ValueError, OverflowError):
+            after_s = float(RETRY.get_retry_after(response) or 0)
         retry = RETRY.is_retry("POST", response.status)
         raise _UndeliveredError(f"{url.host}: answered {response.status}", retry=retry, after_s=after_s)
 
@@ -184,15 +179,7 @@ def _said(error: BaseException) -> str:
 
 
 class Webhooks:
-    """Posts decisions.
-
-    Args:
-        origin: whose decisions these are.
-        retry: how long to wait between attempts.
-        give_up_s: for how long one message is tried.
-        attempt_s: how long an attempt may hear nothing.
-        capacity: messages that may wait for one destination.
-    """
+    """Posts the decisions of one origin."""
 
     def __init__(
         self,
@@ -231,11 +218,13 @@ class Webhooks:
         """Deliver what is waiting, for no longer than ``deadline_s``; what is left after that is given up."""
         self.close_by_s = time.monotonic() + deadline_s
         self.closing.set()
-        for lane in self._lanes.values():
+        lanes, self._lanes = list(self._lanes.values()), {}
+        for lane in lanes:
             lane.waiting.put(None)
-        for lane in self._lanes.values():
+        for lane in lanes:
             lane.join(max(0.0, self.close_by_s - time.monotonic()))
-        if left := sum(lane.waiting.unfinished_tasks - 1 for lane in self._lanes.values()):
+        # Of each, all but the None that ends it.
+        if left := sum(lane.waiting.unfinished_tasks - 1 for lane in lanes):
             log.error("%d notices were not delivered before the end", left)
 
 
@@ -250,8 +239,10 @@ class _Lane(threading.Thread):
 
     def put(self, verdict: Verdict, decision: Decision, capacity: int) -> None:
         self.waiting.put((verdict, decision))
-        if self.waiting.qsize() > capacity:
-            self.waiting.get()
+        if self.waiting.qsize() <= capacity:
+            return
+        with suppress(Empty):
+            self.waiting.get_nowait()
             self.waiting.task_done()
             self._dropped += 1
             # Each power of two: a flood is said, and says no flood of its own.
