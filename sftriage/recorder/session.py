@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from time import monotonic, monotonic_ns, time_ns
-from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from sftriage.errors import CaptureError
@@ -48,6 +47,7 @@ class TorchSession:
             activities.append(profiler.ProfilerActivity.CUDA)
         # The class under torch.profiler.profile: without a schedule, and without the step counter that the job may use.
         self._profile = profiler._KinetoProfile(activities=activities, **options)
+        self._options = dict(options)
         self._info = info
         self._guard = guard
         self._step_mark: Any = None
@@ -66,7 +66,15 @@ class TorchSession:
         """Warm the profiler up: the first steps after this pay for it, and are not recorded."""
         began_s = monotonic()
         with self._guard.ours():
-            _importing_nothing(self._profile.prepare_trace)()
+            if _compiler_loaded():
+                self._profile.prepare_trace()
+            else:
+                # prepare_trace() would import torch's compiler, to ask for a setting that matters only to its users:
+                # 820 modules, seconds in which the rank stands still. What else it does is this.
+                backend = sys.modules["torch.autograd.profiler"]
+                made = backend.profile(use_kineto=True, use_device=self._profile.use_device, **self._options)
+                self._profile.profiler = made
+                made._prepare_trace()
         self._prepared = True
         self.timings_s["start"] += monotonic() - began_s
 
@@ -149,32 +157,10 @@ class TorchSession:
             self._step_mark = None
 
 
-def _importing_nothing(prepare_trace: Callable[[], None]) -> Callable[[], None]:
-    """Torch's own ``prepare_trace``, to which ``torch._inductor`` is there only if the job has imported it.
-
-    It asks ``hasattr(torch, "_inductor")``, and torch answers by importing that: 820 modules, seconds in which the rank
-    stands still, for a setting that matters only to who uses it already. So its code is run with a ``torch`` that has
-    everything but this. What is no plain method of that module is left as it is.
-    """
-    torch = sys.modules["torch"]
-    there = dict(vars(torch))
-    inductor = there.get("_inductor")
-    if inductor is not None and "config" in vars(inductor):
-        return prepare_trace
-    if not isinstance(prepare_trace, MethodType) or not isinstance(prepare_trace.__func__, FunctionType):
-        return prepare_trace
-    function = prepare_trace.__func__
-    if function.__globals__.get("torch") is not torch:
-        return prepare_trace
-    # Its __getattr__ is what imports.
-    there.pop("__getattr__", None)
-    there.pop("_inductor", None)
-    lesser = ModuleType("torch")
-    vars(lesser).update(there)
-    names = {**function.__globals__, "torch": lesser}
-    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return MethodType(copied, prepare_trace.__self__)
+def _compiler_loaded() -> bool:
+    """Whether the job has imported ``torch._inductor``, without importing it or waiting for an import under way."""
+    inductor = vars(sys.modules["torch"]).get("_inductor")
+    return inductor is not None and "config" in vars(inductor)
 
 
 def _mark(name: str) -> Any:
