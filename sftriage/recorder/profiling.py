@@ -36,9 +36,8 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.nvtx import NvtxSession
-from sftriage.recorder.probe import Probe
 from sftriage.recorder.refusal import refusal
-from sftriage.recorder.session import TorchSession
+from sftriage.recorder.session import Probe, TorchSession
 from sftriage.recorder.sizing import Fitting, Measured, StepSizes
 from sftriage.recorder.spool import write_trace
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState

@@ -1,4 +1,4 @@
-"""How many steps a capture may have: known of one that is recorded beforehand (`probe`), or of the capture before.
+"""How many steps a capture may have: known of one recorded beforehand (`session.Probe`), or of the capture before.
 
 As many as fit into its bytes, and leave a trace whose stop and export do not hold the rank up for too long.
 
