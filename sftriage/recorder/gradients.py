@@ -133,14 +133,14 @@ class GradientWatch:
     __slots__ = (
         "_at",
         "_error",
+        "_ever_hooked",
         "_frozen",
         "_handles",
-        "_met",
         "_model",
+        "_next_frozen",
         "_order",
         "_outside_at",
         "_recording",
-        "_turn",
         "_visits",
         "due",
     )
@@ -154,8 +154,8 @@ class GradientWatch:
         self._order = GradientOrder()
         self._handles: dict[int, Any] = {}
         self._frozen: list[tuple[weakref.ref[Any], str]] = []
-        self._met: set[int] = set()
-        self._turn = 0
+        self._ever_hooked: set[int] = set()
+        self._next_frozen = 0
         # By the step's number and the stage's outside time, which tells its visits apart: the stage's own time before
         # the visit and until its last gradient, and the last gradients.
         self._visits: dict[tuple[int, int], tuple[int, int, Visit]] = {}
@@ -234,7 +234,7 @@ class GradientWatch:
             if self._error is not None:
                 raise self._error
             if not self._order.learning:
-                self._keep()
+                self._unhook()
                 return
             model = self._model()
             if model is None:
@@ -260,15 +260,15 @@ class GradientWatch:
                 if key in self._handles:
                     self._handles.pop(key).remove()
                 self._handles[key] = parameter.register_post_accumulate_grad_hook(self.ready)
-                self._met.add(key)
+                self._ever_hooked.add(key)
         self._frozen = [
             (weakref.ref(module), name)
             for module in _modules(model)
             for name, parameter in module.named_parameters(recurse=False)
-            if not parameter.requires_grad and id(parameter) not in self._met
+            if not parameter.requires_grad and id(parameter) not in self._ever_hooked
         ]
 
-    def _keep(self) -> None:
+    def _unhook(self) -> None:
         kept = self._order.kept
         for key in [key for key in self._handles if key not in kept]:
             self._handles.pop(key).remove()
@@ -283,8 +283,8 @@ class GradientWatch:
         """Whether one of the next few frozen parameters requires a gradient now."""
         frozen = self._frozen
         for _ in range(min(FROZEN_A_STEP, len(frozen))):
-            self._turn = (self._turn + 1) % len(frozen)
-            module, name = frozen[self._turn]
+            self._next_frozen = (self._next_frozen + 1) % len(frozen)
+            module, name = frozen[self._next_frozen]
             if getattr(getattr(module(), name, None), "requires_grad", False):
                 return True
         return False

@@ -19,7 +19,7 @@ from typing import Any
 from sftriage.errors import CaptureError
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.sizing import Measured
+from sftriage.recorder.sizing import TraceCost
 from sftriage.recorder.spool import create
 
 OPTIONS = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
@@ -44,7 +44,7 @@ class TorchSession:
         first_step: the first step that was recorded.
         last_step: the last one.
         timings_s: seconds that ``start``, ``run`` and ``stop`` took.
-        held_up_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
+        stall_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
         clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
     """
 
@@ -65,7 +65,7 @@ class TorchSession:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.timings_s = {"start": 0.0}
-        self.held_up_s = 0.0
+        self.stall_s = 0.0
         self.clock: dict[str, int] = {}
         self._prepared = False
         self._started = False
@@ -140,7 +140,7 @@ class TorchSession:
                     self._profile.start_trace()
                 self._profile.stop_trace()
             self.timings_s["stop"] = monotonic() - began_s
-            self.held_up_s += self.timings_s["stop"]
+            self.stall_s += self.timings_s["stop"]
 
     def export(self, path: str) -> None:
         """Write the trace as JSON. This may be called on another thread.
@@ -152,7 +152,7 @@ class TorchSession:
             raise CaptureError("the profiler recorded nothing")
         began_s = monotonic()
         self._profile.export_chrome_trace(path)
-        self.held_up_s += monotonic() - began_s
+        self.stall_s += monotonic() - began_s
 
     def _label(self, name: str, value: str) -> None:
         # Kineto writes values into its JSON as they are: a backslash in one would break the whole trace.
@@ -192,11 +192,11 @@ class Probe:
             blank = self._started(number)
             blank.stop()
             self._trace_bytes(blank)
-            self._fixed_s = blank.held_up_s
+            self._fixed_s = blank.stall_s
         self._started(number)
         self.took_s += monotonic() - began_s
 
-    def finish(self) -> Measured:
+    def finish(self) -> TraceCost:
         """Stop after the one step.
 
         Raises:
@@ -208,7 +208,7 @@ class Probe:
         session.stop()
         size_bytes = self._trace_bytes(session)
         self.took_s += monotonic() - began_s
-        return Measured(1, size_bytes, session.held_up_s, self._fixed_s)
+        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
 
     def stop(self) -> None:
         """Stop the profiler, wherever it is."""
