@@ -5,7 +5,7 @@ before it waits for anybody, and a hook on the parameter that it belongs to sees
 the gradient is accumulated; DDP's own, which starts the bucket's all-reduce, only after that.)
 
 A step may come to the sync stage several times: for each micro-batch, or for each of two models. What a visit takes
-after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so the moment is told
+after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so the moment is given
 as the stage's own time until the step's last gradient, less the waits of the visits before.
 
 Which parameter comes last is learned: for a few steps all that require a gradient have a hook, afterwards only those
@@ -22,14 +22,14 @@ from typing import Any
 from sftriage.recorder.layout import DURATIONS, SEQ, UNKNOWN
 from sftriage.recorder.recording import Recording
 
-Visit = tuple[int, ...]
+LastGradients = tuple[int, ...]
 """One visit to the sync stage: the ids of the parameters whose gradients came last in it, up to `KEPT`, in order."""
 
 KEPT = 4
 """Hooks that stay on for each visit: a weight and a bias of two layers. One would do as long as nothing changes; the
 others show at once that the last gradient stayed away, or that another has come after it."""
 
-NO_GRADIENT: Visit = (0,)
+NO_GRADIENT: LastGradients = (0,)
 """A visit without a gradient, before the first one that has any: nothing has 0 for its id."""
 
 LEARNING_STEPS = 4
@@ -79,14 +79,14 @@ class GradientOrder:
         """The parameters whose hooks stay on when there is nothing to learn."""
         return frozenset[int]().union(*self._endings.values())
 
-    def take(self, visits: list[Visit], thawed: bool) -> bool:
+    def take(self, visits: list[LastGradients], thawed: bool) -> bool:
         """Take in one step, and say whether the last gradient of each of its visits is known for the last.
 
         Args:
             visits: the visits to the sync stage in which gradients came; none is empty.
             thawed: a parameter that has had no hook so far now requires a gradient.
         """
-        ending = (visits[-1][-1], frozenset(visit[-1] for visit in visits[:-1])) if visits else None
+        ending = (visits[-1][-1], frozenset([visit[-1] for visit in visits[:-1]])) if visits else None
         known = ending in self._endings and not thawed
         if not self.learning:
             self._since += 1
@@ -111,6 +111,17 @@ class GradientOrder:
     def _learn(self, steps: int) -> None:
         self.learning = True
         self._left, self._since = steps, 0
+
+
+class _Visit:
+    """What hooks note of one visit to the sync stage: the stage's own time before it, and until its last gradient."""
+
+    __slots__ = ("before_ns", "last", "ready_ns", "seq")
+
+    def __init__(self, seq: int, before_ns: int) -> None:
+        self.seq = seq
+        self.before_ns = self.ready_ns = before_ns
+        self.last: LastGradients = ()
 
 
 class GradientWatch:
@@ -156,9 +167,8 @@ class GradientWatch:
         self._frozen: list[tuple[weakref.ref[Any], str]] = []
         self._ever_hooked: set[int] = set()
         self._next_frozen = 0
-        # By the step's number and the stage's outside time, which tells its visits apart: the stage's own time before
-        # the visit and until its last gradient, and the last gradients.
-        self._visits: dict[tuple[int, int], tuple[int, int, Visit]] = {}
+        # By the stage's outside time, which tells its visits apart.
+        self._visits: dict[int, _Visit] = {}
         self._error: Exception | None = None
         self.due = False
         try:
@@ -190,9 +200,11 @@ class GradientWatch:
                 return
             # Written whenever the stage is left, and time passes in between: it tells one visit from the next.
             outside_ns = words[self._outside_at]
-            visits, key = self._visits, (seq, outside_ns)
-            before_ns, _, last = visits.get(key) or (words[at] if outside_ns else 0, 0, ())
-            visits[key] = (before_ns, ready_ns, (*last[1 - KEPT :], id(parameter)))
+            visit = self._visits.get(outside_ns)
+            if visit is None or visit.seq != seq:
+                self._visits[outside_ns] = visit = _Visit(seq, words[at] if outside_ns else 0)
+            visit.ready_ns = ready_ns
+            visit.last = (*visit.last[1 - KEPT :], id(parameter))
         except Exception as error:
             self._error = error
             self.due = True
@@ -210,22 +222,23 @@ class GradientWatch:
         if incomplete or not took_ns:
             return UNKNOWN
         seq = words[SEQ]
-        # As a list first, which is made in one go: a hook that is late may be adding to it.
-        visits = [visit for (of, _), visit in list(noted.items()) if of == seq]
-        lasts = [last for _, _, last in visits]
-        if visits and visits[0][0]:
-            lasts.insert(0, NO_GRADIENT)
-        learning, thawed = self._order.learning, self._thawed()
-        known = self._order.take(lasts, thawed)
-        if self._order.learning != learning or thawed:
-            self.due = True
-        if not visits or not known:
-            return UNKNOWN
+        lasts: list[LastGradients] = []
         until_ns = waited_ns = 0
-        for before_ns, ready_ns, _ in visits:
-            waited_ns += before_ns - until_ns
-            until_ns = ready_ns
-        return until_ns - waited_ns if 0 <= waited_ns <= until_ns <= took_ns else UNKNOWN
+        # Over a list, which is made in one go: a hook that is late may be adding to it.
+        for visit in list(noted.values()):
+            if visit.seq == seq:
+                if visit.before_ns and not lasts:
+                    lasts.append(NO_GRADIENT)
+                lasts.append(visit.last)
+                waited_ns += visit.before_ns - until_ns
+                until_ns = visit.ready_ns
+        order, thawed = self._order, self._thawed()
+        learning = order.learning
+        known = order.take(lasts, thawed)
+        if order.learning != learning or thawed:
+            self.due = True
+        plausible = 0 <= waited_ns <= until_ns <= took_ns
+        return until_ns - waited_ns if known and plausible else UNKNOWN
 
     def settle(self) -> None:
         """Put on and take off hooks as is wanted. Called by the step's thread between two steps."""
