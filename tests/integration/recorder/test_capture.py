@@ -290,7 +290,7 @@ def train(number=None):
 def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, spool, steps, options):
     # GIVEN steps of 400 operators, and a bound that not even two of them keep
     job.does(f"exec({OPERATORS!r}, globals())")
-    job.does("from sftriage.recorder import sizing; sizing.MOST_HELD_UP_S = 1e-6")
+    job.does("from sftriage.recorder import sizing; sizing.MAX_STALL_S = 1e-6")
     # WHEN more are asked for
     result = job.captures(CaptureRequest("cap-1", 2, "torch", steps, 1, 60.0, 500_000_000, options))
     # THEN the trace has one, and says why
@@ -299,7 +299,7 @@ def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, 
     found = names(spool / "cap-1.json")
     assert (found.count("aten::add"), result.timings_s["probe"] > 0.0) == (400, True)
     # AND with a bound that they keep, all are recorded
-    job.does("sizing.MOST_HELD_UP_S = 1e6")
+    job.does("sizing.MAX_STALL_S = 1e6")
     result = job.captures(CaptureRequest("cap-2", 2, "torch", 9, 1, 60.0, 500_000_000, options))
     assert (result.detail, result.last_step - result.first_step) == ("", 8)
 

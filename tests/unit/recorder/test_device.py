@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor, RingReader, find_rings
-from sftriage.recorder.device import IN_FLIGHT, MARKS, MAX_MARKS, PATIENCE_STEPS, TorchCuda, torch_cuda
+from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MARKS, MAX_MARKS, TorchCuda, torch_cuda
 from sftriage.recorder.monitor import DEVICE_ENV
 from tests.recorded import new_records, records_in
 
@@ -281,13 +281,13 @@ def test_cuda_may_come_into_use_after_the_monitor_was_made(tmp_path, device):
 def test_a_job_without_cuda_is_asked_a_few_times_only(tmp_path, device, caplog):
     device.initialised = False
     job = Job(tmp_path)
-    for _ in range(PATIENCE_STEPS + 1):
+    for _ in range(CUDA_START_STEPS + 1):
         train(job, device)
     device.initialised = True
     train(job, device)
     assert caplog.text.count("no device time: CUDA is not in use") == 1
     assert not (tmp_path / "rank-0.0.device").exists()
-    assert len(job.host()) == min(PATIENCE_STEPS + 2, 64)
+    assert len(job.host()) == min(CUDA_START_STEPS + 2, 64)
     job.close()
 
 
@@ -437,10 +437,10 @@ def test_whether_cuda_is_in_use_is_asked_in_the_first_steps_only(tmp_path, devic
     monkeypatch.setattr(device, "is_initialized", lambda: asked.append(1) or initialised)
     job = Job(tmp_path, device_time=False)
     # WHEN it trains for longer than CUDA may take to be initialised
-    for _ in range(2 * PATIENCE_STEPS):
+    for _ in range(2 * CUDA_START_STEPS):
         train(job, device)
     # THEN it is asked until it is, or until then
-    assert len(asked) == (1 if initialised else PATIENCE_STEPS)
+    assert len(asked) == (1 if initialised else CUDA_START_STEPS)
     job.close()
 
 
