@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from sftriage.errors import InputError, RingError
 from sftriage.recorder import RingInfo, RingReader, find_rings
 from sftriage.records import Window
@@ -19,7 +21,9 @@ from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.logs import KIND, LOG_KIND, LogReader
 from sftriage.windows.npz import load_npz
 
+_MIN_STEPS_AT_A_TIME = 32
 _MAX_STEPS_AT_A_TIME = 4096
+"""Of each rank: few enough for many ranks, and not so few that reading takes longer than judging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +156,11 @@ class _Unread:
 
     Args:
         ranks: where they are.
-        shape: how windows are cut: no more is held than one takes.
+        shape: how windows are cut: hardly more is held than one takes.
     """
 
     def __init__(self, ranks: Mapping[int, RankSteps], shape: Shape) -> None:
-        at_a_time = min(shape.window_steps, _MAX_STEPS_AT_A_TIME)
+        at_a_time = min(max(shape.window_steps, _MIN_STEPS_AT_A_TIME), _MAX_STEPS_AT_A_TIME)
         self._unread = {rank: steps.steps(at_a_time) for rank, steps in ranks.items()}
         self._held: dict[int, StepArrays] = {}
 
@@ -178,10 +182,13 @@ class _Unread:
             held, more = list(self.held().items()), False
             for rank, steps in held:
                 take_B = steps.step_B <= last
-                if take_B.any():
-                    taken.append(steps[take_B])
-                    self._held[rank] = steps[~take_B]
-                if not len(self._held[rank]):
+                n_taken = int(np.count_nonzero(take_B))
+                if n_taken:
+                    # Mostly they are in order: the first ones, which need not be copied.
+                    in_order = bool(take_B[:n_taken].all())
+                    taken.append(steps[:n_taken] if in_order else steps[take_B])
+                    self._held[rank] = steps[n_taken:] if in_order else steps[~take_B]
+                if n_taken == len(steps):
                     # What comes next of this rank may be wanted too.
                     del self._held[rank]
                     more = True

@@ -84,6 +84,11 @@ class StepArrays:
         return self.slots_BW[:, BETWEEN]
 
     @property
+    def times_ns_BV(self) -> IntArray:
+        """What each stage took, and beside it the time outside the stages before each sync stage ended."""
+        return self.slots_BW[:, DURATIONS:-1]
+
+    @property
     def durations_ns_BS(self) -> IntArray:
         """What each stage took."""
         return self.slots_BW[:, DURATIONS : DURATIONS + len(self.schema.stages)]
@@ -164,7 +169,7 @@ def checked(rank: int, raw: bytes, schema: StageSchema) -> tuple[StepArrays, Boo
     sound_B &= (steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)
     # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
     sound_B &= (steps.between_ns_B >= 0) & (steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)
-    return steps, np.asarray(sound_B & (steps.slots_BW[:, DURATIONS:-1] >= 0).all(axis=1))
+    return steps, np.asarray(sound_B & (steps.times_ns_BV >= 0).all(axis=1))
 
 
 def together(parts: Sequence[StepArrays]) -> StepArrays:

@@ -101,20 +101,22 @@ class StepFile:
         Returns:
             Their places (B) in the runs laid end to end, and the steps (B).
         """
-        nothing = np.zeros(0, dtype=np.int64), self._checked(b"")[0]
         try:
             descriptor = files.open_regular(self.path, os.O_RDONLY)
         except RingError:
-            return nothing
+            return self._nothing()
         try:
             n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // self.info.slot_bytes
             if self._first_step is None:
                 self._first_step = self._step_at(descriptor, 0)
             return self._steps(descriptor, n_slots, np.array(runs, dtype=np.int64).reshape(-1, 2))
         except OSError:
-            return nothing
+            return self._nothing()
         finally:
             os.close(descriptor)
+
+    def _nothing(self) -> tuple[IntArray, StepArrays]:
+        return np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
 
     def _steps(self, descriptor: int, n_slots: int, runs_X2: IntArray) -> tuple[IntArray, StepArrays]:
         """Mostly no step is missing, so that where one is follows from its number: all runs are read, checked as one.
@@ -139,7 +141,10 @@ class StepFile:
         # What is damaged says nothing of where the others are.
         right_X[runs_B[whole_B & ~placed_B]] = False
         keep_B = whole_B & right_X[runs_B]
-        places, found = [(bases_X[runs_B] + within_B)[keep_B]], [steps[keep_B]]
+        places_B = bases_X[runs_B] + within_B
+        if keep_B.all() and right_X.all():
+            return places_B, steps
+        places, found = [places_B[keep_B]], [steps[keep_B]]
         for run in np.flatnonzero(~right_X).tolist():
             searched = self._searched(descriptor, n_slots, int(starts_X[run]), int(lengths_X[run]))
             places.append(bases_X[run] + searched.step_B - starts_X[run])
@@ -239,21 +244,21 @@ def _end_to_end(logs: Sequence[StepFile], runs: Sequence[Run]) -> Window:
     """Runs of steps laid end to end, as if they were one, numbered from 0."""
     schema = logs[0].info.schema
     shape = sum(n_steps for _, n_steps in runs), len(logs)
-    durations_NRS = np.full((*shape, len(schema.stages)), np.nan)
-    outside_NRG = np.full((*shape, len(schema.sync)), np.nan)
+    n_stages = len(schema.stages)
+    times_NRV = np.full((*shape, n_stages + len(schema.sync)), np.nan)
     between_NR, ready_NR = np.full(shape, np.nan), np.full(shape, np.nan)
     for r, log in enumerate(logs):
         places_B, steps = log.steps(runs)
-        durations_NRS[places_B, r] = steps.durations_ns_BS * NS
-        outside_NRG[places_B, r] = steps.outside_ns_BG * NS
+        times_NRV[places_B, r] = steps.times_ns_BV * NS
         between_NR[places_B, r] = steps.between_ns_B * NS
-        ready_NR[places_B, r] = np.where(steps.ready_ns_B >= 0, steps.ready_ns_B * NS, np.nan)
+        ready_NR[places_B, r] = steps.ready_ns_B * NS
+    ready_NR[ready_NR < 0.0] = np.nan
     cohorts = tuple(log.info.cohort for log in logs)
     return Window(
         schema=schema,
         first_step=0,
-        durations_NRS=durations_NRS,
-        outside_NRG=outside_NRG if schema.sync else None,
+        durations_NRS=times_NRV[:, :, :n_stages],
+        outside_NRG=times_NRV[:, :, n_stages:] if schema.sync else None,
         between_NR=between_NR,
         ready_NR=ready_NR,
         cohorts=cohorts if any(cohorts) else None,
