@@ -28,13 +28,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sftriage.access import Access
 from sftriage.recorder.layout import DURATIONS, LOG_MAGIC, READY, SEQ, START, STEP, RingInfo, encode_header
 from sftriage.records import Decision, StageSchema, Suspect, Verdict, plain
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource
-from sftriage.web.app import create_app
+from sftriage.web.access import Access
+from sftriage.web.run_page import run_app
 from tests.unit.web.asking import ask
 
 SCHEMA = StageSchema(("data", "h2d", "forward", "backward", "optimizer", "other"), ("backward",))
@@ -138,7 +138,7 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         run = make_run(options, Path(directory) / "run")
         write_journal(options, run)
-        app = create_app(RunSource(lambda: run), Access.to("127.0.0.1", None, ""))
+        app = run_app(RunSource(lambda: run), Access.to("127.0.0.1", None, ""))
 
         def get(target: str) -> tuple[float, int]:
             began = time.perf_counter()

@@ -70,7 +70,7 @@ class Served(NamedTuple):
                 connection.putheader(name, value)
             connection.endheaders()
             answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
+            return answer.status, answer.headers, answer.read()
         finally:
             connection.close()
 

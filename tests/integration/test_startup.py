@@ -24,6 +24,9 @@ HEAVY = {
     "alembic",
     "obstore",
     "msgspec",
+    "starlette",
+    "uvicorn",
+    "jinja2",
     "sftriage.controller.controller",
     "sftriage.agent.agent",
 }

@@ -12,7 +12,6 @@ import pytest
 from jinja2 import BytecodeCache, Environment
 from jinja2.bccache import Bucket
 
-from sftriage.access import Access
 from sftriage.recorder import RingInfo, StepLog
 from sftriage.recorder.layout import DURATIONS, READY, SEQ, START, STEP, WORD_BYTES
 from sftriage.records import CaptureRequest, CaptureResult, Decision, StageSchema, Suspect, Verdict
@@ -21,7 +20,8 @@ from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.web import rendering
-from sftriage.web.app import create_app
+from sftriage.web.access import Access
+from sftriage.web.run_page import run_app
 from tests.unit.web.asking import Answer, ask
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))
@@ -118,7 +118,7 @@ def run_at(path: Path) -> Run:
     info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("train",), "default", "0" * 64, str(path / "rings"))
     directory = create(path, info, "")
     source = RunSource(lambda: directory)
-    return Run(directory, create_app(source, Access.to("127.0.0.1", None, ""), lambda: NOW_S), source)
+    return Run(directory, run_app(source, Access.to("127.0.0.1", None, ""), lambda: NOW_S), source)
 
 
 class Compiled(BytecodeCache):

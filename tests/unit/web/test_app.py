@@ -4,12 +4,12 @@ import threading
 
 import pytest
 
-from sftriage.access import Access
 from sftriage.records import CaptureResult
 from sftriage.runs.heat import HeatSource
 from sftriage.runs.source import RunSource
-from sftriage.web.answers import MAX_STREAMS
-from sftriage.web.app import create_app
+from sftriage.web.access import Access
+from sftriage.web.page import MAX_STREAMS
+from sftriage.web.run_page import run_app
 from tests.unit.web.asking import ask
 from tests.unit.web.conftest import request_of, verdict
 from tests.unit.web.reading import NASTY, Seen, text_of
@@ -20,7 +20,7 @@ from tests.unit.web.reading import NASTY, Seen, text_of
 def test_no_run_yet_then_one(tmp_path, run):
     # GIVEN a page that waits for a run
     there = []
-    app = create_app(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, ""))
+    app = run_app(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, ""))
     assert "No run yet" in text_of(ask(app, "/"))
     assert ask(app, "/decisions").status == 200
     assert ask(app, "/captures/c-1").status == 404
@@ -249,9 +249,9 @@ def test_the_pages_own_files_may_be_kept(run):
 
 def test_there_are_only_so_many_listeners(run):
     # GIVEN as many pages as may listen
-    app = run.app
-    streams = app._app.routes[[route.path for route in app._app.routes].index("/events")].endpoint.__self__._streams
-    streams.open = MAX_STREAMS
+    routes = run.app._app.routes
+    page = routes[[route.path for route in routes].index("/events")].endpoint.__self__
+    page._streams = MAX_STREAMS
     # WHEN one more comes THEN it is told to come again
     answer = run.get("/events")
     assert (answer.status, answer.headers["retry-after"]) == (503, "30")
@@ -267,7 +267,7 @@ def test_a_map_that_takes_long_does_not_keep_the_page_waiting(captured, monkeypa
         return plain_map(self, *steps)
 
     monkeypatch.setattr(HeatSource, "map", slowly)
-    monkeypatch.setattr("sftriage.web.app.HEAT_PATIENCE_S", 0.001)
+    monkeypatch.setattr("sftriage.web.run_page.HEAT_PATIENCE_S", 0.001)
     monkeypatch.setattr(RunSource, "_drawn", _then(RunSource._drawn, drawn))
     # WHEN the page is asked for THEN it is there without
     before = captured.get()
@@ -275,7 +275,7 @@ def test_a_map_that_takes_long_does_not_keep_the_page_waiting(captured, monkeypa
     # AND once the map is there, the page has changed, and shows it
     go_on.set()
     assert drawn.wait(60)
-    monkeypatch.setattr("sftriage.web.app.HEAT_PATIENCE_S", 60)
+    monkeypatch.setattr("sftriage.web.run_page.HEAT_PATIENCE_S", 60)
     after = captured.get()
     assert "heat-cursor" in after.text
     version = r'data-version="(\w+)"'

@@ -1,16 +1,17 @@
-"""What every page of ours answers: its own files, its events, and refusals, as long as it is asked nicely."""
+"""What the page about a run and the page about a store have in common: their own files, their events, refusals."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.resources import files
 from typing import Any
 
-from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -18,32 +19,47 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sftriage.access import Access
 from sftriage.errors import CatalogueError, InputError, IntegrityError, StoreError, UsageError
-from sftriage.web.guard import Guard
-from sftriage.web.static_files import StaticFile
+from sftriage.web.access import Access
+from sftriage.web.app import application
 
 POLL_S = 0.5
 HEARTBEAT_S = 15.0
 MAX_STREAMS = 64
 
-Refusal = Callable[[int, str], str]
-"""Makes the page that says a status, and what is the matter."""
+MEDIA_TYPES: Mapping[str, str] = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
 
 
-@dataclass(slots=True)
-class _Streams:
-    """How many pages listen for events."""
+@dataclass(frozen=True, slots=True)
+class StaticFile:
+    """One of the page's own files. ``version`` changes with its content, so that browsers may keep it."""
 
-    open: int = 0
+    content: bytes
+    media_type: str
+    version: str
 
 
-class Answers:
+def load_static() -> dict[str, StaticFile]:
+    """The files under ``static/`` of a known kind, by name. No path is ever made of what a request says."""
+    found = {}
+    for entry in files("sftriage.web").joinpath("static").iterdir():
+        suffix = entry.name[entry.name.rfind(".") :]
+        if suffix in MEDIA_TYPES:
+            content = entry.read_bytes()
+            found[entry.name] = StaticFile(content, MEDIA_TYPES[suffix], hashlib.sha256(content).hexdigest()[:12])
+    return found
+
+
+class Page:
     """What is the same whatever is shown.
 
     Args:
         static: the page's own files.
-        refused: see `Refusal`.
+        refused: makes the page that says a status, and what is the matter.
         change: what has changed: its ``version`` is another one each time. It is called in a thread of its own.
         stopping: once it is set, event streams end.
     """
@@ -51,34 +67,28 @@ class Answers:
     def __init__(
         self,
         static: Mapping[str, StaticFile],
-        refused: Refusal,
+        refused: Callable[[int, str], str],
         change: Callable[[], Mapping[str, Any]],
         stopping: threading.Event,
     ) -> None:
-        self._static = static
-        self._refused = refused
-        self._change = change
-        self._stopping = stopping
-        self._streams = _Streams()
+        self._static, self._refused, self._change, self._stopping = static, refused, change, stopping
+        self._streams = 0
 
     def app(self, routes: list[Route], access: Access) -> ASGIApp:
-        """The application that answers at these addresses, and at those that are everybody's."""
-        handlers: dict[Any, Any] = {HTTPException: self.failed, Exception: self.failed}
+        """The application that answers at these addresses, and at those that are every page's."""
         ours = [Route("/events", self.events), Route("/static/{name}", self.static)]
-        app = Starlette(routes=[*routes, *ours], exception_handlers=handlers)
-        app.router.redirect_slashes = False
-        return Guard(app, access)
+        return application([*routes, *ours], access, self.refused)
 
     async def events(self, request: Request) -> Response:
         """Says whenever something has changed, as long as the page listens."""
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        if self._streams.open >= MAX_STREAMS:
+        if self._streams >= MAX_STREAMS:
             raise HTTPException(503, "Too many pages listen already.", {"Retry-After": "30"})
         return StreamingResponse(self._changes(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
     async def _changes(self) -> AsyncIterator[str]:
-        self._streams.open += 1
+        self._streams += 1
         try:
             said, silent_s = "", 0.0
             yield "retry: 2000\n\n"
@@ -93,7 +103,7 @@ class Answers:
                 await asyncio.sleep(POLL_S)
                 silent_s += POLL_S
         finally:
-            self._streams.open -= 1
+            self._streams -= 1
 
     def static(self, request: Request) -> Response:
         """One of the page's own files."""
@@ -103,14 +113,17 @@ class Answers:
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}
         return Response(found.content, media_type=found.media_type, headers=headers)
 
-    def failed(self, request: Request, error: Exception) -> Response:
-        """A refusal, as a page of ours."""
-        status, detail, headers = 500, "The page could not be made.", None
-        if isinstance(error, HTTPException):
-            status, detail, headers = error.status_code, error.detail, error.headers
+    def refused(self, request: Request, status: int, detail: str) -> Response:
+        """A refusal, as a page of ours; in plain text where a program asks."""
         if request.url.path.startswith(("/events", "/static", "/heat")):
-            return PlainTextResponse(f"{detail}\n", status, dict(headers or {}))
-        return HTMLResponse(self._refused(status, detail), status, dict(headers or {}))
+            return PlainTextResponse(f"{detail}\n", status)
+        return HTMLResponse(self._refused(status, detail), status)
+
+
+def page_number(request: Request) -> int:
+    """Which page of a list is asked for, from 1 on; what is no number is the first."""
+    number = request.query_params.get("page", "1")
+    return int(number) if number.isdecimal() and len(number) < 10 else 1
 
 
 @contextmanager
