@@ -6,9 +6,7 @@ the one at which it was the latest. Axes: N steps, R ranks, M rows of a segment,
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
-from zlib import compress, crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,10 +100,6 @@ class HeatMap:
     scale_s: float
     latest: tuple[LateRank, ...]
 
-    def png(self) -> bytes:
-        """The map as a picture of a pixel a cell, which shows on light ground as on dark."""
-        return png_of(self.levels_GC)
-
 
 def heat_map(
     late_CR: SingleArray,
@@ -180,33 +174,3 @@ def _latest(
         until = min(starts[worst] + column_steps - 1, last_step)
         found.append(LateRank(numbers[r], hosts[r], float(mean_R[r]), float(late_CR[worst, r]), starts[worst], until))
     return tuple(found)
-
-
-_RAMP = ((0.0, (255, 213, 79, 0)), (0.25, (255, 193, 7, 150)), (0.6, (244, 81, 30, 235)), (1.0, (183, 28, 28, 255)))
-"""From nothing to the latest: see-through, amber, orange, red."""
-_UNKNOWN_COLOUR = (128, 128, 128, 70)
-
-
-def png_of(levels_GC: ByteArray) -> bytes:
-    """Levels as a PNG of a pixel a cell, with a palette of its own."""
-    at = np.linspace(0.0, 1.0, LEVELS)
-    stops = [place for place, _ in _RAMP]
-    ramp = np.stack([np.interp(at, stops, [colour[i] for _, colour in _RAMP]) for i in range(4)], axis=1)
-    palette = np.vstack([np.rint(ramp), [_UNKNOWN_COLOUR]]).astype(np.uint8)
-    height, width = levels_GC.shape
-    # Every row begins with the number of its filter: none.
-    rows = np.hstack([np.zeros((height, 1), dtype=np.uint8), levels_GC])
-    return b"".join(
-        (
-            b"\x89PNG\r\n\x1a\n",
-            _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)),
-            _chunk(b"PLTE", palette[:, :3].tobytes()),
-            _chunk(b"tRNS", palette[:, 3].tobytes()),
-            _chunk(b"IDAT", compress(rows.tobytes(), 6)),
-            _chunk(b"IEND", b""),
-        )
-    )
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc32(kind + data))

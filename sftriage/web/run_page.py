@@ -182,8 +182,7 @@ class _RunPage(Page):
         return [
             Route("/", self.overview),
             Route("/decisions", self.decisions),
-            Route("/heat.png", self.heat_picture),
-            Route("/heat.bin", self.heat_levels),
+            Route("/heat.bin", self.heat),
             Route("/captures/{capture_id}", self.capture),
             Route("/captures/{capture_id}/files/{name}", self.artefact),
         ]
@@ -205,15 +204,8 @@ class _RunPage(Page):
         outcome = request.query_params.get("outcome", "")
         return HTMLResponse(self._html.decisions(self._source.view(), outcome, page_number(request)))
 
-    def heat_picture(self, request: Request) -> Response:
-        """The heat map as a picture."""
-        return Response(self._heat(request).png(), media_type="image/png")
-
-    def heat_levels(self, request: Request) -> Response:
-        """The heat map's cells, row by row, a byte each."""
-        return Response(self._heat(request).levels_GC.tobytes(), media_type="application/octet-stream")
-
-    def _heat(self, request: Request) -> HeatMap:
+    def heat(self, request: Request) -> Response:
+        """The heat map's cells, row by row, a byte each: the page's script draws them."""
         view, span = self._source.view(), Span.of(request.query_params)
         steps = span.heat_steps(span.select(view.rows))
         heat = None if steps is None else self._source.heat(*steps)
@@ -221,7 +213,7 @@ class _RunPage(Page):
             raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
         if heat is None:
             raise HTTPException(404, "No step has been recorded yet.")
-        return heat
+        return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")
 
     def capture(self, request: Request) -> Response:
         """One capture."""

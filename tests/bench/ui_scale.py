@@ -166,7 +166,7 @@ def figures(
 ) -> dict[str, Any]:
     first_s, _ = get("/")
     # (it answers once the map is there)
-    map_s, _ = get("/heat.png")
+    map_s, _ = get("/heat.bin")
     page_bytes = get("/")[1]
     again_s = best("/")
     one_more(options.windows)
@@ -184,8 +184,7 @@ def figures(
         "overview_after_one_more_window_s": after_window_s,
         "overview_last_1000_first_s": get("/?last=1000")[0],
         "overview_bytes": page_bytes,
-        "heat_png_s": best("/heat.png"),
-        "heat_png_bytes": get("/heat.png")[1],
+        "heat_levels_s": best("/heat.bin"),
         "heat_levels_bytes": get("/heat.bin")[1],
         "decisions_s": best("/decisions"),
         "decisions_bytes": get("/decisions")[1],

@@ -24,7 +24,7 @@ def test_no_run_yet_then_one(tmp_path, run):
     assert "No run yet" in text_of(ask(app, "/"))
     assert ask(app, "/decisions").status == 200
     assert ask(app, "/captures/c-1").status == 404
-    assert ask(app, "/heat.png").status == 404
+    assert ask(app, "/heat.bin").status == 404
     # WHEN one begins THEN the page shows it
     there.append(run.directory)
     assert "Warming up" in text_of(ask(app, "/"))
@@ -187,14 +187,17 @@ def test_a_span_that_means_nothing_is_passed_over_and_said(captured, query, said
     assert answer.status == 200
     assert re.findall(r"Passed over: ([^<]*)<", answer.text) == said
     # AND the map, which the page asks for by the same words, is there
-    assert captured.get(f"/heat.png?{query}").status == 200
+    assert captured.get(f"/heat.bin?{query}").status == 200
 
 
-def test_the_heat_map_is_served_as_picture_and_as_numbers(captured):
-    picture, levels = captured.get("/heat.png"), captured.get("/heat.bin")
-    assert (picture.headers["content-type"], picture.body[:4]) == ("image/png", b"\x89PNG")
-    attributes = next(a for tag, a in Seen(captured.get().text).tags if "data-heat" in a)
-    assert len(levels.body) == int(attributes["data-rows"]) * int(attributes["data-width"])
+def test_the_heat_map_is_served_as_numbers_and_its_table_without_a_script(captured):
+    page = captured.get()
+    (canvas,) = [attributes for tag, attributes in Seen(page.text).tags if tag == "canvas"]
+    (address,) = [attributes["data-heat"] for _, attributes in Seen(page.text).tags if "data-heat" in attributes]
+    assert len(captured.get(address).body) == int(canvas["width"]) * int(canvas["height"])
+    # AND where no script draws it, the page says so, and has the latest ranks in a table that is open
+    assert "Without it, the table below says" in text_of(page)
+    assert [a for tag, a in Seen(page.text).tags if tag == "details" and a["id"] == "heat-table" and "open" in a]
 
 
 def test_a_window_later_the_page_shows_it(captured):

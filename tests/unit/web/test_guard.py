@@ -123,7 +123,7 @@ def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
     assert {(len(one), len(other)) for one, other in seen} == {(32, 32)}
 
 
-@pytest.mark.parametrize("target", ["/", "/nowhere", "/static/page.css", "/captures/x", "/heat.png"])
+@pytest.mark.parametrize("target", ["/", "/nowhere", "/static/page.css", "/captures/x", "/heat.bin"])
 def test_every_answer_keeps_the_page_in_its_place(run, target):
     answer = run.get(target)
     for name, value in HEADERS.items():

@@ -1,12 +1,9 @@
-import struct
-from zlib import crc32, decompress
-
 import numpy as np
 import pytest
 
 from sftriage.records import StageSchema, Window
 from sftriage.runs.heat import HeatSource, column_steps
-from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, heat_map, lateness_of, png_of
+from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, heat_map, lateness_of
 from sftriage.runs.steps import StepLogs
 from tests.unit.web.conftest import SCHEMA
 
@@ -103,25 +100,10 @@ def test_what_nobody_knows_has_a_colour_of_its_own():
     assert [one.rank for one in map_.latest] == [1, 0]
 
 
-def test_a_map_of_nothing_known_can_be_drawn():
+def test_a_map_of_nothing_known_is_all_unknown():
     map_ = heat_map(np.full((2, 3), np.nan, dtype=np.float32), [0, 1], 1, 1, 1, [0, 1, 2], ["", "", ""])
     assert (map_.levels_GC == UNKNOWN).all()
     assert map_.latest == ()
-    assert map_.png().startswith(b"\x89PNG")
-
-
-def test_the_picture_is_a_sound_png():
-    levels_GC = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    data, at, chunks = png_of(levels_GC), 8, {}
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (crc32(kind + content),)
-        chunks[kind] = content
-        at += 12 + length
-    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (4, 3, 8, 3, 0, 0, 0)
-    assert decompress(chunks[b"IDAT"]) == b"".join(b"\0" + row.tobytes() for row in levels_GC)
-    assert (len(chunks[b"PLTE"]), len(chunks[b"tRNS"])) == (768, 256)
 
 
 def slow_from(step, rank):
