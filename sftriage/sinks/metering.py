@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from sftriage import __version__
-from sftriage.agent.times import Span
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult, Decision, Window
 from sftriage.runs.directory import RunInfo
+from sftriage.windows.times import Span
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

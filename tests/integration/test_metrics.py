@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from sftriage.agent.gather import Shape
 from sftriage.frontier import anchored
 from sftriage.runs.recordings import load_recording
 from sftriage.sinks.spans import trace_id_of
+from sftriage.windows.gather import Shape
 from tests.integration.processes import wait_until
 from tests.otlp import Receiver
 

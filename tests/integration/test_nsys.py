@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.agent.gather import Shape
 from sftriage.capture import NsysPlace, nsys, nsys_rank
 from sftriage.records import CaptureRequest
+from sftriage.windows.gather import Shape
 from tests.integration.processes import wait_until
 
 pytestmark = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")

@@ -9,6 +9,7 @@ import pytest
 
 from sftriage.recorder import MailboxClient, RingReader
 from sftriage.records import CaptureRequest, CaptureResult
+from tests.recorded import new_records
 
 pytest.importorskip("torch")
 
@@ -123,7 +124,7 @@ def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spoo
     assert all(seconds >= 0 for seconds in result.timings_s.values())
     assert result.clock["mono_ns"] > 0
     # AND the ring says which steps were touched, and that training went on
-    records = {record.step: record for record in job.reader.read().records}
+    records = {record.step: record for record in new_records(job.reader)}
     assert [step for step in range(1000, 1008) if records[step].capturing] == [1006, 1007]
     assert all(records[step].capturing for step in range(1008, 1012))
     assert sorted(records) == list(range(1000, 1016))
@@ -134,7 +135,7 @@ def test_the_clocks_place_the_trace_on_the_rings_time_line(job, spool):
     # GIVEN a capture
     result = job.captures(REQUEST)
     trace = json.loads((spool / "cap-1.json").read_text())
-    records = {record.step: record for record in job.reader.read().records}
+    records = {record.step: record for record in new_records(job.reader)}
     # WHEN its steps are moved from wall time to the monotonic clock with the pair in the result
     offset_ns = result.clock["mono_ns"] - result.clock["wall_ns"]
     for event in trace["traceEvents"]:
@@ -227,7 +228,7 @@ def test_a_spool_that_is_gone_fails_the_capture_and_training_goes_on(job, spool)
     assert "cannot be written: No such file" in result.detail
     # THEN every step is there, and with a spool again the next capture works
     job.does("steps 5")
-    assert [record.step for record in job.reader.read().records] == list(range(1000, 1013))
+    assert [record.step for record in new_records(job.reader)] == list(range(1000, 1013))
     spool.mkdir()
     assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "done"
 

@@ -16,6 +16,7 @@ from sftriage.errors import RingError
 from sftriage.recorder import Monitor, RingReader, find_rings
 from sftriage.recorder.device import IN_FLIGHT, MARKS, MAX_MARKS, PATIENCE_STEPS, TorchCuda, torch_cuda
 from sftriage.recorder.monitor import DEVICE_ENV
+from tests.recorded import new_records, records_in
 
 from .fake_cuda import FakeDevice
 
@@ -39,7 +40,7 @@ class Job:
         self._device = None
 
     def host(self):
-        return list(self._host.read().records)
+        return new_records(self._host)
 
     def device(self):
         """The device times that have come since the last call."""
@@ -50,7 +51,7 @@ class Job:
             self._device = RingReader(path, kind="device")
         batch = self._device.read()
         assert (batch.missed, batch.torn) == (0, 0)
-        return list(batch.records)
+        return records_in(batch.raw, self._device.info)
 
     def close(self):
         self.monitor.close()
@@ -389,7 +390,7 @@ def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_p
         job.close()
         # THEN nothing is lost, nothing negative, and no more is outside a stage before a sync stage than outside at all
         with RingReader(job.rings / "rank-0.0.device", kind="device") as reader:
-            (step,) = reader.read().records
+            (step,) = new_records(reader)
         assert sum(step.durations_ns) == pytest.approx(took_ns, abs=1)
         assert min(step.durations_ns) >= 0
         assert sum(step.outside_ns) <= step.durations_ns[-1]
@@ -451,7 +452,7 @@ def test_a_reader_knows_that_nothing_more_will_come(job, device):
         assert not reader.over
         device.catches_up()
         job.monitor.close()
-        assert [step.step for step in reader.read().records] == [1]
+        assert [step.step for step in new_records(reader)] == [1]
         assert reader.over
 
 

@@ -20,6 +20,7 @@ from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingReader, RingWriter
 from sftriage.records import CaptureRequest, CaptureResult, StepRecord
+from tests.recorded import new_records
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 30.0, 1000)
 
@@ -89,7 +90,7 @@ class Rig:
             self.recording.begin(None)
             during()
             self.recording.end(False)
-        self.records += self.reader.read().records
+        self.records += new_records(self.reader)
 
     def exported(self) -> None:
         thread = self.executor._export
