@@ -16,7 +16,7 @@ from sftriage.commands.run import Reporter
 from sftriage.errors import UsageError
 from sftriage.runs.directory import read_info
 from sftriage.runs.finding import find_run
-from sftriage.runs.trainers import launcher_of
+from sftriage.runs.liveness import launcher_of
 
 if TYPE_CHECKING:
     from sftriage.runtime.triage import Triage

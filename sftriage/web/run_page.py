@@ -23,11 +23,10 @@ from sftriage.runs.lateness import HeatMap
 from sftriage.runs.notes import AskRow, Note
 from sftriage.runs.outlook import CaptureStatus, Outlook, outlook
 from sftriage.runs.source import Drawing, RunSource, View
-from sftriage.runs.span import CHOICES, Span
-from sftriage.runs.timeline import MAX_TABLE_ROWS, Column, columns_of, timeline
+from sftriage.runs.timeline import Column, columns_of
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
-from sftriage.web.bars import bars_of
+from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, Span, bars_of, timeline
 from sftriage.web.downloads import download, pieces_of
 from sftriage.web.page import Page, load_static, page_number, reading_stored
 from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Templates

@@ -22,7 +22,7 @@ from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureRow, Wanted
 from sftriage.traces.stores import Store
 from sftriage.web.access import Access
-from sftriage.web.bars import bars_of
+from sftriage.web.charts import bars_of
 from sftriage.web.downloads import download, pieces_of
 from sftriage.web.page import Page, load_static, page_number, reading_stored
 from sftriage.web.rendering import Templates

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from sftriage.records import CaptureResult
-from sftriage.runs.heat import HeatSource
+from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS

@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.traces.findings import Findings, StageProfile
-from sftriage.web.bars import WIDTH, bars_of
+from sftriage.web.charts import WIDTH, bars_of
 
 NAMES = ("step_s", "stage_s", "working_s", "waiting_s", "unseen_s", "device_s", "collective_s", "launch_s")
 

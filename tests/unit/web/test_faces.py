@@ -14,8 +14,8 @@ from sftriage.recorder.files import start_ticks
 from sftriage.recorder.ring import RingWriter
 from sftriage.runs import watchers
 from sftriage.runs.directory import RunInfo, read_info, write_info
+from sftriage.runs.liveness import Watcher, WatcherLook, watcher_of
 from sftriage.runs.telemetry import Telemetry, telemetry_of
-from sftriage.runs.watchers import Watcher, WatcherLook, watcher_of
 from sftriage.traces.uploads import Outbox, Upload
 from tests.unit.web.conftest import info_of, verdict
 from tests.unit.web.reading import text_of

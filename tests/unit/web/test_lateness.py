@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from sftriage.records import StageSchema, Window
-from sftriage.runs.heat import HeatSource, column_steps
-from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, heat_map, lateness_of
+from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, HeatSource, column_steps, heat_map, lateness_of
 from sftriage.windows.logs import StepLogs
 from tests.unit.web.conftest import SCHEMA
 
@@ -123,7 +122,7 @@ def test_the_map_shows_who_was_late_from_when_on(run):
 
 def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):
     # GIVEN a map of a run so far
-    monkeypatch.setattr("sftriage.runs.heat.MAX_COLUMNS", 64)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_COLUMNS", 64)
     run.record(2, range(2000), slow_from(600, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     source.map(0, 0, 999)
@@ -142,8 +141,8 @@ def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):
 
 
 def test_of_a_long_run_a_sample_is_read(run, monkeypatch):
-    monkeypatch.setattr("sftriage.runs.heat.MAX_COLUMNS", 32)
-    monkeypatch.setattr("sftriage.runs.heat.MAX_READ", 1)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_COLUMNS", 32)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_READ", 1)
     run.record(2, range(2000), slow_from(1024, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     heat = source.map(0, 0, 1999)
@@ -153,7 +152,7 @@ def test_of_a_long_run_a_sample_is_read(run, monkeypatch):
 
 
 def test_what_is_remembered_is_bounded(run, monkeypatch):
-    monkeypatch.setattr("sftriage.runs.heat.MAX_REMEMBERED_BYTES", 100)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_REMEMBERED_BYTES", 100)
     run.record(2, range(100), slow_from(50, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     heat = source.map(0, 0, 99)

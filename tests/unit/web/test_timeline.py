@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.runs.following import row_of
-from sftriage.runs.span import Span
-from sftriage.runs.timeline import HEIGHT, WIDTH, timeline
+from sftriage.web.charts import HEIGHT, WIDTH, Span, timeline
 from tests.unit.web.conftest import decision, request_of, verdict
 
 STAGES = ("data", "forward", "backward", "other")
