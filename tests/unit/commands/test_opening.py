@@ -9,7 +9,7 @@ import pytest
 from sftriage.commands.browsers import has_browser
 from sftriage.commands.opening import program_for
 from sftriage.traces.store import FileToStore, LocalStore
-from tests.unit.web.conftest import run_at
+from tests.unit.recorded import run_at
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from sftriage.runs.source import RunSource
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import run_app
+from tests.unit.recorded import request_of, verdict
 from tests.unit.web.asking import ask
-from tests.unit.web.conftest import request_of, verdict
 from tests.unit.web.reading import NASTY, Seen, text_of
 
 # Every state has a face.

@@ -311,7 +311,7 @@ class _Both:
 
 
 def test_findings_are_drawn_beside_a_control(shelf):
-    from tests.unit.web.test_bars import findings
+    from tests.unit.web.test_charts import findings
 
     shelf.put("c-1", update={"findings": findings()})
     shelf.look()
