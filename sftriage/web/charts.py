@@ -37,7 +37,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StepRange:
     """A part of a run. ``last`` is a number of steps; ``first_step`` and ``last_step`` are both included.
 
     ``problems`` are what was asked for and means nothing, in words. It is passed over.
@@ -49,7 +49,7 @@ class Span:
     problems: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
-    def of(cls, query: Mapping[str, str]) -> Span:
+    def of(cls, query: Mapping[str, str]) -> StepRange:
         """What an address asks for; what was left empty is not asked for."""
         asked = {name: _whole(text) for name in _WORDS if (text := query.get(name, "").strip())}
         problems = tuple(_WORDS[name] for name, number in asked.items() if number is None or (name, number) == NONE)
@@ -67,7 +67,7 @@ class Span:
     @property
     def whole(self) -> bool:
         """It is all of the run."""
-        return self == Span()
+        return self == StepRange()
 
     def select(self, rows: Sequence[WindowRow]) -> tuple[WindowRow, ...]:
         """The windows that touch it."""

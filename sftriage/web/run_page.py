@@ -26,7 +26,7 @@ from sftriage.runs.source import Drawing, RunSource, View
 from sftriage.runs.timeline import Column, columns_of
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
-from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, Span, bars_of, timeline
+from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, StepRange, bars_of, timeline
 from sftriage.web.downloads import download, pieces_of
 from sftriage.web.page import Page, load_static, page_number, reading_stored
 from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Templates
@@ -50,7 +50,7 @@ class RunHtml:
     def __init__(self, static: Mapping[str, str], now_s: Callable[[], float]) -> None:
         self._templates, self._now_s = Templates(static, now_s), now_s
 
-    def overview(self, view: View, span: Span, rows: Sequence[WindowRow], heat: HeatMap | Drawing | None) -> str:
+    def overview(self, view: View, span: StepRange, rows: Sequence[WindowRow], heat: HeatMap | Drawing | None) -> str:
         """How the job stands; ``rows`` are the windows in the span that is looked at."""
         chart = timeline(rows)
         table: tuple[Column, ...] = ()
@@ -59,11 +59,11 @@ class RunHtml:
         return self._made(
             "overview.html",
             view,
-            outlook=standing(view),
+            outlook=outlook_of(view),
             span=span,
             choices=_choices(view.rows),
             chart=chart,
-            chart_data=[] if chart is None else [_said(one) for one in chart.columns],
+            chart_data=[] if chart is None else [_column_values(one) for one in chart.columns],
             chart_stages=[] if chart is None else [one.stage for one in chart.series],
             table=table,
             heat=heat if isinstance(heat, HeatMap) else None,
@@ -132,7 +132,7 @@ def notes_of(view: View) -> tuple[Note, ...]:
     return (*view.asks, *view.notes)
 
 
-def standing(view: View) -> Outlook:
+def outlook_of(view: View) -> Outlook:
     """How a job stands, judged or not yet."""
     if view.rows:
         return outlook(view.rows, view.became, view.asks)
@@ -151,7 +151,7 @@ def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:
     return tuple(choice for choice in CHOICES if choice < steps)
 
 
-def _said(column: Column) -> list[Any]:
+def _column_values(column: Column) -> list[Any]:
     """What is read out of one column of the timeline."""
     advances = [round(advance_s, 6) for advance_s in column.advances_s]
     label = LABEL_WORDS[column.label]
@@ -192,7 +192,7 @@ class _RunPage(Page):
 
     def overview(self, request: Request) -> Response:
         """How the job stands."""
-        view, span = self._source.view(), Span.of(request.query_params)
+        view, span = self._source.view(), StepRange.of(request.query_params)
         rows = span.select(view.rows)
         steps = span.heat_steps(rows)
         heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
@@ -205,7 +205,7 @@ class _RunPage(Page):
 
     def heat(self, request: Request) -> Response:
         """The heat map's cells, row by row, a byte each: the page's script draws them."""
-        view, span = self._source.view(), Span.of(request.query_params)
+        view, span = self._source.view(), StepRange.of(request.query_params)
         steps = span.heat_steps(span.select(view.rows))
         heat = None if steps is None else self._source.heat(*steps)
         if isinstance(heat, Drawing):

@@ -100,8 +100,7 @@ class BackgroundServer:
         self, app: ASGIApp, listening: socket.socket, max_connections: int = 16, grace_s: int = STOP_GRACE_S
     ) -> None:
         self._listening, self._grace_s = listening, grace_s
-        # Nobody is at a terminal for it: clients that go away are no news.
-        self._server = uvicorn.Server(_config(app, max_connections, grace_s, "critical"))
+        self._server = uvicorn.Server(_config(app, max_connections, grace_s, "error"))
         run = {"sockets": [listening]}
         self._thread = threading.Thread(target=self._server.run, kwargs=run, name="sftriage-http", daemon=True)
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from sftriage.runs.following import row_of
 from sftriage.traces.findings import Findings, StageProfile
-from sftriage.web.charts import HEIGHT, WIDTH, Span, bars_of, timeline
+from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, timeline
 from tests.unit.recorded import decision, request_of, verdict
 
 STAGES = ("data", "forward", "backward", "other")
@@ -105,7 +105,7 @@ def test_nothing_is_no_chart():
 )
 def test_a_span_selects_windows_and_steps(query, first_steps, heat):
     rows = [row(first) for first in (20, 30, 40, 50)] + [row(first, attempt=1) for first in (0, 10)]
-    span = Span.of(query)
+    span = StepRange.of(query)
     selected = span.select(rows)
     assert [one.first_step for one in selected] == first_steps
     assert span.heat_steps(selected) == heat
