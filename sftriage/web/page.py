@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import json
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from sftriage.errors import CatalogueError, InputError, IntegrityError, StoreError, UsageError
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.stores import Store
 from sftriage.web.access import Access
 from sftriage.web.app import application
+from sftriage.web.downloads import download, pieces_of
+from sftriage.web.rendering import Templates
 
 POLL_S = 0.5
 HEARTBEAT_S = 15.0
@@ -54,30 +59,36 @@ def load_static() -> dict[str, StaticFile]:
     return found
 
 
-class Page:
-    """What is the same whatever is shown.
+class Page(ABC):
+    """What is the same whatever is shown. What reads from disk runs in a thread of its own: nobody waits for another.
 
     Args:
-        static: the page's own files.
-        refused: makes the page that says a status, and what is the matter.
-        change: what has changed: its ``version`` is another one each time. It is called in a thread of its own.
+        layout: the template that a refusal is laid out by.
+        now_s: seconds since the epoch.
         stopping: once it is set, event streams end.
     """
 
-    def __init__(
-        self,
-        static: Mapping[str, StaticFile],
-        refused: Callable[[int, str], str],
-        change: Callable[[], Mapping[str, Any]],
-        stopping: threading.Event,
-    ) -> None:
-        self._static, self._refused, self._change, self._stopping = static, refused, change, stopping
+    def __init__(self, layout: str, now_s: Callable[[], float], stopping: threading.Event) -> None:
+        self._static, self._layout, self._stopping = load_static(), layout, stopping
+        self._templates = Templates({name: one.version for name, one in self._static.items()}, now_s)
         self._streams = 0
+
+    @abstractmethod
+    def change(self) -> Mapping[str, Any]:
+        """What there is by now; its ``version`` changes with whatever a page shows."""
+
+    @abstractmethod
+    def blank(self) -> object:
+        """The view on which a refusal is shown."""
 
     def app(self, routes: list[Route], access: Access) -> ASGIApp:
         """The application that answers at these addresses, and at those that are every page's."""
         ours = [Route("/events", self.events), Route("/static/{name}", self.static)]
         return application([*routes, *ours], access, self.refused)
+
+    def html(self, template: str, view: object, status_code: int = 200, **values: Any) -> Response:
+        """A page made of a template."""
+        return HTMLResponse(self._templates.made(template, view=view, **values), status_code)
 
     async def events(self, request: Request) -> Response:
         """Says whenever something has changed, as long as the page listens."""
@@ -93,7 +104,7 @@ class Page:
             said, silent_s = "", 0.0
             yield "retry: 2000\n\n"
             while not self._stopping.is_set():
-                change = await run_in_threadpool(self._change)
+                change = await run_in_threadpool(self.change)
                 if change["version"] != said:
                     said, silent_s = change["version"], 0.0
                     yield f"event: change\nid: {said}\ndata: {json.dumps(change)}\n\n"
@@ -117,7 +128,11 @@ class Page:
         """A refusal, as a page of ours; in plain text where a program asks."""
         if request.url.path.startswith(("/events", "/static", "/heat")):
             return PlainTextResponse(f"{detail}\n", status)
-        return HTMLResponse(self._refused(status, detail), status)
+        return self.refusal(self.blank(), status, f"{status}", detail)
+
+    def refusal(self, view: object, status: int, title: str, detail: str) -> Response:
+        """The page that says what is the matter."""
+        return self.html("refused.html", view, status, layout=self._layout, title=title, detail=detail)
 
 
 def page_number(request: Request) -> int:
@@ -137,3 +152,13 @@ def reading_stored() -> Iterator[None]:
         raise HTTPException(404, str(error)) from error
     except (InputError, IntegrityError) as error:
         raise HTTPException(422, str(error)) from error
+
+
+def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
+    """The file of a capture that is asked for, as it is stored."""
+    try:
+        artefact = manifest.artefact(request.path_params["name"])
+    except InputError as error:
+        raise HTTPException(404, "The capture has no such file.") from error
+    with reading_stored():
+        return download(manifest, artefact, pieces_of(store, manifest, artefact), head=request.method == "HEAD")

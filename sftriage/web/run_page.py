@@ -1,24 +1,22 @@
-"""The page about a run: what is answered at which address, and the HTML of what is known of the run."""
+"""The page about a run: what is answered at which address."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from sftriage.errors import InputError
 from sftriage.records import CAPTURE_ID
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
 from sftriage.runs.following import WindowRow
-from sftriage.runs.lanes import Lanes
 from sftriage.runs.lateness import HeatMap
 from sftriage.runs.notes import AskRow, Note
 from sftriage.runs.outlook import CaptureStatus, Outlook, outlook
@@ -27,9 +25,8 @@ from sftriage.runs.timeline import Column, columns_of
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, StepRange, bars_of, timeline
-from sftriage.web.downloads import download, pieces_of
-from sftriage.web.page import Page, load_static, page_number, reading_stored
-from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS, Templates
+from sftriage.web.page import Page, file_of, page_number
+from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS
 
 HEAT_PATIENCE_S = 1.0
 """How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
@@ -44,19 +41,47 @@ LOW_COVERAGE = 0.98
 """A window of which fewer steps came in is said to be one."""
 
 
-class RunHtml:
-    """Makes the pages about a run: see `Templates` for its arguments."""
+class RunPage(Page):
+    """The page about a run.
 
-    def __init__(self, static: Mapping[str, str], now_s: Callable[[], float]) -> None:
-        self._templates, self._now_s = Templates(static, now_s), now_s
+    Args:
+        source: the run.
+        now_s: seconds since the epoch, for what the page says of how long ago something was.
+        stopping: once it is set, event streams end.
+    """
 
-    def overview(self, view: View, span: StepRange, rows: Sequence[WindowRow], heat: HeatMap | Drawing | None) -> str:
-        """How the job stands; ``rows`` are the windows in the span that is looked at."""
+    def __init__(self, source: RunSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
+        super().__init__("base.html", now_s, stopping)
+        self._source, self._now_s = source, now_s
+
+    def routes(self) -> list[Route]:
+        """What is answered."""
+        return [
+            Route("/", self.overview),
+            Route("/decisions", self.decisions),
+            Route("/heat.bin", self.heat),
+            Route("/captures/{capture_id}", self.capture),
+            Route("/captures/{capture_id}/files/{name}", self.artefact),
+        ]
+
+    def change(self) -> dict[str, Any]:
+        """How much there is by now."""
+        view = self._source.view()
+        return {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
+
+    def blank(self) -> View:
+        """The view on which a refusal is shown."""
+        return View("none")
+
+    def overview(self, request: Request) -> Response:
+        """How the job stands."""
+        view, span = self._source.view(), StepRange.of(request.query_params)
+        rows = span.select(view.rows)
+        steps = span.heat_steps(rows)
+        heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
         chart = timeline(rows)
-        table: tuple[Column, ...] = ()
-        if chart is not None:
-            table = columns_of(rows, [one.stage for one in chart.series], MAX_TABLE_ROWS)
-        return self._made(
+        stages = [] if chart is None else [one.stage for one in chart.series]
+        return self.html(
             "overview.html",
             view,
             outlook=outlook_of(view),
@@ -64,8 +89,8 @@ class RunHtml:
             choices=_choices(view.rows),
             chart=chart,
             chart_data=[] if chart is None else [_column_values(one) for one in chart.columns],
-            chart_stages=[] if chart is None else [one.stage for one in chart.series],
-            table=table,
+            chart_stages=stages,
+            table=() if chart is None else columns_of(rows, stages, MAX_TABLE_ROWS),
             heat=heat if isinstance(heat, HeatMap) else None,
             drawing=isinstance(heat, Drawing),
             newest=log_of(view.rows, notes_of(view), view.became, size=NEWEST),
@@ -74,47 +99,68 @@ class RunHtml:
             running=_unfinished(view),
         )
 
-    def decisions(self, view: View, outcome: str, number: int) -> str:
+    def decisions(self, request: Request) -> Response:
         """All that is on record of one kind; of a kind that there is not, all."""
+        view, outcome = self._source.view(), request.query_params.get("outcome", "")
         outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
-        page = log_of(view.rows, notes_of(view), view.became, outcome, number)
-        return self._made("decisions.html", view, outcome=outcome, page=page)
+        page = log_of(view.rows, notes_of(view), view.became, outcome, page_number(request))
+        return self.html("decisions.html", view, outcome=outcome, page=page)
 
-    def capture(self, view: View, manifest: Manifest, asked: WindowRow | AskRow | None, lanes: Lanes | None) -> str:
-        """One capture that is stored; ``asked`` is what it was asked for by."""
-        return self._made(
+    def heat(self, request: Request) -> Response:
+        """The heat map's cells, row by row, a byte each: the page's script draws them."""
+        view, span = self._source.view(), StepRange.of(request.query_params)
+        steps = span.heat_steps(span.select(view.rows))
+        heat = None if steps is None else self._source.heat(*steps)
+        if isinstance(heat, Drawing):
+            raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
+        if heat is None:
+            raise HTTPException(404, "No step has been recorded yet.")
+        return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")
+
+    def capture(self, request: Request) -> Response:
+        """One capture: stored, or asked for and under way, come to nothing, or removed since."""
+        view, capture_id, found = self._capture(request)
+        if isinstance(found, Damaged):
+            return self.refusal(view, 422, "This capture cannot be shown", found.problem)
+        row = view.asked_by(capture_id)
+        if found is None:
+            if row is None:
+                raise HTTPException(404, "There is no such capture.")
+            one = next(one for one in row.asked if one.capture_id == capture_id)
+            return self.html("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=row)
+        attempt = row.attempt if row else 0
+        control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
+        if found.findings is not None and found.findings.control is not None and found.findings.beside == "rank":
+            control = found.findings.control.rank
+        return self.html(
             "capture.html",
             view,
             layout="base.html",
-            address=f"/captures/{manifest.capture_id}",
-            manifest=manifest,
-            bars=bars_of(manifest.findings),
-            asked=asked,
-            lanes=lanes,
-            cost=manifest.cost or view.cost_of(manifest),
-            upload=view.uploads.get(manifest.capture_id),
+            address=f"/captures/{capture_id}",
+            manifest=found,
+            bars=bars_of(found.findings),
+            asked=row,
+            lanes=self._source.beside(found, attempt, control),
+            cost=found.cost or view.cost_of(found),
+            upload=view.uploads.get(capture_id),
             store=None,
             beside=(),
         )
 
-    def lost(self, view: View, capture_id: str, asked: WindowRow | AskRow) -> str:
-        """A capture that was asked for and is not stored: it runs, or came to nothing, or has been removed since."""
-        one = next(one for one in asked.asked if one.capture_id == capture_id)
-        return self._made("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=asked)
+    def artefact(self, request: Request) -> Response:
+        """One file of a capture, as it is stored."""
+        _, _, manifest = self._capture(request)
+        if not isinstance(manifest, Manifest):
+            raise HTTPException(404 if manifest is None else 422, "There is no such capture, or it is damaged.")
+        return file_of(request, manifest, self._source.store)
 
-    def damaged(self, view: View, found: Damaged) -> str:
-        """Something that is no capture."""
-        return self._refused(view, "This capture cannot be shown", found.problem)
-
-    def refused(self, status: int, detail: str) -> str:
-        """A request that is not answered."""
-        return self._refused(View("none"), f"{status}", detail)
-
-    def _refused(self, view: View, title: str, detail: str) -> str:
-        return self._made("refused.html", view, layout="base.html", title=title, detail=detail)
-
-    def _made(self, template: str, view: View, **values: Any) -> str:
-        return self._templates.made(template, view=view, **values)
+    def _capture(self, request: Request) -> tuple[View, str, Manifest | Damaged | None]:
+        capture_id = request.path_params["capture_id"]
+        if not CAPTURE_ID.fullmatch(capture_id):
+            raise HTTPException(404, "There is no such capture.")
+        # Looked at first: before that a run that is there has not been found.
+        view = self._source.view()
+        return view, capture_id, self._source.capture(capture_id)
 
     def _stale(self, view: View) -> bool:
         """Whether a run that is watched has judged nothing for long; one that stands still judges no window."""
@@ -167,103 +213,12 @@ def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
     return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for _, one in asked[:20])
 
 
-class _RunPage(Page):
-    """The addresses of the page. What reads from disk runs in a thread of its own, so that nobody waits for another."""
-
-    def __init__(self, source: RunSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
-        static = load_static()
-        self._source = source
-        self._html = RunHtml({name: one.version for name, one in static.items()}, now_s)
-        super().__init__(static, self._html.refused, self._changed, stopping)
-
-    def routes(self) -> list[Route]:
-        """What is answered."""
-        return [
-            Route("/", self.overview),
-            Route("/decisions", self.decisions),
-            Route("/heat.bin", self.heat),
-            Route("/captures/{capture_id}", self.capture),
-            Route("/captures/{capture_id}/files/{name}", self.artefact),
-        ]
-
-    def _changed(self) -> dict[str, Any]:
-        view = self._source.view()
-        return {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
-
-    def overview(self, request: Request) -> Response:
-        """How the job stands."""
-        view, span = self._source.view(), StepRange.of(request.query_params)
-        rows = span.select(view.rows)
-        steps = span.heat_steps(rows)
-        heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
-        return HTMLResponse(self._html.overview(view, span, rows, heat))
-
-    def decisions(self, request: Request) -> Response:
-        """All that was decided."""
-        outcome = request.query_params.get("outcome", "")
-        return HTMLResponse(self._html.decisions(self._source.view(), outcome, page_number(request)))
-
-    def heat(self, request: Request) -> Response:
-        """The heat map's cells, row by row, a byte each: the page's script draws them."""
-        view, span = self._source.view(), StepRange.of(request.query_params)
-        steps = span.heat_steps(span.select(view.rows))
-        heat = None if steps is None else self._source.heat(*steps)
-        if isinstance(heat, Drawing):
-            raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
-        if heat is None:
-            raise HTTPException(404, "No step has been recorded yet.")
-        return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")
-
-    def capture(self, request: Request) -> Response:
-        """One capture."""
-        view = self._source.view()
-        capture_id, found = self._capture(request, view)
-        if isinstance(found, Damaged):
-            return HTMLResponse(self._html.damaged(view, found), 422)
-        row = view.asked_by(capture_id)
-        if found is None:
-            if row is None:
-                raise HTTPException(404, "There is no such capture.")
-            return HTMLResponse(self._html.lost(view, capture_id, row))
-        attempt = row.attempt if row else 0
-        control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
-        if found.findings is not None and found.findings.control is not None and found.findings.beside == "rank":
-            control = found.findings.control.rank
-        return HTMLResponse(self._html.capture(view, found, row, self._source.beside(found, attempt, control)))
-
-    def artefact(self, request: Request) -> Response:
-        """One file of a capture, as it is stored."""
-        _, manifest = self._capture(request, self._source.view())
-        if not isinstance(manifest, Manifest):
-            raise HTTPException(404 if manifest is None else 422, "There is no such capture, or it is damaged.")
-        try:
-            artefact = manifest.artefact(request.path_params["name"])
-        except InputError as error:
-            raise HTTPException(404, "The capture has no such file.") from error
-        with reading_stored():
-            pieces = pieces_of(self._source.store, manifest, artefact)
-            return download(manifest, artefact, pieces, head=request.method == "HEAD")
-
-    def _capture(self, request: Request, view: View) -> tuple[str, Manifest | Damaged | None]:
-        capture_id = request.path_params["capture_id"]
-        if not CAPTURE_ID.fullmatch(capture_id):
-            raise HTTPException(404, "There is no such capture.")
-        return capture_id, self._source.capture(capture_id)
-
-
 def run_app(
     source: RunSource,
     access: Access,
     now_s: Callable[[], float] = time.time,
     stopping: threading.Event | None = None,
 ) -> ASGIApp:
-    """The application for one run.
-
-    Args:
-        source: the run.
-        access: who may look.
-        now_s: seconds since the epoch, for what the page says of how long ago something was.
-        stopping: once it is set, event streams end.
-    """
-    page = _RunPage(source, now_s, stopping or threading.Event())
+    """The application for one run: see `RunPage`; ``access`` is who may look."""
+    page = RunPage(source, now_s, stopping or threading.Event())
     return page.app(page.routes(), access)

@@ -1,10 +1,10 @@
-"""The page about a store of many jobs and runs: what is answered at which address, and its HTML."""
+"""The page about a store of many jobs and runs: what is answered at which address."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -23,9 +23,7 @@ from sftriage.traces.rows import CaptureRow, Wanted
 from sftriage.traces.stores import Store
 from sftriage.web.access import Access
 from sftriage.web.charts import bars_of
-from sftriage.web.downloads import download, pieces_of
-from sftriage.web.page import Page, load_static, page_number, reading_stored
-from sftriage.web.rendering import Templates
+from sftriage.web.page import Page, file_of, page_number, reading_stored
 from sftriage.web.store_source import StoreSource, StoreView
 
 NAMES = ("job", "run", "rank", "stage", "since", "reproduced", "profiler")
@@ -89,28 +87,52 @@ def filter_of(query: Mapping[str, str], since_of: SinceOf, now: datetime) -> Fil
     return Filter(texts, wanted, problems)
 
 
-class StoreHtml:
-    """Makes the pages about a store.
+class StorePage(Page):
+    """The page about a store. A capture's address is its key: job and run as they are written there, and its id.
 
     Args:
-        static: see `Templates`.
-        place: where the store is.
-        now_s: see `Templates`.
+        source: the store.
+        since_of: what a person means by a moment.
+        now_s: seconds since the epoch.
+        stopping: once it is set, event streams end.
     """
 
-    def __init__(self, static: Mapping[str, str], place: str, now_s: Callable[[], float]) -> None:
-        self._templates, self._place = Templates(static, now_s), place
+    def __init__(
+        self, source: StoreSource, since_of: SinceOf, now_s: Callable[[], float], stopping: threading.Event
+    ) -> None:
+        super().__init__("store_base.html", now_s, stopping)
+        self._source, self._since_of, self._now_s = source, since_of, now_s
 
-    def captures(self, view: StoreView, asked: Filter, rows: Sequence[CaptureRow], number: int) -> str:
+    def routes(self) -> list[Route]:
+        """What is answered."""
+        return [
+            Route("/", self.captures),
+            Route("/captures/{job}/{run}/{capture_id}", self.capture),
+            Route("/captures/{job}/{run}/{capture_id}/files/{name}", self.artefact),
+        ]
+
+    def change(self) -> dict[str, Any]:
+        """How much there is by now."""
+        view = self._source.view()
+        return {"version": view.version, "captures": len(view.rows)}
+
+    def blank(self) -> StoreView:
+        """The view on which a refusal is shown."""
+        return StoreView(self._source.place)
+
+    def captures(self, request: Request) -> Response:
         """A page of the captures that are asked for; a number past the end is the last page."""
+        view = self._source.view()
+        asked = filter_of(request.query_params, self._since_of, datetime.fromtimestamp(self._now_s(), timezone.utc))
+        with reading_stored():
+            rows = self._source.find(asked.wanted)
         pages = max(1, -(-len(rows) // PAGE_SIZE))
-        number = min(max(number, 1), pages)
-        shown = rows[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
-        return self._made(
+        number = min(max(page_number(request), 1), pages)
+        return self.html(
             "store.html",
             view,
             asked=asked,
-            rows=[(_link(row), row) for row in shown],
+            rows=[(_link(row), row) for row in rows[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]],
             found=len(rows),
             number=number,
             pages=pages,
@@ -121,12 +143,15 @@ class StoreHtml:
             profilers=PROFILERS,
         )
 
-    def capture(self, view: StoreView, manifest: Manifest, store: str, of_run: Sequence[CaptureRow]) -> str:
-        """One capture; ``store`` is where it lies, and ``of_run`` the captures of its run."""
+    def capture(self, request: Request) -> Response:
+        """One capture."""
+        with reading_stored():
+            manifest, store = self._found(request)
+            of_run = self._source.find(Wanted(job=manifest.job, run=manifest.run))
         others = [(_link(row), row) for row in of_run if row.capture_id != manifest.capture_id]
-        return self._made(
+        return self.html(
             "capture.html",
-            view,
+            self._source.view(),
             layout="store_base.html",
             address=address_of(Place.of(manifest)),
             manifest=manifest,
@@ -135,17 +160,23 @@ class StoreHtml:
             lanes=None,
             cost=manifest.cost,
             upload=None,
-            store=store,
+            store=self._source.place_of(store),
             beside=others[:MAX_BESIDE],
         )
 
-    def refused(self, status: int, detail: str) -> str:
-        """A request that is not answered."""
-        view = StoreView(self._place)
-        return self._made("refused.html", view, layout="store_base.html", title=f"{status}", detail=detail)
+    def artefact(self, request: Request) -> Response:
+        """One file of a capture, as it is stored."""
+        with reading_stored():
+            manifest, store = self._found(request)
+        return file_of(request, manifest, store)
 
-    def _made(self, template: str, view: StoreView, **values: Any) -> str:
-        return self._templates.made(template, view=view, **values)
+    def _found(self, request: Request) -> tuple[Manifest, Store]:
+        names = request.path_params
+        try:
+            place = Place.parse(f"{names['job']}/{names['run']}/{names['capture_id']}")
+        except InputError as error:
+            raise HTTPException(404, "There is no such capture.") from error
+        return self._source.capture(place)
 
 
 def address_of(place: Place) -> str:
@@ -160,63 +191,6 @@ def _link(row: CaptureRow) -> str:
         return "/"
 
 
-class _StorePage(Page):
-    """The addresses of the page. A capture's is its key: job and run as they are written there, and its id."""
-
-    def __init__(
-        self, source: StoreSource, since_of: SinceOf, now_s: Callable[[], float], stopping: threading.Event
-    ) -> None:
-        static = load_static()
-        self._source, self._since_of, self._now_s = source, since_of, now_s
-        self._html = StoreHtml({name: one.version for name, one in static.items()}, source.place, now_s)
-        super().__init__(static, self._html.refused, self._changed, stopping)
-
-    def routes(self) -> list[Route]:
-        """What is answered."""
-        return [
-            Route("/", self.captures),
-            Route("/captures/{job}/{run}/{capture_id}", self.capture),
-            Route("/captures/{job}/{run}/{capture_id}/files/{name}", self.artefact),
-        ]
-
-    def _changed(self) -> dict[str, Any]:
-        view = self._source.view()
-        return {"version": view.version, "captures": len(view.rows)}
-
-    def captures(self, request: Request) -> Response:
-        """The captures that are asked for."""
-        view = self._source.view()
-        asked = filter_of(request.query_params, self._since_of, datetime.fromtimestamp(self._now_s(), timezone.utc))
-        with reading_stored():
-            rows = self._source.find(asked.wanted)
-        return HTMLResponse(self._html.captures(view, asked, rows, page_number(request)))
-
-    def capture(self, request: Request) -> Response:
-        """One capture."""
-        with reading_stored():
-            manifest, store = self._found(request)
-            of_run = self._source.find(Wanted(job=manifest.job, run=manifest.run))
-        return HTMLResponse(self._html.capture(self._source.view(), manifest, self._source.place_of(store), of_run))
-
-    def artefact(self, request: Request) -> Response:
-        """One file of a capture, as it is stored."""
-        with reading_stored():
-            manifest, store = self._found(request)
-            try:
-                artefact = manifest.artefact(request.path_params["name"])
-            except InputError as error:
-                raise HTTPException(404, "The capture has no such file.") from error
-            return download(manifest, artefact, pieces_of(store, manifest, artefact), head=request.method == "HEAD")
-
-    def _found(self, request: Request) -> tuple[Manifest, Store]:
-        names = request.path_params
-        try:
-            place = Place.parse(f"{names['job']}/{names['run']}/{names['capture_id']}")
-        except InputError as error:
-            raise HTTPException(404, "There is no such capture.") from error
-        return self._source.capture(place)
-
-
 def store_app(
     source: StoreSource,
     access: Access,
@@ -224,14 +198,6 @@ def store_app(
     now_s: Callable[[], float] = time.time,
     stopping: threading.Event | None = None,
 ) -> ASGIApp:
-    """The application for a store of many jobs and runs.
-
-    Args:
-        source: the store.
-        access: who may look.
-        since_of: what a person means by a moment.
-        now_s: seconds since the epoch.
-        stopping: once it is set, event streams end.
-    """
-    page = _StorePage(source, since_of, now_s, stopping or threading.Event())
+    """The application for a store of many jobs and runs: see `StorePage`; ``access`` is who may look."""
+    page = StorePage(source, since_of, now_s, stopping or threading.Event())
     return page.app(page.routes(), access)
