@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime, timezone
 from pathlib import Path
 
 from sftriage.records import Suspect, Verdict
@@ -141,3 +142,25 @@ def size(size_bytes: float) -> str:
 def place(path: Path) -> str:
     """A path as one would type it here: relative where that is shorter."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def moment(time_s: float) -> datetime:
+    """Seconds since the epoch as a date, in UTC."""
+    try:
+        return datetime.fromtimestamp(time_s, timezone.utc)
+    except (OverflowError, OSError, ValueError):
+        return datetime.fromtimestamp(0, timezone.utc)
+
+
+def clock_time(time_s: float) -> str:
+    """The date and time of day, in UTC."""
+    return f"{moment(time_s):%Y-%m-%d %H:%M:%S}"
+
+
+def ago(time_s: float, now_s: float) -> str:
+    """How long ago something was."""
+    passed = max(0.0, now_s - time_s)
+    for unit, seconds in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if passed >= 2 * seconds:
+            return f"{passed / seconds:.0f} {unit} ago"
+    return f"{passed:.0f} s ago"

@@ -16,8 +16,7 @@ from sftriage.commands.run import Reporter
 from sftriage.errors import UsageError
 from sftriage.runs.directory import read_info
 from sftriage.runs.finding import find_run
-from sftriage.runs.trainers import launcher_of
-from sftriage.sinks import metering
+from sftriage.runs.liveness import launcher_of
 
 if TYPE_CHECKING:
     from sftriage.runtime.triage import Triage
@@ -68,10 +67,8 @@ def attach(
     files = PolicyFiles([find(name) for name in policy] if policy else directory.policy_files())
     uploads = uploads_of(directory, info)
     indexing = indexing_of(directory.path, checked_catalogue(catalogue))
-    meter = metering.meter_of(
-        metering.Wanted(
-            metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
-        )
+    meter = metrics_options.meter(
+        metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
     reporter = Reporter()
     left = left_in(read_journal(directory.decisions))

@@ -10,16 +10,12 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from sftriage.commands.catalogues import say
-from sftriage.commands.loopback import HOST
-
-VIEWER_PORT = 9001
-"""The one port of this machine that Perfetto's viewer's own rules (its Content-Security-Policy) let it ask."""
 
 
 class Starter(Protocol):
     """What shows a link, at a port of this machine, to whoever is there."""
 
-    def __call__(self, link: str, port: int = VIEWER_PORT) -> None:
+    def __call__(self, link: str, port: int) -> None:
         """Show it, or say that they have to."""
 
 
@@ -33,13 +29,13 @@ def has_browser(environment: Mapping[str, str], platform: str) -> bool:
 def browser_starter(wanted: bool) -> Starter:
     """What opens a link for whoever is at this machine, or says that they have to."""
 
-    def start(link: str, port: int = VIEWER_PORT) -> None:
+    def start(link: str, port: int) -> None:
         if not wanted:
             return
         if not has_browser(os.environ, sys.platform):
             say("no browser can be shown here: open the link in one of yours")
             if os.environ.get("SSH_CONNECTION"):
-                say(f"from the machine you sit at: ssh -L {port}:{HOST}:{port} to here, and open it there")
+                say(f"from the machine you sit at: ssh -L {port}:127.0.0.1:{port} to here, and open it there")
             return
         # One that runs in the terminal returns when it is left; the file is served meanwhile.
         threading.Thread(target=_start, args=(link,), name="browser", daemon=True).start()

@@ -7,8 +7,11 @@ from typing import Annotated
 
 import typer
 
-from sftriage.sinks.metering import TOKEN_VARIABLE
+from sftriage.errors import UsageError
+from sftriage.sinks.metering import Endpoint, Meter, Metering, Wanted
 
+LOOPBACK = "127.0.0.1"
+TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
 _PANEL = "Metrics and traces"
 
 PortOption = Annotated[
@@ -65,3 +68,36 @@ OtelStepsOption = Annotated[
     bool,
     typer.Option("--otel-steps", help="Spans of the steps of windows with a suspect too.", rich_help_panel=_PANEL),
 ]
+
+
+def meter(
+    port: int | None,
+    host: str,
+    token_file: Path | None,
+    file: Path | None,
+    per_rank: bool,
+    otel: bool,
+    otel_steps: bool,
+) -> Meter:
+    """What was asked for by these options, made ready; nothing where nothing was.
+
+    Raises:
+        UsageError: it cannot be, or makes no sense.
+    """
+    if port is None and (token_file is not None or host != LOOPBACK):
+        raise UsageError("nothing is served without --metrics-port")
+    if per_rank and port is None and file is None:
+        raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
+    if otel_steps and not otel:
+        raise UsageError("--otel-steps is about spans: give --otel")
+    if not otel and port is None and file is None:
+        return Meter()
+
+    def listen() -> Endpoint:
+        from sftriage.web.access import Access, token_of
+        from sftriage.web.metrics import MetricsEndpoint
+
+        advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
+        return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
+
+    return Metering(Wanted(file, per_rank, otel, otel_steps), None if port is None else listen)

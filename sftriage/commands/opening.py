@@ -6,20 +6,20 @@ import contextlib
 import errno
 import json
 import os
+import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from sftriage.commands.browsers import VIEWER_PORT, Starter, browser_starter
+from sftriage.commands.browsers import Starter, browser_starter
 from sftriage.commands.catalogues import captures_of, say
-from sftriage.commands.loopback import HOST, Door, FileServer, ending_on_sigterm
 from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
-from sftriage.commands.output import copying, print_json, results
+from sftriage.commands.output import copying, ending_on_sigterm, print_json, results
 from sftriage.commands.traces import CaptureArgument
 from sftriage.errors import UsageError
 from sftriage.records import Profiler
@@ -27,8 +27,12 @@ from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, destination_of
 
-VIEWER = "https://ui.perfetto.dev"
+if TYPE_CHECKING:
+    from sftriage.web.viewer import ServedTrace
+
 PATIENCE_S = 600.0
+GRACE_S = 30
+"""How long the last bytes of a file may take to be received."""
 HINT_S = 20.0
 """After so long without a request it is said what may be in the way."""
 
@@ -49,7 +53,7 @@ def open_trace(
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default=str(VIEWER_PORT)),
+        typer.Option(metavar="PORT", min=1, max=65535, help="Port to serve on.", show_default="9001"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -80,7 +84,7 @@ def open_trace(
     program = program_for(wanted.name, manifest.capture.profiler)
     trace = _Trace(found, reference, manifest, wanted, out)
     if program == "perfetto":
-        _hand_over(trace, port or VIEWER_PORT, wait, start, as_json)
+        _hand_over(trace, port, wait, start, as_json)
     elif program == "text":
         _print_text(trace, as_json)
     else:
@@ -94,11 +98,6 @@ def program_for(name: str, profiler: Profiler) -> Program:
     suffix = Path(name).suffix
     by_suffix: Mapping[str, Program] = {".nsys-rep": "nsys-ui", ".sqlite": "sqlite3", ".json": "text"}
     return by_suffix.get(suffix, "none")
-
-
-def viewer_link(url: str) -> str:
-    """The viewer's documented deep link to a file."""
-    return f"{VIEWER}/#!/?url={url}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,67 +140,72 @@ class _Trace:
             return self.store.get(self.reference, self.artefact.name, target, progress=progress)
 
 
-def _hand_over(trace: _Trace, port: int, wait_s: float, start: Starter, as_json: bool) -> None:
+def _hand_over(trace: _Trace, wanted_port: int | None, wait_s: float, start: Starter, as_json: bool) -> None:
     """Serve a trace until the viewer has it."""
+    from sftriage.web.serving import BackgroundServer
+    from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace
+
+    port = wanted_port or VIEWER_PORT
     try:
-        with ending_on_sigterm(), trace.verified() as file:
-            door = Door(trace.name, VIEWER, port)
-            with _listening(file, door).serving() as server:
-                link = viewer_link(door.url)
+        with ending_on_sigterm(), _listening(port) as listening, trace.verified() as file:
+            served = ServedTrace(file, trace.name, port)
+            with BackgroundServer(served.app(), listening, grace_s=GRACE_S):
                 if as_json:
                     path = str(trace.here or file)
-                    print_json({"url": link, "file_url": door.url, "path": path, "pid": os.getpid()})
+                    print_json({"url": served.link, "file_url": served.url, "path": path, "pid": os.getpid()})
                     sys.stdout.flush()
                 else:
-                    results().print(link, soft_wrap=True, markup=False)
+                    results().print(served.link, soft_wrap=True, markup=False)
                 say(f"served to this machine alone: until it is fetched, for {wait_s:.0f} s, or until Ctrl-C")
                 if port != VIEWER_PORT:
                     say(
                         f"{VIEWER} asks this machine on port {VIEWER_PORT} alone (its own rules): "
                         f"on port {port} only other programs reach the file"
                     )
-                start(link)
-                fetched = _wait(server, wait_s)
+                start(served.link, port)
+                if not _fetched(served, wait_s):
+                    say(f"nobody has fetched {trace.artefact.name} within {wait_s:.0f} s")
+                    raise typer.Exit(1)
     except KeyboardInterrupt:
         return
-    if not fetched:
-        say(f"nobody has fetched {trace.artefact.name} within {wait_s:.0f} s")
-        raise typer.Exit(1)
     say("fetched")
 
 
-def _wait(server: FileServer, wait_s: float) -> bool:
+def _fetched(served: ServedTrace, wait_s: float) -> bool:
     """Wait until the file has been fetched, and say after a while what may be in the way."""
-    if server.fetched.wait(min(wait_s, HINT_S)):
+    if served.fetched.wait(min(wait_s, HINT_S)):
         return True
     if wait_s <= HINT_S:
         return False
-    if not server.asked.is_set():
+    if not served.asked.is_set():
         say(
             "nothing has asked for it yet: the browser has to be online, and to let the page ask this machine (Chrome "
             "and Edge ask you; Safari never does). `sftriage traces open --offline` needs neither"
         )
-    return server.fetched.wait(wait_s - HINT_S)
+    return served.fetched.wait(wait_s - HINT_S)
 
 
-def _listening(file: Path, door: Door) -> FileServer:
-    """A server for a file.
+def _listening(port: int) -> socket.socket:
+    """A socket for the viewer to ask on.
 
     Raises:
-        UsageError: it cannot listen there.
+        UsageError: it cannot be had, with what to do about it where the port is taken.
     """
+    from sftriage.web.serving import listen
+    from sftriage.web.viewer import HOST, VIEWER_PORT
+
     try:
-        return FileServer(file, door)
-    except OSError as error:
-        if error.errno != errno.EADDRINUSE:
-            raise UsageError(f"cannot listen on {HOST} port {door.port}: {error.strerror or error}") from error
+        return listen(HOST, port)
+    except UsageError as error:
+        if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+            raise
         what = (
-            f"end what listens there (`ss -ltnp 'sport = :{door.port}'` says what; often a trace_processor, or another "
+            f"end what listens there (`ss -ltnp 'sport = :{port}'` says what; often a trace_processor, or another "
             "`traces open`), or use --offline: the viewer's own rules let it ask this machine on no other port"
-            if door.port == VIEWER_PORT
+            if port == VIEWER_PORT
             else "take another"
         )
-        raise UsageError(f"port {door.port} of {HOST} is taken: {what}") from error
+        raise UsageError(f"port {port} of {HOST} is taken: {what}") from error
 
 
 def _print_text(trace: _Trace, as_json: bool) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -111,3 +113,17 @@ def uploading() -> Iterator[Callable[[Standing], None]]:
                 bar.update(task, description=f"Waiting for the store ({failed} failed, tried again)")
 
         yield show
+
+
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Leave no copy of a trace behind when somebody else ends us."""
+
+    def end(_signum: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

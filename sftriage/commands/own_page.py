@@ -5,19 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import sys
 import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sftriage.access import Access
 from sftriage.commands.browsers import Starter
-from sftriage.commands.catalogues import say
-from sftriage.commands.loopback import HOST, ending_on_sigterm
-from sftriage.commands.output import copying, print_json, results
-from sftriage.commands.ui import need_page
+from sftriage.commands.output import copying, ending_on_sigterm
+from sftriage.commands.ui import serve_page
 from sftriage.commands.wanted import since_of
 from sftriage.errors import IntegrityError, UsageError
 from sftriage.runs.directory import RunDirectory
@@ -52,15 +48,16 @@ def show(
         as_json: say on stdout as JSON where what is.
 
     Raises:
-        UsageError: what serves the page is not installed, or the copy cannot be left there.
+        UsageError: the copy cannot be left there.
         IntegrityError: a file of the capture is not what was put.
         StoreError: the store cannot be reached.
     """
-    need_page()
     from sftriage.runs.source import RunSource
-    from sftriage.web.app import create_app
-    from sftriage.web.store_app import create_store_app
+    from sftriage.web.access import Access
+    from sftriage.web.run_page import run_app
+    from sftriage.web.store_page import store_app
     from sftriage.web.store_source import StoreSource
+    from sftriage.web.viewer import HOST
 
     access, stopping = Access.to(HOST, None, ""), threading.Event()
     manifest, condition = store.look(reference)
@@ -68,21 +65,27 @@ def show(
         raise IntegrityError(condition.problem)
     name = manifest.artefacts[0].name
     target = None if out is None else destination_of(f"{manifest.capture_id}-{name}", out, force=False)
-    page = _Page(port, start, as_json, stopping)
+
+    def serve(app: ASGIApp, where: str, file: Path) -> None:
+        def about(link: str) -> dict[str, str]:
+            return {"file_url": f"{link}/files/{name}", "path": str(file)}
+
+        serve_page(app, stopping, HOST, port or 0, about, as_json=as_json, where=where, start=start)
+
     if isinstance(store, LocalStore):
         directory = RunDirectory(Path(store.place).parent)
         if target is not None:
             store.get(reference, name, target)
-        app = create_app(RunSource(lambda: directory), access, stopping=stopping)
-        page.serve(app, f"captures/{manifest.capture_id}", name, target or store.path(reference, name))
+        app = run_app(RunSource(lambda: directory), access, stopping=stopping)
+        serve(app, f"captures/{manifest.capture_id}", target or store.path(reference, name))
         return
     with _fetched(store, reference, manifest) as (copy, root):
         file = root / Place.of(manifest).key / name
         if target is not None:
             _keep(file, target)
         source = StoreSource(Catalogue(root / "catalogue.db", copy), copy, lambda _: copy, place=store.place)
-        app = create_store_app(source, access, since_of, stopping=stopping)
-        page.serve(app, f"captures/{Place.of(manifest).key}", name, target or file)
+        app = store_app(source, access, since_of, stopping=stopping)
+        serve(app, f"captures/{Place.of(manifest).key}", target or file)
 
 
 @contextlib.contextmanager
@@ -112,33 +115,3 @@ def _keep(file: Path, target: Path) -> None:
             shutil.copyfile(file, target)
     except OSError as error:
         raise UsageError(f"{target} cannot be written: {error.strerror}") from error
-
-
-class _Page:
-    """Our own page, served on this machine alone."""
-
-    def __init__(self, port: int | None, start: Starter, as_json: bool, stopping: threading.Event) -> None:
-        self._port, self._start, self._as_json, self._stopping = port, start, as_json, stopping
-
-    def serve(self, app: ASGIApp, where: str, name: str, file: Path) -> None:
-        """Say where it is, show it, and serve it until Ctrl-C.
-
-        Args:
-            app: what answers.
-            where: the capture's address there.
-            name: its trace's name there.
-            file: where that lies.
-        """
-        from sftriage.web.serving import address, listen, serve
-
-        with listen(HOST, self._port or 0) as listening:
-            link = f"{address(listening)}{where}"
-            if self._as_json:
-                print_json({"url": link, "file_url": f"{link}/files/{name}", "path": str(file), "pid": os.getpid()})
-                sys.stdout.flush()
-            else:
-                results().print(link, soft_wrap=True, markup=False)
-            say("Ctrl-C ends the page, and nothing else")
-            self._start(link, listening.getsockname()[1])
-            with contextlib.suppress(KeyboardInterrupt):
-                serve(app, listening, self._stopping)

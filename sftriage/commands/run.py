@@ -13,7 +13,7 @@ from sftriage.commands.output import notices, uploading
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult
 from sftriage.runs.directory import RunDirectory
-from sftriage.sinks import metering
+from sftriage.sinks.metering import Meter
 from sftriage.words import place, size, verdict_sentence
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Reporter:
             f"({size(trace.size_bytes)}): sftriage traces show {manifest.capture_id}"
         )
 
-    def begun(self, how: str, directory: RunDirectory, files: PolicyFiles, meter: metering.Meter) -> None:
+    def begun(self, how: str, directory: RunDirectory, files: PolicyFiles, meter: Meter) -> None:
         """A job is watched from now on."""
         names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
         self.say(f"{how} under policy {names}; run directory {place(directory.path)}")
@@ -160,10 +160,8 @@ def run(
         raise UsageError("--drop-local needs a --store that has the traces then")
     if store is not None:
         store = checked_store(store, job_name)
-    meter = metering.meter_of(
-        metering.Wanted(
-            metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
-        )
+    meter = metrics_options.meter(
+        metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
     reporter = Reporter()
     local = LocalRun(

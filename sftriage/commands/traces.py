@@ -27,9 +27,9 @@ from sftriage.commands.wanted import (
 )
 from sftriage.errors import SftriageError
 from sftriage.records import plain
+from sftriage.runs.captures import upload_values
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.finding import find_run
-from sftriage.runs.uploaded import upload_values
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureRow, Wanted
 from sftriage.traces.store import LocalStore

@@ -8,7 +8,7 @@ from sftriage.commands.catalogues import captures_of
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import print_json, results
 from sftriage.commands.traces import CaptureArgument, condition_values, manifest_values
-from sftriage.runs.uploaded import upload_of, upload_values, upload_words
+from sftriage.runs.captures import upload_of, upload_values, upload_words
 from sftriage.traces.manifest import SCHEMA_VERSION, Manifest
 from sftriage.words import CONTROL_PART, milliseconds, size, stage_suspected
 

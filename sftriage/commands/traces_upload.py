@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.loopback import ending_on_sigterm
 from sftriage.commands.options import RunOption
-from sftriage.commands.output import notices, print_json, results, uploading
+from sftriage.commands.output import ending_on_sigterm, notices, print_json, results, uploading
 from sftriage.errors import StoreError, UsageError
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
 from sftriage.runs.finding import find_run

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
-from importlib.util import find_spec
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sftriage.access import Access, read_token
 from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.wanted import since_of
@@ -20,6 +20,9 @@ from sftriage.runs.finding import run_so_far
 from sftriage.words import place
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from sftriage.commands.browsers import Starter
     from sftriage.web.store_source import StoreSource
 
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
@@ -54,37 +57,73 @@ def ui(
     it waits for the first one. With --store or --catalogue it is about the captures of many jobs and runs: a list with
     filters, and a page for each.
     """
-    need_page()
     from sftriage.runs.source import RunSource
-    from sftriage.web.app import create_app
-    from sftriage.web.serving import address, listen, serve
-    from sftriage.web.store_app import create_store_app
+    from sftriage.web.access import Access, token_of
+    from sftriage.web.run_page import run_app
+    from sftriage.web.store_page import store_app
 
     if run is not None and not (store is None and catalogue is None):
         raise UsageError("name a run or a store, and not both")
     if run is not None and not run.is_dir():
         raise UsageError(f"{run}: no such directory")
     given = f"give one with --token-file, or in ${TOKEN_VARIABLE}"
-    access = Access.to(host, _token(token_file), given, allow_host or ())
+    access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), given, allow_host or ())
     stopping = threading.Event()
     about: dict[str, Any]
     if store is None and catalogue is None:
         source = RunSource(lambda: run_so_far(run))
-        app = create_app(source, access, stopping=stopping)
+        app = run_app(source, access, stopping=stopping)
         source.view()
         shown = place(source.directory) if source.directory else "waiting for a run"
         about = {"run_dir": source.directory and str(source.directory)}
     else:
         captures = _captures(store, catalogue)
-        app = create_store_app(captures, access, since_of, stopping=stopping)
+        app = store_app(captures, access, since_of, stopping=stopping)
         shown, about = captures.place, {"run_dir": None, "store": captures.place}
+    serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=shown)
+
+
+def serve_page(
+    app: ASGIApp,
+    stopping: threading.Event,
+    host: str,
+    port: int,
+    about: Callable[[str], dict[str, Any]],
+    *,
+    as_json: bool,
+    shown: str = "",
+    where: str = "",
+    start: Starter | None = None,
+) -> None:
+    """Say where the page is, show it, and serve it until Ctrl-C.
+
+    Args:
+        app: what answers.
+        stopping: is set at the end.
+        host: the address to listen on.
+        port: the port; 0 is any that is free.
+        about: what else there is to say of its address, as JSON values.
+        as_json: say it on stdout as JSON.
+        shown: what is on the page, in words.
+        where: the part of the page to begin with.
+        start: shows the link; by default nobody does.
+
+    Raises:
+        UsageError: it cannot listen there.
+    """
+    from sftriage.web.serving import address, listen, serve
+
     with listen(host, port) as listening:
-        where = address(listening)
+        link = f"{address(listening)}{where}"
         if as_json:
-            print_json({"url": where, **about, "pid": os.getpid()})
+            print_json({"url": link, **about(link), "pid": os.getpid()})
+            sys.stdout.flush()
         else:
-            results().print(where, soft_wrap=True, markup=False)
-            notices().print(f"{shown}; Ctrl-C ends the page, and nothing else", soft_wrap=True, markup=False)
+            results().print(link, soft_wrap=True, markup=False)
+            said = f"{shown}{shown and '; '}Ctrl-C ends the page, and nothing else"
+            notices().print(said, soft_wrap=True, markup=False)
+        if start is not None:
+            start(link, listening.getsockname()[1])
         with contextlib.suppress(KeyboardInterrupt):
             serve(app, listening, stopping)
 
@@ -107,22 +146,3 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
         return StoreSource(Catalogue(shared, meant), meant, store_of)
     assert meant is not None
     return StoreSource(Catalogue(own_catalogue(None, meant), meant), meant, store_of)
-
-
-def need_page() -> None:
-    """Make sure that the page can be served.
-
-    Raises:
-        UsageError: what it needs is not installed.
-    """
-    if any(find_spec(name) is None for name in ("starlette", "uvicorn", "jinja2")):
-        raise UsageError("the page needs starlette, uvicorn and jinja2; install sftriage[ui]")
-
-
-def _token(token_file: Path | None) -> str | None:
-    """The token, from a file or from the environment.
-
-    Raises:
-        UsageError: the file cannot be read, or is no token's.
-    """
-    return (os.environ.get(TOKEN_VARIABLE) or None) if token_file is None else read_token(token_file)

@@ -12,8 +12,7 @@ from sftriage.runs.following import AskRow, WindowRow
 from sftriage.runs.outlook import telling_row
 from sftriage.runs.picture import Capture, captures_of, window_values
 from sftriage.runs.source import View
-from sftriage.web.words import clock
-from sftriage.words import size
+from sftriage.words import clock_time, size
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +61,12 @@ def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
     for row in rows:
         kind = _kind(row)
         if last and last[0] != row.attempt:
-            lines.append(f"{clock(row.time_s)}  The job was started anew (restart {row.attempt}).")
+            lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
         if kind != last or row.asked:
-            lines.append(f"{clock(row.time_s)}  {clean(_said(row))}")
+            lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
         last = kind
-    lines += [f"{clock(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
-    lines += [f"{clock(now_s)}  {clean(_ended_said(one))}" for one in ended]
+    lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
+    lines += [f"{clock_time(now_s)}  {clean(_ended_said(one))}" for one in ended]
     return Told(len(view.rows), len(view.asks), frozenset(view.became), last), lines
 
 

@@ -16,8 +16,7 @@ from sftriage.runs.decisions import Entry
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.picture import Capture, Frontier, Picture
 from sftriage.traces.fields import CONTROL
-from sftriage.web.words import ago, moment
-from sftriage.words import milliseconds, size
+from sftriage.words import ago, milliseconds, moment, size
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""

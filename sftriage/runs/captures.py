@@ -1,17 +1,21 @@
-"""The captures of a run, each manifest read again only when it has changed."""
+"""The captures of a run, each manifest read again only when it has changed, and how far their uploads are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sftriage.errors import InputError, IntegrityError, UsageError
+from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Outbox, Upload
 
 _MAX_URL = 4000
+_TOLD = {"state", "url", "reason", "verified_at"}
 _Signature = tuple[object, ...]
 
 
@@ -113,3 +117,28 @@ class CaptureShelf:
                 yield (self.directory / "captures" / capture_id / artefact.name).lstat().st_size
             except OSError:
                 yield None
+
+
+def upload_of(directory: RunDirectory, capture_id: str) -> Upload | None:
+    """How far a capture's upload is; None where its run keeps its captures here alone."""
+    found = Outbox(directory.path).upload(capture_id)
+    if found is None:
+        with suppress(InputError):
+            url = read_info(directory).store
+            return None if url is None else Upload(url=url, state="waiting")
+    return found
+
+
+def upload_values(directory: RunDirectory | None, capture_id: str) -> dict[str, Any] | None:
+    """How far a capture's upload is, as JSON values; None where there is none to speak of."""
+    found = None if directory is None else upload_of(directory, capture_id)
+    return None if found is None else found.model_dump(mode="json", include=_TOLD)
+
+
+def upload_words(upload: Upload) -> str:
+    """How far an upload is, in words."""
+    if upload.state == "stored" and upload.verified_at is not None:
+        return f"stored in {upload.url}, verified {upload.verified_at:%Y-%m-%d %H:%M:%S} UTC"
+    if upload.state == "failed":
+        return f"failed: {upload.reason}"
+    return f"{upload.state}: to {upload.url}"

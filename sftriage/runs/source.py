@@ -16,12 +16,11 @@ from sftriage.records import CaptureResult
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, WindowRow
-from sftriage.runs.heat import HeatSource
 from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
-from sftriage.runs.lateness import HeatMap
+from sftriage.runs.lateness import HeatMap, HeatSource
+from sftriage.runs.liveness import Watcher, WatcherLook
 from sftriage.runs.notes import AskRow, CostRow, EvidenceRow, PolicyRow
 from sftriage.runs.telemetry import Telemetry, TelemetryLook
-from sftriage.runs.watchers import Watcher, WatcherLook
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload

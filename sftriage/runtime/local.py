@@ -17,7 +17,7 @@ from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.finding import DEFAULT_ROOT, new_run_id, remember
-from sftriage.runs.trainers import note_launcher
+from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.indexing import indexing_of
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch

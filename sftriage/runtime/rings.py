@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from sftriage.errors import UsageError
-from sftriage.runs.trainers import trainers_alive
+from sftriage.runs.liveness import trainers_alive
 
 TMPFS = Path("/dev/shm")
 _OWNER = "owner"

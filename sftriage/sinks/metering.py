@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from sftriage import __version__
-from sftriage.access import Access, read_token
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult, Decision, Window
 from sftriage.runs.directory import RunInfo
@@ -25,18 +24,18 @@ from sftriage.windows.times import Span
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from prometheus_client import CollectorRegistry
 
     from sftriage.agent.agent import Agent
     from sftriage.controller.controller import Controller, Judged
     from sftriage.controller.resuming import Left
+    from sftriage.sinks.exposition import TextFile
     from sftriage.sinks.metrics import Metrics
-    from sftriage.sinks.scraping import Endpoint, TextFile
     from sftriage.sinks.spans import Spans
     from sftriage.traces.manifest import Manifest
 
 log = logging.getLogger("sftriage")
 
-TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
 LOOK_S = 1.0
 """How often what the ranks are doing is looked at for metrics."""
 SPANS_GRACE_S = 5.0
@@ -47,15 +46,24 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What was asked for by options."""
+    """What was asked for by options, beside an endpoint."""
 
-    port: int | None = None
-    host: str = "127.0.0.1"
-    token_file: Path | None = None
     file: Path | None = None
     per_rank: bool = False
     otel: bool = False
     otel_steps: bool = False
+
+
+class Endpoint(Protocol):
+    """Where metrics are served: made before the job starts, so that an address that cannot be had is said then."""
+
+    url: str
+
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Answer from now on, in a thread."""
+
+    def close(self) -> None:
+        """Listen no more."""
 
 
 class Meter:
@@ -92,11 +100,15 @@ class Meter:
 class Metering(Meter):
     """Feeds metrics and spans. Whatever fails in here is said once and changes nothing else.
 
+    Args:
+        wanted: what is made of what triage sees.
+        listen: makes the endpoint; None where nothing is served.
+
     Raises:
         UsageError: what is asked for cannot be: a library is missing, a port taken, a file not to be written.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, listen: Callable[[], Endpoint] | None = None) -> None:
         self._wanted = wanted
         self._endpoint: Endpoint | None = None
         self._file: TextFile | None = None
@@ -109,15 +121,13 @@ class Metering(Meter):
         self._failed: set[str] = set()
         if wanted.otel:
             self._exporter = _exporter()
-        if wanted.port is not None or wanted.file is not None:
+        if listen is not None or wanted.file is not None:
             _need("prometheus_client", "metrics need prometheus-client; install sftriage[metrics]")
             with _single_process():
-                from sftriage.sinks.scraping import Endpoint, TextFile
+                from sftriage.sinks.exposition import TextFile
             self._file = None if wanted.file is None else TextFile(wanted.file)
-            if wanted.port is not None:
-                advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
-                access = Access.to(wanted.host, _token(wanted.token_file), advice)
-                self._endpoint = Endpoint(wanted.host, wanted.port, access)
+            if listen is not None:
+                self._endpoint = listen()
                 self.url = self._endpoint.url
 
     def start(self, info: RunInfo, agent: Agent, controller: Controller, left: Left | None = None) -> None:
@@ -256,27 +266,8 @@ class Metering(Meter):
                 log.exception("metrics or spans failed (%s); triage goes on without them", what)
 
 
-def meter_of(wanted: Wanted) -> Meter:
-    """What was asked for, made ready; nothing where nothing was.
-
-    Raises:
-        UsageError: it cannot be, or makes no sense.
-    """
-    if wanted.port is None and (wanted.token_file is not None or wanted.host != Wanted().host):
-        raise UsageError("nothing is served without --metrics-port")
-    if wanted.per_rank and wanted.port is None and wanted.file is None:
-        raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
-    if wanted.otel_steps and not wanted.otel:
-        raise UsageError("--otel-steps is about spans: give --otel")
-    return Metering(wanted) if wanted.otel or wanted.port is not None or wanted.file is not None else Meter()
-
-
 def _moved(span: Span, offset_ns: int) -> Span:
     return Span(span.start_ns + offset_ns, span.end_ns + offset_ns)
-
-
-def _token(token_file: Path | None) -> str | None:
-    return read_token(token_file) if token_file is not None else os.environ.get(TOKEN_VARIABLE) or None
 
 
 def _exporter() -> OTLPSpanExporter:

@@ -29,7 +29,7 @@ from sftriage.records import (
     Suspect,
     Window,
 )
-from sftriage.sinks.exposed import Exposed
+from sftriage.sinks.exposition import Exposed
 from sftriage.sinks.rank_metrics import PerRank
 from sftriage.sinks.reason_words import reason_word
 from sftriage.sinks.tally import Counted, StepTally

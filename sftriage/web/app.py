@@ -1,142 +1,115 @@
-"""The page about a run: what is answered at which address. Pages are put together from what the other modules give."""
+"""The one application that answers requests, whatever it shows: routes behind one gate.
+
+The pages about a run or a store (`run_page`, `store_page`), one trace for Perfetto's viewer (`viewer`) and `metrics`
+give it their routes. Every request passes the gate first, and every answer leaves with the headers that keep it in its
+place. Names and tokens are checked as `access` has it; browsers ask for the password of HTTP Basic by themselves, and
+send it along with event streams and downloads.
+"""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from sftriage.access import Access
-from sftriage.errors import InputError
-from sftriage.records import CAPTURE_ID
-from sftriage.runs.captures import Damaged
-from sftriage.runs.lateness import HeatMap
-from sftriage.runs.source import Drawing, RunSource, View
-from sftriage.runs.span import Span
-from sftriage.traces.manifest import Manifest
-from sftriage.web.answers import Answers, reading_stored
-from sftriage.web.downloads import download, pieces_of
-from sftriage.web.pages import Pages
-from sftriage.web.static_files import load_static
+from sftriage.web.access import Access
 
-HEAT_PATIENCE_S = 1.0
-"""How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    # The viewer that a trace is handed to has to be able to answer.
+    "Cross-Origin-Opener-Policy": "same-origin-allow-popups",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Cache-Control": "no-store",
+}
+CHALLENGE = 'Basic realm="sftriage: any user, the token as password", charset="UTF-8", Bearer realm="sftriage"'
+READING = ("GET", "HEAD")
+"""Nobody can change anything by a request."""
 
-
-class _RunAnswers(Answers):
-    """The addresses of the page. What reads from disk runs in a thread of its own, so that nobody waits for another."""
-
-    def __init__(self, source: RunSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
-        static = load_static()
-        self._source = source
-        self._pages = Pages({name: one.version for name, one in static.items()}, now_s)
-        super().__init__(static, self._pages.refused, self._changed, stopping)
-
-    def routes(self) -> list[Route]:
-        """What is answered."""
-        return [
-            Route("/", self.overview),
-            Route("/decisions", self.decisions),
-            Route("/heat.png", self.heat_picture),
-            Route("/heat.bin", self.heat_levels),
-            Route("/captures/{capture_id}", self.capture),
-            Route("/captures/{capture_id}/files/{name}", self.artefact),
-        ]
-
-    def _changed(self) -> dict[str, Any]:
-        view = self._source.view()
-        return {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
-
-    def overview(self, request: Request) -> Response:
-        """How the job stands."""
-        view, span = self._source.view(), Span.of(request.query_params)
-        rows = span.select(view.rows)
-        steps = span.heat_steps(rows)
-        heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
-        return HTMLResponse(self._pages.overview(view, span, rows, heat))
-
-    def decisions(self, request: Request) -> Response:
-        """All that was decided."""
-        outcome = request.query_params.get("outcome", "")
-        number = request.query_params.get("page", "1")
-        page = int(number) if number.isdecimal() and len(number) < 10 else 1
-        return HTMLResponse(self._pages.decisions(self._source.view(), outcome, page))
-
-    def heat_picture(self, request: Request) -> Response:
-        """The heat map as a picture."""
-        return Response(self._heat(request).png(), media_type="image/png")
-
-    def heat_levels(self, request: Request) -> Response:
-        """The heat map's cells, row by row, a byte each."""
-        return Response(self._heat(request).levels_GC.tobytes(), media_type="application/octet-stream")
-
-    def _heat(self, request: Request) -> HeatMap:
-        view, span = self._source.view(), Span.of(request.query_params)
-        steps = span.heat_steps(span.select(view.rows))
-        heat = None if steps is None else self._source.heat(*steps)
-        if isinstance(heat, Drawing):
-            raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
-        if heat is None:
-            raise HTTPException(404, "No step has been recorded yet.")
-        return heat
-
-    def capture(self, request: Request) -> Response:
-        """One capture."""
-        view = self._source.view()
-        capture_id, found = self._capture(request, view)
-        if isinstance(found, Damaged):
-            return HTMLResponse(self._pages.damaged(view, found), 422)
-        row = view.asked_by(capture_id)
-        if found is None:
-            if row is None:
-                raise HTTPException(404, "There is no such capture.")
-            return HTMLResponse(self._pages.lost(view, capture_id, row))
-        attempt = row.attempt if row else 0
-        control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
-        if found.findings is not None and found.findings.control is not None and found.findings.beside == "rank":
-            control = found.findings.control.rank
-        return HTMLResponse(self._pages.capture(view, found, row, self._source.beside(found, attempt, control)))
-
-    def artefact(self, request: Request) -> Response:
-        """One file of a capture, as it is stored."""
-        _, manifest = self._capture(request, self._source.view())
-        if not isinstance(manifest, Manifest):
-            raise HTTPException(404 if manifest is None else 422, "There is no such capture, or it is damaged.")
-        try:
-            artefact = manifest.artefact(request.path_params["name"])
-        except InputError as error:
-            raise HTTPException(404, "The capture has no such file.") from error
-        with reading_stored():
-            pieces = pieces_of(self._source.store, manifest, artefact)
-            return download(manifest, artefact, pieces, head=request.method == "HEAD")
-
-    def _capture(self, request: Request, view: View) -> tuple[str, Manifest | Damaged | None]:
-        capture_id = request.path_params["capture_id"]
-        if not CAPTURE_ID.fullmatch(capture_id):
-            raise HTTPException(404, "There is no such capture.")
-        return capture_id, self._source.capture(capture_id)
+RefusalPage = Callable[[Request, int, str], Response]
+"""Makes the answer that says a status, and what is the matter."""
 
 
-def create_app(
-    source: RunSource,
+def application(
+    routes: Sequence[Route],
     access: Access,
-    now_s: Callable[[], float] = time.time,
-    stopping: threading.Event | None = None,
+    refused: RefusalPage | None = None,
+    methods: Collection[str] = READING,
 ) -> ASGIApp:
-    """The application for one run.
+    """The application.
 
     Args:
-        source: the run.
-        access: who may look.
-        now_s: seconds since the epoch, for what the page says of how long ago something was.
-        stopping: once it is set, event streams end.
+        routes: what is answered.
+        access: who may read.
+        refused: how a request is refused; in plain text by default.
+        methods: the HTTP methods that there are.
     """
-    answers = _RunAnswers(source, now_s, stopping or threading.Event())
-    return answers.app(answers.routes(), access)
+
+    def failed(request: Request, error: Exception) -> Response:
+        status, detail, headers = 500, "This could not be made.", None
+        if isinstance(error, HTTPException):
+            status, detail, headers = error.status_code, error.detail, error.headers
+        answer = (refused or _refused)(request, status, detail)
+        answer.headers.update(headers or {})
+        return answer
+
+    handlers: dict[Any, Any] = {HTTPException: failed, Exception: failed}
+    app = Starlette(routes=routes, exception_handlers=handlers)
+    app.router.redirect_slashes = False
+    return Gate(app, access, methods)
+
+
+def _refused(_: Request, status: int, detail: str) -> Response:
+    return PlainTextResponse(f"{detail}\n", status)
+
+
+class Gate:
+    """Lets through what may be answered; see the module."""
+
+    def __init__(self, app: ASGIApp, access: Access, methods: Collection[str] = READING) -> None:
+        self._app, self._access, self._methods = app, access, methods
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or refuse it."""
+        if scope["type"] != "http":
+            # Nobody here speaks WebSocket.
+            await send({"type": "websocket.close", "code": 1008})
+            return
+
+        async def sealed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
+
+        await (self._refusal(scope) or self._app)(scope, receive, sealed)
+
+    def _refusal(self, scope: Scope) -> PlainTextResponse | None:
+        if scope["method"] not in self._methods:
+            return _turned_away("This is only to be read.", 405, Allow=", ".join(READING))
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        if len(hosts) != 1 or not self._access.knows(hosts[0]):
+            return _turned_away("Nothing of that name is here; of the page, see --allow-host.", 421)
+        given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
+        if not self._access.admits(given[0] if len(given) == 1 else ""):
+            challenge = {"WWW-Authenticate": CHALLENGE}
+            return _turned_away("A token is wanted: as the password, or as a Bearer token.", 401, **challenge)
+        return None
+
+
+def _turned_away(said: str, status: int, **headers: str) -> PlainTextResponse:
+    # Whoever is not let in holds no connection.
+    return PlainTextResponse(f"{said}\n", status, {"Connection": "close", **headers})

@@ -8,8 +8,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sftriage import __version__
-from sftriage.web import words
-from sftriage.words import CONTROL_PART, size, stage_suspected
+from sftriage.words import CONTROL_PART, ago, clock_time, moment, size, stage_suspected
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -43,11 +42,17 @@ class Templates:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        for name in ("milliseconds", "signed", "clock", "stamp", "number", "percent"):
-            self._environment.filters[name] = getattr(words, name)
-        self._environment.filters["size"] = size
-        self._environment.filters["stage_suspected"] = stage_suspected
-        self._environment.filters["colour"] = lambda number: number % COLOURS
+        self._environment.filters.update(
+            milliseconds=milliseconds,
+            signed=lambda seconds: f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}",
+            clock=clock_time,
+            stamp=lambda time_s: moment(time_s).isoformat(timespec="seconds"),
+            number=lambda value: f"{value:,}",
+            percent=percent,
+            size=size,
+            stage_suspected=stage_suspected,
+            colour=lambda number: number % COLOURS,
+        )
         self._environment.globals.update(
             static={name: f"/static/{name}?v={version}" for name, version in static.items()},
             sftriage_version=__version__,
@@ -56,9 +61,22 @@ class Templates:
             label_words=LABEL_WORDS,
             state_words=STATE_WORDS,
             control_part=CONTROL_PART,
-            ago=lambda time_s: words.ago(time_s, self._now_s()),
+            ago=lambda time_s: ago(time_s, self._now_s()),
         )
 
     def made(self, template: str, **values: Any) -> str:
         """A page."""
         return self._environment.get_template(template).render(now_s=self._now_s(), **values)
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration, with three figures that count."""
+    ms = seconds * 1e3
+    if ms >= 1e4:
+        return f"{seconds:.1f} s"
+    return f"{ms:.0f} ms" if ms >= 100 else f"{ms:.1f} ms" if ms >= 1 else f"{ms:.2f} ms"
+
+
+def percent(fraction: float) -> str:
+    """A share."""
+    return f"{fraction:.0%}" if fraction >= 0.1 or fraction == 0 else f"{fraction:.1%}"

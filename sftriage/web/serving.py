@@ -1,18 +1,23 @@
-"""Listening: a socket on the address asked for, and a server that ends when it is told to."""
+"""Listening: a socket on the address asked for, and a server on it, in the foreground or in a thread of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sftriage.errors import UsageError
 
 STOP_GRACE_S = 3
 """How long requests under way are waited for at the end."""
+
+REQUEST_S = 10.0
+"""How long a client may take to say what it wants."""
 
 MAX_CONNECTIONS = 256
 
@@ -36,6 +41,18 @@ def address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
 
+class _Protocol(H11Protocol):
+    """uvicorn's own, which waits without end for a connection's first request."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self.loop.call_later(REQUEST_S, self._end_if_silent)
+
+    def _end_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()  # type: ignore[unreachable]  # uvicorn types it without the None that it is
+
+
 class _Server(uvicorn.Server):
     """Lets event streams know that the end has come: they would not end by themselves."""
 
@@ -49,17 +66,59 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def serve(app: ASGIApp, listening: socket.socket, stopping: threading.Event) -> None:
-    """Answer requests until the process is asked to stop; then ``stopping`` is set."""
-    config = uvicorn.Config(
+def _config(app: ASGIApp, max_connections: int, grace_s: int, log_level: str) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
-        log_level="warning",
+        http=_Protocol,
+        log_level=log_level,
         access_log=False,
         server_header=False,
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=MAX_CONNECTIONS,
-        timeout_graceful_shutdown=STOP_GRACE_S,
+        limit_concurrency=max_connections,
+        timeout_graceful_shutdown=grace_s,
     )
-    _Server(config, stopping).run(sockets=[listening])
+
+
+def serve(app: ASGIApp, listening: socket.socket, stopping: threading.Event) -> None:
+    """Answer requests until the process is asked to stop; then ``stopping`` is set."""
+    _Server(_config(app, MAX_CONNECTIONS, STOP_GRACE_S, "warning"), stopping).run(sockets=[listening])
+
+
+class BackgroundServer:
+    """Answers requests in a daemon thread, from `start` (or the beginning of a ``with`` block) to `close` (or its end).
+
+    Args:
+        app: what answers.
+        listening: the socket; it is closed at the end.
+        max_connections: who comes on top is turned away.
+        grace_s: how long requests under way are waited for at the end.
+    """
+
+    def __init__(
+        self, app: ASGIApp, listening: socket.socket, max_connections: int = 16, grace_s: int = STOP_GRACE_S
+    ) -> None:
+        self._listening, self._grace_s = listening, grace_s
+        self._server = uvicorn.Server(_config(app, max_connections, grace_s, "error"))
+        run = {"sockets": [listening]}
+        self._thread = threading.Thread(target=self._server.run, kwargs=run, name="sftriage-http", daemon=True)
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._thread.start()
+
+    def close(self, wait_s: float | None = None) -> None:
+        """Listen no more, and wait for requests under way: for so long, or for as long as they are given."""
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join(self._grace_s + 1.0 if wait_s is None else wait_s)
+        self._listening.close()
+
+    def __enter__(self) -> BackgroundServer:
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        # A person who wants it to end does not wait for somebody else's request.
+        self.close(None if kind is None else 0.5)

@@ -28,13 +28,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sftriage.access import Access
 from sftriage.recorder.layout import DURATIONS, LOG_MAGIC, READY, SEQ, START, STEP, RingInfo, encode_header
 from sftriage.records import Decision, StageSchema, Suspect, Verdict, plain
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource
-from sftriage.web.app import create_app
+from sftriage.web.access import Access
+from sftriage.web.run_page import run_app
 from tests.unit.web.asking import ask
 
 SCHEMA = StageSchema(("data", "h2d", "forward", "backward", "optimizer", "other"), ("backward",))
@@ -138,7 +138,7 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         run = make_run(options, Path(directory) / "run")
         write_journal(options, run)
-        app = create_app(RunSource(lambda: run), Access.to("127.0.0.1", None, ""))
+        app = run_app(RunSource(lambda: run), Access.to("127.0.0.1", None, ""))
 
         def get(target: str) -> tuple[float, int]:
             began = time.perf_counter()
@@ -166,7 +166,7 @@ def figures(
 ) -> dict[str, Any]:
     first_s, _ = get("/")
     # (it answers once the map is there)
-    map_s, _ = get("/heat.png")
+    map_s, _ = get("/heat.bin")
     page_bytes = get("/")[1]
     again_s = best("/")
     one_more(options.windows)
@@ -184,8 +184,7 @@ def figures(
         "overview_after_one_more_window_s": after_window_s,
         "overview_last_1000_first_s": get("/?last=1000")[0],
         "overview_bytes": page_bytes,
-        "heat_png_s": best("/heat.png"),
-        "heat_png_bytes": get("/heat.png")[1],
+        "heat_levels_s": best("/heat.bin"),
         "heat_levels_bytes": get("/heat.bin")[1],
         "decisions_s": best("/decisions"),
         "decisions_bytes": get("/decisions")[1],

@@ -18,7 +18,7 @@ import pytest
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.unit.conftest import manifest_of
-from tests.unit.web.conftest import run_at
+from tests.unit.recorded import run_at
 
 VIEWER = "https://ui.perfetto.dev"
 CHROMIUM = shutil.which("chromium")
@@ -70,7 +70,7 @@ class Served(NamedTuple):
                 connection.putheader(name, value)
             connection.endheaders()
             answer = connection.getresponse()
-            return answer.status, dict(answer.getheaders()), answer.read()
+            return answer.status, answer.headers, answer.read()
         finally:
             connection.close()
 

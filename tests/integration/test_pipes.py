@@ -10,7 +10,7 @@ import pytest
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
-from tests.unit.web.conftest import run_at
+from tests.unit.recorded import run_at
 
 SIGPIPE_EXIT = 141
 

@@ -9,7 +9,7 @@ import pytest
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
-from tests.unit.web.conftest import run_at
+from tests.unit.recorded import run_at
 
 ASKING = """
 import atexit, json, sys
@@ -23,6 +23,9 @@ HEAVY = {
     "apscheduler",
     "obstore",
     "msgspec",
+    "starlette",
+    "uvicorn",
+    "jinja2",
     "sftriage.controller.controller",
     "sftriage.agent.agent",
 }

@@ -13,7 +13,7 @@ from sftriage.runs.journal import read_journal
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
-from tests.unit.web.conftest import Run, request_of, run_at, verdict
+from tests.unit.recorded import Run, request_of, run_at, verdict
 
 STEPS = 300
 

@@ -28,6 +28,36 @@
     return [at, 0];
   }
 
+  // The cells of the map that is shown, a byte each; null where there is none.
+  function levelsOf(address) {
+    if (!levels.has(address)) {
+      levels.clear();
+      levels.set(address, fetch(address).then(async (answer) => (answer.ok ? new Uint8Array(await answer.arrayBuffer()) : null)));
+    }
+    return levels.get(address);
+  }
+
+  // From nothing to the latest: see-through, amber, orange, red; on light ground as on dark. Grey is not known.
+  const RAMP = [[0, 255, 213, 79, 0], [0.25, 255, 193, 7, 150], [0.6, 244, 81, 30, 235], [1, 183, 28, 28, 255]];
+  const COLOURS = Array.from({ length: LEVELS + 1 }, (_, level) => {
+    const at = level / LEVELS;
+    const n = RAMP.findIndex(([stop]) => at <= stop) || 1;
+    const [[low, ...from], [high, ...to]] = [RAMP[n - 1], RAMP[n]];
+    return from.map((value, i) => value + ((to[i] - value) * (at - low)) / (high - low));
+  });
+  COLOURS[UNKNOWN] = [128, 128, 128, 70];
+
+  async function draw() {
+    const canvas = document.querySelector("#heat canvas");
+    const bytes = canvas && await levelsOf(canvas.closest("figure").dataset.heat);
+    if (!bytes || bytes.length !== canvas.width * canvas.height) return;
+    const picture = new ImageData(canvas.width, canvas.height);
+    bytes.forEach((level, cell) => picture.data.set(COLOURS[level], 4 * cell));
+    canvas.getContext("2d").putImageData(picture, 0, 0);
+  }
+  document.addEventListener("shown", draw);
+  draw();
+
   async function heat(cursor, column, row) {
     const about = cursor.closest("figure").dataset;
     const [columns, rows, each] = [Number(about.width), Number(about.rows), Number(about.each)];
@@ -36,13 +66,9 @@
     here.setAttribute("x", c);
     here.setAttribute("y", r);
     here.setAttribute("visibility", "visible");
-    if (!levels.has(about.heat)) {
-      levels.clear();
-      levels.set(about.heat, fetch(about.heat).then((answer) => (answer.ok ? answer.arrayBuffer() : null)));
-    }
-    const bytes = await levels.get(about.heat);
+    const bytes = await levelsOf(about.heat);
     if (!bytes) return;
-    const level = new Uint8Array(bytes)[r * columns + c];
+    const level = bytes[r * columns + c];
     const first = Number(about.first) + c * each;
     const rank = r * Number(about.rowRanks);
     const until = Math.min(rank + Number(about.rowRanks), Number(about.ranks)) - 1;

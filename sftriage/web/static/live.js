@@ -64,6 +64,7 @@
     const after = document.getElementById("headline")?.textContent;
     if (after && after !== before) document.getElementById("spoken").textContent = after;
     count();
+    document.dispatchEvent(new Event("shown"));
   }
 
   async function refresh() {

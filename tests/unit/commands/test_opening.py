@@ -1,103 +1,15 @@
-"""Which program shows a capture, and who gets its file."""
+"""Which program shows a capture."""
 
 import contextlib
 import json
 import socket
-from http import HTTPStatus
 
 import pytest
 
 from sftriage.commands.browsers import has_browser
-from sftriage.commands.loopback import Door
-from sftriage.commands.opening import program_for, viewer_link
+from sftriage.commands.opening import program_for
 from sftriage.traces.store import FileToStore, LocalStore
-from tests.unit.web.conftest import run_at
-
-VIEWER = "https://ui.perfetto.dev"
-DOOR = Door("c-1-trace.json.gz", VIEWER, 9001, "secret")
-HOST = "127.0.0.1:9001"
-OK, LEAVE = HTTPStatus.OK, HTTPStatus.NO_CONTENT
-ELSEWHERE, WRONG_METHOD = HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.METHOD_NOT_ALLOWED
-NOWHERE, FORBIDDEN = HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "hosts", "origins", "answer"),
-    [
-        # Perfetto's viewer, its browser's question before, and what is no web page
-        ("GET", DOOR.path, [HOST], [VIEWER], OK),
-        ("HEAD", DOOR.path, [HOST], [VIEWER], OK),
-        ("OPTIONS", DOOR.path, [HOST], [VIEWER], LEAVE),
-        ("GET", DOOR.path, [HOST], [], OK),
-        # the viewer looks for a trace_processor on this port as well
-        ("POST", "/status", [HOST], [VIEWER], WRONG_METHOD),
-        *((method, DOOR.path, [HOST], [VIEWER], WRONG_METHOD) for method in ("POST", "PUT", "DELETE", "get", "")),
-        # another page, whatever it calls itself
-        *(
-            (method, DOOR.path, [HOST], [origin], FORBIDDEN)
-            for method in ("GET", "HEAD", "OPTIONS")
-            for origin in (
-                "https://evil.example",
-                "null",
-                "",
-                "http://ui.perfetto.dev",
-                f"{VIEWER}.evil.example",
-                f"{VIEWER}:443",
-                "https://UI.perfetto.dev",
-            )
-        ),
-        ("GET", DOOR.path, [HOST], [VIEWER, "https://evil.example"], FORBIDDEN),
-        # a page that has its own name point here
-        *(
-            ("GET", DOOR.path, hosts, [VIEWER], ELSEWHERE)
-            for hosts in (
-                ["evil.example:9001"],
-                ["localhost:9001"],
-                ["127.0.0.1"],
-                ["127.0.0.1:80"],
-                [""],
-                [],
-                [HOST, "evil.example"],
-                [HOST, HOST],
-            )
-        ),
-        # another path
-        *(
-            ("GET", path, [HOST], [VIEWER], NOWHERE)
-            for path in (
-                "/",
-                "",
-                "/c-1-trace.json.gz",
-                "/Secret/c-1-trace.json.gz",
-                f"{DOOR.path}?x",
-                f"{DOOR.path}/",
-                f"/{DOOR.path}",
-                f"/x/..{DOOR.path}",
-                "/secret/%63-1-trace.json.gz",
-                "/secret/../../etc/passwd",
-                "http://127.0.0.1:9001" + DOOR.path,
-                "/\udcff",
-            )
-        ),
-    ],
-)
-def test_who_gets_the_file(method, path, hosts, origins, answer):
-    assert DOOR.answer(method, path, hosts, origins) == answer
-
-
-@pytest.mark.parametrize(("mode", "answer"), [("cors", OK), ("navigate", OK), ("no-cors", FORBIDDEN)])
-def test_no_page_can_use_the_file_up_by_embedding_it(mode, answer):
-    assert DOOR.answer("GET", DOOR.path, [HOST], [], [mode]) == answer
-
-
-def test_an_address_cannot_be_guessed():
-    one, other = Door("t", VIEWER, 9001), Door("t", VIEWER, 9001)
-    assert one.path != other.path
-    assert len(one.secret) >= 32
-
-
-def test_the_link_is_the_documented_one():
-    assert viewer_link(DOOR.url) == ("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/secret/c-1-trace.json.gz")
+from tests.unit.recorded import run_at
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from sftriage.runs.journal import Journal
 from sftriage.runs.picture import Picture, Recorders, captures_of, frontier_of, picture, picture_values
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
-from tests.unit.web.conftest import NOW_S, Run, decision, request_of, run_at, verdict
+from tests.unit.recorded import NOW_S, Run, decision, request_of, run_at, verdict
 from tests.unit.web.reading import NASTY
 
 RECORDERS = Recorders(4, 4)

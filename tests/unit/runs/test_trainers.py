@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from sftriage.recorder import Monitor
-from sftriage.runs.trainers import launcher_of, note_launcher, trainers_alive
+from sftriage.runs.liveness import launcher_of, note_launcher, trainers_alive
 
 
 def test_a_launcher_is_known_as_long_as_it_is_there(tmp_path):

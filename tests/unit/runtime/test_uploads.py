@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.runs.captures import upload_words
 from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info, write_info
-from sftriage.runs.uploaded import upload_words
 from sftriage.runtime import uploads
 from sftriage.runtime.uploads import follow, what_is_left
 from sftriage.traces import uploading

@@ -7,13 +7,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sftriage.access import Access
 from sftriage.commands.wanted import since_of
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import Place
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.web.store_app import create_store_app
+from sftriage.web.access import Access
+from sftriage.web.store_page import store_app
 from sftriage.web.store_source import StoreSource, StoreView
 from tests.integration.processes import wait_until
 from tests.unit.conftest import manifest_of
@@ -67,5 +67,5 @@ def shelf_at(path: Path, catalogue: Path) -> Shelf:
     path.mkdir(exist_ok=True)
     store = RemoteStore.open(str(path))
     source = StoreSource(Catalogue(catalogue, store), store, lambda row: store)
-    app = create_store_app(source, Access.to("127.0.0.1", None, ""), since_of, lambda: NOW.timestamp())
+    app = store_app(source, Access.to("127.0.0.1", None, ""), since_of, lambda: NOW.timestamp())
     return Shelf(path, source, app)

@@ -4,14 +4,14 @@ import threading
 
 import pytest
 
-from sftriage.access import Access
 from sftriage.records import CaptureResult
-from sftriage.runs.heat import HeatSource
+from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
-from sftriage.web.answers import MAX_STREAMS
-from sftriage.web.app import create_app
+from sftriage.web.access import Access
+from sftriage.web.page import MAX_STREAMS
+from sftriage.web.run_page import run_app
+from tests.unit.recorded import request_of, verdict
 from tests.unit.web.asking import ask
-from tests.unit.web.conftest import request_of, verdict
 from tests.unit.web.reading import NASTY, Seen, text_of
 
 # Every state has a face.
@@ -20,11 +20,11 @@ from tests.unit.web.reading import NASTY, Seen, text_of
 def test_no_run_yet_then_one(tmp_path, run):
     # GIVEN a page that waits for a run
     there = []
-    app = create_app(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, ""))
+    app = run_app(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, ""))
     assert "No run yet" in text_of(ask(app, "/"))
     assert ask(app, "/decisions").status == 200
     assert ask(app, "/captures/c-1").status == 404
-    assert ask(app, "/heat.png").status == 404
+    assert ask(app, "/heat.bin").status == 404
     # WHEN one begins THEN the page shows it
     there.append(run.directory)
     assert "Warming up" in text_of(ask(app, "/"))
@@ -187,14 +187,17 @@ def test_a_span_that_means_nothing_is_passed_over_and_said(captured, query, said
     assert answer.status == 200
     assert re.findall(r"Passed over: ([^<]*)<", answer.text) == said
     # AND the map, which the page asks for by the same words, is there
-    assert captured.get(f"/heat.png?{query}").status == 200
+    assert captured.get(f"/heat.bin?{query}").status == 200
 
 
-def test_the_heat_map_is_served_as_picture_and_as_numbers(captured):
-    picture, levels = captured.get("/heat.png"), captured.get("/heat.bin")
-    assert (picture.headers["content-type"], picture.body[:4]) == ("image/png", b"\x89PNG")
-    attributes = next(a for tag, a in Seen(captured.get().text).tags if "data-heat" in a)
-    assert len(levels.body) == int(attributes["data-rows"]) * int(attributes["data-width"])
+def test_the_heat_map_is_served_as_numbers_and_its_table_without_a_script(captured):
+    page = captured.get()
+    (canvas,) = [attributes for tag, attributes in Seen(page.text).tags if tag == "canvas"]
+    (address,) = [attributes["data-heat"] for _, attributes in Seen(page.text).tags if "data-heat" in attributes]
+    assert len(captured.get(address).body) == int(canvas["width"]) * int(canvas["height"])
+    # AND where no script draws it, the page says so, and has the latest ranks in a table that is open
+    assert "Without it, the table below says" in text_of(page)
+    assert [a for tag, a in Seen(page.text).tags if tag == "details" and a["id"] == "heat-table" and "open" in a]
 
 
 def test_a_window_later_the_page_shows_it(captured):
@@ -249,9 +252,9 @@ def test_the_pages_own_files_may_be_kept(run):
 
 def test_there_are_only_so_many_listeners(run):
     # GIVEN as many pages as may listen
-    app = run.app
-    streams = app._app.routes[[route.path for route in app._app.routes].index("/events")].endpoint.__self__._streams
-    streams.open = MAX_STREAMS
+    routes = run.app._app.routes
+    page = routes[[route.path for route in routes].index("/events")].endpoint.__self__
+    page._streams = MAX_STREAMS
     # WHEN one more comes THEN it is told to come again
     answer = run.get("/events")
     assert (answer.status, answer.headers["retry-after"]) == (503, "30")
@@ -267,7 +270,7 @@ def test_a_map_that_takes_long_does_not_keep_the_page_waiting(captured, monkeypa
         return plain_map(self, *steps)
 
     monkeypatch.setattr(HeatSource, "map", slowly)
-    monkeypatch.setattr("sftriage.web.app.HEAT_PATIENCE_S", 0.001)
+    monkeypatch.setattr("sftriage.web.run_page.HEAT_PATIENCE_S", 0.001)
     monkeypatch.setattr(RunSource, "_drawn", _then(RunSource._drawn, drawn))
     # WHEN the page is asked for THEN it is there without
     before = captured.get()
@@ -275,7 +278,7 @@ def test_a_map_that_takes_long_does_not_keep_the_page_waiting(captured, monkeypa
     # AND once the map is there, the page has changed, and shows it
     go_on.set()
     assert drawn.wait(60)
-    monkeypatch.setattr("sftriage.web.app.HEAT_PATIENCE_S", 60)
+    monkeypatch.setattr("sftriage.web.run_page.HEAT_PATIENCE_S", 60)
     after = captured.get()
     assert "heat-cursor" in after.text
     version = r'data-version="(\w+)"'

@@ -54,8 +54,3 @@ def test_a_port_that_is_taken(refused, run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert f"port {port}" in refused("--run", run.directory.path, "--port", port)
-
-
-def test_what_the_page_needs_is_named_where_it_is_missing(refused, run, monkeypatch):
-    monkeypatch.setattr("sftriage.commands.ui.find_spec", lambda name: None)
-    assert "sftriage[ui]" in refused("--run", run.directory.path)

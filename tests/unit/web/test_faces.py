@@ -12,12 +12,12 @@ import pytest
 from sftriage.recorder import StepLog
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.ring import RingWriter
-from sftriage.runs import watchers
+from sftriage.runs import liveness
 from sftriage.runs.directory import RunInfo, read_info, write_info
+from sftriage.runs.liveness import Watcher, WatcherLook, watcher_of
 from sftriage.runs.telemetry import Telemetry, telemetry_of
-from sftriage.runs.watchers import Watcher, WatcherLook, watcher_of
 from sftriage.traces.uploads import Outbox, Upload
-from tests.unit.web.conftest import info_of, verdict
+from tests.unit.recorded import info_of, verdict
 from tests.unit.web.reading import text_of
 
 URL = "s3://our-traces/pretraining"
@@ -64,7 +64,7 @@ def test_whoever_holds_the_lock_watches(run, rings):
 
 def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
     # (whoever tries it keeps `sftriage attach` from it for that moment)
-    monkeypatch.setattr(watchers, "_is_locked", lambda lock: pytest.fail("tried"))
+    monkeypatch.setattr(liveness, "_is_locked", lambda lock: pytest.fail("tried"))
     with held(run.directory.lock, os.getpid()):
         watcher_of(run.directory, rings)
 
@@ -121,7 +121,7 @@ def test_a_lock_with_anything_in_it_is_looked_at(run, rings, content):
 
 def test_it_is_not_looked_all_the_time(run, rings, monkeypatch):
     looked = []
-    monkeypatch.setattr(watchers, "watcher_of", lambda *_: looked.append(1) or Watcher("watched"))
+    monkeypatch.setattr(liveness, "watcher_of", lambda *_: looked.append(1) or Watcher("watched"))
     look = WatcherLook(run.directory)
     for now_s in (0.0, 1.0, 1.9, 2.1, 3.0, 4.2):
         look.at(now_s, rings)

@@ -2,10 +2,9 @@ import base64
 
 import pytest
 
-from sftriage.access import Access, is_loopback
-from sftriage.errors import UsageError
-from sftriage.web.app import create_app
-from sftriage.web.guard import HEADERS
+from sftriage.web.access import Access
+from sftriage.web.app import HEADERS
+from sftriage.web.run_page import run_app
 from tests.unit.web.asking import ask
 
 TOKEN = "correct-horse-battery-staple"
@@ -17,7 +16,7 @@ def basic(password: str, user: str = "me") -> tuple[str, str]:
 
 @pytest.fixture
 def guarded(run):
-    return create_app(run.source, Access.to("10.1.2.3", TOKEN, "", ["Triage.example.org"]))
+    return run_app(run.source, Access.to("10.1.2.3", TOKEN, "", ["Triage.example.org"]))
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])
@@ -114,7 +113,9 @@ def test_two_tokens_are_none(guarded):
 def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
     # GIVEN a look at what is compared
     seen = []
-    monkeypatch.setattr("sftriage.access.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False)
+    monkeypatch.setattr(
+        "sftriage.web.access.hmac.compare_digest", lambda one, other: seen.append((one, other)) or False
+    )
     # WHEN tokens of any length come THEN digests of one length are compared, by the one comparison there is
     for password in ("", "x", TOKEN, "y" * 10_000):
         assert ask(guarded, "/", headers=[("host", "10.1.2.3"), basic(password)]).status == 401
@@ -122,7 +123,7 @@ def test_the_token_is_compared_in_constant_time(guarded, monkeypatch):
     assert {(len(one), len(other)) for one, other in seen} == {(32, 32)}
 
 
-@pytest.mark.parametrize("target", ["/", "/nowhere", "/static/page.css", "/captures/x", "/heat.png"])
+@pytest.mark.parametrize("target", ["/", "/nowhere", "/static/page.css", "/captures/x", "/heat.bin"])
 def test_every_answer_keeps_the_page_in_its_place(run, target):
     answer = run.get(target)
     for name, value in HEADERS.items():
@@ -136,25 +137,3 @@ def test_every_answer_keeps_the_page_in_its_place(run, target):
 
 def test_a_refusal_too(run):
     assert run.get("/", headers=[("host", "evil.example.org")]).headers["x-frame-options"] == "DENY"
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
-        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "")),
-    ],
-)
-def test_what_this_machine_alone_can_reach(host, loopback):
-    assert is_loopback(host) is loopback
-    if loopback:
-        assert Access.to(host, None, "").token_sha256 is None
-    else:
-        with pytest.raises(UsageError, match="token"):
-            Access.to(host, None, "")
-
-
-@pytest.mark.parametrize("token", ["", "short", "fifteen-letters", "sixteen letters\n", "sechzehn-zeichen-ü"])
-def test_a_token_that_is_easily_guessed_or_cannot_be_typed_is_refused(token):
-    with pytest.raises(UsageError, match="at least 16"):
-        Access.to("127.0.0.1", token, "")

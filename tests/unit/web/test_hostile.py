@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.unit.web.conftest import verdict
+from tests.unit.recorded import verdict
 from tests.unit.web.reading import NASTY, SHORT_NASTY, Seen, text_of
 
 UPWARDS = ["..", "%2e%2e", "..%2f..", "%2e%2e%2f", "..%5c..", "....//", "%252e%252e", "/etc/passwd", "%2fetc%2fpasswd"]

@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import pytest
 
-from sftriage.access import Access
 from sftriage.commands.wanted import since_of
 from sftriage.errors import CatalogueError, IntegrityError
 from sftriage.traces.catalogue import Catalogue
@@ -15,9 +14,9 @@ from sftriage.traces.keys import Place
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
+from sftriage.web.access import Access
 from sftriage.web.downloads import verified
-from sftriage.web.store_app import create_store_app
-from sftriage.web.store_pages import address_of
+from sftriage.web.store_page import address_of, store_app
 from sftriage.web.store_source import StoreSource
 from tests.integration.processes import wait_until
 from tests.unit.conftest import asked_for, manifest_of
@@ -225,7 +224,7 @@ def test_a_store_that_is_away_has_a_face(tmp_path):
     objects.fails.add("any")
     store = RemoteStore(objects)
     source = StoreSource(Catalogue(tmp_path / "c.db", store), store, lambda row: store)
-    shelf = Shelf(tmp_path, source, create_store_app(source, Access.to("127.0.0.1", None, ""), since_of))
+    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, ""), since_of))
     assert shelf.look().away
     seen = text_of(shelf.get())
     assert "The store cannot be reached" in seen
@@ -286,7 +285,7 @@ def test_captures_of_any_store_that_shares_a_catalogue(tmp_path, stocked, trace,
     stores = {runs.place: runs, stocked.source.place: stocked.source._store}
     catalogue = _Both([Catalogue(tmp_path / "a.db", runs), stocked.source._catalogue])
     source = StoreSource(catalogue, None, lambda row: stores[row.store])
-    shelf = Shelf(tmp_path, source, create_store_app(source, Access.to("127.0.0.1", None, ""), since_of))
+    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, ""), since_of))
     shelf.look()
     # WHEN it is shown THEN captures of both are there, each with its page and its file
     assert len(links(shelf.get())) == 5
@@ -312,7 +311,7 @@ class _Both:
 
 
 def test_findings_are_drawn_beside_a_control(shelf):
-    from tests.unit.web.test_bars import findings
+    from tests.unit.web.test_charts import findings
 
     shelf.put("c-1", update={"findings": findings()})
     shelf.look()

@@ -6,7 +6,7 @@ import pytest
 from sftriage.recorder import StepLog
 from sftriage.recorder.layout import FLAGS, HEADER_BYTES, INCOMPLETE, LOG_MAGIC, WORD_BYTES, encode_header
 from sftriage.windows.logs import StepLogs, windows
-from tests.unit.web.conftest import info_of, slots
+from tests.unit.recorded import info_of, slots
 
 
 def took(step):

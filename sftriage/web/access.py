@@ -12,6 +12,7 @@ import binascii
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,19 +52,30 @@ def read_token(path: Path) -> str:
         raise UsageError(f"{path}: a token is printable ASCII characters") from error
 
 
+def token_of(path: Path | None, variable: str) -> str | None:
+    """The token in a file, or else the one in an environment variable; None where there is neither.
+
+    Raises:
+        UsageError: see `read_token`.
+    """
+    return (os.environ.get(variable) or None) if path is None else read_token(path)
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """Who may read.
 
     Attributes:
-        names: what may be in a Host header, lower case; addresses too, if not on ``any_address``.
+        names: what may be in a Host header, lower case, with a port or for any; addresses too, if not ``any_address``.
         any_address: any plain address is right: nobody's name can be made to point at one.
         token_sha256: the digest of the token, or None where none is wanted.
+        any_name: any Host header is right: what comes by many names, and has a token.
     """
 
     names: frozenset[str]
     any_address: bool = False
     token_sha256: bytes | None = None
+    any_name: bool = False
 
     @classmethod
     def to(cls, host: str, token: str | None, wanted: str, names: Iterable[str] = ()) -> Access:
@@ -83,6 +95,8 @@ class Access:
 
     def knows(self, host: str) -> bool:
         """Whether a Host header is right."""
+        if self.any_name or host in self.names:
+            return True
         found = _HOST.fullmatch(host)
         if found is None:
             return False

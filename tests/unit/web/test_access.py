@@ -4,8 +4,8 @@ import base64
 
 import pytest
 
-from sftriage.access import Access, is_loopback, read_token
 from sftriage.errors import UsageError
+from sftriage.web.access import Access, is_loopback, read_token
 
 TOKEN = "0123456789abcdef"
 
@@ -16,10 +16,18 @@ def basic(password: str) -> str:
 
 @pytest.mark.parametrize(
     ("host", "loopback"),
-    [("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("node", False)],
+    [
+        *((host, True) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")),
+        *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", "")),
+    ],
 )
-def test_what_only_this_machine_reaches(host, loopback):
+def test_what_only_this_machine_reaches_wants_no_token(host, loopback):
     assert is_loopback(host) is loopback
+    if loopback:
+        assert Access.to(host, None, "").token_sha256 is None
+    else:
+        with pytest.raises(UsageError, match="token"):
+            Access.to(host, None, "")
 
 
 @pytest.mark.parametrize(
@@ -69,7 +77,7 @@ def test_what_others_reach_wants_a_token_and_says_how_to_give_one():
         Access.to("0.0.0.0", None, "give one with --a-file")
 
 
-@pytest.mark.parametrize("token", ["short", "", "x" * 15, "0123456789abcdef\n", "0123456789abcdé0"])
+@pytest.mark.parametrize("token", ["short", "", "x" * 15, "fifteen-letters", "0123456789abcdef\n", "0123456789abcdé0"])
 def test_a_token_that_is_guessed_or_mistyped_is_none(token):
     with pytest.raises(UsageError, match="at least 16 printable ASCII"):
         Access.to("127.0.0.1", token, "")

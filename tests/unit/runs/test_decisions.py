@@ -1,6 +1,6 @@
 from sftriage.runs.decisions import page_of
 from sftriage.runs.following import row_of
-from tests.unit.web.conftest import decision, request_of, verdict
+from tests.unit.recorded import decision, request_of, verdict
 
 
 def row(first, label="healthy", outcome="ignore", requests=(), **about):

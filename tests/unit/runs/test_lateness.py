@@ -1,14 +1,10 @@
-import struct
-from zlib import crc32, decompress
-
 import numpy as np
 import pytest
 
 from sftriage.records import StageSchema, Window
-from sftriage.runs.heat import HeatSource, column_steps
-from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, heat_map, lateness_of, png_of
+from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, HeatSource, column_steps, heat_map, lateness_of
 from sftriage.windows.logs import StepLogs
-from tests.unit.web.conftest import SCHEMA
+from tests.unit.recorded import SCHEMA
 
 
 def window(durations_NRS, schema=SCHEMA, **about) -> Window:
@@ -103,25 +99,10 @@ def test_what_nobody_knows_has_a_colour_of_its_own():
     assert [one.rank for one in map_.latest] == [1, 0]
 
 
-def test_a_map_of_nothing_known_can_be_drawn():
+def test_a_map_of_nothing_known_is_all_unknown():
     map_ = heat_map(np.full((2, 3), np.nan, dtype=np.float32), [0, 1], 1, 1, 1, [0, 1, 2], ["", "", ""])
     assert (map_.levels_GC == UNKNOWN).all()
     assert map_.latest == ()
-    assert map_.png().startswith(b"\x89PNG")
-
-
-def test_the_picture_is_a_sound_png():
-    levels_GC = np.arange(12, dtype=np.uint8).reshape(3, 4)
-    data, at, chunks = png_of(levels_GC), 8, {}
-    while at < len(data):
-        (length,) = struct.unpack(">I", data[at : at + 4])
-        kind, content = data[at + 4 : at + 8], data[at + 8 : at + 8 + length]
-        assert struct.unpack(">I", data[at + 8 + length : at + 12 + length]) == (crc32(kind + content),)
-        chunks[kind] = content
-        at += 12 + length
-    assert struct.unpack(">IIBBBBB", chunks[b"IHDR"]) == (4, 3, 8, 3, 0, 0, 0)
-    assert decompress(chunks[b"IDAT"]) == b"".join(b"\0" + row.tobytes() for row in levels_GC)
-    assert (len(chunks[b"PLTE"]), len(chunks[b"tRNS"])) == (768, 256)
 
 
 def slow_from(step, rank):
@@ -141,7 +122,7 @@ def test_the_map_shows_who_was_late_from_when_on(run):
 
 def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):
     # GIVEN a map of a run so far
-    monkeypatch.setattr("sftriage.runs.heat.MAX_COLUMNS", 64)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_COLUMNS", 64)
     run.record(2, range(2000), slow_from(600, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     source.map(0, 0, 999)
@@ -160,8 +141,8 @@ def test_no_step_is_read_again_as_the_run_goes_on(run, monkeypatch):
 
 
 def test_of_a_long_run_a_sample_is_read(run, monkeypatch):
-    monkeypatch.setattr("sftriage.runs.heat.MAX_COLUMNS", 32)
-    monkeypatch.setattr("sftriage.runs.heat.MAX_READ", 1)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_COLUMNS", 32)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_READ", 1)
     run.record(2, range(2000), slow_from(1024, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     heat = source.map(0, 0, 1999)
@@ -171,7 +152,7 @@ def test_of_a_long_run_a_sample_is_read(run, monkeypatch):
 
 
 def test_what_is_remembered_is_bounded(run, monkeypatch):
-    monkeypatch.setattr("sftriage.runs.heat.MAX_REMEMBERED_BYTES", 100)
+    monkeypatch.setattr("sftriage.runs.lateness.MAX_REMEMBERED_BYTES", 100)
     run.record(2, range(100), slow_from(50, 1))
     source = HeatSource(StepLogs(run.directory.steps))
     heat = source.map(0, 0, 99)

@@ -2,7 +2,7 @@ import pytest
 
 from sftriage.records import StageSchema, StepRecord
 from sftriage.runs.lanes import MAX_STEPS, WIDTH, lanes_of
-from tests.unit.web.conftest import info_of
+from tests.unit.recorded import info_of
 
 MS = 1_000_000
 

@@ -7,7 +7,7 @@ from sftriage.records import CaptureResult, plain
 from sftriage.runs import following as module
 from sftriage.runs.following import JournalTail
 from sftriage.runs.journal import Journal
-from tests.unit.web.conftest import decision, request_of, verdict
+from tests.unit.recorded import decision, request_of, verdict
 
 
 def line_of(first: int = 20, **about) -> bytes:

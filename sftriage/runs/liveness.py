@@ -1,10 +1,12 @@
-"""Who watches a run: the process that holds its lock, whether it took the job over, and whether the job needs one.
+"""Whether a run's trainers, what started them, and who watches them are still there.
 
-A lock is not tried as long as its holder is known: whoever tries it holds it for a moment, and keeps others from it.
+The first two are told by what lies in the directory of its rings, the last by who holds the run's lock. A lock is not
+tried as long as its holder is known: whoever tries it holds it for a moment, and keeps others from it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from dataclasses import dataclass, field
@@ -12,14 +14,63 @@ from pathlib import Path
 from typing import Literal
 
 from sftriage.errors import RingError
-from sftriage.recorder import files
+from sftriage.recorder import RingReader, files, find_rings
+from sftriage.recorder.files import start_ticks
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.trainers import launcher_of, short_note, trainers_alive, whole_number
+
+_LAUNCHER = "launcher"
+_MAX_NOTE_BYTES = 64
 
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
 
 LOOK_S = 2.0
 """How often it is looked: what is found by asking many processes and files."""
+
+
+def note_launcher(rings: Path, pid: int) -> None:
+    """Leave word which process started the trainers, for whoever has to know that without having started it."""
+    with contextlib.suppress(OSError):
+        (rings / _LAUNCHER).write_text(f"{pid} {start_ticks(pid)}", encoding="ascii")
+
+
+def launcher_of(rings: Path) -> int | None:
+    """The process that started the trainers, while it is there; a pid used again by another one is not it."""
+    pid, _, ticks = (_short_note(rings / _LAUNCHER) or "").partition(" ")
+    number, started = _whole_number(pid), _whole_number(ticks)
+    if number is None or started is None:
+        return None
+    return number if start_ticks(number) == started else None
+
+
+def trainers_alive(rings: Path) -> bool:
+    """Whether any trainer is there that writes into one of the rings."""
+    for path in find_rings(rings):
+        try:
+            with RingReader(path) as reader:
+                if reader.writer_alive:
+                    return True
+        except RingError:
+            continue
+    return False
+
+
+def _short_note(path: Path) -> str | None:
+    """The few characters that a process has left; None where there is no such file."""
+    try:
+        descriptor = files.open_regular(path, os.O_RDONLY)
+    except RingError:
+        return None
+    try:
+        return os.read(descriptor, _MAX_NOTE_BYTES).decode("ascii", "replace").strip()
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _whole_number(text: str | None) -> int | None:
+    """The number that a note holds; None where it holds none."""
+    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +106,7 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
     """Who watches a run whose rings are there."""
     if not run.lock.is_file():
         return Watcher()
-    pid = whole_number(short_note(run.lock))
+    pid = _whole_number(_short_note(run.lock))
     if pid is not None and _holds(pid, run.lock):
         return Watcher("taken_over" if _took_over(pid, rings) else "watched", pid)
     if _is_locked(run.lock):

@@ -12,7 +12,7 @@ from sftriage.runs.journal import Journal
 from sftriage.runs.notes import AskRow, CostRow, PolicyRow, captures_in
 from sftriage.runs.outlook import outlook
 from tests.unit.conftest import asked_for
-from tests.unit.web.conftest import NOW_S, decision, request_of, verdict
+from tests.unit.recorded import NOW_S, decision, request_of, verdict
 from tests.unit.web.reading import NASTY, Seen, text_of
 
 ASK = Ask("a-1", (1,), "ada", "why is the loader slow?")

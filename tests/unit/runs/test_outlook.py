@@ -3,7 +3,7 @@ import pytest
 from sftriage.records import CaptureResult
 from sftriage.runs.following import row_of
 from sftriage.runs.outlook import outlook
-from tests.unit.web.conftest import decision, request_of, verdict
+from tests.unit.recorded import decision, request_of, verdict
 
 
 def row(first, label="healthy", outcome="ignore", reason="", requests=(), **about):

@@ -1,0 +1,103 @@
+"""How metrics get out: as of one moment, with the same labels on every series, and into a file."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, write_to_textfile
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from sftriage.errors import UsageError
+
+log = logging.getLogger("sftriage")
+
+WRITE_EVERY_S = 5.0
+CLOSE_GRACE_S = 2.0
+SUFFIX = ".prom"
+
+
+class Exposed(Collector):
+    """What an exposition collects, in place of the metrics themselves.
+
+    When a series began is left out: as text it would be as many series again.
+
+    Args:
+        inner: the metrics.
+        labels: what every series bears.
+        lock: held by whoever changes several metrics that belong together.
+    """
+
+    def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str], lock: threading.Lock) -> None:
+        self._inner, self._labels, self._lock = inner, dict(labels), lock
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics."""
+        with self._lock:
+            found = list(self._inner.collect())
+        for metric in found:
+            metric.samples = [
+                sample._replace(labels={**self._labels, **sample.labels})
+                for sample in metric.samples
+                if not sample.name.endswith("_created")
+            ]
+            yield metric
+
+
+class TextFile:
+    """Writes the metrics into a file for node_exporter's textfile collector, every few seconds, in a thread.
+
+    A disk that hangs holds up nobody.
+
+    Raises:
+        UsageError: no file can be made there, or not one that is read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if path.suffix != SUFFIX:
+            raise UsageError(f"{path}: node_exporter reads files that end in {SUFFIX}")
+        if not path.parent.is_dir() or not os.access(path.parent, os.W_OK | os.X_OK):
+            raise UsageError(f"{path}: no directory that can be written to; see --metrics-file")
+        if path.is_dir():
+            raise UsageError(f"{path}: is a directory")
+        self._path = path
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._registry: CollectorRegistry | None = None
+        self._failing = False
+
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Write now and from now on."""
+        self._registry = registry
+        self._thread = threading.Thread(target=self._write_on, name="sftriage-metrics-file", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write once more, how it ended."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join(CLOSE_GRACE_S)
+
+    def _write_on(self) -> None:
+        while True:
+            # Asked before it is written: what comes after the end has been said is in the last writing.
+            ended = self._end.is_set()
+            self._write()
+            if ended:
+                return
+            self._end.wait(WRITE_EVERY_S)
+
+    def _write(self) -> None:
+        """The file is replaced as a whole; who reads it meanwhile has the old one."""
+        assert self._registry is not None, "served first"
+        try:
+            write_to_textfile(str(self._path), self._registry)
+            self._failing = False
+        except OSError as error:
+            if not self._failing:
+                log.warning("metrics: %s cannot be written: %s; it is tried again", self._path, error.strerror)
+            self._failing = True

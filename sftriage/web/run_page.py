@@ -1,0 +1,224 @@
+"""The page about a run: what is answered at which address."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from sftriage.records import CAPTURE_ID
+from sftriage.runs.captures import Damaged
+from sftriage.runs.decisions import log_of
+from sftriage.runs.following import WindowRow
+from sftriage.runs.lateness import HeatMap
+from sftriage.runs.notes import AskRow, Note
+from sftriage.runs.outlook import CaptureStatus, Outlook, outlook
+from sftriage.runs.source import Drawing, RunSource, View
+from sftriage.runs.timeline import Column, columns_of
+from sftriage.traces.manifest import Manifest
+from sftriage.web.access import Access
+from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, StepRange, bars_of, timeline
+from sftriage.web.page import Page, file_of, page_number
+from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS
+
+HEAT_PATIENCE_S = 1.0
+"""How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
+
+NEWEST = 8
+"""Decisions on the overview."""
+
+STALE_S = 120.0
+"""A run that goes on and has judged no window for as long is looked at twice."""
+
+LOW_COVERAGE = 0.98
+"""A window of which fewer steps came in is said to be one."""
+
+
+class RunPage(Page):
+    """The page about a run.
+
+    Args:
+        source: the run.
+        now_s: seconds since the epoch, for what the page says of how long ago something was.
+        stopping: once it is set, event streams end.
+    """
+
+    def __init__(self, source: RunSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
+        super().__init__("base.html", now_s, stopping)
+        self._source, self._now_s = source, now_s
+
+    def routes(self) -> list[Route]:
+        """What is answered."""
+        return [
+            Route("/", self.overview),
+            Route("/decisions", self.decisions),
+            Route("/heat.bin", self.heat),
+            Route("/captures/{capture_id}", self.capture),
+            Route("/captures/{capture_id}/files/{name}", self.artefact),
+        ]
+
+    def change(self) -> dict[str, Any]:
+        """How much there is by now."""
+        view = self._source.view()
+        return {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
+
+    def blank(self) -> View:
+        """The view on which a refusal is shown."""
+        return View("none")
+
+    def overview(self, request: Request) -> Response:
+        """How the job stands."""
+        view, span = self._source.view(), StepRange.of(request.query_params)
+        rows = span.select(view.rows)
+        steps = span.heat_steps(rows)
+        heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
+        chart = timeline(rows)
+        stages = [] if chart is None else [one.stage for one in chart.series]
+        return self.html(
+            "overview.html",
+            view,
+            outlook=outlook_of(view),
+            span=span,
+            choices=_choices(view.rows),
+            chart=chart,
+            chart_data=[] if chart is None else [_column_values(one) for one in chart.columns],
+            chart_stages=stages,
+            table=() if chart is None else columns_of(rows, stages, MAX_TABLE_ROWS),
+            heat=heat if isinstance(heat, HeatMap) else None,
+            drawing=isinstance(heat, Drawing),
+            newest=log_of(view.rows, notes_of(view), view.became, size=NEWEST),
+            stale=self._stale(view),
+            low_coverage=LOW_COVERAGE,
+            running=_unfinished(view),
+        )
+
+    def decisions(self, request: Request) -> Response:
+        """All that is on record of one kind; of a kind that there is not, all."""
+        view, outcome = self._source.view(), request.query_params.get("outcome", "")
+        outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
+        page = log_of(view.rows, notes_of(view), view.became, outcome, page_number(request))
+        return self.html("decisions.html", view, outcome=outcome, page=page)
+
+    def heat(self, request: Request) -> Response:
+        """The heat map's cells, row by row, a byte each: the page's script draws them."""
+        view, span = self._source.view(), StepRange.of(request.query_params)
+        steps = span.heat_steps(span.select(view.rows))
+        heat = None if steps is None else self._source.heat(*steps)
+        if isinstance(heat, Drawing):
+            raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
+        if heat is None:
+            raise HTTPException(404, "No step has been recorded yet.")
+        return Response(heat.levels_GC.tobytes(), media_type="application/octet-stream")
+
+    def capture(self, request: Request) -> Response:
+        """One capture: stored, or asked for and under way, come to nothing, or removed since."""
+        view, capture_id, found = self._capture(request)
+        if isinstance(found, Damaged):
+            return self.refusal(view, 422, "This capture cannot be shown", found.problem)
+        row = view.asked_by(capture_id)
+        if found is None:
+            if row is None:
+                raise HTTPException(404, "There is no such capture.")
+            one = next(one for one in row.asked if one.capture_id == capture_id)
+            return self.html("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=row)
+        attempt = row.attempt if row else 0
+        control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
+        if found.findings is not None and found.findings.control is not None and found.findings.beside == "rank":
+            control = found.findings.control.rank
+        return self.html(
+            "capture.html",
+            view,
+            layout="base.html",
+            address=f"/captures/{capture_id}",
+            manifest=found,
+            bars=bars_of(found.findings),
+            asked=row,
+            lanes=self._source.beside(found, attempt, control),
+            cost=found.cost or view.cost_of(found),
+            upload=view.uploads.get(capture_id),
+            store=None,
+            beside=(),
+        )
+
+    def artefact(self, request: Request) -> Response:
+        """One file of a capture, as it is stored."""
+        _, _, manifest = self._capture(request)
+        if not isinstance(manifest, Manifest):
+            raise HTTPException(404 if manifest is None else 422, "There is no such capture, or it is damaged.")
+        return file_of(request, manifest, self._source.store)
+
+    def _capture(self, request: Request) -> tuple[View, str, Manifest | Damaged | None]:
+        capture_id = request.path_params["capture_id"]
+        if not CAPTURE_ID.fullmatch(capture_id):
+            raise HTTPException(404, "There is no such capture.")
+        # Looked at first: before that a run that is there has not been found.
+        view = self._source.view()
+        return view, capture_id, self._source.capture(capture_id)
+
+    def _stale(self, view: View) -> bool:
+        """Whether a run that is watched has judged nothing for long; one that stands still judges no window."""
+        watched = view.going and view.watcher.state in ("watched", "taken_over")
+        return (
+            watched
+            and bool(view.rows)
+            and view.rows[-1].label != "stalled"
+            and self._now_s() - view.rows[-1].time_s > STALE_S
+        )
+
+
+def notes_of(view: View) -> tuple[Note, ...]:
+    """All that is on record beside windows."""
+    return (*view.asks, *view.notes)
+
+
+def outlook_of(view: View) -> Outlook:
+    """How a job stands, judged or not yet."""
+    if view.rows:
+        return outlook(view.rows, view.became, view.asks)
+    if view.problem:
+        return Outlook("no_run", view.problem)
+    if view.info is None:
+        return Outlook("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
+    if not view.going:
+        return Outlook("no_run", "The run has ended before its first window was full.")
+    return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
+
+
+def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:
+    """How many of the last steps can be asked for: fewer than there are."""
+    steps = rows[-1].last_step - min(row.first_step for row in rows) + 1 if rows else 0
+    return tuple(choice for choice in CHOICES if choice < steps)
+
+
+def _column_values(column: Column) -> list[Any]:
+    """What is read out of one column of the timeline."""
+    advances = [round(advance_s, 6) for advance_s in column.advances_s]
+    label = LABEL_WORDS[column.label]
+    return [column.first_step, column.last_step, label, column.named, round(column.exposed_s, 6), advances]
+
+
+def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
+    """Captures that were asked for and are not stored: running, failed, or removed since; newest first."""
+    stored = {one.capture_id for one in view.captures}
+    decided: tuple[WindowRow | AskRow, ...] = (*view.rows, *view.asks)
+    asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
+    asked.sort(key=lambda entry: entry[0], reverse=True)
+    return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for _, one in asked[:20])
+
+
+def run_app(
+    source: RunSource,
+    access: Access,
+    now_s: Callable[[], float] = time.time,
+    stopping: threading.Event | None = None,
+) -> ASGIApp:
+    """The application for one run: see `RunPage`; ``access`` is who may look."""
+    page = RunPage(source, now_s, stopping or threading.Event())
+    return page.app(page.routes(), access)

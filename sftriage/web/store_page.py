@@ -1,0 +1,203 @@
+"""The page about a store of many jobs and runs: what is answered at which address."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from sftriage.errors import InputError, UsageError
+from sftriage.traces.keys import Place
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.stores import Store
+from sftriage.web.access import Access
+from sftriage.web.charts import bars_of
+from sftriage.web.page import Page, file_of, page_number, reading_stored
+from sftriage.web.store_source import StoreSource, StoreView
+
+NAMES = ("job", "run", "rank", "stage", "since", "reproduced", "profiler")
+ANSWERS = ("yes", "partly", "no")
+PROFILERS = ("torch", "nsys", "stacks")
+MAX_TEXT = 300
+
+SinceOf = Callable[[str, datetime], datetime]
+"""The moment that a person means by ``2h`` or ``2026-11-20``; raises UsageError if it is none."""
+
+PAGE_SIZE = 50
+MAX_OFFERED = 200
+"""Jobs, runs and stages that a field offers."""
+
+MAX_BESIDE = 12
+"""Other captures of a run that its captures' pages lead to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """What is asked for.
+
+    Attributes:
+        texts: what was typed, by name; what was left empty is not among them.
+        wanted: what it means.
+        problems: what means nothing, in words, by name. It is passed over.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    wanted: Wanted = field(default_factory=Wanted)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def query(self) -> str:
+        """The filter as part of an address."""
+        return urlencode(self.texts)
+
+
+def filter_of(query: Mapping[str, str], since_of: SinceOf, now: datetime) -> Filter:
+    """What an address asks for."""
+    texts = {name: text for name in NAMES if (text := query.get(name, "").strip()[:MAX_TEXT])}
+    problems: dict[str, str] = {}
+    rank = texts.get("rank", "")
+    if rank and not (rank.isascii() and rank.isdecimal() and int(rank) < 2**31):
+        problems["rank"] = "a rank is a whole number"
+    for name, known in (("reproduced", ANSWERS), ("profiler", PROFILERS)):
+        if texts.get(name, known[0]) not in known:
+            problems[name] = f"{name} is one of {', '.join(known)}"
+    since = None
+    if "since" in texts:
+        try:
+            since = since_of(texts["since"], now)
+        except UsageError as error:
+            problems["since"] = str(error).removeprefix("--")
+    said = {name: texts[name] for name in ("job", "run", "stage", "reproduced", "profiler") if name in texts}
+    wanted = Wanted(
+        **{name: text for name, text in said.items() if name not in problems},  # type: ignore[arg-type]  # all text
+        rank=int(rank) if rank and "rank" not in problems else None,
+        since=since,
+    )
+    return Filter(texts, wanted, problems)
+
+
+class StorePage(Page):
+    """The page about a store. A capture's address is its key: job and run as they are written there, and its id.
+
+    Args:
+        source: the store.
+        since_of: what a person means by a moment.
+        now_s: seconds since the epoch.
+        stopping: once it is set, event streams end.
+    """
+
+    def __init__(
+        self, source: StoreSource, since_of: SinceOf, now_s: Callable[[], float], stopping: threading.Event
+    ) -> None:
+        super().__init__("store_base.html", now_s, stopping)
+        self._source, self._since_of, self._now_s = source, since_of, now_s
+
+    def routes(self) -> list[Route]:
+        """What is answered."""
+        return [
+            Route("/", self.captures),
+            Route("/captures/{job}/{run}/{capture_id}", self.capture),
+            Route("/captures/{job}/{run}/{capture_id}/files/{name}", self.artefact),
+        ]
+
+    def change(self) -> dict[str, Any]:
+        """How much there is by now."""
+        view = self._source.view()
+        return {"version": view.version, "captures": len(view.rows)}
+
+    def blank(self) -> StoreView:
+        """The view on which a refusal is shown."""
+        return StoreView(self._source.place)
+
+    def captures(self, request: Request) -> Response:
+        """A page of the captures that are asked for; a number past the end is the last page."""
+        view = self._source.view()
+        asked = filter_of(request.query_params, self._since_of, datetime.fromtimestamp(self._now_s(), timezone.utc))
+        with reading_stored():
+            rows = self._source.find(asked.wanted)
+        pages = max(1, -(-len(rows) // PAGE_SIZE))
+        number = min(max(page_number(request), 1), pages)
+        return self.html(
+            "store.html",
+            view,
+            asked=asked,
+            rows=[(_link(row), row) for row in rows[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]],
+            found=len(rows),
+            number=number,
+            pages=pages,
+            jobs=view.names("job")[:MAX_OFFERED],
+            runs=view.names("run")[:MAX_OFFERED],
+            stages=view.names("stage")[:MAX_OFFERED],
+            answers=ANSWERS,
+            profilers=PROFILERS,
+        )
+
+    def capture(self, request: Request) -> Response:
+        """One capture."""
+        with reading_stored():
+            manifest, store = self._found(request)
+            of_run = self._source.find(Wanted(job=manifest.job, run=manifest.run))
+        others = [(_link(row), row) for row in of_run if row.capture_id != manifest.capture_id]
+        return self.html(
+            "capture.html",
+            self._source.view(),
+            layout="store_base.html",
+            address=address_of(Place.of(manifest)),
+            manifest=manifest,
+            bars=bars_of(manifest.findings),
+            asked=None,
+            lanes=None,
+            cost=manifest.cost,
+            upload=None,
+            store=self._source.place_of(store),
+            beside=others[:MAX_BESIDE],
+        )
+
+    def artefact(self, request: Request) -> Response:
+        """One file of a capture, as it is stored."""
+        with reading_stored():
+            manifest, store = self._found(request)
+        return file_of(request, manifest, store)
+
+    def _found(self, request: Request) -> tuple[Manifest, Store]:
+        names = request.path_params
+        try:
+            place = Place.parse(f"{names['job']}/{names['run']}/{names['capture_id']}")
+        except InputError as error:
+            raise HTTPException(404, "There is no such capture.") from error
+        return self._source.capture(place)
+
+
+def address_of(place: Place) -> str:
+    """Where the page of a capture is: its key, whose own escapes are escaped once more."""
+    return f"/captures/{quote(place.key)}"
+
+
+def _link(row: CaptureRow) -> str:
+    try:
+        return address_of(Place(row.job, row.run, row.capture_id))
+    except InputError:
+        return "/"
+
+
+def store_app(
+    source: StoreSource,
+    access: Access,
+    since_of: SinceOf,
+    now_s: Callable[[], float] = time.time,
+    stopping: threading.Event | None = None,
+) -> ASGIApp:
+    """The application for a store of many jobs and runs: see `StorePage`; ``access`` is who may look."""
+    page = StorePage(source, since_of, now_s, stopping or threading.Event())
+    return page.app(page.routes(), access)

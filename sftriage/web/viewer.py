@@ -1,0 +1,108 @@
+"""One trace for Perfetto's viewer, whose web page fetches it from this machine.
+
+Whoever may have the file knows its path, which cannot be guessed, and asks for it under this address's own name: a
+page that has its own name point here (DNS rebinding) does not. A page of another origin than the viewer's is refused,
+and its browser is told not to let it read the answer.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from sftriage.web.access import Access
+from sftriage.web.app import READING, application
+
+VIEWER = "https://ui.perfetto.dev"
+HOST = "127.0.0.1"
+VIEWER_PORT = 9001
+"""The one port of this machine that the viewer's own rules (its Content-Security-Policy) let it ask."""
+
+_CHUNK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ServedTrace:
+    """A file, and where it is served.
+
+    Attributes:
+        file: the file; it stays as it is meanwhile.
+        name: its name, plain enough to be part of an address.
+        port: where it is served.
+        secret: the part of the path that cannot be guessed.
+        asked: set once somebody has asked for it.
+        fetched: set once somebody has got all of it but the last piece, which is on its way.
+    """
+
+    file: Path
+    name: str
+    port: int
+    secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    asked: threading.Event = field(default_factory=threading.Event)
+    fetched: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def path(self) -> str:
+        """Where the file is."""
+        return f"/{self.secret}/{self.name}"
+
+    @property
+    def url(self) -> str:
+        """Its whole address."""
+        return f"http://{HOST}:{self.port}{self.path}"
+
+    @property
+    def link(self) -> str:
+        """The viewer's documented deep link to it."""
+        return f"{VIEWER}/#!/?url={self.url}"
+
+    def app(self) -> ASGIApp:
+        """What answers for it, and for nothing else."""
+        access = Access(frozenset({f"{HOST}:{self.port}"}))
+        methods = (*READING, "OPTIONS")
+        return application([Route("/{path:path}", self._answer, methods=methods)], access, methods=methods)
+
+    async def _answer(self, request: Request) -> Response:
+        asked = request.scope["raw_path"] + (b"?" + query if (query := request.scope["query_string"]) else b"")
+        # As quick for a path that is nearly right as for any other.
+        if not hmac.compare_digest(asked, self.path.encode()):
+            raise HTTPException(404, "Not found.")
+        # What is no web page (curl) names no origin.
+        if request.headers.getlist("origin") not in ([], [VIEWER]) or _is_embedded(request):
+            raise HTTPException(403, "Only the viewer may have it.")
+        headers = {"Access-Control-Allow-Origin": VIEWER, "Vary": "Origin"}
+        if request.method == "OPTIONS":
+            # A browser asks whether its page may ask, and whether a page from outside may ask this machine.
+            allowed = {"Access-Control-Allow-Methods": "GET, HEAD", "Access-Control-Allow-Private-Network": "true"}
+            return Response(status_code=204, headers={**headers, **allowed})
+        size_bytes = self.file.stat().st_size
+        headers["Content-Length"] = str(size_bytes)
+        if request.method == "HEAD":
+            return Response(headers=headers, media_type="application/octet-stream")
+        self.asked.set()
+        return StreamingResponse(self._pieces(size_bytes), headers=headers, media_type="application/octet-stream")
+
+    def _pieces(self, size_bytes: int) -> Iterator[bytes]:
+        with self.file.open("rb") as file:
+            for _ in range(0, size_bytes - _CHUNK_BYTES, _CHUNK_BYTES):
+                yield file.read(_CHUNK_BYTES)
+            # Taken once nearly all before it has been sent, and not at all where who asked has gone by then. After the
+            # last piece it would be too late to ask: who has all of it may go before the server comes back here.
+            yield b""
+            self.fetched.set()
+            yield file.read()
+
+
+def _is_embedded(request: Request) -> bool:
+    """A page that only embeds a file (as a picture, say) names no origin either, but its browser says so."""
+    return "no-cors" in request.headers.getlist("sec-fetch-mode")

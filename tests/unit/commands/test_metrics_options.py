@@ -1,0 +1,69 @@
+"""What is asked for of metrics and spans, by options of `sftriage run` and `sftriage attach`."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.commands import metrics_options
+from sftriage.errors import UsageError
+from sftriage.sinks.metering import Meter
+
+NOTHING = {
+    "port": None,
+    "host": "127.0.0.1",
+    "token_file": None,
+    "file": None,
+    "per_rank": False,
+    "otel": False,
+    "otel_steps": False,
+}
+
+
+def meter_of(**options: object) -> Meter:
+    return metrics_options.meter(**{**NOTHING, **options})
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({"host": "0.0.0.0"}, "nothing is served without --metrics-port"),
+        ({"token_file": Path("x")}, "nothing is served without --metrics-port"),
+        ({"port": 0, "host": "0.0.0.0"}, "give one with --metrics-token-file, or in SFTRIAGE_METRICS_TOKEN"),
+        ({"port": 0, "token_file": Path("/nowhere/token")}, "/nowhere/token: No such file"),
+        ({"per_rank": True}, "--metrics-port or --metrics-file"),
+        ({"otel_steps": True}, "give --otel"),
+        ({"file": Path("/tmp/metrics.txt")}, r"files that end in \.prom"),
+        ({"file": Path("/nowhere/x.prom")}, "no directory that can be written to"),
+    ],
+)
+def test_what_makes_no_sense_is_said_before_the_job_starts(wanted, message, monkeypatch):
+    monkeypatch.delenv("SFTRIAGE_METRICS_TOKEN", raising=False)
+    with pytest.raises(UsageError, match=message):
+        meter_of(**wanted)
+
+
+@pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])
+def test_a_library_that_is_missing_is_named_with_its_extra(missing, monkeypatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    wanted, extra = ({"port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
+    with pytest.raises(UsageError, match=rf"install sftriage\[{extra}\]"):
+        meter_of(**wanted)
+
+
+@pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
+def test_a_protocol_that_is_not_spoken_is_said(variable, monkeypatch):
+    monkeypatch.setenv(variable, "grpc")
+    with pytest.raises(UsageError, match=r"http/protobuf, and .* asks for grpc"):
+        meter_of(otel=True)
+
+
+def test_a_variable_that_is_none_is_said(monkeypatch):
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
+    with pytest.raises(UsageError, match="OpenTelemetry cannot be set up"):
+        meter_of(otel=True)
+
+
+def test_nothing_is_made_where_nothing_was_asked_for():
+    meter = meter_of()
+    assert (type(meter), meter.url) == (Meter, None)

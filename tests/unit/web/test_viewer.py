@@ -1,0 +1,100 @@
+"""Who gets a trace that is served for Perfetto's viewer."""
+
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from sftriage.web.viewer import ServedTrace
+from tests.unit.web.asking import ask
+
+VIEWER = "https://ui.perfetto.dev"
+SERVED = ServedTrace(Path(__file__), "c-1-trace.json.gz", 9001, "secret")
+HOST = "127.0.0.1:9001"
+OK, LEAVE = HTTPStatus.OK, HTTPStatus.NO_CONTENT
+ELSEWHERE, WRONG_METHOD = HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.METHOD_NOT_ALLOWED
+NOWHERE, FORBIDDEN = HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN
+
+
+def status_of(method, path, hosts, origins, modes=()) -> int:
+    named = (("host", hosts), ("origin", origins), ("sec-fetch-mode", modes))
+    return ask(SERVED.app(), path, method=method, headers=[(name, one) for name, all_ in named for one in all_]).status
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "hosts", "origins", "answer"),
+    [
+        # Perfetto's viewer, its browser's question before, and what is no web page
+        ("GET", SERVED.path, [HOST], [VIEWER], OK),
+        ("HEAD", SERVED.path, [HOST], [VIEWER], OK),
+        ("OPTIONS", SERVED.path, [HOST], [VIEWER], LEAVE),
+        ("GET", SERVED.path, [HOST], [], OK),
+        # the viewer looks for a trace_processor on this port as well
+        ("POST", "/status", [HOST], [VIEWER], WRONG_METHOD),
+        *((method, SERVED.path, [HOST], [VIEWER], WRONG_METHOD) for method in ("POST", "PUT", "DELETE", "get", "")),
+        # another page, whatever it calls itself
+        *(
+            (method, SERVED.path, [HOST], [origin], FORBIDDEN)
+            for method in ("GET", "HEAD", "OPTIONS")
+            for origin in (
+                "https://evil.example",
+                "null",
+                "",
+                "http://ui.perfetto.dev",
+                f"{VIEWER}.evil.example",
+                f"{VIEWER}:443",
+                "https://UI.perfetto.dev",
+            )
+        ),
+        ("GET", SERVED.path, [HOST], [VIEWER, "https://evil.example"], FORBIDDEN),
+        # a page that has its own name point here
+        *(
+            ("GET", SERVED.path, hosts, [VIEWER], ELSEWHERE)
+            for hosts in (
+                ["evil.example:9001"],
+                ["localhost:9001"],
+                ["127.0.0.1"],
+                ["127.0.0.1:80"],
+                [""],
+                [],
+                [HOST, "evil.example"],
+                [HOST, HOST],
+            )
+        ),
+        # another path
+        *(
+            ("GET", path, [HOST], [VIEWER], NOWHERE)
+            for path in (
+                "/",
+                "",
+                "/c-1-trace.json.gz",
+                "/Secret/c-1-trace.json.gz",
+                f"{SERVED.path}?x",
+                f"{SERVED.path}/",
+                f"/{SERVED.path}",
+                f"/x/..{SERVED.path}",
+                "/secret/%63-1-trace.json.gz",
+                "/secret/../../etc/passwd",
+                "http://127.0.0.1:9001" + SERVED.path,
+                "/%FF",
+            )
+        ),
+    ],
+)
+def test_who_gets_the_file(method, path, hosts, origins, answer):
+    assert status_of(method, path, hosts, origins) == answer
+
+
+@pytest.mark.parametrize(("mode", "answer"), [("cors", OK), ("navigate", OK), ("no-cors", FORBIDDEN)])
+def test_no_page_can_use_the_file_up_by_embedding_it(mode, answer):
+    assert status_of("GET", SERVED.path, [HOST], [], [mode]) == answer
+
+
+def test_an_address_cannot_be_guessed():
+    one, other = ServedTrace(Path("t"), "t", 9001), ServedTrace(Path("t"), "t", 9001)
+    assert one.path != other.path
+    assert len(one.secret) >= 32
+
+
+def test_the_link_is_the_documented_one():
+    assert SERVED.link == ("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/secret/c-1-trace.json.gz")
