@@ -6,7 +6,6 @@ the next capture works. And nsys does not go on collecting for nobody.
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -17,6 +16,7 @@ from sftriage.capture.stacks import find_py_spy
 from sftriage.errors import CaptureError
 from sftriage.recorder import MailboxClient, find_rings
 from sftriage.runtime.nsys_launch import place_in
+from tests import needs
 from tests.integration.killing import (
     RANK,
     Job,
@@ -32,8 +32,6 @@ from tests.integration.killing import (
 from tests.integration.processes import DEADLINE_S, descendants, wait_until
 
 pytest.importorskip("torch")
-
-needs_nsys = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
 
 
 def of_nsys(job: Job) -> list[int]:
@@ -117,7 +115,7 @@ def check_gone(job: Job) -> None:
     wait_until(lambda: not of_nsys(job))
 
 
-@needs_nsys
+@needs.nsys
 @pytest.mark.parametrize("stage", STAGES)
 def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_next(job, environment, stage):
     # GIVEN a job under nsys, a capture of which has come to some stage
@@ -157,7 +155,7 @@ def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_
     check_gone(running)
 
 
-@needs_nsys
+@needs.nsys
 def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_time_box(job, environment):
     # GIVEN a capture of three seconds at the most, for which nsys collects
     running = job()
@@ -192,7 +190,7 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
     check_gone(running)
 
 
-@needs_nsys
+@needs.nsys
 @pytest.mark.parametrize("stage", ["collecting", "converting"])
 def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_would_have(job, environment, stage):
     # GIVEN a job that starts again when a rank dies, and a capture of a rank
@@ -219,7 +217,7 @@ def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_w
     check_gone(running)
 
 
-@needs_nsys
+@needs.nsys
 def test_nsys_killed_while_it_collects_costs_the_capture_and_its_reason_is_said_from_then_on(job, environment):
     # GIVEN a capture for which nsys collects
     running = job()

@@ -4,7 +4,6 @@ import contextlib
 import http.client
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,12 +19,12 @@ from sftriage.agent.gather import Shape
 from sftriage.frontier import anchored
 from sftriage.runs.recordings import load_recording
 from sftriage.sinks.spans import trace_id_of
+from tests import needs
 from tests.integration.processes import wait_until
 from tests.otlp import Receiver
 
 HOME = Path(__file__).parent.parent.parent
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
-PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
 STEPS, FAULT_STEP = 500, 150
 
 POLICY = """
@@ -166,7 +165,7 @@ def prometheus(target: str, folder: Path):
         f"scrape_configs: [{{job_name: test, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
     port = free_port()
-    command = [PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [needs.PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -195,7 +194,7 @@ def _data(answer: dict) -> list[dict]:
     return data["result"] if isinstance(data, dict) else data
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (Debian's package prometheus)")
+@needs.prometheus
 def test_every_panel_of_the_dashboard_has_data_from_a_real_job(start, tmp_path, policy):
     # GIVEN a real job with a slow rank, scraped by a real Prometheus
     port, began_s = free_port(), time.time()
@@ -233,23 +232,25 @@ def test_every_panel_of_the_dashboard_has_data_from_a_real_job(start, tmp_path, 
             assert ids & stored, (query, found)
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus)")
+@needs.prometheus
 def test_promtool_finds_nothing_amiss_with_the_metrics(start, tmp_path, policy):
     path = tmp_path / "job.prom"
     run = start("run", "--metrics-file", path, "--metrics-per-rank", "--out", tmp_path / "run", "--policy", policy,
                 "--", sys.executable, LOOP, 2, 200, 0)  # fmt: skip
     run.communicate(timeout=120)
-    checked = subprocess.run([PROMTOOL, "check", "metrics"], input=path.read_text(), capture_output=True, text=True)
+    checked = subprocess.run(
+        [needs.PROMTOOL, "check", "metrics"], input=path.read_text(), capture_output=True, text=True
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus)")
+@needs.prometheus
 def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
     # GIVEN the rules as somebody would copy them
     text = (HOME / "docs" / "metrics.md").read_text(encoding="utf-8")
     rules = tmp_path / "rules.yml"
     rules.write_text(re.search(r"```yaml\n(groups:.*?)```", text, re.DOTALL)[1])
-    checked = subprocess.run([PROMTOOL, "check", "rules", rules], capture_output=True, text=True)
+    checked = subprocess.run([needs.PROMTOOL, "check", "rules", rules], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     # WHEN a job stalls, or has a slow rank for long; and another one is well
     series = {
@@ -289,7 +290,7 @@ def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
     }
     (tmp_path / "tests.yml").write_text(json.dumps(tests))
     # THEN these are told, and nothing else
-    tested = subprocess.run([PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True)
+    tested = subprocess.run([needs.PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 

@@ -16,9 +16,10 @@ from sftriage.agent.agent import Agent
 from sftriage.agent.gather import Shape
 from sftriage.capture import NsysPlace, nsys, nsys_rank
 from sftriage.records import CaptureRequest
+from tests import needs
 from tests.integration.processes import wait_until
 
-pytestmark = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
+pytestmark = needs.nsys
 
 JOB = Path(__file__).parent / "jobs" / "slow_data.py"
 SECRET = "hunter2-hunter2"
@@ -230,14 +231,14 @@ def test_an_agent_of_nsys_that_dies_while_it_collects_costs_the_capture_and_not_
     assert process.communicate(timeout=60)[0] == "trained\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+@pytest.mark.skipif(os.geteuid() != 0, reason=needs.NO_MOUNT)
 def test_a_full_disk_is_the_reason_and_the_next_capture_works(watched, tmp_path, monkeypatch):
     # GIVEN a disk that fills up once a rank has started, which nobody noticed beforehand
     small = tmp_path / "small"
     small.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", small]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip(needs.NO_MOUNT)
     try:
         monkeypatch.setattr(nsys, "FREE_BYTES", 0)
         process, agent = watched(small)

@@ -1,18 +1,18 @@
 """`sftriage run --nsys-armed`: real ranks that wait for a range, captured without anybody reaching their sessions."""
 
 import contextlib
-import shutil
 import sqlite3
 import subprocess
 
 import pytest
 
 from sftriage.runtime.nsys_launch import place_in
+from tests import needs
 from tests.integration.killing import RANK, asked, attached, capture_again, check_record, jobs, wait_for
 from tests.integration.processes import DEADLINE_S, wait_until
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
+pytestmark = needs.nsys
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import reduce_trace
 from sftriage.reduce.together import together
 from sftriage.runtime.reducing import account, read_all
+from tests import needs
 from tests.bench.reduce_survey import directory, heavy_traces
 
 DATA = directory()
@@ -24,7 +25,7 @@ DEADLINE_S = 280
 def real(name: str) -> Path:
     path = DATA / name
     if not path.exists():
-        pytest.skip(f"no real trace {name} here (SFTRIAGE_TEST_DATA, or shared/data beside the repository)")
+        pytest.skip(needs.NO_REAL_TRACES)
     return path
 
 
@@ -38,7 +39,7 @@ ALL = heavy_traces(DATA) if DATA.is_dir() else []
 @pytest.mark.parametrize("path", ALL or [None], ids=[str(path.relative_to(DATA)) for path in ALL] or ["none"])
 def test_every_real_trace_is_reduced_to_whole_steps_or_refused_with_its_reason(path):
     if path is None:
-        pytest.skip("no real traces here (SFTRIAGE_TEST_DATA, or shared/data beside the repository)")
+        pytest.skip(needs.NO_REAL_TRACES)
     # WHEN a real trace is reduced
     found = read_all([path], Names(), {})
     # THEN something is said of it

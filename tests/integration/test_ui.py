@@ -17,6 +17,7 @@ import pytest
 
 from sftriage.runs.journal import read_journal
 from sftriage.traces.store import LocalStore
+from tests import needs
 from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
 
@@ -25,7 +26,6 @@ expect = playwright.expect
 expect.set_options(timeout=60_000)
 
 STEPS = 300
-CHROMIUM = shutil.which("chromium")
 TOKEN = "correct-horse-battery-staple"
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
@@ -42,14 +42,14 @@ PERFETTO = """<!doctype html><script>
   });
 </script>"""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+pytestmark = needs.chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
         # (a container's root has no sandbox to put it into)
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
