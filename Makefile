@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Several processes: tests of one file of unit tests share one, and tests of real jobs, which mostly wait, go one by one.
-PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --durations 20
+# In several processes (tests/conftest.py says what shares one): tests of real jobs mostly wait.
+PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
 
 .PHONY: demo test test-deps soak unit openers check lint types imports clean
 .DELETE_ON_ERROR:

@@ -19,12 +19,38 @@ settings.load_profile("same")
 gc.disable()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Unit tests are dealt out to processes file by file; tests of real jobs one by one, but for those that share."""
-    for item in items:
-        if item.nodeid.startswith("tests/unit/"):
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+JOBS_OF_THEIR_OWN = (
+    "killed",
+    "killed_nsys",
+    "local",
+    "metrics",
+    "nsys",
+    "nsys_armed",
+    "remote_store",
+    "run",
+    "stalled",
+)
+"""Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
+OF_THE_DEMO = ("demo", "reduce_real", "ui")
+"""Files whose tests look at one run of the demo."""
+
+
+def shared_by(nodeid: str) -> str:
+    """What a test shares with others, which run in one process: its file, as a rule."""
+    file = nodeid.partition("::")[0]
+    name = file.removeprefix("tests/integration/test_").removesuffix(".py")
+    return nodeid if name in JOBS_OF_THEIR_OWN else "demo" if name in OF_THE_DEMO else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return shared_by(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish():

@@ -42,6 +42,10 @@ class Job:
     directory: RunDirectory
     release: Path
     pids: set[int] = field(default_factory=set)
+    old: set[str] = field(default_factory=set)
+    """The captures that were there when the last one was asked for."""
+    posted_before: object = None
+    """What the mailbox held then."""
 
     @property
     def rings(self) -> Path:
@@ -131,10 +135,18 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
 
 def asked(job: Job, number: int = 1, **changes: object) -> Ask:
     """Somebody asks for a capture."""
+    job.old = {path.name for path in (job.directory.path / "captures").glob("asked-*")}
+    with job.mailbox() as mailbox:
+        job.posted_before = mailbox.latest()
     fields = {"steps": STEPS, "warmup_steps": WARMUP_STEPS, **changes}
     ask = Ask(f"ask-{number}", (RANK,), "me", "a look", **fields)
     asks.leave(job.directory, ask)
     return ask
+
+
+def posted(job: Job, mailbox: MailboxClient) -> bool:
+    """The rank has been told."""
+    return mailbox.latest() != job.posted_before
 
 
 def storing(job: Job, _: MailboxClient) -> bool:
@@ -144,7 +156,7 @@ def storing(job: Job, _: MailboxClient) -> bool:
 
 def stored(job: Job, _: MailboxClient) -> bool:
     """It has its name; it may be in the catalogue or not, and is not on record yet."""
-    return any((job.directory.path / "captures").glob("asked-*"))
+    return any(path.name not in job.old for path in (job.directory.path / "captures").glob("asked-*"))
 
 
 def wait_for(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool]) -> None:
@@ -161,6 +173,23 @@ def attached(job: Job, environment: dict[str, str]) -> subprocess.Popen:
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     job.pids.add(process.pid)
     return process
+
+
+def taken_over(job: Job, environment: dict[str, str]) -> None:
+    """Kill whoever watches the job, and have the next one watch it."""
+    job.process.kill()
+    job.process.wait(DEADLINE_S)
+    job.process = attached(job, environment)
+
+
+def end(job: Job) -> None:
+    """Let the job end: as it would have, with everything on record once."""
+    job.release.touch()
+    # (who took a job over says what it has to say into a pipe)
+    _, said = job.process.communicate(timeout=DEADLINE_S)
+    assert job.process.returncode == 0, said
+    assert not job.rings.exists()
+    check_record(job)
 
 
 def capture_again(job: Job, environment: dict[str, str], profiler: str = "torch") -> dict:

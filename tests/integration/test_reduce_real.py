@@ -134,7 +134,6 @@ def test_a_real_trace_without_steps_can_be_cut_by_what_repeats():
     assert "hipFree" in findings.summary
 
 
-@pytest.mark.xdist_group("demo")
 def test_a_captured_trace_agrees_with_what_was_recorded(start, demonstrated, tmp_path):
     # GIVEN a real job of four ranks in which one becomes slow, and the capture of it
     shutil.copytree(demonstrated.run, tmp_path / "run")

@@ -41,7 +41,7 @@ PERFETTO = """<!doctype html><script>
   });
 </script>"""
 
-pytestmark = [needs.chromium, pytest.mark.xdist_group("demo")]
+pytestmark = needs.chromium
 
 
 @pytest.fixture(scope="module")
