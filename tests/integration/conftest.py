@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.integration.processes import DEADLINE_S, descendants
+from tests.integration.processes import ended
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -67,10 +67,7 @@ def start(environment) -> Iterator[Callable[..., subprocess.Popen]]:
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        for pid in [*descendants(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ValueError):
-            process.communicate(timeout=DEADLINE_S)
+    with contextlib.ExitStack() as ending:
+        yield start
+        for process in started:
+            ending.enter_context(ended(process))

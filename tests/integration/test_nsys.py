@@ -18,6 +18,7 @@ from sftriage.capture import NsysPlace, nsys, nsys_rank
 from sftriage.records import CaptureRequest
 from tests import needs
 from tests.integration.processes import wait_until
+from tests.integration.runs import captures
 
 pytestmark = needs.nsys
 
@@ -59,7 +60,8 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
     # GIVEN two ranks by torchrun, each under nsys
     job = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     # WHEN the policy asks for a capture
-    (path,) = wait_until(lambda: list((tmp_path / "run" / "captures").glob("*/manifest.json")))
+    (captured,) = wait_until(lambda: captures(tmp_path / "run"))
+    path = tmp_path / "run" / "captures" / captured.capture_id / "manifest.json"
     (tmp_path / "release").touch()
     out, err = job.communicate(timeout=120)
     # THEN training ended as it would have
@@ -102,7 +104,7 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
 def test_a_job_of_one_process_is_captured_too(run, tmp_path):
     # A rank that is not torchrun's is started by the script itself; alone, it is slow against its own past.
     job = run(sys.executable)
-    wait_until(lambda: list((tmp_path / "run" / "captures").glob("*/manifest.json")))
+    wait_until(lambda: captures(tmp_path / "run"))
     (tmp_path / "release").touch()
     out, err = job.communicate(timeout=120)
     assert (job.returncode, out) == (0, "trained\n"), err

@@ -78,7 +78,7 @@ def job(directory: Path, *options: str) -> tuple[subprocess.Popen, dict[str, str
 
 
 def captures(directory: Path) -> list[Captured]:
-    found = sorted((directory / "run" / "captures").glob("*/manifest.json"))
+    found = sorted((directory / "run" / "captures").glob("[!.]*/manifest.json"))
     return [Captured(json.loads(path.read_text(encoding="utf-8")), path.parent) for path in found]
 
 
