@@ -9,7 +9,7 @@ import pytest
 from tests import needs
 
 JOB = Path(__file__).parent / "jobs" / "on_device.py"
-STEPS, SLOW_RANK = 300, 1
+STEPS, SLOW_RANK = 200, 1
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
