@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sftriage.errors import RingError
 from sftriage.recorder import MailboxClient, RingReader, find_rings
 from sftriage.records import Ask
 from sftriage.runs import asks
@@ -146,7 +147,9 @@ def asked(job: Job, number: int = 1, **changes: object) -> Ask:
 
 def posted(job: Job, mailbox: MailboxClient) -> bool:
     """The rank has been told."""
-    return mailbox.latest() != job.posted_before
+    with contextlib.suppress(RingError):  # (looked at while it is being written)
+        return mailbox.latest() != job.posted_before
+    return False
 
 
 def storing(job: Job, _: MailboxClient) -> bool:
