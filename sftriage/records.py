@@ -7,8 +7,9 @@ Arrays carry their axes as suffixes: N steps, R ranks, S stages, G sync stages.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sftriage.errors import SchemaError
@@ -170,7 +171,8 @@ class Window:
     - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR``: durations, outside and between once more, as the
       ranks' GPUs saw them; NaN where that is not known.
 
-    Reading is fastest where the ranks of one stage lie side by side in memory, but any layout will do.
+    Reading is fastest where the ranks of one stage lie side by side in memory, but any layout will do. `steps`,
+    `of_ranks` and `joined` take along every field that has an axis, by the axes in its name (see `axes_of`).
     """
 
     schema: StageSchema
@@ -194,6 +196,88 @@ class Window:
     def last_step(self) -> int:
         """The number of the window's last step, inclusive."""
         return self.first_step + int(self.durations_NRS.shape[0]) - 1
+
+    def steps(self, first_step: int, last_step: int) -> Window:
+        """Some of the steps, by number, the last one included. Arrays are views.
+
+        Raises:
+            ValueError: none, or not all of them in the window.
+        """
+        if not self.first_step <= first_step <= last_step <= self.last_step:
+            raise ValueError(f"steps {first_step} to {last_step} of a window of {self.first_step} to {self.last_step}")
+        rows = slice(first_step - self.first_step, last_step - self.first_step + 1)
+        return replace(self, first_step=first_step, **{name: values[rows] for name, values in self._along("N")})
+
+    def of_ranks(self, ranks: Sequence[int]) -> Window:
+        """Some of the ranks, in the order given; they are numbered anew from 0."""
+        chosen: dict[str, Any] = {}
+        for name, values in self._along("R"):
+            of_each = isinstance(values, tuple)
+            chosen[name] = tuple(values[rank] for rank in ranks) if of_each else values[:, list(ranks)]
+        return replace(self, **chosen)
+
+    @staticmethod
+    def joined(windows: Sequence[Window]) -> Window:
+        """Windows of one attempt that follow one another, as one.
+
+        An array that only some have is unknown in the others (NaN; no work, an ordinary kind, no capture). Between and
+        outside times are left out instead where durations are there without them: such a step would be incomplete.
+        Hosts and cohorts are the last that are there.
+
+        Raises:
+            ValueError: of different ranks, stages or attempts, or they do not follow one another.
+        """
+        for before, after in pairwise(windows):
+            if before.last_step + 1 != after.first_step or before._vectors != after._vectors:
+                raise ValueError(f"steps from {after.first_step} on do not continue those up to {before.last_step}")
+        whole = {name: _joined(name, windows) for name in Window.__dataclass_fields__ if axes_of(name)}
+        return replace(windows[0], on_device=any(window.on_device for window in windows), **whole)
+
+    def _along(self, axis: str) -> list[tuple[str, Any]]:
+        """The fields with this axis that are there."""
+        named = [(name, getattr(self, name)) for name in Window.__dataclass_fields__ if axis in axes_of(name)]
+        return [(name, values) for name, values in named if values is not None]
+
+    @property
+    def _vectors(self) -> tuple[object, ...]:
+        """What windows have to share to be one."""
+        return self.schema, self.attempt, self.durations_NRS.shape[1:]
+
+
+def axes_of(name: str) -> str:
+    """The axes of a field of `Window`; none of what is not an array."""
+    suffix = name.rpartition("_")[2]
+    return suffix if suffix.isupper() else {"hosts": "R", "cohorts": "R", "kinds": "N"}.get(name, "")
+
+
+_REFINED = {
+    "outside_NRG": "durations_NRS",
+    "between_NR": "durations_NRS",
+    "device_outside_NRG": "device_NRS",
+    "device_between_NR": "device_NRS",
+}
+"""The durations that these belong to."""
+
+
+def _joined(name: str, windows: Sequence[Window]) -> Any:
+    import numpy as np  # not above: the trainer imports this module
+
+    parts = [getattr(window, name) for window in windows]
+    there = [part for part in parts if part is not None]
+    if not there or axes_of(name) == "R":
+        return there[-1] if there else None
+    refined = _REFINED.get(name)
+    if refined and any(
+        part is None and getattr(window, refined) is not None for part, window in zip(parts, windows, strict=True)
+    ):
+        return None
+    lengths = [len(window.durations_NRS) for window in windows]
+    if name == "kinds":
+        return tuple(kind for part, n in zip(parts, lengths, strict=True) for kind in part or ("",) * n)
+    unknown = 0 if name in ("work_NR", "capturing_N") else np.nan
+    shape, dtype = there[0].shape[1:], there[0].dtype
+    known = (np.full((n, *shape), unknown, dtype) if p is None else p for p, n in zip(parts, lengths, strict=True))
+    return np.concatenate(tuple(known))
 
 
 @dataclass(frozen=True, slots=True)

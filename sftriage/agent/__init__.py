@@ -1,1 +1,1 @@
-"""The per-host side: reads rings, keeps every step, gathers windows, runs captures."""
+"""The per-host side: reads rings, keeps every step, runs captures."""

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from sftriage.agent.device_rings import DeviceRings
 from sftriage.agent.executors import Places, adopted, executor_for, overlap
-from sftriage.agent.gather import Gatherer, Shape
 from sftriage.agent.kept import kept_steps
-from sftriage.agent.rows import IntArray, slots_of, together
-from sftriage.agent.times import StepTimes
 from sftriage.capture import Executor, NsysPlace
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import RingInfo, RingReader, RingStatus, StepLog, find_rings
 from sftriage.records import CaptureRequest, CaptureResult, JobStatus, RankStatus, Window
+from sftriage.windows.decoding import StepArrays, decode, together
+from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.times import StepTimes
 
 log = logging.getLogger("sftriage")
 
@@ -61,7 +61,7 @@ class Agent:
     def poll(self, *, ended: bool = False) -> list[Window]:
         """Windows that have become ready since the last call; with ``ended``, the job's last ones too."""
         self._find()
-        found: dict[int, list[tuple[int, IntArray]]] = {}
+        found: dict[int, list[tuple[int, bytes]]] = {}
         on_device: list[RingInfo] = []
         for path, (reader, kept) in list(self._readers.items()):
             try:
@@ -73,20 +73,22 @@ class Agent:
                 kept.append(kept.unknown(batch.raw))
             except RingError as error:
                 self._say_once(f"{error}; some steps are judged but not kept")
-            self.telemetry.steps += len(batch.records)
+            self.telemetry.steps += batch.steps
             self.telemetry.missed += batch.missed
             self.telemetry.torn += batch.torn
-            self.times.note(reader.info.attempt, batch.records)
-            found.setdefault(reader.info.attempt, []).append((reader.info.rank, slots_of(batch.raw, reader.info)))
+            found.setdefault(reader.info.attempt, []).append((reader.info.rank, batch.raw))
             if reader.on_device:
                 on_device.append(reader.info)
         windows = []
         for attempt, gatherer in sorted(self._gatherers.items()):
-            of_device = [info for info in on_device if info.attempt == attempt]
-            if of_device:
-                self._gather_both(gatherer, together(found[attempt]), of_device)
-            elif attempt in found:
-                gatherer.add(*together(found[attempt]))
+            if attempt in found:
+                steps = decode(found[attempt], self._first_info[attempt].schema)
+                self.times.note(attempt, steps)
+                of_device = [info for info in on_device if info.attempt == attempt]
+                if of_device:
+                    self._gather_both(gatherer, steps, of_device)
+                else:
+                    gatherer.add(steps)
             # An attempt that another one has followed is over.
             over = attempt < max(self._gatherers)
             windows += gatherer.ready(ended=ended or over)
@@ -226,13 +228,13 @@ class Agent:
         except RingError:
             return None
 
-    def _gather_both(self, gatherer: Gatherer, host: tuple[IntArray, IntArray], on_device: list[RingInfo]) -> None:
+    def _gather_both(self, gatherer: Gatherer, host: StepArrays, on_device: list[RingInfo]) -> None:
         """Gather the times of host and device of a job with ranks on devices."""
         gatherer.runs_on_device()
         read = [(info.rank, *self._device.read(info)) for info in on_device]
-        gatherer.add_both(host, together([(rank, slots_BW) for rank, slots_BW, _ in read]))
-        for rank, slots_BW, over in read:
-            if over and not len(slots_BW):
+        gatherer.add_both(host, together([steps for _, steps, _ in read]))
+        for rank, steps, over in read:
+            if over and not len(steps):
                 gatherer.device_over(rank)
 
     def _find(self) -> None:

@@ -10,13 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from sftriage.agent.rows import IntArray, slots_of
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, RingReader, StepLog
-
-KIND, LOG_KIND = "device", "device-steps"
+from sftriage.windows.decoding import StepArrays, decode
+from sftriage.windows.logs import KIND, LOG_KIND
 
 
 @dataclass(slots=True)
@@ -47,7 +44,7 @@ class DeviceRings:
         self._rings, self._steps, self._say = rings, steps, say
         self._ranks: dict[tuple[int, int], _Rank] = {}
 
-    def read(self, info: RingInfo) -> tuple[IntArray, bool]:
+    def read(self, info: RingInfo) -> tuple[StepArrays, bool]:
         """A rank's device times that have come since the last call, and whether none will come any more.
 
         Args:
@@ -56,7 +53,7 @@ class DeviceRings:
         one = self._ranks.get((info.attempt, info.rank))
         if one is None:
             one = self._ranks[info.attempt, info.rank] = _Rank(self._log(info))
-        nothing: IntArray = np.zeros((0, info.slot_words), dtype=np.int64)
+        nothing = decode([(info.rank, b"")], info.schema)
         try:
             if one.reader is None and not one.done:
                 one.reader = self._opened(info)
@@ -70,7 +67,7 @@ class DeviceRings:
         self._keep(one, batch.raw)
         if one.reader.over:
             self._leave(one)
-        return slots_of(batch.raw, info), one.done
+        return decode([(info.rank, batch.raw)], info.schema), one.done
 
     def close(self) -> None:
         """Close every file."""

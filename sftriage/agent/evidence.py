@@ -1,7 +1,7 @@
-"""Evidence from the GPUs of suspect ranks: clocks and what limits them, power, temperature, errors, links, neighbours.
+"""Evidence from the GPUs of suspect ranks: clocks and what limits them, errors, memory, and which GPU a rank has.
 
 It corroborates a verdict and never makes one. NVML is asked in a process of its own with a deadline, for a call to a
-broken GPU may not come back; nothing of this runs in a trainer.
+broken GPU may not come back. What all GPUs of a busy host share (large models run at the power cap) is no remark.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import IO
 
-from sftriage.agent.gpu_mapping import CONTAINER, ORDER, VISIBLE, RankGpu, RankProcess, locate
-from sftriage.agent.gpu_remarks import remarks
-from sftriage.agent.gpus import Gpu, Reading, parse_reading
+from sftriage.agent.gpus import CONTAINER, ORDER, VISIBLE, Gpu, RankGpu, Reading, locate, parse_reading
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import start_ticks
 
@@ -27,9 +25,20 @@ DEADLINE_S = 10.0
 """NVML's first call takes seconds where no driver daemon keeps the GPUs awake."""
 
 EVERY_S = 60.0
-_KILL_S = 1.0
+_KILL_S, _LOOK_S = 1.0, 0.02
 _MAX_SAID_BYTES = 1 << 22
 _MAX_ENVIRONMENT_BYTES = 1 << 21
+
+SLOW_FRACTION = 0.9
+"""Of the others' clock: GPUs of one host drift by a few percent as it is."""
+
+OUT_OF_LINE = 10
+"""A counter's multiple of the others' that is remarkable: counters that only ever grow say little by themselves."""
+
+FULL_FRACTION, ROOMY_FRACTION = 0.98, 0.9
+"""Of its memory in use, and of the others'."""
+
+_MOSTLY = 0.5
 
 _CHILD = Path(__file__).with_name("nvml_child.py")
 
@@ -43,18 +52,38 @@ _PROBLEMS = {
     "DIED": "NVML's process died",
 }
 
+_HARD = {
+    "hw_thermal_slowdown": "the hardware is too hot",
+    "hw_power_brake_slowdown": "power brake: the power supply asked for less",
+    "sw_thermal_slowdown": "too hot",
+    "reliability": "voltage at its limit",
+    "board_limit": "board's limit",
+    "hw_slowdown": "slowed down by the hardware",
+}
+"""Reasons that are out of the ordinary on any GPU and at any instant; the last one says only that there is another."""
+
+_SOFT = {
+    "sw_power_cap": "power cap",
+    "applications_clocks_setting": "clocks set by hand",
+    "sync_boost": "clocks tied to another GPU's",
+    "display_clock_setting": "clocks set for a display",
+}
+
+_WORDS = {
+    "GPU_IS_LOST": "is lost: it has fallen off the bus",
+    "RESET_REQUIRED": "has to be reset",
+    "NO_ANSWER": "does not answer: a question to it did not come back",
+    "DIED": "could not be asked: whoever asked it died",
+    "NOT_ASKED": "",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a host's GPUs show of its ranks at one instant.
+    """What a host's GPUs show of its ranks at one instant, in seconds since the epoch.
 
-    Attributes:
-        time_s: when, in seconds since the epoch.
-        ranks: the ranks asked about, each with its GPU or why that is not known.
-        gpus: all GPUs of the host: a suspect's is read against the others.
-        remarks: what is out of the ordinary about the GPUs of these ranks, in plain sentences.
-        driver: the driver's version.
-        problem: why there is nothing here, or not all; empty where there is nothing amiss.
+    ``gpus`` are all of the host: a suspect's is read against the others. ``problem`` says why there is nothing here, or
+    not all; it is empty where nothing is amiss.
     """
 
     time_s: float
@@ -73,15 +102,14 @@ class Evidence:
 def gather(
     ranks: Sequence[RingInfo], *, about: Collection[int] | None = None, deadline_s: float = DEADLINE_S
 ) -> Evidence:
-    """Ask now, and wait for the answer, at most until the deadline. Never raises for what a GPU does.
+    """Ask about a host's ranks now, and wait at most until the deadline. Never raises for what a GPU does.
 
-    Args:
-        ranks: the job's ranks on this host.
-        about: those to remark on; by default all.
-        deadline_s: when to go without an answer.
+    Remarks are ``about`` those ranks; by default all.
     """
-    time_s = time.time()
-    return evidence_of(ranks, NvmlQuestion(deadline_s).wait(), time_s, about)
+    time_s, question = time.time(), NvmlQuestion(deadline_s)
+    while (reading := question.reading()) is None:
+        time.sleep(_LOOK_S)
+    return evidence_of(ranks, reading, time_s, about)
 
 
 def evidence_of(
@@ -89,61 +117,107 @@ def evidence_of(
 ) -> Evidence:
     """What a reading says of these ranks; their environments are looked up in /proc."""
     own = os.environ.get(CONTAINER)
-    places = tuple(locate(rank_process(info), reading.gpus, own) for info in ranks) if reading.gpus else ()
+    places = tuple(locate(info, environment_of(info), reading.gpus, own) for info in ranks) if reading.gpus else ()
     about = {info.rank for info in ranks} if about is None else set(about)
-    theirs = [place for place in places if place.gpu is not None and place.rank in about]
+    theirs = list(dict.fromkeys(place.gpu for place in places if place.gpu is not None and place.rank in about))
     return Evidence(
         time_s=time_s,
-        ranks=places or tuple(RankGpu(info.rank, info.pid, None, None, "no GPU was seen") for info in ranks),
+        ranks=places or tuple(RankGpu(info.rank, info.pid, None, "no GPU was seen") for info in ranks),
         gpus=reading.gpus,
-        remarks=(
-            *remarks(reading.gpus, {str(place.gpu) for place in theirs}, {info.pid for info in ranks}),
-            *(
-                said
-                for gpu in dict.fromkeys((place.gpu, place.mig) for place in theirs)
-                for said in _shared(gpu, places)
-            ),
-        ),
+        remarks=remarks(reading.gpus, theirs) + tuple(said for uuid in theirs for said in _shared(uuid, places)),
         driver=reading.driver,
         problem=_PROBLEMS.get(reading.problem, reading.problem and f"NVML answers with an error: {reading.problem}"),
     )
 
 
-def _shared(device: tuple[str | None, str | None], places: Sequence[RankGpu]) -> tuple[str, ...]:
-    """A device that several ranks use: wanted by some jobs, a slip in others."""
-    ranks = [str(place.rank) for place in places if (place.gpu, place.mig) == device]
-    return () if len(ranks) < 2 else (f"ranks {', '.join(ranks)} share one device: {device[1] or device[0]}",)
+def _shared(uuid: str, places: Sequence[RankGpu]) -> tuple[str, ...]:
+    """A GPU that several ranks use: wanted by some jobs, a slip in others."""
+    ranks = [str(place.rank) for place in places if place.gpu == uuid]
+    return () if len(ranks) < 2 else (f"ranks {', '.join(ranks)} share one GPU: {uuid}",)
 
 
-def rank_process(info: RingInfo) -> RankProcess:
-    """A rank with what its process's environment says of GPUs.
+def remarks(gpus: Sequence[Gpu], about: Collection[str]) -> tuple[str, ...]:
+    """What is out of the ordinary about the GPUs of these UUIDs, by their own limits and the host's others."""
+    found: list[str] = []
+    for gpu in gpus:
+        if gpu.uuid in about:
+            others = [other for other in gpus if other is not gpu and other.name == gpu.name]
+            said = [" " + _WORDS.get(name, f"answers with an error: {name}") for name in gpu.problems]
+            said += (words for look in (_clocks, _ecc, _memory) for words in look(gpu, others))
+            found += (f"GPU {gpu.index}{words}" for words in said if words != " ")
+    return tuple(found)
+
+
+def _clocks(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
+    """Slowed down: for a reason that always counts, or far below the others that are at work."""
+    reasons = gpu.clock_reasons or {}
+    hard = [words for name, words in _HARD.items() if reasons.get(name)]
+    if len(hard) > 1:
+        hard = [words for words in hard if words != _HARD["hw_slowdown"]]
+    usual = _usual([other.sm_clock_mhz for other in others if not _idle(other)])
+    clock = gpu.sm_clock_mhz
+    slow = clock is not None and usual is not None and not _idle(gpu) and clock < SLOW_FRACTION * usual
+    if not (hard or slow):
+        return []
+    why = hard + [words for name, words in _SOFT.items() if reasons.get(name, 0) >= _MOSTLY]
+    said = " is slowed down" if clock is None else f" runs at {clock:,.0f}"
+    if clock is not None:
+        said += f" of {gpu.sm_clock_max_mhz:,.0f} MHz" if gpu.sm_clock_max_mhz else " MHz"
+    if slow and usual is not None:
+        said += f", the others at {usual:,.0f}"
+    return [f"{said}: {', '.join(why) if why else 'it gives no reason'}"]
+
+
+def _ecc(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
+    found = [f": ECC uncorrected errors: {gpu.ecc_uncorrected:,}"] if gpu.ecc_uncorrected else []
+    corrected, usual = gpu.ecc_corrected, _usual([other.ecc_corrected for other in others])
+    if corrected is not None and usual is not None and corrected > OUT_OF_LINE * usual:
+        found.append(f": ECC corrected errors: {corrected:,}, the others {usual:,.0f}")
+    return found
+
+
+def _memory(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
+    """Full where the others are not: its allocator frees and asks again, which takes time."""
+    full, usual = in_use_fraction(gpu), _usual([in_use_fraction(other) for other in others])
+    if full is None or usual is None or full < FULL_FRACTION or usual > ROOMY_FRACTION:
+        return []
+    return [f": its memory is {full:.0%} full, the others' {usual:.0%}"]
+
+
+def in_use_fraction(gpu: Gpu) -> float | None:
+    """How much of its memory is in use."""
+    used, total = gpu.memory_used_bytes, gpu.memory_total_bytes
+    return None if used is None or not total else used / total
+
+
+def _idle(gpu: Gpu) -> bool:
+    return (gpu.clock_reasons or {}).get("gpu_idle", 0) >= _MOSTLY
+
+
+def _usual(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
+
+
+def environment_of(info: RingInfo) -> dict[str, str] | str:
+    """What a rank's process's environment says of GPUs, or why that is not known.
 
     That is the environment it was started with: what a script puts into ``os.environ`` later does not show.
     """
-
-    def untold(why: str) -> RankProcess:
-        return RankProcess(info.rank, info.pid, info.local_rank, None, why)
-
     if start_ticks(info.pid) != info.pid_start_ticks:
-        return untold(f"process {info.pid} is not running, or not in this container")
+        return f"process {info.pid} is not running, or not in this container"
     try:
         with Path(f"/proc/{info.pid}/environ").open("rb") as file:
             raw = file.read(_MAX_ENVIRONMENT_BYTES)
     except OSError as error:
-        return untold(f"the environment of process {info.pid} cannot be read: {error.strerror}")
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0"))
+        return f"the environment of process {info.pid} cannot be read: {error.strerror}"
+    pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
     # Only these leave this function: the rest of an environment is full of secrets.
-    wanted = {name.encode(): name for name in (VISIBLE, ORDER, CONTAINER)}
-    environment = {wanted[name]: value.decode("utf-8", "replace") for name, _, value in pairs if name in wanted}
-    return RankProcess(info.rank, info.pid, info.local_rank, environment)
+    return {name: value for name, _, value in pairs if name in (VISIBLE, ORDER, CONTAINER)}
 
 
 class NvmlQuestion:
-    """One run of `nvml_child`, which may hang: killed at its deadline, and left behind where even that does not help.
-
-    Args:
-        deadline_s: how long it may take.
-    """
+    """One run of `nvml_child`, which may hang: killed at its deadline, and left behind where that does not help."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self._until_s = time.monotonic() + deadline_s
@@ -168,7 +242,9 @@ class NvmlQuestion:
                 self._killed = True
                 self._child.kill()
             if self._child.poll() is not None or late_s >= _KILL_S:
-                self._reading = parse_reading(self._read(), ended=not self._killed)
+                self._said.seek(0)
+                said = self._said.read(_MAX_SAID_BYTES).decode("utf-8", "replace")
+                self._reading = parse_reading(said, ended=not self._killed)
                 self._said.close()
         return self._reading
 
@@ -177,14 +253,6 @@ class NvmlQuestion:
         """Whether it was killed and is still there: it waits in the driver, where no signal reaches."""
         return self._killed and self._child.poll() is None
 
-    def wait(self) -> Reading:
-        """What it said, or what it had said by its deadline."""
-        while (found := self.reading()) is None:
-            left_s = self._until_s + (_KILL_S if self._killed else 0.0) - time.monotonic()
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(max(0.0, left_s))
-        return found
-
     def give_up(self) -> None:
         """End it, without an answer."""
         if self._child.poll() is None:
@@ -192,18 +260,12 @@ class NvmlQuestion:
             self._child.kill()
         self._said.close()
 
-    def _read(self) -> str:
-        self._said.seek(0)
-        return self._said.read(_MAX_SAID_BYTES).decode("utf-8", "replace")
-
 
 @dataclass(slots=True)
 class EvidenceSampler:
-    """Evidence for a loop that does not wait: `ask`, and look in again. NVML is asked once in so many seconds at most.
+    """Evidence for a loop that does not wait: `ask`, and look in again.
 
-    Attributes:
-        every_s: a reading serves this long; ranks asked about meanwhile are looked up in it.
-        deadline_s: how long NVML may take.
+    A reading serves for ``every_s``; ranks asked about meanwhile are looked up in it.
     """
 
     every_s: float = EVERY_S
@@ -213,13 +275,7 @@ class EvidenceSampler:
     _wall_s: float = field(default=0.0, init=False)
 
     def ask(self, ranks: Sequence[RingInfo], now_s: float, about: Collection[int] | None = None) -> Evidence | None:
-        """Evidence about these ranks, or None as long as NVML is being asked: call again.
-
-        Args:
-            ranks: the job's ranks on this host.
-            now_s: the time on a clock that only goes on, in seconds.
-            about: those to remark on; by default all.
-        """
+        """As `gather`, at a time on a clock that only goes on; None as long as NVML is being asked: call again."""
         # As long as one question hangs in the driver, another would too.
         if self._question is None or (now_s - self._asked_s >= self.every_s and not self._question.hangs):
             self._question = NvmlQuestion(self.deadline_s)

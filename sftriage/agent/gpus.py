@@ -1,36 +1,29 @@
-"""What is known of a host's GPUs at one instant, and how it is read from what `nvml_child` says.
+"""A host's GPUs at one instant, as `nvml_child` tells of them, and which of them a rank trains on.
 
 What a GPU, its driver or this user's rights do not tell is None: never zero, and never a remark.
+
+``CUDA_VISIBLE_DEVICES`` is read as torch and CUDA read it (``torch.cuda._parse_visible_devices`` is what the tests
+compare with): the first entry that makes no sense ends the list, and an entry named twice empties it. An index counts
+in CUDA's order of the GPUs, which is NVML's only where all are alike or ``CUDA_DEVICE_ORDER`` is ``PCI_BUS_ID``.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from statistics import median
-from typing import Any
+from typing import Annotated
 
-MAX_GPUS = 64
+import msgspec
 
+from sftriage.recorder import RingInfo
 
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process with a context on a GPU. In a container the driver may show pids that are not this container's."""
+VISIBLE, ORDER, CONTAINER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "NVIDIA_VISIBLE_DEVICES"
 
-    pid: int
-    name: str
-    memory_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MigInstance:
-    """One MIG device: a compute instance of a GPU instance. Clocks, power and errors are its GPU's."""
-
-    uuid: str
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    processes: tuple[GpuProcess, ...] = ()
+_LEADING_NUMBER = re.compile(r"[+-]?[0-9]+")
+_Index = Annotated[int, msgspec.Meta(ge=0, lt=64)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,48 +33,28 @@ class Gpu:
     Attributes:
         index: NVML's number of it, in the order of the PCI bus.
         uuid: its UUID, or ``#`` and the index where it did not even say that.
+        name: its model.
+        pci_bus_id: what the kernel's log calls it, in Xid messages for one.
         clock_reasons: why its clocks were limited, with the fraction of the samples in which that was so.
-        sm_clock_mhz, power_w: the median of the samples.
-        temperature_c, pcie_gen: the highest of them.
-        utilisation_percent, memory_utilisation_percent: their mean.
-        slowdown_c, shutdown_c: temperatures from which the hardware slows itself down and switches itself off.
+        sm_clock_mhz: the median of the samples.
         ecc_uncorrected, ecc_corrected: errors since the driver was loaded.
-        pcie_replays: since the GPU was last reset.
-        nvlink_errors: by kind, over all links, since they were last cleared.
-        mig: its MIG instances; None where it is not in MIG mode.
+        pids: processes with a CUDA context; in a container the driver may show those of another namespace.
         problems: errors by NVML's own names, such as GPU_IS_LOST; ``NO_ANSWER`` where a call did not come back, and
             ``NOT_ASKED`` where that kept this one from being asked.
     """
 
-    index: int
+    index: _Index
     uuid: str
     name: str | None = None
     pci_bus_id: str | None = None
     clock_reasons: Mapping[str, float] | None = None
     sm_clock_mhz: float | None = None
     sm_clock_max_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    memory_clock_max_mhz: float | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    power_limit_default_w: float | None = None
-    temperature_c: float | None = None
-    slowdown_c: float | None = None
-    shutdown_c: float | None = None
     ecc_uncorrected: int | None = None
     ecc_corrected: int | None = None
-    pcie_replays: int | None = None
-    pcie_gen: int | None = None
-    pcie_gen_max: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    nvlink_links: int | None = None
-    nvlink_links_up: int | None = None
-    nvlink_errors: Mapping[str, int] | None = None
-    utilisation_percent: float | None = None
-    memory_utilisation_percent: float | None = None
-    processes: tuple[GpuProcess, ...] | None = None
-    mig: tuple[MigInstance, ...] | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    pids: tuple[int, ...] = ()
     problems: tuple[str, ...] = ()
 
 
@@ -94,122 +67,167 @@ class Reading:
     problem: str = ""
 
 
-_NUMBERS = {field.name for field in fields(Gpu) if field.type in ("float | None", "int | None")}
-_TEXTS = ("name", "pci_bus_id")
-_MIDDLE = ("sm_clock_mhz", "power_w")
-_HIGHEST = ("temperature_c", "pcie_gen")
-_MEAN = ("utilisation_percent", "memory_utilisation_percent")
-_MAX_TEXT = 200
+class _Line(msgspec.Struct, frozen=True):
+    driver: str | None = None
+    count: Annotated[int, msgspec.Meta(ge=0, le=64)] = 0
+    asking: _Index | None = None
+    gpu: Gpu | None = None
+    sample: _Index | None = None
+    sm_clock_mhz: float | None = None
+    clock_reasons: tuple[str, ...] | None = None
+    problems: tuple[str, ...] = ()
+    error: str = ""
+    done: bool = False
 
 
 def parse_reading(said: str, *, ended: bool) -> Reading:
-    """What the lines of `nvml_child` come to. Whatever is not what it should be is left out.
+    """What the lines of `nvml_child` come to. A line that is none is left out.
 
     Args:
         said: its standard output, which may break off anywhere.
         ended: it ended of itself; otherwise it was killed at its deadline.
     """
-    driver: str | None = None
-    problem, done = "", False
-    asking, count = -1, 0
-    standing: dict[int, dict[str, Any]] = {}
-    samples: dict[int, list[dict[str, Any]]] = {}
-    for line in said.splitlines():
+    driver, problem, done, asking, count = None, "", False, None, 0
+    gpus: dict[int, Gpu] = {}
+    samples: dict[int, list[_Line]] = {}
+    for text in said.splitlines():
         try:
-            word = json.loads(line)
-        except (ValueError, RecursionError):
+            line = msgspec.json.decode(text, type=_Line)
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             continue
-        if not isinstance(word, dict):
-            continue
-        if isinstance(word.get("driver"), str):
-            driver, count = word["driver"][:_MAX_TEXT], _index(word.get("count"), 0)
-        if isinstance(word.get("error"), str):
-            problem = word["error"][:_MAX_TEXT]
-        done = done or word.get("done") is True
-        asking = _index(word.get("asking"), asking)
-        gpu, sample = _index(word.get("gpu")), _index(word.get("sample"))
-        if gpu >= 0:
-            standing[gpu] = word
-        elif sample >= 0:
-            samples.setdefault(sample, []).append(word)
+        driver, count = line.driver or driver, line.count or count
+        problem, done = line.error or problem, done or line.done
+        asking = asking if line.asking is None else line.asking
+        if line.gpu is not None:
+            gpus[line.gpu.index] = line.gpu
+        if line.sample is not None:
+            samples.setdefault(line.sample, []).append(line)
     if not (done or problem):
         problem = "DIED" if ended else "NO_ANSWER"
-        if asking >= 0:
-            samples.setdefault(asking, []).append({"problems": [problem]})
         for index in range(count):
-            standing.setdefault(index, {} if index == asking else {"problems": ["NOT_ASKED"]})
-    gpus = tuple(_gpu(index, word, samples.get(index, [])) for index, word in sorted(standing.items()))
-    return Reading(driver, gpus, problem)
+            gpus.setdefault(index, Gpu(index, f"#{index}", problems=() if index == asking else ("NOT_ASKED",)))
+        if asking is not None:
+            samples.setdefault(asking, []).append(_Line(problems=(problem,)))
+    return Reading(driver, tuple(_sampled(gpu, samples.get(index, [])) for index, gpu in sorted(gpus.items())), problem)
 
 
-def _gpu(index: int, standing: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> Gpu:
-    facts = _mapping(standing.get("facts"))
-    found: dict[str, Any] = {name: facts[name] for name in _NUMBERS if _is_number(facts.get(name))}
-    found |= {name: facts[name][:_MAX_TEXT] for name in _TEXTS if isinstance(facts.get(name), str)}
-    found |= _sampled([_mapping(sample.get("facts")) for sample in samples])
-    links = _mapping(facts.get("nvlink_errors"))
-    if links:
-        found["nvlink_errors"] = {str(name): count for name, count in links.items() if _is_number(count)}
-    mig = standing.get("mig")
-    if isinstance(mig, list):
-        found["mig"] = tuple(_instance(word) for word in mig if isinstance(word, dict))
-    if isinstance(facts.get("processes"), list):
-        found["processes"] = _processes(facts["processes"])
-    problems = [standing.get("problems"), *(sample.get("problems") for sample in samples)]
-    named = [str(name)[:_MAX_TEXT] for names in problems if isinstance(names, list) for name in names]
-    uuid = facts.get("uuid")
-    return Gpu(
-        index, uuid[:_MAX_TEXT] if isinstance(uuid, str) else f"#{index}", **found, problems=tuple(dict.fromkeys(named))
+def _sampled(gpu: Gpu, samples: Sequence[_Line]) -> Gpu:
+    clocks = [one.sm_clock_mhz for one in samples if one.sm_clock_mhz is not None]
+    said = [one.clock_reasons for one in samples if one.clock_reasons is not None]
+    every = dict.fromkeys(name for reasons in said for name in reasons)
+    return replace(
+        gpu,
+        sm_clock_mhz=median(clocks) if clocks else None,
+        clock_reasons={name: sum(name in one for one in said) / len(said) for name in every} if said else None,
+        problems=tuple(dict.fromkeys([*gpu.problems, *(name for one in samples for name in one.problems)])),
     )
 
 
-def _sampled(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for names, of_all in ((_MIDDLE, median), (_HIGHEST, max), (_MEAN, _mean)):
-        for name in names:
-            values = [sample[name] for sample in samples if _is_number(sample.get(name))]
-            if values:
-                found[name] = of_all(values)
-    said = [sample["clock_reasons"] for sample in samples if isinstance(sample.get("clock_reasons"), list)]
-    if said:
-        every = dict.fromkeys(str(name)[:_MAX_TEXT] for reasons in said for name in reasons)
-        found["clock_reasons"] = {name: sum(name in reasons for reasons in said) / len(said) for name in every}
+@dataclass(frozen=True, slots=True)
+class RankGpu:
+    """Where a rank trains: its GPU, by UUID; ``how`` says what shows it, or why that is not known."""
+
+    rank: int
+    pid: int
+    gpu: str | None
+    how: str
+
+
+class _UntoldError(Exception):
+    """The environment does not say; the message says why."""
+
+
+def locate(
+    rank: RingInfo, environment: Mapping[str, str] | str, gpus: Sequence[Gpu], container: str | None = None
+) -> RankGpu:
+    """The GPU of one rank.
+
+    The driver's list of processes settles it where it has the rank's own on exactly one GPU that the environment
+    allows: a script may choose another than its local rank.
+
+    Args:
+        rank: the rank.
+        environment: its process's, or why that is not known.
+        gpus: all GPUs of the host.
+        container: this process's own ``NVIDIA_VISIBLE_DEVICES``: whoever has the same sees the same GPUs.
+    """
+
+    def at(gpu: str | None, how: str) -> RankGpu:
+        return RankGpu(rank.rank, rank.pid, gpu, how)
+
+    running = [gpu.uuid for gpu in gpus if rank.pid in gpu.pids]
+    try:
+        if isinstance(environment, str):
+            raise _UntoldError(environment)
+        visible = _visible(environment, gpus, container)
+    except _UntoldError as untold:
+        return at(running[0], f"its process is on it ({untold})") if len(running) == 1 else at(None, str(untold))
+    if len(running) == 1 and running[0] in visible:
+        return at(running[0], "its process is on it")
+    if not visible:
+        return at(None, f"{VISIBLE} leaves it no GPU")
+    # One device a process, whatever its local rank: what schedulers and device plugins give.
+    index = 0 if len(visible) == 1 else rank.local_rank
+    if index >= len(visible):
+        return at(None, f"local rank {rank.local_rank} has no GPU: {len(visible)} are visible to it")
+    given = f" under {VISIBLE}" if VISIBLE in environment else ""
+    return at(visible[index], f"local rank {rank.local_rank}{given}")
+
+
+def visible_entries(value: str) -> tuple[str | int, ...]:
+    """``CUDA_VISIBLE_DEVICES`` as CUDA reads it: indices, or the beginnings of UUIDs."""
+    prefix = next((one for one in ("GPU-", "MIG-") if value.startswith(one)), "")
+    entries: list[str | int] = []
+    for part in (part.strip() for part in value.split(",")):
+        number = _LEADING_NUMBER.match(part)
+        entry = part if prefix else int(number[0]) if number else -1
+        if entry in entries:
+            return ()
+        if entry < 0 if isinstance(entry, int) else not entry.startswith(prefix):
+            break
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _visible(environment: Mapping[str, str], gpus: Sequence[Gpu], own: str | None) -> list[str]:
+    """The GPUs that a process with this environment sees, in CUDA's order.
+
+    Raises:
+        _UntoldError: that cannot be told from outside.
+    """
+    value, given = environment.get(VISIBLE), environment.get(CONTAINER)
+    entries = None if value is None else visible_entries(value)
+    if entries is not None and (not entries or isinstance(entries[0], str)):
+        return _by_uuid(entries, gpus)
+    # The rank's container may have others than that of whoever asks.
+    if given not in (None, "", "all", "void", "none", own):
+        wanted = visible_entries(str(given))
+        if not wanted or not isinstance(wanted[0], str):
+            raise _UntoldError(f"{CONTAINER}={given} counts the GPUs of another container's host")
+        uuids = _by_uuid(wanted, gpus)
+        gpus = [gpu for gpu in gpus if gpu.uuid in uuids]
+    if len({gpu.name for gpu in gpus if gpu.name is not None}) > 1 and environment.get(ORDER) != "PCI_BUS_ID":
+        raise _UntoldError(f"GPUs of several models, and {ORDER} is not PCI_BUS_ID: an index may be any of them")
+    indices = range(len(gpus)) if entries is None else entries
+    return [gpus[int(one)].uuid for one in takewhile(lambda one: int(one) < len(gpus), indices)]
+
+
+def _by_uuid(entries: Sequence[str | int], gpus: Sequence[Gpu]) -> list[str]:
+    """GPUs by the beginnings of their UUIDs; the first one that fits none, or several, ends the list.
+
+    Raises:
+        _UntoldError: it fits none of those that answer, or is a part of a GPU.
+    """
+    found: list[str] = []
+    for entry in map(str, entries):
+        if entry.startswith("MIG-"):
+            raise _UntoldError(f"{entry} is a MIG instance")
+        fitting = [gpu.uuid for gpu in gpus if gpu.uuid.startswith(entry)]
+        if not fitting and any(gpu.uuid.startswith("#") for gpu in gpus):
+            raise _UntoldError(f"{entry} may be a GPU that does not answer")
+        if len(fitting) != 1:
+            break
+        if fitting[0] in found:
+            return []
+        found += fitting
     return found
-
-
-def _instance(word: Mapping[str, Any]) -> MigInstance:
-    return MigInstance(
-        uuid=str(word.get("uuid") or "")[:_MAX_TEXT],
-        gpu_instance=word["gpu_instance"] if _is_number(word.get("gpu_instance")) else None,
-        compute_instance=word["compute_instance"] if _is_number(word.get("compute_instance")) else None,
-        processes=_processes(word.get("processes")),
-    )
-
-
-def _processes(words: Any) -> tuple[GpuProcess, ...]:
-    return tuple(
-        GpuProcess(
-            pid=word["pid"],
-            name=str(word.get("name") or "")[:_MAX_TEXT],
-            memory_bytes=word["memory_bytes"] if _is_number(word.get("memory_bytes")) else None,
-        )
-        for word in (words if isinstance(words, list) else ())
-        if isinstance(word, dict) and type(word.get("pid")) is int
-    )
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _index(value: Any, otherwise: int = -1) -> int:
-    return value if type(value) is int and 0 <= value < MAX_GPUS else otherwise
-
-
-def _is_number(value: Any) -> bool:
-    # JSON's true is an int too, and its NaN and Infinity no numbers anybody could compare.
-    return type(value) in (int, float) and 0 <= value < 1e18
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sftriage.agent.gather import Gatherer, Shape
-from sftriage.agent.rows import slots_of, together
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, StepLog
-from sftriage.recorder.layout import STEP
 from sftriage.records import Window
+from sftriage.windows.decoding import decode, together
+from sftriage.windows.gather import Gatherer, Shape
 
 MAX_STEPS_BACK = 20_000
 """Steps that are further back than this are not looked for: by then they are of no capture that has just ended."""
@@ -27,19 +26,17 @@ def kept_steps(info: RingInfo, logs: Mapping[int, StepLog], first_step: int, las
     found = []
     for rank, log in logs.items():
         try:
-            newest_BW = slots_of(log.last(1), info)
-            back = int(newest_BW[-1, STEP]) - first_step + 1 if len(newest_BW) else 0
+            newest = decode([(rank, log.last(1))], info.schema)
+            back = int(newest.step_B[-1]) - first_step + 1 if len(newest) else 0
             if not 0 < back <= MAX_STEPS_BACK:
                 continue
-            slots_BW = slots_of(log.last(back), info)
+            steps = decode([(rank, log.last(back))], info.schema)
         except RingError:
             continue
-        wanted_B = (slots_BW[:, STEP] >= first_step) & (slots_BW[:, STEP] <= last_step)
-        found.append((rank, slots_BW[wanted_B]))
-    rows = together(found) if any(len(slots_BW) for _, slots_BW in found) else None
-    if rows is None:
+        found.append(steps[(steps.step_B >= first_step) & (steps.step_B <= last_step)])
+    if not any(map(len, found)):
         return None
     n_steps = last_step - first_step + 1
     gatherer = Gatherer(info.schema, info.world_size, Shape(n_steps, n_steps, 0), attempt=info.attempt)
-    gatherer.add(*rows)
+    gatherer.add(together(found))
     return next(iter(gatherer.ready(ended=True)), None)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from sftriage.agent.gather import Shape
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.tables import frontier_table, windows_table
 from sftriage.controller.controller import settings_of
@@ -18,6 +17,7 @@ from sftriage.policy.schema import Detection
 from sftriage.records import Verdict
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.recordings import Recording, load_recording
+from sftriage.windows.gather import Shape
 from sftriage.words import verdict_sentence
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent.gather import Shape
 from sftriage.commands.analyze import judge_recording
 from sftriage.commands.decisions import decisions_of
 from sftriage.commands.output import results
@@ -22,6 +21,7 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.recordings import Recording, load_recording
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
+from sftriage.windows.gather import Shape
 from sftriage.words import milliseconds, place, size, verdict_sentence
 
 

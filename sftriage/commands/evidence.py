@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.agent.evidence import DEADLINE_S, Evidence, gather
+from sftriage.agent.evidence import DEADLINE_S, Evidence, gather, in_use_fraction
 from sftriage.agent.gpus import Gpu
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
@@ -26,7 +26,7 @@ def evidence(
         float, typer.Option("--deadline", metavar="SECONDS", help="Seconds to wait for NVML.", min=0.1)
     ] = DEADLINE_S,
 ) -> None:
-    """Ask the NVIDIA driver about the GPUs of a job's ranks: clocks and limits, power, temperature, errors, links.
+    """Ask the NVIDIA driver about the GPUs of a job's ranks: clocks and what limits them, errors, memory.
 
     It corroborates; it never decides.
     """
@@ -67,7 +67,7 @@ def running_ranks(run: RunDirectory) -> list[RingInfo]:
 def gpus_table(found: Evidence) -> Table:
     """A line a GPU; a dash is what it does not say."""
     table = Table(title=f"GPUs, driver {escape(found.driver or '?')}", title_justify="left")
-    for column in ("GPU", "ranks", "model", "SM clock", "limited by", "power", "temperature", "in use", "PCIe"):
+    for column in ("GPU", "ranks", "model", "SM clock", "limited by", "memory", "ECC errors"):
         table.add_column(column, justify="left" if column in ("model", "limited by") else "right")
     for gpu in found.gpus:
         ranks = [str(place.rank) for place in found.ranks if place.gpu == gpu.uuid]
@@ -80,17 +80,10 @@ def gpus_table(found: Evidence) -> Table:
 
 def _cells(gpu: Gpu) -> tuple[str, ...]:
     reasons = [name for name, share in (gpu.clock_reasons or {}).items() if share]
+    clock, limit, used = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, in_use_fraction(gpu)
     return (
-        _of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, "MHz"),
+        "-" if clock is None else f"{clock:,.0f} MHz" if limit is None else f"{clock:,.0f} of {limit:,.0f} MHz",
         escape(", ".join(reasons) or "-"),
-        _of(gpu.power_w, gpu.power_limit_w, "W"),
-        _of(gpu.temperature_c, None, "°C"),
-        _of(gpu.utilisation_percent, None, "%"),
-        "-" if gpu.pcie_gen is None or gpu.pcie_width is None else f"gen {gpu.pcie_gen} x{gpu.pcie_width}",
+        "-" if used is None else f"{used:.0%} of {(gpu.memory_total_bytes or 0) / 2**30:,.0f} GiB",
+        "-" if gpu.ecc_uncorrected is None else f"{gpu.ecc_uncorrected:,}",
     )
-
-
-def _of(value: float | None, limit: float | None, unit: str) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f} {unit}" if limit is None else f"{value:,.0f} of {limit:,.0f} {unit}"

@@ -13,7 +13,6 @@ import typer
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from sftriage.agent.gather import Shape
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.policy_report import ReplayReport
 from sftriage.controller.replay import replay
@@ -26,6 +25,7 @@ from sftriage.records import Verdict
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import load_recording
+from sftriage.windows.gather import Shape
 
 Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of shipped policies.")]
 

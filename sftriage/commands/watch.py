@@ -22,8 +22,8 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.finding import find_run, run_so_far
 from sftriage.runs.picture import MAX_CAPTURES, Picture, Recorders, picture, picture_values
 from sftriage.runs.source import RunSource, View
-from sftriage.runs.steps import StepLogs
 from sftriage.traces.uploads import Outbox, Upload
+from sftriage.windows.logs import StepLogs
 from sftriage.words import place
 
 POLL_S = 0.5

@@ -6,13 +6,11 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from sftriage.controller.costs import Cost, Ledger
-from sftriage.controller.notices import Origin, notice_of
-from sftriage.controller.notify import Destination, Notifier
 from sftriage.controller.peers import peers_of
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import Left
@@ -26,7 +24,7 @@ from sftriage.policy.engine import decide
 from sftriage.policy.limits import budget_s
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.schema import Detection, Rule
+from sftriage.policy.schema import Detection, Webhook
 from sftriage.policy.state import State, charged, finished
 from sftriage.policy.triggers import labelled, trigger
 from sftriage.records import (
@@ -80,10 +78,14 @@ def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
     return policy if isinstance(policy, PolicySet) else PolicySet((policy,))
 
 
-def _destinations(rules: Iterable[Rule]) -> list[Destination]:
-    """Who is to be told, once each, whichever rules ask for it."""
-    webhooks = [one.webhook for rule in rules for one in rule.notify]
-    return list(dict.fromkeys(Destination(one.format, one.url_from_env, one.url_from_file) for one in webhooks))
+class Notifier(Protocol):
+    """Tells others of decisions. It makes nobody wait and raises nothing."""
+
+    def check(self, webhooks: Iterable[Webhook]) -> None:
+        """Say who of these cannot be told as things are."""
+
+    def notify(self, verdict: Verdict, decision: Decision, webhooks: Iterable[Webhook]) -> None:
+        """Tell each of these once."""
 
 
 class Controller:
@@ -97,7 +99,6 @@ class Controller:
         journal: where everything goes on record.
         state_file: where the engine's state is kept.
         notifier: who tells whom a rule wants told; without one, nobody is.
-        origin: whose decisions these are, for those who are told.
         left: what an earlier controller of the run has left: windows that it has decided are only learnt from.
 
     Raises:
@@ -110,14 +111,12 @@ class Controller:
         journal: Journal,
         state_file: Path,
         notifier: Notifier | None = None,
-        origin: Origin | None = None,
         left: Left | None = None,
     ) -> None:
         self._files = policy if isinstance(policy, PolicyFiles) else None
         self._journal = journal
         self._state_file = state_file
         self._notifier = notifier
-        self._origin = origin or Origin("job", "run")
         self._adopt(in_force(policy))
         self._watch = Watch()
         self._last: Window | None = None
@@ -279,9 +278,8 @@ class Controller:
         self._settings = settings_of(policies.detection)
         self._stall_settings = stall_settings_of(policies.detection)
         # Said now, and not when somebody should have been told; a job does not stay away for it.
-        for destination in _destinations(planned.rule for planned in policies.plan.rules) if self._notifier else ():
-            if (problem := destination.problem()) is not None:
-                log.error("notify %s: %s; nobody is told", destination, problem)
+        if self._notifier is not None:
+            self._notifier.check(one.webhook for planned in policies.plan.rules for one in planned.rule.notify)
 
     def _follow(self, now_s: float) -> None:
         """Take over what the policy files say now, if that has changed and is valid; either way it goes on record."""
@@ -299,7 +297,7 @@ class Controller:
         if self._notifier is None or not decision.notify:
             return
         wanted = [planned.rule for planned in self._policies.plan.rules if planned.name in decision.notify]
-        self._notifier.notify(notice_of(verdict, decision, self._origin, decision.notify), _destinations(wanted))
+        self._notifier.notify(verdict, decision, (one.webhook for rule in wanted for one in rule.notify))
 
     def corroborated(self, evidence: Mapping[str, Any]) -> None:
         """Put on record what was gathered beside a verdict."""

@@ -92,7 +92,7 @@ class _Clock:
         self.now_s += max(0, window.first_step - self._next_step) * self._step_s
         self.ends_s = {}
         first = max(self._next_step, window.first_step)
-        for step, step_s in enumerate(_step_times(window, first - window.first_step), start=first):
+        for step, step_s in enumerate(_step_times(window, first), start=first):
             self._step_s = self._step_s if np.isnan(step_s) else float(step_s)
             self.now_s += self._step_s
             self.ends_s[step] = self.now_s
@@ -100,11 +100,14 @@ class _Clock:
         return self.now_s
 
 
-def _step_times(window: Window, first: int) -> NDArray[np.float64]:
-    """What each step (N) from the window's ``first`` on took, in seconds; NaN where no rank saw it."""
-    total_NR = window.durations_NRS[first:].sum(axis=2)
-    if window.between_NR is not None:
-        total_NR = total_NR + np.nan_to_num(window.between_NR[first:], nan=0.0)
+def _step_times(window: Window, first_step: int) -> NDArray[np.float64]:
+    """What each step (N) from ``first_step`` on took, in seconds; NaN where no rank saw it."""
+    if first_step > window.last_step:
+        return np.zeros(0)
+    new = window.steps(first_step, window.last_step)
+    total_NR = new.durations_NRS.sum(axis=2)
+    if new.between_NR is not None:
+        total_NR = total_NR + np.nan_to_num(new.between_NR, nan=0.0)
     return median_known(total_NR)
 
 

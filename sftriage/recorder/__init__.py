@@ -7,13 +7,11 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.mailbox import CaptureProgress, MailboxClient
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.ring import Batch, RingReader, RingStatus, find_rings
-from sftriage.recorder.steplog import LoggedSteps, LogReader, StepLog, read_log
+from sftriage.recorder.steplog import StepLog
 
 __all__ = [
     "Batch",
     "CaptureProgress",
-    "LogReader",
-    "LoggedSteps",
     "MailboxClient",
     "Monitor",
     "RingInfo",
@@ -21,5 +19,4 @@ __all__ = [
     "RingStatus",
     "StepLog",
     "find_rings",
-    "read_log",
 ]

@@ -39,7 +39,7 @@ MAX_MARKS = 512
 READ_A_STEP = 4
 """Steps that are read at the end of one, so that no step pays for many."""
 
-PATIENCE_STEPS = 64
+CUDA_START_STEPS = 64
 """Steps in which CUDA may still be initialised."""
 
 _END = -1
@@ -103,7 +103,7 @@ def cuda_in_use() -> bool:
     return asked is not None and bool(asked())
 
 
-class _Steps:
+class _StepEvents:
     """The events of one step, used again and again. ``stages[i]`` is the word of the stage that runs from mark i on."""
 
     __slots__ = ("count", "events", "flags", "seq", "stages", "start_ns", "step")
@@ -147,14 +147,14 @@ class DeviceTime:
         self._words[READY] = UNKNOWN
         self._slot = memoryview(self._words)
         self._blank = array("q", self._slot[DURATIONS:-1])
-        self._patience = PATIENCE_STEPS
+        self._cuda_steps_left = CUDA_START_STEPS
         self._cuda: Cuda | None = None
         self._ring: RingWriter | None = None
-        self._steps: list[_Steps] = []
+        self._steps: list[_StepEvents] = []
         self._marks = 0
         # Of the steps that have ended: how many, and how many of those have been read.
         self._ended = self._read = 0
-        self._open: _Steps | None = None
+        self._open: _StepEvents | None = None
         self._stream: Any = None
         self._short = False
         self.off = False
@@ -243,17 +243,17 @@ class DeviceTime:
         """Begin to record, if CUDA is in use by now: the one moment at which anything is allocated."""
         cuda = self._find()
         if cuda is None:
-            self._patience -= 1
-            if not self._patience:
+            self._cuda_steps_left -= 1
+            if not self._cuda_steps_left:
                 self.off = True
-                warn("no device time: CUDA is not in use after %d steps", PATIENCE_STEPS)
+                warn("no device time: CUDA is not in use after %d steps", CUDA_START_STEPS)
             return False
         if cuda.capturing():
             return False
         # The rank and attempt are this process's already: what is there under that name was left by a dead one.
         self._ring = RingWriter(self._directory, self._info, self._slots, kind="device")
         self._cuda, self._stream = cuda, cuda.stream()
-        self._steps = [_Steps() for _ in range(IN_FLIGHT)]
+        self._steps = [_StepEvents() for _ in range(IN_FLIGHT)]
         self._grow()
         return True
 
@@ -285,7 +285,7 @@ class DeviceTime:
         self._ring.publish(words)
         return True
 
-    def _fill(self, step: _Steps) -> None:
+    def _fill(self, step: _StepEvents) -> None:
         words, events, stages = self._words, step.events, step.stages
         self._slot[DURATIONS:-1] = self._blank
         words[STEP], words[START], words[FLAGS] = step.step, step.start_ns, step.flags
@@ -302,7 +302,7 @@ class DeviceTime:
         if len(self._outside) > 1:
             split_outside(words, self._outside)
 
-    def _between(self, step: _Steps) -> int:
+    def _between(self, step: _StepEvents) -> int:
         """What passed on the stream since the end of the step before, or 0 if that one was not recorded."""
         before = self._steps[(self._read - 1) % len(self._steps)]
         if not self._read or before.seq + 1 != step.seq:

@@ -5,48 +5,47 @@ before it waits for anybody, and a hook on the parameter that it belongs to sees
 the gradient is accumulated; DDP's own, which starts the bucket's all-reduce, only after that.)
 
 A step may come to the sync stage several times: for each micro-batch, or for each of two models. What a visit takes
-after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so the moment is told
+after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so the moment is given
 as the stage's own time until the step's last gradient, less the waits of the visits before.
 
-Which parameter comes last is learnt: at first all that require a gradient have a hook, then only the few that came last
-in those steps. It is learnt again when the last one stays away or is overtaken, when a frozen parameter is thawed, and
-every `AUDIT_STEPS` in any case. A step in which a parameter came last that was never seen to be the last of all has no
-ready moment: it might be a wrong one.
+Which parameter comes last is learned: for a few steps all that require a gradient have a hook, afterwards only those
+that came last in these steps. A step that ends otherwise, with another parameter or none, has no ready moment, for it
+might be a wrong one; the next steps then have all hooks again, as far as the budget for that goes.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Sequence
 from time import monotonic_ns
 from typing import Any
 
 from sftriage.recorder.layout import DURATIONS, SEQ, UNKNOWN
 from sftriage.recorder.recording import Recording
 
-LESSON_STEPS = 4
-"""Steps with all the hooks on: a job's first ones are unlike the rest, and some jobs take turns with two losses."""
+LastGradients = tuple[int, ...]
+"""One visit to the sync stage: the ids of the parameters whose gradients came last in it, up to `KEPT`, in order."""
 
 KEPT = 4
-"""Hooks that stay on in any case, for the gradients that came last: a weight and a bias of two layers. One would do as
-long as nothing changes; the others tell at once that the last one stayed away, or that another has come after it."""
+"""Hooks that stay on for each visit: a weight and a bias of two layers. One would do as long as nothing changes; the
+others show at once that the last gradient stayed away, or that another has come after it."""
 
-MAX_LASTS = 8
-"""Parameters known to come last now and then, for models that are not the same in each step; the oldest go first. As
-many sets of the last ones of earlier visits are known."""
+NO_GRADIENT: LastGradients = (0,)
+"""A visit without a gradient, before the first one that has any: nothing has 0 for its id."""
 
-SILENT = 0
-"""In place of a parameter, for a visit to the sync stage without a gradient: nothing has this for its id."""
+LEARNING_STEPS = 4
+"""Steps in a row with all hooks on that have to bring nothing new: some jobs alternate between two losses."""
 
-PATIENCE_STEPS = 16
-"""Steps of learning in which no gradient came, before the hooks go off again."""
+MAX_ENDINGS = 8
+"""Endings known at a time, for models that are not the same in each step; the oldest go first."""
+
+STEPS_A_LOOK = 40
+"""One step in so many may have all hooks on, in the long run: that costs about 4 us a parameter."""
+
+MAX_LOOKS = 16
+"""Steps with all hooks on that may be saved up, and are there at the start."""
 
 AUDIT_STEPS = 512
-"""Steps after which all hooks go on for one step, to see what nothing else shows. That costs about 4 µs a parameter."""
-
-CALM_STEPS = 256
-"""Steps without a surprise after which the next one is looked into at once; and the longest pause after one."""
+"""Steps after which all hooks go on for one step, to see what nothing else shows."""
 
 FROZEN_A_STEP = 4
 """Frozen parameters that are looked at after a step, in turn."""
@@ -58,93 +57,71 @@ _SHARDED = (
 )
 
 
-class Lessons:
-    """What is known of the order of a model's gradients, and when to learn it anew. No torch, no clock.
+class GradientOrder:
+    """With which gradients a model's steps end, as seen so far, and when to look at all of them. No torch, no clock.
 
     Attributes:
         learning: every parameter is to have a hook; otherwise those of ``kept``.
     """
 
-    __slots__ = ("_audit", "_calm", "_lasts", "_left", "_patience", "_pause", "_quiet", "_tail", "_visits", "learning")
+    __slots__ = ("_budget", "_endings", "_left", "_since", "learning")
 
     def __init__(self) -> None:
         self.learning = True
-        self._lasts: dict[int, None] = {}
-        self._visits: dict[frozenset[int], None] = {}
-        self._tail: dict[int, None] = {}
-        self._left = LESSON_STEPS
-        self._patience = PATIENCE_STEPS
-        self._audit = False
-        self._pause = 0
-        self._quiet = 0
-        self._calm = 0
+        # The last parameter of the last visit, and those of the visits before: all that had hooks in the end.
+        self._endings: dict[tuple[int, frozenset[int]], frozenset[int]] = {}
+        self._left = LEARNING_STEPS
+        self._since = 0
+        self._budget = MAX_LOOKS * STEPS_A_LOOK
 
     @property
     def kept(self) -> frozenset[int]:
         """The parameters whose hooks stay on when there is nothing to learn."""
-        return frozenset(self._lasts).union(self._tail, *self._visits)
+        return frozenset[int]().union(*self._endings.values())
 
-    @property
-    def fruitless(self) -> bool:
-        """Whether no gradient has ever been seen."""
-        return not self._lasts
-
-    def take(self, tail: Sequence[int], thawed: bool, earlier: frozenset[int] = frozenset()) -> bool:
+    def take(self, visits: list[LastGradients], thawed: bool) -> bool:
         """Take in one step, and say whether the last gradient of each of its visits is known for the last.
 
         Args:
-            tail: the parameters whose hooks were called last, up to `KEPT`, in order.
+            visits: the visits to the sync stage in which gradients came; none is empty.
             thawed: a parameter that has had no hook so far now requires a gradient.
-            earlier: the last parameters of the visits to the sync stage before the last one, and `SILENT` where the
-                first one was without a gradient.
         """
-        return self._learn(tail, thawed, earlier) if self.learning else self._check(tail, thawed, earlier)
-
-    def _learn(self, tail: Sequence[int], thawed: bool, earlier: frozenset[int]) -> bool:
-        if thawed:
-            self._begin(LESSON_STEPS, audit=False)
-            return False
-        if tail:
-            last = tail[-1]
-            if self._audit and last not in self._lasts:
-                self._audit, self._left = False, LESSON_STEPS
-            self._lasts.pop(last, None)
-            self._lasts[last] = None
-            if len(self._lasts) > MAX_LASTS:
-                del self._lasts[next(iter(self._lasts))]
-            self._tail = dict.fromkeys(tail)
-            self._visits.pop(earlier, None)
-            self._visits[earlier] = None
-            if len(self._visits) > MAX_LASTS:
-                del self._visits[next(iter(self._visits))]
+        ending = (visits[-1][-1], frozenset([visit[-1] for visit in visits[:-1]])) if visits else None
+        known = ending in self._endings and not thawed
+        if not self.learning:
+            self._since += 1
+            self._budget = min(self._budget + 1, MAX_LOOKS * STEPS_A_LOOK)
+            if not known and self._budget >= LEARNING_STEPS * STEPS_A_LOOK:
+                self._learn(LEARNING_STEPS)
+            elif known and self._since >= AUDIT_STEPS:
+                self._learn(1)
+            return known
+        if not known:
+            self._left = LEARNING_STEPS
+        if ending is not None and not thawed:
+            self._endings.pop(ending, None)
+            self._endings[ending] = frozenset[int]().union(*visits)
+            if len(self._endings) > MAX_ENDINGS:
+                del self._endings[next(iter(self._endings))]
             self._left -= 1
-        else:
-            self._patience -= 1
-        self.learning = self._left > 0 and self._patience > 0
-        return bool(tail)
+        self._budget -= STEPS_A_LOOK
+        self.learning = self._left > 0 and self._budget >= STEPS_A_LOOK
+        return ending is not None and not thawed
 
-    def _check(self, tail: Sequence[int], thawed: bool, earlier: frozenset[int]) -> bool:
-        known = bool(tail) and tail[-1] in self._lasts and not thawed and earlier in self._visits
-        self._quiet += 1
-        if known:
-            self._calm += 1
-            if self._quiet >= AUDIT_STEPS:
-                self._begin(1, audit=True)
-        else:
-            if self._calm >= CALM_STEPS:
-                self._pause = 0
-            self._calm = 0
-            if self._quiet > self._pause:
-                # A model that never ceases to surprise costs little: each pause is twice the one before.
-                self._pause = min(max(1, 2 * self._pause), CALM_STEPS)
-                self._begin(LESSON_STEPS, audit=False)
-        return known
-
-    def _begin(self, steps: int, *, audit: bool) -> None:
+    def _learn(self, steps: int) -> None:
         self.learning = True
-        self._left, self._audit = steps, audit
-        self._patience = PATIENCE_STEPS
-        self._quiet = 0
+        self._left, self._since = steps, 0
+
+
+class _Visit:
+    """What hooks note of one visit to the sync stage: the stage's own time before it, and until its last gradient."""
+
+    __slots__ = ("before_ns", "last", "ready_ns", "seq")
+
+    def __init__(self, seq: int, before_ns: int) -> None:
+        self.seq = seq
+        self.before_ns = self.ready_ns = before_ns
+        self.last: LastGradients = ()
 
 
 class GradientWatch:
@@ -166,18 +143,16 @@ class GradientWatch:
 
     __slots__ = (
         "_at",
-        "_earlier",
         "_error",
+        "_ever_hooked",
         "_frozen",
         "_handles",
-        "_lessons",
-        "_met",
         "_model",
-        "_moment",
+        "_next_frozen",
+        "_order",
         "_outside_at",
         "_recording",
-        "_tail",
-        "_turn",
+        "_visits",
         "due",
     )
 
@@ -187,15 +162,13 @@ class GradientWatch:
         self._at = DURATIONS + schema.stages.index(schema.sync_in_order[0])
         self._outside_at = recording.outside[self._at]
         self._model = weakref.ref(model)
-        self._lessons = Lessons()
+        self._order = GradientOrder()
         self._handles: dict[int, Any] = {}
         self._frozen: list[tuple[weakref.ref[Any], str]] = []
-        self._met: set[int] = set()
-        self._turn = 0
-        # Of the last gradient: which step, the stage's own time until then, which visit, and the waits of those before.
-        self._moment: tuple[int, int, int, int] | None = None
-        self._earlier: list[int] = []
-        self._tail: deque[int] = deque(maxlen=KEPT)
+        self._ever_hooked: set[int] = set()
+        self._next_frozen = 0
+        # By the stage's outside time, which tells its visits apart.
+        self._visits: dict[int, _Visit] = {}
         self._error: Exception | None = None
         self.due = False
         try:
@@ -226,18 +199,12 @@ class GradientWatch:
             elif at not in stack:
                 return
             # Written whenever the stage is left, and time passes in between: it tells one visit from the next.
-            visit, moment = words[self._outside_at], self._moment
-            if moment is None or moment[0] != seq:
-                waited_ns = words[at] if visit else 0
-                if visit:
-                    self._earlier.append(SILENT)
-            elif moment[2] != visit:
-                waited_ns = moment[3] + words[at] - moment[1]
-                self._earlier.append(self._tail[-1])
-            else:
-                waited_ns = moment[3]
-            self._tail.append(id(parameter))
-            self._moment = (seq, ready_ns, visit, waited_ns)
+            outside_ns = words[self._outside_at]
+            visit = self._visits.get(outside_ns)
+            if visit is None or visit.seq != seq:
+                self._visits[outside_ns] = visit = _Visit(seq, words[at] if outside_ns else 0)
+            visit.ready_ns = ready_ns
+            visit.last = (*visit.last[1 - KEPT :], id(parameter))
         except Exception as error:
             self._error = error
             self.due = True
@@ -249,34 +216,38 @@ class GradientWatch:
             incomplete: the step was left half-way. Its gradients teach nothing.
         """
         words = self._recording.words
-        moment, self._moment = self._moment, None
-        tail, earlier = list(self._tail), frozenset(self._earlier)
-        self._tail.clear()
-        self._earlier = []
+        noted, self._visits = self._visits, {}
         took_ns = words[self._at]
         # A step without backward, such as an evaluation, is no surprise.
         if incomplete or not took_ns:
             return UNKNOWN
-        if moment is None or moment[0] != words[SEQ]:
-            moment, tail, earlier = None, [], frozenset()
-        lessons = self._lessons
-        before, thawed = lessons.learning, self._thawed()
-        known = lessons.take(tail, thawed, earlier)
-        if lessons.learning != before or thawed:
+        seq = words[SEQ]
+        lasts: list[LastGradients] = []
+        until_ns = waited_ns = 0
+        # Over a list, which is made in one go: a hook that is late may be adding to it.
+        for visit in list(noted.values()):
+            if visit.seq == seq:
+                if visit.before_ns and not lasts:
+                    lasts.append(NO_GRADIENT)
+                lasts.append(visit.last)
+                waited_ns += visit.before_ns - until_ns
+                until_ns = visit.ready_ns
+        order, thawed = self._order, self._thawed()
+        learning = order.learning
+        known = order.take(lasts, thawed)
+        if order.learning != learning or thawed:
             self.due = True
-        if moment is None or not known:
-            return UNKNOWN
-        _, until_ns, _, waited_ns = moment
-        return until_ns - waited_ns if 0 <= waited_ns <= until_ns <= took_ns else UNKNOWN
+        plausible = 0 <= waited_ns <= until_ns <= took_ns
+        return until_ns - waited_ns if known and plausible else UNKNOWN
 
     def settle(self) -> None:
-        """Put on and take off hooks as the lessons want them. Called by the step's thread between two steps."""
+        """Put on and take off hooks as is wanted. Called by the step's thread between two steps."""
         self.due = False
         try:
             if self._error is not None:
                 raise self._error
-            if not self._lessons.learning:
-                self._keep()
+            if not self._order.learning:
+                self._unhook()
                 return
             model = self._model()
             if model is None:
@@ -302,19 +273,19 @@ class GradientWatch:
                 if key in self._handles:
                     self._handles.pop(key).remove()
                 self._handles[key] = parameter.register_post_accumulate_grad_hook(self.ready)
-                self._met.add(key)
+                self._ever_hooked.add(key)
         self._frozen = [
             (weakref.ref(module), name)
             for module in _modules(model)
             for name, parameter in module.named_parameters(recurse=False)
-            if not parameter.requires_grad and id(parameter) not in self._met
+            if not parameter.requires_grad and id(parameter) not in self._ever_hooked
         ]
 
-    def _keep(self) -> None:
-        kept = self._lessons.kept
+    def _unhook(self) -> None:
+        kept = self._order.kept
         for key in [key for key in self._handles if key not in kept]:
             self._handles.pop(key).remove()
-        if self._lessons.fruitless:
+        if not kept:
             stage = self._recording.info.schema.stages[self._at - DURATIONS]
             self._recording.say_once(
                 f"watch() has seen no gradient become ready in the first sync stage, {stage!r}:"
@@ -325,8 +296,8 @@ class GradientWatch:
         """Whether one of the next few frozen parameters requires a gradient now."""
         frozen = self._frozen
         for _ in range(min(FROZEN_A_STEP, len(frozen))):
-            self._turn = (self._turn + 1) % len(frozen)
-            module, name = frozen[self._turn]
+            self._next_frozen = (self._next_frozen + 1) % len(frozen)
+            module, name = frozen[self._next_frozen]
             if getattr(getattr(module(), name, None), "requires_grad", False):
                 return True
         return False

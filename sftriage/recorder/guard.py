@@ -26,8 +26,8 @@ class ProfilerGuard:
 
     def __init__(self) -> None:
         self._installed = False
-        self._theirs = False
-        self._yield: Callable[[], None] | None = None
+        self._job_has_profiler = False
+        self._on_job_profiler: Callable[[], None] | None = None
         self._our_thread = 0
 
     def install(self) -> None:
@@ -42,25 +42,25 @@ class ProfilerGuard:
 
     def busy(self) -> str | None:
         """Why no capture can start now, or None."""
-        if self._yield is not None:
+        if self._on_job_profiler is not None:
             return "another capture is under way in this process"
-        if self._theirs or _enabled():
+        if self._job_has_profiler or _enabled():
             return "a profiler is already running in this process"
         return None
 
-    def hold(self, on_theirs: Callable[[], None]) -> None:
+    def hold(self, on_job_profiler: Callable[[], None]) -> None:
         """Take the profiler for a capture.
 
         Args:
-            on_theirs: called when the job starts its own profiler, before it starts, on the thread that starts it; it
-                has to stop the capture.
+            on_job_profiler: called when the job starts its own profiler, before it starts, on the thread that starts
+                it; it has to stop the capture.
         """
-        self._yield = on_theirs
+        self._on_job_profiler = on_job_profiler
 
-    def release(self, on_theirs: Callable[[], None]) -> None:
+    def release(self, on_job_profiler: Callable[[], None]) -> None:
         """Give the profiler back, if this capture holds it."""
-        if self._yield == on_theirs:
-            self._yield = None
+        if self._on_job_profiler == on_job_profiler:
+            self._on_job_profiler = None
 
     @contextmanager
     def ours(self) -> Iterator[None]:
@@ -76,13 +76,13 @@ class ProfilerGuard:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if get_ident() == self._our_thread:
                 return original(*args, **kwargs)
-            if holds and self._yield is not None:
+            if holds and self._on_job_profiler is not None:
                 try:
-                    self._yield()
+                    self._on_job_profiler()
                 except Exception as error:
                     warn("a capture could not make way for the job's own profiler: %r", error)
             answer = original(*args, **kwargs)
-            self._theirs = holds
+            self._job_has_profiler = holds
             return answer
 
         return wrapper

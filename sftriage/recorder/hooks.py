@@ -12,13 +12,13 @@ class StepHook(Protocol):
     None of its methods raises.
 
     Attributes:
-        bell: a word that changes when `before_step` has something to do.
-        busy: `before_step` is wanted at the next step whether the bell changes or not.
+        doorbell: a word that changes when `before_step` has something to do.
+        busy: `before_step` is wanted at the next step whether the doorbell changes or not.
         stepping: `after_step` is wanted at the end of this step.
         annotating: `follow` is wanted at every switch of stages in this step.
     """
 
-    bell: memoryview
+    doorbell: memoryview
 
     @property
     def busy(self) -> bool:

@@ -1,4 +1,4 @@
-"""The byte layout that rings, step logs and mailboxes share, and the one codec for it.
+"""The byte layout that rings, step logs and mailboxes share, and who reads and writes headers.
 
 Every file starts with a header of 4096 bytes, so that what follows is page aligned::
 
@@ -39,7 +39,7 @@ from typing import Any
 from zlib import crc32
 
 from sftriage.errors import RingError, SftriageError
-from sftriage.records import StageSchema, StepRecord
+from sftriage.records import StageSchema
 
 HEADER_BYTES = 4096
 WORD_BYTES = 8
@@ -134,8 +134,8 @@ class RingInfo:
 
     @property
     def slot_words(self) -> int:
-        """Words in one slot: nine fixed ones, S durations, G outside times, and the CRC."""
-        return DURATIONS + len(self.schema.stages) + len(self.schema.sync) + 1
+        """Words in one slot."""
+        return slot_words(self.schema)
 
     @property
     def slot_bytes(self) -> int:
@@ -145,6 +145,11 @@ class RingInfo:
     def file_name(self, kind: str) -> str:
         """The name of this rank's file of a kind: ``mailbox``, or one of `MAGICS`."""
         return f"rank-{self.rank}.{self.attempt}.{kind}"
+
+
+def slot_words(schema: StageSchema) -> int:
+    """Words in one slot: nine fixed ones, S durations, G outside times, and the CRC."""
+    return DURATIONS + len(schema.stages) + len(schema.sync) + 1
 
 
 def bounded_text(text: str) -> str:
@@ -237,14 +242,11 @@ def kind_of(first: int, rest: int) -> str:
     return bounded_text(_KIND.pack(first, rest).rstrip(b"\0").decode("utf-8", "replace"))
 
 
-class SlotCodec:
-    """Turns the bytes of slots into records, and refuses every slot that was not written whole."""
+class SlotCheck:
+    """Tells the slots that were written whole. What they say is for readers that may use numpy (`windows.decoding`)."""
 
     def __init__(self, info: RingInfo) -> None:
-        self._rank = info.rank
         self._words = struct.Struct(f"={info.slot_words}q")
-        self._durations = slice(DURATIONS, DURATIONS + len(info.schema.stages))
-        self._outside = slice(self._durations.stop, info.slot_words - 1)
         self.slot_bytes = info.slot_bytes
 
     def sequence(self, slot: bytes) -> int | None:
@@ -253,39 +255,10 @@ class SlotCodec:
         Args:
             slot: exactly ``slot_bytes`` bytes.
         """
-        words = self._whole(slot)
-        return None if words is None else words[SEQ]
-
-    def decode(self, slot: bytes) -> tuple[int, StepRecord] | None:
-        """The sequence number and the record of one slot, or None if it is torn or damaged.
-
-        Args:
-            slot: exactly ``slot_bytes`` bytes.
-        """
-        words = self._whole(slot)
-        if words is None:
-            return None
-        flags = words[FLAGS]
-        record = StepRecord(
-            rank=self._rank,
-            step=words[STEP],
-            start_ns=words[START],
-            between_ns=words[BETWEEN],
-            durations_ns=words[self._durations],
-            outside_ns=words[self._outside],
-            kind=kind_of(words[KIND], words[KIND_REST]),
-            work=words[WORK],
-            ready_ns=None if words[READY] == UNKNOWN else words[READY],
-            complete=not flags & INCOMPLETE,
-            capturing=bool(flags & CAPTURING),
-        )
-        return words[SEQ], record
-
-    def _whole(self, slot: bytes) -> tuple[int, ...] | None:
         words: tuple[int, ...] = self._words.unpack(slot)
         if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
             return None
         # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
         if min(words[BETWEEN], words[WORK], *words[DURATIONS:-1]) < 0 or words[READY] < UNKNOWN:
             return None
-        return words
+        return words[SEQ]

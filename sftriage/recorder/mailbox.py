@@ -3,7 +3,7 @@
 ``rank-<rank>.<attempt>.mailbox`` is a header (see `layout`), 64 KiB for the request and 64 KiB for the result, both
 UTF-8 JSON. The live words of its header, each side's on a cache line of its own::
 
-     0  bell           goes up by one at each request and each cancellation: all that the trainer reads in a step
+     0  doorbell       goes up by one at each request and each cancellation: all that the trainer reads in a step
      1  request_seq    number of the latest request, from 1
      2  request_bytes  its length
      3  request_crc    its CRC-32
@@ -56,7 +56,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_DETAIL_CHARS = 2000
 SIZE_BYTES = HEADER_BYTES + 2 * MAX_MESSAGE_BYTES
 
-BELL, REQUEST_SEQ, REQUEST_BYTES, REQUEST_CRC, CANCEL_SEQ, ALLOW_SEQ = range(6)
+DOORBELL, REQUEST_SEQ, REQUEST_BYTES, REQUEST_CRC, CANCEL_SEQ, ALLOW_SEQ = range(6)
 STATE, STEPS, RESULT_SEQ, RESULT_BYTES, RESULT_CRC = range(8, 13)
 
 _STATES: tuple[State, ...] = ("idle", "armed", "recording", "exporting")
@@ -75,7 +75,7 @@ class Mailbox:
         info: the ring's info. Whoever holds the ring of a rank and attempt may replace a mailbox left over beside it.
 
     Attributes:
-        live: the header's live words; ``live[BELL]`` changes when there is something to look at.
+        live: the header's live words; ``live[DOORBELL]`` changes when there is something to look at.
 
     Raises:
         OSError: the directory is missing or full, or may not be written.
@@ -199,7 +199,7 @@ class MailboxClient:
             self._write(_REQUEST_AT, body)
             for word, value in ((REQUEST_BYTES, len(body)), (REQUEST_CRC, crc32(body)), (REQUEST_SEQ, seq)):
                 self._store(word, value)
-            self._store(BELL, live[BELL] + 1)
+            self._store(DOORBELL, live[DOORBELL] + 1)
         return seq
 
     def cancel(self, capture_id: str) -> bool:
@@ -270,7 +270,7 @@ class MailboxClient:
             if request.get("capture_id") != capture_id:
                 return False
             self._store(word, live[REQUEST_SEQ])
-            self._store(BELL, live[BELL] + 1)
+            self._store(DOORBELL, live[DOORBELL] + 1)
         return True
 
     @contextmanager
@@ -287,7 +287,7 @@ class MailboxClient:
         if len(found) < _LIVE.size:
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = _LIVE.unpack(found)
-        if not all(0 <= live[word] < MAX_COUNT for word in (BELL, REQUEST_SEQ, RESULT_SEQ)):
+        if not all(0 <= live[word] < MAX_COUNT for word in (DOORBELL, REQUEST_SEQ, RESULT_SEQ)):
             raise RingError(f"{self.path}: its counts of requests and results cannot be")
         return live
 

@@ -36,10 +36,9 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.nvtx import NvtxSession
-from sftriage.recorder.probe import Probe
 from sftriage.recorder.refusal import refusal
-from sftriage.recorder.session import TorchSession
-from sftriage.recorder.sizing import Fitting, Measured, StepSizes
+from sftriage.recorder.session import Probe, TorchSession
+from sftriage.recorder.sizing import StepLimit, StepSizes, TraceCost
 from sftriage.recorder.spool import write_trace
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 
@@ -55,7 +54,7 @@ class _Capture:
     deadline_s: float
     session: TorchSession | NvtxSession
     not_before: int
-    fitting: Fitting
+    limit: StepLimit
     probe: Probe | None = None
     probe_s: float | None = None
     prepared: bool = False
@@ -72,11 +71,11 @@ class CaptureExecutor:
         guard: who holds the process's profiler.
 
     Attributes:
-        bell: see `StepHook`.
+        doorbell: see `StepHook`.
     """
 
     def __init__(self, mailbox: Mailbox, info: RingInfo, spool: Path | None, guard: ProfilerGuard = GUARD) -> None:
-        self.bell = mailbox.live
+        self.doorbell = mailbox.live
         self._mailbox = mailbox
         self._info = info
         self._spool = spool
@@ -124,11 +123,11 @@ class CaptureExecutor:
         self._guard.install()
         try:
             if self._capture is not None:
-                self._go_on(self._capture, number)
+                self._continue(self._capture, number)
             elif self._state == "idle":
-                self._look(number)
+                self._take_request(number)
         except Exception as error:
-            self._give_up(_reason(error))
+            self._fail(_reason(error))
         # A stop in here is over before the step starts: it is this step's between_ns, not the next one's.
         touched = touched or self._touching
         self._stalled = False
@@ -142,18 +141,18 @@ class CaptureExecutor:
         try:
             if self._state == "armed":
                 if capture.probe is not None:
-                    self._learn(capture, capture.probe)
+                    self._end_probe(capture, capture.probe)
                 capture.warmed += capture.prepared
                 return
             session = capture.session
             session.end_step()
             self._mailbox.show("recording", session.steps)
-            if session.steps >= capture.fitting.steps:
+            if session.steps >= capture.limit.steps:
                 self._stop(capture, self._cut_short(capture))
             elif time.monotonic() >= capture.deadline_s:
                 self._finish_early(capture, "time-box reached")
         except Exception as error:
-            self._give_up(_reason(error))
+            self._fail(_reason(error))
 
     def follow(self, stages: Sequence[str]) -> None:
         """Mark in the trace the stages that are open now, outermost first."""
@@ -162,7 +161,7 @@ class CaptureExecutor:
         try:
             self._capture.session.follow(stages)
         except Exception as error:
-            self._give_up(_reason(error))
+            self._fail(_reason(error))
 
     def close(self, wait: bool) -> None:
         """Training has ended, or the recorder: keep the steps there are, and answer what was asked.
@@ -174,7 +173,7 @@ class CaptureExecutor:
             if self._capture is not None:
                 self._finish_early(self._capture, "training ended")
         except Exception as error:
-            self._give_up(_reason(error))
+            self._fail(_reason(error))
         if self._export is not None:
             self._export.join(LAST_EXPORT_S if wait else 0)
             if self._export.is_alive():
@@ -186,10 +185,10 @@ class CaptureExecutor:
         """A forked child: its parent's capture and mailbox are none of its business."""
         self._capture = None
         self._state = "idle"
-        self._guard.release(self._make_way)
+        self._guard.release(self._yield_to_job)
         self._mailbox.close()
 
-    def _look(self, number: int) -> None:
+    def _take_request(self, number: int) -> None:
         """Take a request from the mailbox, and refuse it or begin it."""
         try:
             request = self._mailbox.take()
@@ -216,14 +215,14 @@ class CaptureExecutor:
         else:
             session = TorchSession(self._info, request.options, self._guard)
         deadline_s = time.monotonic() + request.max_seconds
-        capture = _Capture(request, deadline_s, session, self._first(request, number), Fitting(request.steps))
+        capture = _Capture(request, deadline_s, session, self._warmup_begins(request, number), StepLimit(request.steps))
         self._capture = capture
-        self._guard.hold(self._make_way)
+        self._guard.hold(self._yield_to_job)
         self._enter("armed")
         self._arm(capture, number)
 
     @staticmethod
-    def _first(request: CaptureRequest, number: int) -> int:
+    def _warmup_begins(request: CaptureRequest, number: int) -> int:
         """The step at which the profiler is to be warmed up, from ``number`` on."""
         return request.begins_at(number + request.warmup_steps) - request.warmup_steps
 
@@ -233,7 +232,7 @@ class CaptureExecutor:
             self._probe(capture, number)
             return
         if not capture.prepared and number > capture.not_before:
-            capture.not_before = self._first(capture.request, number)
+            capture.not_before = self._warmup_begins(capture.request, number)
         if not capture.prepared and number >= capture.not_before:
             capture.prepared = True
             capture.session.prepare()
@@ -249,7 +248,7 @@ class CaptureExecutor:
         )
         capture.probe.start(number)
 
-    def _learn(self, capture: _Capture, probe: Probe) -> None:
+    def _end_probe(self, capture: _Capture, probe: Probe) -> None:
         """The step that was recorded beforehand has ended: it says how many fit."""
         self._stalled = True
         self._sizes.note(capture.request.options, probe.finish())
@@ -258,8 +257,8 @@ class CaptureExecutor:
 
     def _cut_short(self, capture: _Capture) -> str:
         """Why there are fewer steps than were asked for, if there are."""
-        fitting = capture.fitting
-        return fitting.why and f"{fitting.steps} of {capture.request.steps} steps: {fitting.why}"
+        limit = capture.limit
+        return limit.why and f"{limit.steps} of {capture.request.steps} steps: {limit.why}"
 
     def _ready(self, capture: _Capture) -> bool:
         """Whether the warm-up is over, and a profiler outside is ready."""
@@ -267,12 +266,12 @@ class CaptureExecutor:
         warm = capture.prepared and capture.warmed >= capture.request.warmup_steps
         return warm and (not outside or self._mailbox.allowed)
 
-    def _go_on(self, capture: _Capture, number: int) -> None:
+    def _continue(self, capture: _Capture, number: int) -> None:
         if capture.probe is not None:
             # (its step was left half way)
-            self._learn(capture, capture.probe)
+            self._end_probe(capture, capture.probe)
         if self._mailbox.cancelled:
-            self._give_up("cancelled")
+            self._fail("cancelled")
         elif time.monotonic() >= capture.deadline_s:
             self._finish_early(capture, "time-box reached")
         elif self._state == "recording":
@@ -283,7 +282,7 @@ class CaptureExecutor:
     def _start(self, capture: _Capture, number: int) -> None:
         """Record from this step on."""
         if isinstance(capture.session, TorchSession):
-            capture.fitting = self._sizes.fitting(capture.request)
+            capture.limit = self._sizes.limit(capture.request)
             if capture.probe_s is not None:
                 capture.session.timings_s["probe"] = capture.probe_s
         capture.session.start(capture.request.capture_id, number, capture.request.labels)
@@ -294,7 +293,7 @@ class CaptureExecutor:
         if capture.session.steps:
             self._stop(capture, f"{why} after {capture.session.steps} of {capture.request.steps} steps")
         else:
-            self._give_up(f"{why} before a step was recorded")
+            self._fail(f"{why} before a step was recorded")
 
     def _stop(self, capture: _Capture, detail: str) -> None:
         """Stop the profiler between two steps, keep what it has, and export it in the background."""
@@ -303,7 +302,7 @@ class CaptureExecutor:
         self._enter("exporting")
         self._capture = None
         # Our session is over: from here on the job may start its own profiler.
-        self._guard.release(self._make_way)
+        self._guard.release(self._yield_to_job)
         if isinstance(capture.session, NvtxSession):
             # What was recorded is elsewhere.
             self._answer(capture.request.capture_id, "done", detail, capture.session)
@@ -324,7 +323,7 @@ class CaptureExecutor:
             assert self._spool is not None, "a request is refused where there is no spool"
             size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
             fixed_s = self._sizes.fixed_s(request.options)
-            self._sizes.note(request.options, Measured(session.steps, size_bytes, session.held_up_s, fixed_s))
+            self._sizes.note(request.options, TraceCost(session.steps, size_bytes, session.stall_s, fixed_s))
         except Exception as error:
             state, detail = "failed", _reason(error)
         session.timings_s["export"] = time.monotonic() - began_s
@@ -332,11 +331,11 @@ class CaptureExecutor:
         # Last: until then the training thread leaves the mailbox to this one.
         self._enter("idle")
 
-    def _make_way(self) -> None:
+    def _yield_to_job(self) -> None:
         """The job starts a profiler of its own: it goes first."""
-        self._give_up("the job started a profiler of its own")
+        self._fail("the job started a profiler of its own")
 
-    def _give_up(self, reason: str) -> None:
+    def _fail(self, reason: str) -> None:
         """Stop and discard, whatever state the profiler is in. Does not raise."""
         capture = self._capture
         if capture is None:
@@ -350,7 +349,7 @@ class CaptureExecutor:
             capture.session.stop()
         except Exception as error:
             warn("a failed capture's profiler could not be stopped: %r", error)
-        self._guard.release(self._make_way)
+        self._guard.release(self._yield_to_job)
         self._answer(capture.request.capture_id, "failed", reason, capture.session)
         self._enter("idle")
 

@@ -24,7 +24,7 @@ from time import monotonic_ns
 from zlib import crc32
 
 from sftriage.errors import RingError
-from sftriage.recorder.device import PATIENCE_STEPS, cuda_in_use
+from sftriage.recorder.device import CUDA_START_STEPS, cuda_in_use
 from sftriage.recorder.hooks import DeviceWatch, ReadyWatch, StepHook
 from sftriage.recorder.layout import (
     BETWEEN,
@@ -59,7 +59,7 @@ from sftriage.recorder.ring import (
 )
 
 _NEVER = -1
-"""No bell rings so often: the executor is asked at the next step whatever the bell says."""
+"""No doorbell rings so often: the executor is asked at the next step in any case."""
 
 _CACHED_KINDS = 64
 """Encoded kinds that are remembered. A job has a handful; one that makes them up goes without."""
@@ -78,17 +78,17 @@ class Recording:
 
     __slots__ = (
         "__weakref__",
-        "_answered",
-        "_bell",
         "_blank",
         "_body",
+        "_cuda_steps_left",
+        "_doorbell",
         "_ended",
         "_flags",
-        "_heard",
         "_hook",
         "_kinds",
-        "_patience",
         "_ring",
+        "_rings_handled",
+        "_rings_seen",
         "_seen",
         "_slot",
         "_tail",
@@ -111,7 +111,7 @@ class Recording:
         schema = ring.info.schema
         self._ring = ring
         self._hook = hook
-        self._bell = hook.bell
+        self._doorbell = hook.doorbell
         self.live = ring.live
         self.words = array("q", bytes(ring.info.slot_bytes))
         self.words[STEP] = -1
@@ -136,10 +136,10 @@ class Recording:
         self.off = False
         self._flags = 0
         self._ended = 0
-        # The bell that the executor has answered; as long as `_heard` is another one, `begin` has something to ask.
-        self._answered = self._heard = _NEVER
+        # Rings of the doorbell that the executor has handled; while `_rings_seen` is not the doorbell, `begin` asks it.
+        self._rings_handled = self._rings_seen = _NEVER
         # Steps at whose beginning it is still to be seen whether CUDA is in use; no later step pays for the question.
-        self._patience = PATIENCE_STEPS
+        self._cuda_steps_left = CUDA_START_STEPS
         self._seen: set[str] = set()
         self._kinds: dict[str, tuple[int, int]] = {}
         self.watch: ReadyWatch | None = None
@@ -159,7 +159,7 @@ class Recording:
             self._publish(INCOMPLETE)
         words = self.words
         number = words[STEP] + 1 if number is None else self._checked(number)
-        if self._bell[0] != self._heard:
+        if self._doorbell[0] != self._rings_seen:
             self._consult(number)
         now = monotonic_ns()
         words[STEP] = number
@@ -330,17 +330,17 @@ class Recording:
         return found
 
     def _consult(self, number: int) -> None:
-        # Both before the hook looks: a bell that rings meanwhile is heard at the next step, and a hook that was busy
+        # Both before the hook looks: what rings meanwhile is seen at the next step, and a hook that was busy
         # did not listen, though it may be done by now.
-        bell, busy = self._bell[0], self._hook.busy
-        if bell != self._answered:
+        rings, busy = self._doorbell[0], self._hook.busy
+        if rings != self._rings_handled:
             self._flags = CAPTURING if self._hook.before_step(number) else 0
-            self._answered = _NEVER if busy or self._hook.busy else bell
-        if self._patience:
+            self._rings_handled = _NEVER if busy or self._hook.busy else rings
+        if self._cuda_steps_left:
             used = cuda_in_use()
             self.live[ON_DEVICE] = int(used)
-            self._patience = 0 if used else self._patience - 1
-        self._heard = _NEVER if self._patience else self._answered
+            self._cuda_steps_left = 0 if used else self._cuda_steps_left - 1
+        self._rings_seen = _NEVER if self._cuda_steps_left else self._rings_handled
 
     def _charge(self) -> None:
         now = monotonic_ns()

@@ -36,11 +36,10 @@ from sftriage.recorder.layout import (
     MAX_COUNT,
     WORD_BYTES,
     RingInfo,
-    SlotCodec,
+    SlotCheck,
     decode_header,
     encode_header,
 )
-from sftriage.records import StepRecord
 
 PUBLISHED, CURRENT_STAGE, SINCE, CURRENT_STEP, STEP_SINCE, MISUSE, CLOSED, SPECIAL_STEP, ON_DEVICE = range(9)
 NO_STAGE = -1
@@ -105,16 +104,16 @@ class RingWriter:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a read found. ``len(records) + missed + torn`` is the number of steps published since the last read.
+    """What a read found. ``steps + missed + torn`` is the number of steps published since the last read.
 
     Attributes:
-        records: the new steps, in order.
+        steps: how many new steps.
         missed: steps that were overwritten before they were read.
         torn: slots that do not hold what they should, and are skipped.
-        raw: the slots of ``records``, as a step log takes them.
+        raw: the slots of the new steps in order, as a step log takes them; `sftriage.windows.decoding` reads them.
     """
 
-    records: tuple[StepRecord, ...]
+    steps: int
     missed: int
     torn: int
     raw: bytes
@@ -175,7 +174,7 @@ class RingReader:
         except BaseException:
             self.close()
             raise
-        self._codec = SlotCodec(self.info)
+        self._check = SlotCheck(self.info)
 
     def read(self) -> Batch:
         """The steps published since the last read.
@@ -193,22 +192,19 @@ class RingReader:
         data = self._slots(first, published)
         # The writer went on while we copied: it may be anywhere up to, and in, the slot of its next step.
         overrun = self._live()[PUBLISHED] - self.slots
-        records: list[StepRecord] = []
         raw: list[bytes] = []
         torn = 0
         size = self.info.slot_bytes
         for index in range(first, published):
             slot = data[(index - first) * size : (index - first + 1) * size]
-            found = self._codec.decode(slot)
-            if found is not None and found[0] == index + 1:
-                records.append(found[1])
+            if self._check.sequence(slot) == index + 1:
                 raw.append(slot)
             elif index <= overrun:
                 missed += 1
             else:
                 torn += 1
         self._read = published
-        return Batch(tuple(records), missed, torn, b"".join(raw))
+        return Batch(len(raw), missed, torn, b"".join(raw))
 
     def status(self) -> RingStatus:
         """What the rank is doing now.

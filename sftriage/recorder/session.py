@@ -1,4 +1,6 @@
-"""One session of torch's profiler, from preparing it to a trace in memory. Every call is made on the training thread.
+"""One session of torch's profiler, from preparing it to a trace in memory, and the short one before it (`Probe`).
+
+Every call is made on the training thread.
 
 Nothing here decides when: that is `profiling`.
 """
@@ -10,16 +12,21 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from time import monotonic, monotonic_ns, time_ns
-from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from sftriage.errors import CaptureError
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.layout import RingInfo
+from sftriage.recorder.sizing import TraceCost
+from sftriage.recorder.spool import create
 
 OPTIONS = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
 """What a request may ask of the profiler; all off by default, for they multiply its memory and its trace."""
+
+_BLANKS = 2
+"""Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
 
@@ -37,7 +44,7 @@ class TorchSession:
         first_step: the first step that was recorded.
         last_step: the last one.
         timings_s: seconds that ``start``, ``run`` and ``stop`` took.
-        held_up_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
+        stall_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
         clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
     """
 
@@ -48,6 +55,7 @@ class TorchSession:
             activities.append(profiler.ProfilerActivity.CUDA)
         # The class under torch.profiler.profile: without a schedule, and without the step counter that the job may use.
         self._profile = profiler._KinetoProfile(activities=activities, **options)
+        self._options = dict(options)
         self._info = info
         self._guard = guard
         self._step_mark: Any = None
@@ -57,7 +65,7 @@ class TorchSession:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.timings_s = {"start": 0.0}
-        self.held_up_s = 0.0
+        self.stall_s = 0.0
         self.clock: dict[str, int] = {}
         self._prepared = False
         self._started = False
@@ -66,7 +74,15 @@ class TorchSession:
         """Warm the profiler up: the first steps after this pay for it, and are not recorded."""
         began_s = monotonic()
         with self._guard.ours():
-            _importing_nothing(self._profile.prepare_trace)()
+            if _compiler_loaded():
+                self._profile.prepare_trace()
+            else:
+                # prepare_trace() would import torch's compiler, to ask for a setting that matters only to its users:
+                # 820 modules, seconds in which the rank stands still. What else it does is this.
+                backend = sys.modules["torch.autograd.profiler"]
+                made = backend.profile(use_kineto=True, use_device=self._profile.use_device, **self._options)
+                self._profile.profiler = made
+                made._prepare_trace()
         self._prepared = True
         self.timings_s["start"] += monotonic() - began_s
 
@@ -124,7 +140,7 @@ class TorchSession:
                     self._profile.start_trace()
                 self._profile.stop_trace()
             self.timings_s["stop"] = monotonic() - began_s
-            self.held_up_s += self.timings_s["stop"]
+            self.stall_s += self.timings_s["stop"]
 
     def export(self, path: str) -> None:
         """Write the trace as JSON. This may be called on another thread.
@@ -136,7 +152,7 @@ class TorchSession:
             raise CaptureError("the profiler recorded nothing")
         began_s = monotonic()
         self._profile.export_chrome_trace(path)
-        self.held_up_s += monotonic() - began_s
+        self.stall_s += monotonic() - began_s
 
     def _label(self, name: str, value: str) -> None:
         # Kineto writes values into its JSON as they are: a backslash in one would break the whole trace.
@@ -149,32 +165,81 @@ class TorchSession:
             self._step_mark = None
 
 
-def _importing_nothing(prepare_trace: Callable[[], None]) -> Callable[[], None]:
-    """Torch's own ``prepare_trace``, to which ``torch._inductor`` is there only if the job has imported it.
+class Probe:
+    """One step recorded before a capture and thrown away, to know what a step takes (`sizing`).
 
-    It asks ``hasattr(torch, "_inductor")``, and torch answers by importing that: 820 modules, seconds in which the rank
-    stands still, for a setting that matters only to who uses it already. So its code is run with a ``torch`` that has
-    everything but this. What is no plain method of that module is left as it is.
+    Args:
+        session: makes a session, with the capture's options.
+        spool: the directory in which its trace is written for a moment.
+        capture_id: the capture it is made for.
+
+    Attributes:
+        took_s: seconds that the training thread spent on it so far.
     """
-    torch = sys.modules["torch"]
-    there = dict(vars(torch))
-    inductor = there.get("_inductor")
-    if inductor is not None and "config" in vars(inductor):
-        return prepare_trace
-    if not isinstance(prepare_trace, MethodType) or not isinstance(prepare_trace.__func__, FunctionType):
-        return prepare_trace
-    function = prepare_trace.__func__
-    if function.__globals__.get("torch") is not torch:
-        return prepare_trace
-    # Its __getattr__ is what imports.
-    there.pop("__getattr__", None)
-    there.pop("_inductor", None)
-    lesser = ModuleType("torch")
-    vars(lesser).update(there)
-    names = {**function.__globals__, "torch": lesser}
-    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
-    copied.__kwdefaults__ = function.__kwdefaults__
-    return MethodType(copied, prepare_trace.__self__)
+
+    def __init__(self, session: Callable[[], TorchSession], spool: Path, capture_id: str) -> None:
+        self._make = session
+        self._session: TorchSession | None = None
+        self._spool = spool
+        self._capture_id = capture_id
+        self._fixed_s = 0.0
+        self.took_s = 0.0
+
+    def start(self, number: int) -> None:
+        """Record from this step on."""
+        began_s = monotonic()
+        for _ in range(_BLANKS):
+            blank = self._started(number)
+            blank.stop()
+            self._trace_bytes(blank)
+            self._fixed_s = blank.stall_s
+        self._started(number)
+        self.took_s += monotonic() - began_s
+
+    def finish(self) -> TraceCost:
+        """Stop after the one step.
+
+        Raises:
+            CaptureError: nothing could be written.
+        """
+        began_s = monotonic()
+        session = self._session
+        assert session is not None, "a probe is started before it is finished"
+        session.stop()
+        size_bytes = self._trace_bytes(session)
+        self.took_s += monotonic() - began_s
+        return TraceCost(1, size_bytes, session.stall_s, self._fixed_s)
+
+    def stop(self) -> None:
+        """Stop the profiler, wherever it is."""
+        if self._session is not None:
+            self._session.stop()
+
+    def _started(self, number: int) -> TorchSession:
+        # Kept before anything is done with it: whatever fails, `stop` finds it.
+        self._session = session = self._make()
+        session.prepare()
+        session.start(self._capture_id, number, {})
+        return session
+
+    def _trace_bytes(self, session: TorchSession) -> int:
+        """The size of a trace, which is written and removed again."""
+        path = self._spool / f"{self._capture_id}.probe"
+        create(path)
+        try:
+            session.export(str(path))
+            size_bytes = path.stat().st_size
+        finally:
+            path.unlink(missing_ok=True)
+        if not size_bytes:
+            raise CaptureError("the trace was not written whole; the disk may be full")
+        return size_bytes
+
+
+def _compiler_loaded() -> bool:
+    """Whether the job has imported ``torch._inductor``, without importing it or waiting for an import under way."""
+    inductor = vars(sys.modules["torch"]).get("_inductor")
+    return inductor is not None and "config" in vars(inductor)
 
 
 def _mark(name: str) -> Any:

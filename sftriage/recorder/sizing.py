@@ -1,4 +1,4 @@
-"""How many steps a capture may have: known of one that is recorded beforehand (`probe`), or of the capture before.
+"""How many steps a capture may have: known of one recorded beforehand (`session.Probe`), or of the capture before.
 
 As many as fit into its bytes, and leave a trace whose stop and export do not hold the rank up for too long.
 
@@ -18,7 +18,7 @@ PROBED_STEPS = 10
 """A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
 options, which multiply what a step leaves, any capture of more than one step has."""
 
-MOST_HELD_UP_S = 2.0
+MAX_STALL_S = 2.0
 """How long the stop and the export of a capture may be expected to hold its rank up, and with it its group.
 
 Torch reads every event that it recorded when it stops, and again when it writes the trace, and keeps the GIL for both:
@@ -38,24 +38,24 @@ Options = tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class TraceCost:
     """What some steps took.
 
     Attributes:
         steps: how many.
         size_bytes: of their trace.
-        held_up_s: seconds that its stop and export took.
+        stall_s: seconds that its stop and export took.
         fixed_s: those of a trace without any step, as far as they are known.
     """
 
     steps: int
     size_bytes: int
-    held_up_s: float
+    stall_s: float
     fixed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Fitting:
+class StepLimit:
     """How many steps a capture may have, and why not more; "" where there are as many as were asked for."""
 
     steps: int
@@ -66,9 +66,9 @@ class StepSizes:
     """What a step takes, by the profiler's options; the last time counts."""
 
     def __init__(self) -> None:
-        self._measured: dict[Options, Measured] = {}
+        self._measured: dict[Options, TraceCost] = {}
 
-    def note(self, options: Mapping[str, object], measured: Measured) -> None:
+    def note(self, options: Mapping[str, object], measured: TraceCost) -> None:
         """Some steps have been recorded with these options."""
         if measured.steps > 0 and measured.size_bytes > 0:
             self._measured[_key(options)] = measured
@@ -83,7 +83,7 @@ class StepSizes:
         key = _key(request.options)
         return request.steps > (1 if key else PROBED_STEPS) and key not in self._measured
 
-    def fitting(self, request: CaptureRequest) -> Fitting:
+    def limit(self, request: CaptureRequest) -> StepLimit:
         """How many steps a capture may have.
 
         Raises:
@@ -91,7 +91,7 @@ class StepSizes:
         """
         measured = self._measured.get(_key(request.options))
         if measured is None:
-            return Fitting(request.steps)
+            return StepLimit(request.steps)
         step_bytes = measured.size_bytes / measured.steps
         if step_bytes > request.max_bytes:
             raise CaptureError(
@@ -100,18 +100,18 @@ class StepSizes:
         into_bytes = max(1, int(_ROOM_FRACTION * request.max_bytes / step_bytes))
         in_time = _in_time(measured, request.steps)
         if request.steps <= min(into_bytes, in_time):
-            return Fitting(request.steps)
+            return StepLimit(request.steps)
         if in_time < into_bytes:
-            return Fitting(in_time, f"more would hold the rank up for over {MOST_HELD_UP_S:g} s")
-        return Fitting(into_bytes, f"more would not fit into {request.max_bytes} bytes")
+            return StepLimit(in_time, f"more would hold the rank up for over {MAX_STALL_S:g} s")
+        return StepLimit(into_bytes, f"more would not fit into {request.max_bytes} bytes")
 
 
-def _in_time(measured: Measured, asked: int) -> int:
-    """As many of the steps asked for as are expected to hold the rank up for `MOST_HELD_UP_S` at most; at least one."""
-    step_s = (measured.held_up_s - measured.fixed_s) / measured.steps
+def _in_time(measured: TraceCost, asked: int) -> int:
+    """As many of the steps asked for as are expected to hold the rank up for `MAX_STALL_S` at most; at least one."""
+    step_s = (measured.stall_s - measured.fixed_s) / measured.steps
     if step_s <= 0.0:
         return asked
-    steps = (MOST_HELD_UP_S - measured.fixed_s) / step_s
+    steps = (MAX_STALL_S - measured.fixed_s) / step_s
     if steps > measured.steps:
         steps = max(measured.steps, steps / _GROWTH)
     return max(1, min(asked, int(steps)))

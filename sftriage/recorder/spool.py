@@ -32,10 +32,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
     partial = spool / f"{capture_id}.json.partial"
     if final.exists():
         raise CaptureError(f"there is a trace named {capture_id} already")
-    try:
-        os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except OSError as error:
-        raise CaptureError(f"the spool directory {spool} cannot be written: {error.strerror}") from error
+    create(partial)
     try:
         export(str(partial))
         size_bytes = partial.stat().st_size
@@ -53,6 +50,18 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
     finally:
         partial.unlink(missing_ok=True)
     return size_bytes
+
+
+def create(path: Path) -> None:
+    """Make an empty private file.
+
+    Raises:
+        CaptureError: it cannot be made, or is there already.
+    """
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except OSError as error:
+        raise CaptureError(f"the spool directory {path.parent} cannot be written: {error.strerror}") from error
 
 
 def ends_whole(trace: Path) -> bool:

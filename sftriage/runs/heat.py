@@ -13,7 +13,7 @@ import numpy as np
 
 from sftriage.records import Window
 from sftriage.runs.lateness import MAX_COLUMNS, FloatArray, HeatMap, SingleArray, heat_map, lateness_of
-from sftriage.runs.steps import StepFile, StepLogs, windows
+from sftriage.windows.logs import StepFile, StepLogs, windows
 
 MIN_SAMPLED = 4
 """Steps that are read of a column however many ranks there are."""

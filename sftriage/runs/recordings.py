@@ -12,17 +12,18 @@ from pathlib import Path
 
 import numpy as np
 
-from sftriage.agent.device_rings import KIND, LOG_KIND
-from sftriage.agent.gather import Gatherer, Shape
-from sftriage.agent.npz import load_npz
-from sftriage.agent.rows import IntArray, slots_of, together
 from sftriage.errors import InputError, RingError
-from sftriage.recorder import LogReader, RingInfo, RingReader, find_rings
-from sftriage.recorder.layout import STEP
+from sftriage.recorder import RingInfo, RingReader, find_rings
 from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.windows.decoding import StepArrays, decode, together
+from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.logs import KIND, LOG_KIND, LogReader
+from sftriage.windows.npz import load_npz
 
-_MAX_SLOTS_AT_A_TIME = 4096
+_MIN_STEPS_AT_A_TIME = 32
+_MAX_STEPS_AT_A_TIME = 4096
+"""Of each rank: few enough for many ranks, and not so few that reading takes longer than judging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +38,8 @@ class RankSteps:
     ring: Path | None = None
     of_device: bool = False
 
-    def slots(self, at_a_time: int) -> Iterator[IntArray]:
-        """The slots in the order in which they were written, a few (B, W) at a time.
+    def steps(self, at_a_time: int) -> Iterator[StepArrays]:
+        """The steps in the order in which they were written, a few at a time.
 
         Raises:
             RingError: a file cannot be read any more.
@@ -46,19 +47,18 @@ class RankSteps:
         last: int | None = None
         if self.log is not None:
             log = LogReader(self.log, kind=LOG_KIND if self.of_device else "steps")
-            while raw := log.read(at_a_time):
-                slots_BW = slots_of(raw, self.info)
-                last = int(slots_BW[-1, STEP])
-                yield slots_BW
+            while steps := log.read(at_a_time):
+                last = int(steps.step_B[-1])
+                yield steps
         # Of a job that has ended since the run was looked at, the log has everything.
         if self.ring is None or not self.ring.exists():
             return
         with RingReader(self.ring, kind=KIND if self.of_device else "ring") as ring:
-            slots_BW = slots_of(ring.read().raw, self.info)
+            steps = decode([(self.info.rank, ring.read().raw)], self.info.schema)
         if last is not None:
-            slots_BW = slots_BW[slots_BW[:, STEP] > last]
-        for at in range(0, len(slots_BW), at_a_time):
-            yield slots_BW[at : at + at_a_time]
+            steps = steps[steps.step_B > last]
+        for at in range(0, len(steps), at_a_time):
+            yield steps[at : at + at_a_time]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -92,12 +92,12 @@ class Recording:
                 gatherer.runs_on_device()
             device = _Unread(on_device, shape)
             try:
-                for ranks_B, slots_BW in _side_by_side(_Unread(ranks, shape), shape):
-                    beside = device.up_to(int(slots_BW[:, STEP].max()))
+                for host in _side_by_side(_Unread(ranks, shape), shape):
+                    beside = device.up_to(int(host.step_B.max()))
                     if beside:
-                        gatherer.add_both((ranks_B, slots_BW), together(beside))
+                        gatherer.add_both(host, together(beside))
                     else:
-                        gatherer.add(ranks_B, slots_BW)
+                        gatherer.add(host)
                     yield from gatherer.ready()
             except RingError as error:
                 raise InputError(str(error)) from error
@@ -152,52 +152,55 @@ def _put(into: dict[int, dict[int, RankSteps]], steps: RankSteps) -> None:
 
 
 class _Unread:
-    """Several ranks' slots that are still to be read, a few at a time.
+    """Several ranks' steps that are still to be read, a few at a time.
 
     Args:
         ranks: where they are.
-        shape: how windows are cut: no more is held than one takes.
+        shape: how windows are cut: hardly more is held than one takes.
     """
 
     def __init__(self, ranks: Mapping[int, RankSteps], shape: Shape) -> None:
-        at_a_time = min(shape.window_steps, _MAX_SLOTS_AT_A_TIME)
-        self._unread = {rank: steps.slots(at_a_time) for rank, steps in ranks.items()}
-        self._held: dict[int, IntArray] = {}
+        at_a_time = min(max(shape.window_steps, _MIN_STEPS_AT_A_TIME), _MAX_STEPS_AT_A_TIME)
+        self._unread = {rank: steps.steps(at_a_time) for rank, steps in ranks.items()}
+        self._held: dict[int, StepArrays] = {}
 
-    def held(self) -> Mapping[int, IntArray]:
-        """The next slots of each rank that has any."""
+    def held(self) -> Mapping[int, StepArrays]:
+        """The next steps of each rank that has any."""
         for rank in [rank for rank in self._unread if rank not in self._held]:
-            slots_BW = next(self._unread[rank], np.zeros((0, 0), dtype=np.int64))
-            if len(slots_BW):
-                self._held[rank] = slots_BW
+            steps = next(self._unread[rank], None)
+            if steps:
+                self._held[rank] = steps
             else:
                 del self._unread[rank]
         return self._held
 
-    def up_to(self, last: int) -> list[tuple[int, IntArray]]:
-        """All slots of steps up to this one, rank by rank."""
-        taken: list[tuple[int, IntArray]] = []
+    def up_to(self, last: int) -> list[StepArrays]:
+        """All steps up to this one, rank by rank."""
+        taken: list[StepArrays] = []
         more = True
         while more:
             held, more = list(self.held().items()), False
-            for rank, slots_BW in held:
-                take_B = slots_BW[:, STEP] <= last
-                if take_B.any():
-                    taken.append((rank, slots_BW[take_B]))
-                    self._held[rank] = slots_BW[~take_B]
-                if not len(self._held[rank]):
+            for rank, steps in held:
+                take_B = steps.step_B <= last
+                n_taken = int(np.count_nonzero(take_B))
+                if n_taken:
+                    # Mostly they are in order: the first ones, which need not be copied.
+                    in_order = bool(take_B[:n_taken].all())
+                    taken.append(steps[:n_taken] if in_order else steps[take_B])
+                    self._held[rank] = steps[n_taken:] if in_order else steps[~take_B]
+                if n_taken == len(steps):
                     # What comes next of this rank may be wanted too.
                     del self._held[rank]
                     more = True
         return taken
 
 
-def _side_by_side(unread: _Unread, shape: Shape) -> Iterator[tuple[IntArray, IntArray]]:
+def _side_by_side(unread: _Unread, shape: Shape) -> Iterator[StepArrays]:
     """All ranks' steps by step number, no more steps at once than lie between two windows."""
     while held := unread.held():
         # No rank has an earlier step to come than the last one it holds.
-        last = min(int(slots_BW[:, STEP].max()) for slots_BW in held.values())
-        first = min(int(slots_BW[:, STEP].min()) for slots_BW in held.values())
+        last = min(int(steps.step_B.max()) for steps in held.values())
+        first = min(int(steps.step_B.min()) for steps in held.values())
         yield together(unread.up_to(min(last, first + shape.stride_steps - 1)))
 
 
@@ -205,17 +208,5 @@ def _cut(whole: Window, shape: Shape) -> Iterator[Window]:
     n_steps = len(whole.durations_NRS)
     length = min(shape.window_steps, n_steps)
     for first in range(min(shape.warmup_steps, n_steps - length), n_steps - length + 1, shape.stride_steps):
-        steps = slice(first, first + length)
-        yield replace(
-            whole,
-            first_step=whole.first_step + first,
-            durations_NRS=whole.durations_NRS[steps],
-            outside_NRG=None if whole.outside_NRG is None else whole.outside_NRG[steps],
-            between_NR=None if whole.between_NR is None else whole.between_NR[steps],
-            ready_NR=None if whole.ready_NR is None else whole.ready_NR[steps],
-            kinds=None if whole.kinds is None else whole.kinds[steps],
-            work_NR=None if whole.work_NR is None else whole.work_NR[steps],
-            device_NRS=None if whole.device_NRS is None else whole.device_NRS[steps],
-            device_outside_NRG=None if whole.device_outside_NRG is None else whole.device_outside_NRG[steps],
-            device_between_NR=None if whole.device_between_NR is None else whole.device_between_NR[steps],
-        )
+        start = whole.first_step + first
+        yield whole.steps(start, start + length - 1)

@@ -20,12 +20,12 @@ from sftriage.runs.heat import HeatSource
 from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap
 from sftriage.runs.notes import AskRow, CostRow, EvidenceRow, PolicyRow
-from sftriage.runs.steps import StepLogs
 from sftriage.runs.telemetry import Telemetry, TelemetryLook
 from sftriage.runs.watchers import Watcher, WatcherLook
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
+from sftriage.windows.logs import StepLogs
 
 KEPT_MAPS = 8
 
@@ -205,7 +205,7 @@ class RunSource:
             pair = [("captured", capture.rank), ("control", control)]
             return lanes_of(
                 [
-                    (title, ranks[rank].info, ranks[rank].records(capture.first_step, n_steps))
+                    (title, ranks[rank].info, ranks[rank].steps([(capture.first_step, n_steps)])[1].records())
                     for title, rank in pair
                     if rank is not None and rank in ranks
                 ]

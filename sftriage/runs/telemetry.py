@@ -8,8 +8,7 @@ from itertools import islice
 from pathlib import Path
 
 from sftriage.errors import RingError
-from sftriage.recorder import LogReader
-from sftriage.runs.steps import LOG_NAME
+from sftriage.windows.logs import LOG_NAME, LogReader
 
 MAX_NAMED = 8
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from sftriage.agent.gather import Shape
 from sftriage.errors import InputError
 from sftriage.frontier import Settings, judge
 from sftriage.records import StageSchema, Verdict, Window
@@ -24,6 +22,7 @@ from sftriage.runs.recordings import Recording, load_recording
 from sftriage.runtime.uploads import pusher
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
+from sftriage.windows.gather import Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +150,7 @@ class Signal:
         for shape in (*self._shapes(first, last), Shape(window_steps=1, stride_steps=1, warmup_steps=0)):
             for window in self.recording.windows(shape):
                 for number in range(max(first, window.first_step), min(last, window.last_step) + 1):
-                    one = _step_of(window, number)
+                    one = window.steps(number, number)
                     if np.isfinite(one.durations_NRS).any() and window.attempt >= found.get(number, one).attempt:
                         found[number] = one
             # Windows step by step take long, and are for a run whose end no whole window reaches.
@@ -169,17 +168,6 @@ class Signal:
             long = max(last - first + 1, min(LONG_STEPS, last - begin + 1))
             shapes.append(Shape(long, long, (last - long + 1 - begin) % long))
         return shapes
-
-
-def _step_of(window: Window, number: int) -> Window:
-    """One step of a window, as a window."""
-    row = slice(number - window.first_step, number - window.first_step + 1)
-    optional: dict[str, Any] = {
-        name: None if getattr(window, name) is None else getattr(window, name)[row]
-        for name in ("outside_NRG", "between_NR", "ready_NR", "work_NR", "kinds")
-    }
-    durations_NRS = window.durations_NRS[row]
-    return replace(window, first_step=number, durations_NRS=durations_NRS, capturing_N=None, **optional)
 
 
 def load_signal(path: Path) -> Signal:
@@ -232,7 +220,9 @@ def confirm(
     if accounted.window is not None and accounted.verdict is not None:
         numbers = range(accounted.window.first_step, accounted.window.last_step + 1)
         if all(number in recorded for number in numbers):
-            verdict, _ = judge(joined([recorded[number] for number in numbers]), None, settings)
+            whole = Window.joined([recorded[number] for number in numbers])
+            # A profiler ran in all of these steps: that is what is compared here, and no reason to say nothing.
+            verdict, _ = judge(replace(whole, capturing_N=None), None, settings)
             verdicts_agree = _named(verdict) == _named(accounted.verdict)
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
 
@@ -270,28 +260,6 @@ def _agreement(one: Reduction, schema: StageSchema, recorded: Mapping[int, Windo
         stage=stage,
         rank=rank,
         numbers=tuple(one.steps.number_N[rows].tolist()),
-    )
-
-
-def joined(windows: Sequence[Window]) -> Window:
-    """Consecutive windows of one job as one; who was captured meanwhile is left out, since captures are compared."""
-    first = windows[0]
-
-    def all_of(name: str) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]] | None:
-        parts = [getattr(window, name) for window in windows]
-        return None if any(part is None for part in parts) else np.concatenate(parts)
-
-    durations_NRS = all_of("durations_NRS")
-    assert durations_NRS is not None, "every window has durations"
-    return replace(
-        first,
-        durations_NRS=durations_NRS,
-        outside_NRG=all_of("outside_NRG"),
-        between_NR=all_of("between_NR"),
-        ready_NR=all_of("ready_NR"),
-        work_NR=all_of("work_NR"),
-        capturing_N=None,
-        kinds=None if first.kinds is None else tuple(kind for window in windows for kind in window.kinds or ("",)),
     )
 
 

@@ -21,11 +21,8 @@ from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from sftriage.agent.agent import Agent
-from sftriage.agent.gather import Shape
 from sftriage.capture import Executor, NsysPlace
 from sftriage.controller.controller import Controller, Judged, in_force
-from sftriage.controller.notices import Origin
-from sftriage.controller.notify import Notifier
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import Left
 from sftriage.errors import SftriageError, UsageError
@@ -42,8 +39,10 @@ from sftriage.runtime.controls import Controls
 from sftriage.runtime.corroboration import Corroboration
 from sftriage.runtime.uploads import Uploads
 from sftriage.sinks.metering import Meter
+from sftriage.sinks.webhooks import Origin, Webhooks
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.retention import Retention
+from sftriage.windows.gather import Shape
 
 log = logging.getLogger("sftriage")
 
@@ -113,10 +112,8 @@ class Triage:
             self._shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
             self._agent = Agent(Path(info.rings), directory.steps, directory.spool, self._shape, nsys=nsys)
             self._journal = Journal(directory.decisions)
-            self._notifier = Notifier()
-            self._controller = Controller(
-                policy, self._journal, directory.state, self._notifier, Origin(info.job, info.run_id), left
-            )
+            self._webhooks = Webhooks(Origin(info.job, info.run_id))
+            self._controller = Controller(policy, self._journal, directory.state, self._webhooks, left)
             self._evidence = Corroboration()
             self._collector = Collector(directory, info)
             self._controls = Controls()
@@ -166,7 +163,7 @@ class Triage:
         self._evidence.close()
         self._agent.close()
         self._journal.close()
-        self._notifier.close(NOTIFY_GRACE_S)
+        self._webhooks.close(NOTIFY_GRACE_S)
         self._held.close()
 
     @property

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from sftriage import __version__
 from sftriage.access import Access, read_token
-from sftriage.agent.times import Span
 from sftriage.errors import UsageError
 from sftriage.records import CaptureResult, Decision, Window
 from sftriage.runs.directory import RunInfo
+from sftriage.windows.times import Span
 
 if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -6,7 +6,7 @@ are accounted with the one before them, and sum to what one window of them all w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,13 +64,13 @@ class StepTally:
         if next_step > window.last_step:
             return None
         same_clock, self._clock = clock == self._clock, clock
-        self._last = _steps(window, window.last_step - window.first_step)
+        self._last = window.steps(window.last_step, window.last_step)
         whole = window
         if before is not None and before.last_step + 1 == window.first_step and same_clock and _alike(before, whole):
-            whole = _joined(before, whole)
+            whole = Window.joined((before, whole))
         elif next_step > window.first_step:
             # The step before the first new one is in the window.
-            whole = _steps(window, next_step - 1 - window.first_step)
+            whole = window.steps(next_step - 1, window.last_step)
         advances_NS, complete_N = by_step(whole)
         new = slice(next_step - whole.first_step, None)
         return Counted(next_step, window.schema, advances_NS[new], complete_N[new])
@@ -88,28 +88,6 @@ def on_clock(window: Window, clock: Clock) -> Window:
     return Window(window.schema, window.first_step, *times, attempt=window.attempt)
 
 
-def _steps(window: Window, start: int) -> Window:
-    """A window's steps from an index on."""
-    outside_NRG, between_NR = window.outside_NRG, window.between_NR
-    return replace(
-        window,
-        first_step=window.first_step + start,
-        durations_NRS=window.durations_NRS[start:],
-        outside_NRG=None if outside_NRG is None else outside_NRG[start:],
-        between_NR=None if between_NR is None else between_NR[start:],
-    )
-
-
-def _joined(before: Window, after: Window) -> Window:
-    """Two windows that follow each other, of the same ranks and stages, as one."""
-    return replace(
-        before,
-        durations_NRS=np.concatenate([before.durations_NRS, after.durations_NRS]),
-        outside_NRG=_both(before.outside_NRG, after.outside_NRG),
-        between_NR=_both(before.between_NR, after.between_NR),
-    )
-
-
 def _alike(before: Window, after: Window) -> bool:
     """Whether two windows have the same ranks, stages and refinements."""
     kinds = [
@@ -117,7 +95,3 @@ def _alike(before: Window, after: Window) -> bool:
         for one in (before, after)
     ]
     return kinds[0] == kinds[1]
-
-
-def _both(before: NDArray[np.float64] | None, after: NDArray[np.float64] | None) -> NDArray[np.float64] | None:
-    return None if before is None or after is None else np.concatenate([before, after])

@@ -21,7 +21,6 @@ from sqlalchemy.exc import DBAPIError
 from sftriage.errors import CatalogueError, InputError, UsageError
 from sftriage.traces.databases import Foreign, database_at, distance, reason
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.migrations import Unfit
 from sftriage.traces.rows import CaptureRow, Wanted, captures, conditions, key_of, stores
 from sftriage.traces.stores import Condition, Store
 
@@ -210,8 +209,6 @@ class Catalogue:
         except (DBAPIError, Foreign) as error:
             if not self._database.set_aside(error):
                 raise CatalogueError(f"{self.name}: {reason(error)}") from error
-        except Unfit as error:
-            raise UsageError(f"{self.name}: {error}") from error
         try:
             return self._answer(question, write=write, indexed=indexed)
         except (DBAPIError, Foreign) as error:
@@ -224,7 +221,7 @@ class Catalogue:
                 return question(connection)
         with self._database.transaction(write=True) as connection:
             # Another process may have been first; then there is nothing to do.
-            self._database.upgrade(connection)
+            self._database.make(connection)
             indexed = indexed and not self._has_mark(connection)
         if indexed:
             self.reindex()

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, unquote_to_bytes
 
-from sqlalchemy import URL, Connection, create_engine, event, make_url
+from sqlalchemy import URL, Connection, create_engine, event, insert, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.traces import migrations
 from sftriage.traces.fields import CONTROL
+from sftriage.traces.rows import METADATA, VERSION, schema
 
 CONNECT_S = 5
 STATEMENT_S = 10
@@ -52,10 +52,14 @@ class Database(Protocol):
         """A connection that commits when the block ends well."""
 
     def is_current(self, connection: Connection) -> bool:
-        """Whether the tables are there, of the newest schema; `Foreign` if they are somebody else's."""
+        """Whether the tables are there, of this version; `Foreign` if they are somebody else's.
 
-    def upgrade(self, connection: Connection) -> None:
-        """Make the tables, or bring them to the newest schema; of several processes that do, the first does it."""
+        Raises:
+            UsageError: they are of a newer sftriage.
+        """
+
+    def make(self, connection: Connection) -> None:
+        """Make the tables, in place of an older version's; of several processes that do, the first does it."""
 
     def store_name(self, place: str) -> str:
         """What a store is called in the rows."""
@@ -71,6 +75,27 @@ def database_at(at: str | os.PathLike[str]) -> Database:
         UsageError: the URL is none of PostgreSQL's, or what is needed to talk to it is not installed.
     """
     return PostgresDatabase(at) if isinstance(at, str) else SqliteFile(Path(at))
+
+
+def _is_current(connection: Connection, name: str) -> bool:
+    if not inspect(connection).has_table(schema.name):
+        return False
+    found = connection.execute(select(schema.c.version_num)).scalar()
+    if found is not None and found > VERSION:
+        raise UsageError(
+            f"{name}: written by a newer sftriage (schema {found}; this one knows up to {VERSION}): upgrade sftriage, "
+            "or name another catalogue"
+        )
+    return found == VERSION
+
+
+def _make(connection: Connection) -> None:
+    """New tables. Those of an older version go, with nothing in them that the manifests do not have."""
+    if inspect(connection).has_table(schema.name):
+        METADATA.drop_all(connection)
+    # A table that is there all the same is somebody else's: that is an error.
+    METADATA.create_all(connection, checkfirst=False)
+    connection.execute(insert(schema).values(version_num=VERSION))
 
 
 class SqliteFile:
@@ -107,16 +132,16 @@ class SqliteFile:
         """See `Database`."""
         mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
-        if mark == _APPLICATION_ID and migrations.VERSION_TABLE in tables:
-            return migrations.is_current(connection)
+        if mark == _APPLICATION_ID and schema.name in tables:
+            return _is_current(connection, self.name)
         if tables or mark:
             raise Foreign("not a catalogue of this version")
         return False
 
-    def upgrade(self, connection: Connection) -> None:
+    def make(self, connection: Connection) -> None:
         """See `Database`."""
         if not self.is_current(connection):
-            migrations.upgrade(connection)
+            _make(connection)
             connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
 
     def store_name(self, place: str) -> str:
@@ -205,13 +230,14 @@ class PostgresDatabase:
 
     def is_current(self, connection: Connection) -> bool:
         """See `Database`."""
-        return migrations.is_current(connection)
+        return _is_current(connection, self.name)
 
-    def upgrade(self, connection: Connection) -> None:
+    def make(self, connection: Connection) -> None:
         """See `Database`."""
         # To the end of the transaction: who comes second finds it done.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-        migrations.upgrade(connection)
+        if not self.is_current(connection):
+            _make(connection)
 
     def store_name(self, place: str) -> str:
         """A URL; a directory's says on which host it is."""
@@ -288,7 +314,7 @@ def reason(error: DBAPIError | Foreign) -> str:
     if isinstance(error, Foreign):
         return str(error)
     if getattr(error.orig, "sqlstate", None) in _UNDEFINED:
-        ours = ", ".join(("sftriage_captures", "sftriage_stores", migrations.VERSION_TABLE))
+        ours = ", ".join(sorted(METADATA.tables))
         return f"its tables are not as they were made ({_line(error)}); drop {ours}, then `sftriage traces reindex`"
     return _line(error)
 

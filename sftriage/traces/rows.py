@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from sqlalchemy import BigInteger, Column, ColumnElement, Double, MetaData, Table, Text, and_, false, func, or_
+from sqlalchemy import BigInteger, Column, ColumnElement, Double, MetaData, String, Table, Text, and_, false, func, or_
 from sqlalchemy.types import TypeEngine
 
 from sftriage.records import CAPTURE_ID
@@ -147,6 +147,10 @@ captures = Table(
 stores = Table(
     "sftriage_stores", METADATA, Column("key", TEXT, primary_key=True), Column("store", TEXT, nullable=False)
 )
+
+VERSION = "0001"
+"""Of these tables, as text in the order of time. To be raised with whatever is changed in them."""
+schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), primary_key=True))
 
 _EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")
 

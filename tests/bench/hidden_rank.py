@@ -22,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from sftriage.agent.gather import Shape
 from sftriage.frontier import Settings
+from sftriage.windows.gather import Shape
 from tests.bench.hidden_rank_matrix import report
 from tests.bench.hidden_rank_matrix.drawing import SHARES, draw
 from tests.bench.hidden_rank_matrix.recorded import kept_rows, read_row

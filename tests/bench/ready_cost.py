@@ -32,12 +32,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sftriage.demo.train import CONTEXT, VOCABULARY, SmallTransformer
 from sftriage.recorder import Monitor
-from sftriage.recorder.gradients import LESSON_STEPS
+from sftriage.recorder.gradients import LEARNING_STEPS
 
 TMPFS = Path("/dev/shm")
 VARIANTS = ("plain", "control", "watched", "learning")
-BACKWARDS_A_ROUND = LESSON_STEPS
-"""All of them fall into the lesson, where one is wanted; as many, and one more, come before and are not timed."""
+BACKWARDS_A_ROUND = LEARNING_STEPS
+"""All of them have all hooks on, where that is wanted; as many, and one more, come before and are not timed."""
 
 
 def small_layers() -> tuple[nn.Module, Callable[[], Tensor], float]:
@@ -65,7 +65,7 @@ class Job:
         """The times of one round in microseconds a step."""
         # What has no parameters is not watched, nor is what was watched before.
         self.monitor.watch(self.model if variant == "watched" else None)
-        for _ in range(LESSON_STEPS + 1):
+        for _ in range(LEARNING_STEPS + 1):
             self.step()
         if variant == "learning":
             self.monitor.watch(self.model)

@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent.gather import Gatherer, Shape
 from sftriage.frontier import Settings, anchored, judge
 from sftriage.recorder.layout import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
 from sftriage.records import OTHER, StageSchema, Verdict, Window
+from sftriage.windows.decoding import StepArrays
+from sftriage.windows.gather import Gatherer, Shape
 
 MS_NS = 1_000_000
 JITTER = 0.02
@@ -79,7 +80,7 @@ class Job:
             gatherer.describe(rank, f"host-{rank % self.options.hosts if self.options.scattered else host}")
         return gatherer
 
-    def slots(self) -> np.ndarray:
+    def steps(self) -> StepArrays:
         """The next step: arrival is what came after the last sync and before this one; then all leave together."""
         n_stages = len(self.schema.stages)
         jitter_SR = 1.0 + JITTER * self._random.standard_normal((n_stages, self.options.ranks))
@@ -92,7 +93,7 @@ class Job:
         slots_RW[:, STEP], slots_RW[:, BETWEEN], slots_RW[:, READY] = self.step, 0, UNKNOWN
         slots_RW[:, DURATIONS : DURATIONS + n_stages] = (own_SR * MS_NS).T
         self.step += 1
-        return slots_RW
+        return StepArrays(self.schema, self.ranks_R, slots_RW)
 
 
 def seconds(act: Callable[[], Any]) -> tuple[float, Any]:
@@ -105,8 +106,8 @@ def next_window(job: Job, gatherer: Gatherer) -> tuple[Window, list[float]]:
     """Feed steps until a window comes out; the time that each of them took."""
     taken = []
     while True:
-        slots_RW = job.slots()
-        add_s, _ = seconds(lambda slots_RW=slots_RW: gatherer.add(job.ranks_R, slots_RW))
+        steps = job.steps()
+        add_s, _ = seconds(lambda steps=steps: gatherer.add(steps))
         ready_s, windows = seconds(gatherer.ready)
         taken.append(add_s + ready_s)
         if windows:
@@ -144,19 +145,19 @@ def remembered(options: Options) -> dict[str, float]:
     gatherer, window, past = job.gatherer(), None, None
     store_peak = judge_peak = 0
     for _ in range(options.window + 2 * options.stride):
-        slots_RW = job.slots()
+        steps = job.steps()
         # The batch is its sender's, and the window before was dropped when it had been judged.
         window = None
-        others = slots_RW.nbytes
+        others = steps.slots_BW.nbytes
         tracemalloc.reset_peak()
-        gatherer.add(job.ranks_R, slots_RW)
+        gatherer.add(steps)
         for window in gatherer.ready():
             store_peak = max(store_peak, tracemalloc.get_traced_memory()[1] - others)
             held, _ = tracemalloc.get_traced_memory()
             tracemalloc.reset_peak()
             _, past = judge(window, past, Settings())
             judge_peak = max(judge_peak, tracemalloc.get_traced_memory()[1] - held)
-    del window, slots_RW
+    del window, steps
     store = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     return {"store": store, "store_and_window_peak": store_peak, "judge_peak": judge_peak}

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from sftriage.agent.gather import Shape
 from sftriage.frontier import anchored
 from sftriage.runs.recordings import load_recording
 from sftriage.sinks.spans import trace_id_of
+from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration.conftest import own_environment
 from tests.integration.processes import DEADLINE_S, ended, wait_until

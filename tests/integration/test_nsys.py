@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.agent.gather import Shape
 from sftriage.capture import NsysPlace, nsys, nsys_rank
 from sftriage.records import CaptureRequest
+from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration.processes import wait_until
 from tests.integration.runs import captures

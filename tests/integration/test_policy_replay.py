@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.agent.gather import Shape
 from sftriage.controller.controller import Controller
 from sftriage.controller.replay import replay
 from sftriage.policy.loading import shipped
@@ -16,6 +15,7 @@ from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.recordings import load_recording
+from sftriage.windows.gather import Shape
 from tests.unit.frontier.windows import Fault, Job, every, from_step, gaussian, heavy_tailed
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"

@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.runs.journal import read_journal
 from tests.integration.processes import wait_until
-from tests.unit.controller.hooks import hooked
+from tests.unit.sinks.hooks import hooked
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"

@@ -21,7 +21,6 @@ main()
 HEAVY = {
     "numpy",
     "apscheduler",
-    "alembic",
     "obstore",
     "msgspec",
     "sftriage.controller.controller",

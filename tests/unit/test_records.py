@@ -1,10 +1,129 @@
 """Records that check and work out what passes between rooms."""
 
+import subprocess
+import sys
+from dataclasses import fields, replace
+from itertools import pairwise
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.records import CaptureRequest
+from sftriage.records import CaptureRequest, StageSchema, Window, axes_of
+
+SIZES = {"R": 3, "S": 4, "G": 2}
+SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))
+WITH_AXES = tuple(one.name for one in fields(Window) if axes_of(one.name))
+OPTIONAL = tuple(name for name in WITH_AXES if name != "durations_NRS")
+
+
+def window(names=OPTIONAL, n_steps=5, first_step=0):
+    """A window in which every value of every array is another one, and tells where it is from."""
+
+    def values(name):
+        shape = tuple({"N": n_steps, **SIZES}[axis] for axis in axes_of(name))
+        numbers = first_step * int(np.prod(shape[1:])) + np.arange(np.prod(shape), dtype=float).reshape(shape)
+        if name in ("hosts", "cohorts", "kinds"):
+            return tuple(f"{name}-{number:.0f}" for number in numbers)
+        return numbers % 2 == 1 if name == "capturing_N" else numbers
+
+    return Window(SCHEMA, first_step, **{name: values(name) for name in ("durations_NRS", *names)}, on_device=True)
+
+
+def assert_same(one, other):
+    for name in (each.name for each in fields(Window)):
+        mine, its = getattr(one, name), getattr(other, name)
+        if isinstance(mine, np.ndarray):
+            assert mine.dtype == its.dtype, name
+            np.testing.assert_array_equal(mine, its, err_msg=name)
+        else:
+            assert mine == its, name
+
+
+def test_every_field_of_a_window_says_its_axes():
+    # GIVEN the fields that have none: whoever adds one decides
+    plain = {"schema", "first_step", "attempt", "on_device"}
+    assert plain == {one.name for one in fields(Window)} - set(WITH_AXES)
+    assert all(axes_of(name)[0] == "N" or axes_of(name) == "R" for name in WITH_AXES)
+
+
+@given(data=st.data(), names=st.sets(st.sampled_from(OPTIONAL)), n_steps=st.integers(1, 6), first=st.integers(0, 9))
+def test_parts_of_a_window_joined_again_are_the_window(data, names, n_steps, first):
+    # GIVEN a window with some of the arrays there are
+    whole = window(names, n_steps, first)
+    # WHEN it is cut anywhere
+    cuts = sorted({0, n_steps, *data.draw(st.sets(st.integers(0, n_steps)))})
+    parts = [whole.steps(first + a, first + b - 1) for a, b in pairwise(cuts)]
+    # THEN of each part every array there is has its steps, and no array more is there
+    for part in parts:
+        n_part = part.last_step - part.first_step + 1
+        for name in WITH_AXES:
+            assert (getattr(part, name) is None) == (getattr(whole, name) is None)
+            if getattr(part, name) is not None:
+                sizes = {"N": n_part, **SIZES}
+                assert np.shape(getattr(part, name)) == tuple(sizes[axis] for axis in axes_of(name))
+    # AND together they are what was cut
+    assert_same(Window.joined(parts), whole)
+
+
+@given(names=st.sets(st.sampled_from(OPTIONAL)), ranks=st.permutations(range(3)), n=st.integers(1, 3))
+def test_of_some_ranks_every_array_keeps_theirs(names, ranks, n):
+    whole, ranks = window(names), ranks[:n]
+    some = whole.of_ranks(ranks)
+    for name in WITH_AXES:
+        values = getattr(whole, name)
+        if values is None or "R" not in axes_of(name):
+            assert getattr(some, name) is values
+        else:
+            wanted = np.take(np.asarray(values), ranks, axis=axes_of(name).index("R"))
+            np.testing.assert_array_equal(np.asarray(getattr(some, name)), wanted)
+    # AND it makes no difference whether steps or ranks are chosen first
+    assert_same(some.steps(1, 3), whole.steps(1, 3).of_ranks(ranks))
+    # AND all of them are the window
+    assert_same(whole.of_ranks(range(3)), whole)
+
+
+def test_what_only_some_windows_have_is_unknown_in_the_others():
+    # GIVEN a window that has everything, and one after it that has durations alone
+    whole = Window.joined((window(), window((), first_step=5)))
+    # THEN what refines durations goes without, where a step without it would not be complete
+    assert (whole.outside_NRG, whole.between_NR) == (None, None)
+    # AND the rest is what says nothing
+    assert (whole.kinds[5:], whole.work_NR[5:].any(), whole.capturing_N[5:].any()) == (("",) * 5, False, False)
+    for name in ("ready_NR", "device_NRS", "device_outside_NRG", "device_between_NR"):
+        values = getattr(whole, name)
+        assert np.isfinite(values[:5]).all(), name
+        assert (len(values), np.isnan(values[5:]).all()) == (10, True), name
+    # AND ranks are where they were
+    assert (whole.hosts, whole.cohorts, whole.on_device) == (window().hosts, window().cohorts, True)
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        window((), first_step=6),
+        window((), first_step=4),
+        replace(window((), first_step=5), attempt=1),
+        replace(window((), first_step=5), schema=StageSchema(("a", "b", "c", "d"))),
+        window((), first_step=5).of_ranks((0, 1)),
+    ],
+    ids=("a gap", "an overlap", "another attempt", "other stages", "other ranks"),
+)
+def test_what_does_not_follow_is_not_joined(after):
+    with pytest.raises(ValueError, match="do not continue those up to 4"):
+        Window.joined((window(()), after))
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 3), (2, 5), (3, 2)])
+def test_steps_that_a_window_does_not_have_are_refused(first, last):
+    with pytest.raises(ValueError, match="of a window of 0 to 4"):
+        window(()).steps(first, last)
+
+
+def test_a_trainer_that_imports_the_records_does_not_import_numpy():
+    asks = "import sys, sftriage.recorder, sftriage.records; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", asks], check=False).returncode == 0
 
 
 def request(steps=5, period=0, phase=0):

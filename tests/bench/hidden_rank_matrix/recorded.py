@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent.gather import Shape
 from sftriage.records import Window
 from sftriage.runs.recordings import load_recording
+from sftriage.windows.gather import Shape
 from tests.bench.hidden_rank_matrix.rows import Outcome, Row
 
 FULL_FRACTION = 0.85

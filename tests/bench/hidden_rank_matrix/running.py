@@ -228,8 +228,8 @@ def _keep(rings: Path, run: RunDirectory, row: Row) -> None:
     for path in find_rings(rings):
         with RingReader(path) as ring:
             batch = ring.read()
-            if len(batch.records) != row.n_steps:
-                raise RowFailedError(f"{path.name}: {len(batch.records)} steps of {row.n_steps}, {batch.torn} torn")
+            if batch.steps != row.n_steps:
+                raise RowFailedError(f"{path.name}: {batch.steps} steps of {row.n_steps}, {batch.torn} torn")
             log = StepLog(run.steps, ring.info)
             log.append(batch.raw)
             log.close()

@@ -72,7 +72,7 @@ class Sftriage:
         return step
 
     def modes(self, training: Training) -> dict[str, Mode]:
-        from sftriage.recorder.gradients import LESSON_STEPS
+        from sftriage.recorder.gradients import LEARNING_STEPS
 
         step = self.step_of(training)
         off = Mode(training.step, self.freeze, self.thaw)
@@ -88,7 +88,7 @@ class Sftriage:
             "off": off,
             "control": off,
             "on": Mode(step),
-            "watched": Mode(step, watch, unwatch, warm_steps=LESSON_STEPS + 1),
+            "watched": Mode(step, watch, unwatch, warm_steps=LEARNING_STEPS + 1),
         }
 
     def freeze(self) -> None:

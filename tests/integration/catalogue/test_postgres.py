@@ -6,17 +6,15 @@ import shutil
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.runs.directory import RunInfo, create
-from sftriage.traces import databases, migrations
+from sftriage.traces import databases
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import METADATA, Wanted
+from sftriage.traces.rows import Wanted
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
@@ -24,7 +22,6 @@ from tests.integration.postgres import PASSWORD, USER
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
-from tests.unit.traces.newer import a_newer_sftriage
 
 pytestmark = needs.postgres
 
@@ -134,7 +131,7 @@ def _index_many(url, root, trace, number):
         catalogue.refresh()
 
 
-def test_processes_that_migrate_add_and_reindex_at_once_lose_nothing(url, tmp_path, trace):
+def test_processes_that_make_it_add_and_reindex_at_once_lose_nothing(url, tmp_path, trace):
     # GIVEN an empty database, and four processes that begin with it at once, two and two on one store
     workers = [FORK.Process(target=_index_many, args=(url, tmp_path, trace, number)) for number in range(4)]
     for worker in workers:
@@ -181,41 +178,37 @@ def test_with_its_password_from_the_environment_it_is_asked_over_the_network(ser
     assert (ids(again), again.name) == (["a"], catalogue.name)
 
 
-def test_its_tables_are_those_that_are_asked(url, store_of):
-    Catalogue(url, store_of("run")).reindex()
-    with sa.create_engine(url).connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": migrations.VERSION_TABLE})
-        assert compare_metadata(context, METADATA) == []
+def _find(url, root):
+    assert ids(Catalogue(url, LocalStore(root))) == ["a", "b"]
 
 
-def _find(url, root, newer_steps):
-    with pytest.MonkeyPatch.context() as patch:
-        a_newer_sftriage(patch, newer_steps)
-        assert ids(Catalogue(url, LocalStore(root))) == ["a", "b"]
-
-
-def test_an_older_schema_is_brought_up_to_date_by_one_of_many_and_a_newer_is_refused(url, store_of, tmp_path):
-    # GIVEN a catalogue with captures of two stores
-    Catalogue(url, store_of("other", "c")).find()
-    store = store_of("run", "a", "b")
-    Catalogue(url, store).find()
-    # WHEN processes of a newer sftriage meet it at once THEN each has every answer
-    asking = [
-        FORK.Process(target=_find, args=(url, tmp_path / "run", tmp_path / f"newer-{number}")) for number in range(4)
-    ]
+def test_an_older_version_is_made_anew_by_one_of_many(url, store_of, tmp_path):
+    # GIVEN an older version's catalogue, with other columns, and something of somebody else beside it
+    other, _ = store_of("other", "c"), store_of("run", "a", "b")
+    Catalogue(url, other).find()
+    ask(url, "ALTER TABLE sftriage_captures DROP COLUMN why; UPDATE sftriage_schema SET version_num = '0000'")
+    ask(url, "CREATE TABLE captures (mine TEXT); INSERT INTO captures VALUES ('kept')")
+    # WHEN processes meet it at once THEN each has every answer of its store
+    asking = [FORK.Process(target=_find, args=(url, tmp_path / "run")) for _ in range(4)]
     for process in asking:
         process.start()
     alive(asking)
-    # AND nothing of the other store was lost
-    assert ask(url, "SELECT capture_id, note FROM sftriage_captures ORDER BY 1") == [
-        ("a", None),
-        ("b", None),
-        ("c", None),
-    ]
-    # AND this sftriage refuses it in words, whether it would read or write
+    # AND the other store's are back once that is asked about
+    assert ids(Catalogue(url, None)) == ["a", "b"]
+    assert ids(Catalogue(url, other)) == ["c"]
+    assert sorted(ids(Catalogue(url, None))) == ["a", "b", "c"]
+    assert ask(url, "SELECT mine FROM captures") == [("kept",)]
+
+
+def test_a_newer_version_is_refused_and_left_alone(url, store_of):
+    store = store_of("run", "a")
+    Catalogue(url, store).find()
+    ask(url, "UPDATE sftriage_schema SET version_num = '0002'")
+    # Whether it would be read or written.
     for asked in (Catalogue(url, store).find, Catalogue(url, None).find, Catalogue(url, store).reindex):
-        with pytest.raises(UsageError, match="written by a newer sftriage"):
+        with pytest.raises(UsageError, match=r"written by a newer sftriage.*: upgrade sftriage"):
             asked()
+    assert ask(url, "SELECT capture_id FROM sftriage_captures") == [("a",)]
 
 
 def test_whoever_may_only_read_finds_what_is_there(server, url, store_of):

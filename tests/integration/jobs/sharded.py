@@ -26,6 +26,7 @@ from torch.distributed.fsdp import fully_shard
 
 import sftriage
 from sftriage.recorder import RingReader
+from sftriage.windows.decoding import decode
 
 STEPS, WIDTH, SLOW = 16, 256, 1
 
@@ -82,7 +83,7 @@ def train(directory: Path, pause_s: float) -> dict[str, object]:
                     last_ms.append((last_ns[-1] - began_ns) / 1e6)
             model.zero_grad()
         with RingReader(directory / f"rank-{rank}.0.ring") as ring:
-            ready_ns = [record.ready_ns for record in ring.read().records]
+            ready_ns = [record.ready_ns for record in decode([(rank, ring.read().raw)], ring.info.schema).records()]
     return {
         "hooks": hooks,
         "warnings": warnings.said,

@@ -9,6 +9,7 @@ import pytest
 
 from sftriage.recorder import MailboxClient, RingReader
 from sftriage.records import CaptureRequest, CaptureResult
+from tests.recorded import new_records
 
 pytest.importorskip("torch")
 
@@ -128,7 +129,7 @@ def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spoo
     assert all(seconds >= 0 for seconds in result.timings_s.values())
     assert result.clock["mono_ns"] > 0
     # AND the ring says which steps were touched, and that training went on
-    records = {record.step: record for record in job.reader.read().records}
+    records = {record.step: record for record in new_records(job.reader)}
     assert [step for step in range(1000, 1008) if records[step].capturing] == [1006, 1007]
     assert all(records[step].capturing for step in range(1008, 1012))
     assert sorted(records) == list(range(1000, 1016))
@@ -140,7 +141,7 @@ def test_the_clocks_place_the_trace_on_the_rings_time_line(job, spool):
     # GIVEN a capture
     result = job.captures(REQUEST)
     trace = json.loads((spool / "cap-1.json").read_text())
-    records = {record.step: record for record in job.reader.read().records}
+    records = {record.step: record for record in new_records(job.reader)}
     # WHEN its steps are moved from wall time to the monotonic clock with the pair in the result
     offset_ns = result.clock["mono_ns"] - result.clock["wall_ns"]
     for event in trace["traceEvents"]:
@@ -233,7 +234,7 @@ def test_a_spool_that_is_gone_fails_the_capture_and_training_goes_on(job, spool)
     assert "cannot be written: No such file" in result.detail
     # THEN every step is there, and with a spool again the next capture works
     job.does("steps 5")
-    assert [record.step for record in job.reader.read().records] == list(range(1000, 1013))
+    assert [record.step for record in new_records(job.reader)] == list(range(1000, 1013))
     spool.mkdir()
     assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "done"
 
@@ -295,7 +296,7 @@ def train(number=None):
 def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, spool, steps, options):
     # GIVEN steps of 400 operators, and a bound that not even two of them keep
     job.does(f"exec({OPERATORS!r}, globals())")
-    job.does("from sftriage.recorder import sizing; sizing.MOST_HELD_UP_S = 1e-6")
+    job.does("from sftriage.recorder import sizing; sizing.MAX_STALL_S = 1e-6")
     # WHEN more are asked for
     result = job.captures(CaptureRequest("cap-1", 2, "torch", steps, 1, 60.0, 500_000_000, options))
     # THEN the trace has one, and says why
@@ -304,7 +305,7 @@ def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, 
     found = names(spool / "cap-1.json")
     assert (found.count("aten::add"), result.timings_s["probe"] > 0.0) == (400, True)
     # AND with a bound that they keep, all are recorded
-    job.does("sizing.MOST_HELD_UP_S = 1e6")
+    job.does("sizing.MAX_STALL_S = 1e6")
     result = job.captures(CaptureRequest("cap-2", 2, "torch", 9, 1, 60.0, 500_000_000, options))
     assert (result.detail, result.last_step - result.first_step) == ("", 8)
 

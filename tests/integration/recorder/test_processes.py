@@ -12,8 +12,9 @@ import textwrap
 
 import pytest
 
-from sftriage.recorder import Monitor, RingReader, StepLog, read_log
+from sftriage.recorder import Monitor, RingReader, StepLog
 from tests import needs
+from tests.recorded import new_records, read_log, records_in
 
 TRAIN_FOR_EVER = """
     import sys
@@ -57,13 +58,13 @@ def test_what_a_killed_trainer_recorded_is_still_readable(train, rings, tmp_path
         status = reader.status()
         assert (status.alive, status.closed, status.stage, status.step) == (False, False, "backward", 100)
         batch = reader.read()
-        assert [record.step for record in batch.records] == list(range(100))
+        assert [record.step for record in records_in(batch.raw, reader.info)] == list(range(100))
         assert (batch.missed, batch.torn) == (0, 0)
         # AND an agent keeps them on disk
         log = StepLog(tmp_path, reader.info)
         log.append(batch.raw)
         log.close()
-        assert read_log(log.path).records == list(batch.records)
+        assert read_log(log.path).records == records_in(batch.raw, reader.info)
     # AND the rank starts again beside it, as the next attempt
     with Monitor(rings=rings) as monitor:
         assert monitor.info is not None
@@ -82,13 +83,13 @@ def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, until, slo
         def look() -> None:
             nonlocal read, missed, torn, expected
             batch = reader.read()
-            for record in batch.records:
+            for record in records_in(batch.raw, reader.info):
                 # THEN steps come in order, each once, whole
                 assert record.step >= expected
                 assert len(record.durations_ns) == 5
                 assert record.complete
                 expected = record.step + 1
-            read += len(batch.records)
+            read += batch.steps
             missed += batch.missed
             torn += batch.torn
 
@@ -133,7 +134,7 @@ def test_a_fork_in_the_middle_of_a_step_leaves_the_parents_ring_alone(train, rin
     assert trainer.says() == "done"
     # THEN its ring has its own three steps, whole, and is still open
     with RingReader(rings / "rank-0.0.ring") as reader:
-        assert [record.complete for record in reader.read().records] == [True] * 3
+        assert [record.complete for record in new_records(reader)] == [True] * 3
         status = reader.status()
         assert (status.closed, status.misuse, status.published) == (False, 0, 3)
     trainer.hears("")

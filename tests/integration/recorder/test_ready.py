@@ -14,6 +14,7 @@ from sftriage.recorder import RingReader
 from sftriage.records import StepRecord
 from tests.integration.jobs import bits
 from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
+from tests.recorded import records_in
 
 JOBS = Path(__file__).parents[1] / "jobs"
 DEADLINE_S = 240.0
@@ -65,8 +66,8 @@ def check_moments(rings: Path, row: str, out: list[str]) -> None:
     for rank in range(2):
         with RingReader(rings / f"rank-{rank}.0.ring") as ring:
             batch = ring.read()
-            assert (len(batch.records), batch.torn, ring.status().misuse) == (STEPS, 0, 0)
-            steps.append(batch.records)
+            assert (batch.steps, batch.torn, ring.status().misuse) == (STEPS, 0, 0)
+            steps.append(records_in(batch.raw, ring.info))
     # THEN every step has a moment, but for the one in which a frozen layer turned out to be thawed
     without = {THAWED_AT} if row == "thawed" else set()
     for records in steps:

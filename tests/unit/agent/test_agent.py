@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.agent.gather import Shape
 from sftriage.errors import RingError
-from sftriage.recorder import Monitor, StepLog, read_log
+from sftriage.recorder import Monitor, StepLog
 from sftriage.records import CaptureRequest
+from sftriage.windows.gather import Shape
+from tests.recorded import read_log
 
 
 @pytest.fixture

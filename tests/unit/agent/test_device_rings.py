@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.agent.gather import DEVICE_LAG_STEPS, Shape
-from sftriage.agent.rows import slots_of
-from sftriage.recorder import LogReader, Monitor
+from sftriage.recorder import Monitor
 from sftriage.recorder.device import IN_FLIGHT, READ_A_STEP
-from sftriage.recorder.layout import STEP
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.recordings import load_recording
+from sftriage.windows.gather import DEVICE_LAG_STEPS, Shape
+from sftriage.windows.logs import LogReader
 from tests.unit.recorder.fake_cuda import FakeDevice
 
 STAGES, SYNC = ("data", "forward", "backward"), ("backward",)
@@ -90,7 +89,7 @@ def test_device_times_come_with_the_windows_and_are_kept(agent, device, monitor,
     assert (window.device_NRS[:, :, FORWARD] >= 1e-6).all()
     # AND what has come is on disk, in slots like the host's
     log = LogReader(run.steps / "rank-1.0.device-steps", kind="device-steps")
-    assert slots_of(log.read(), log.info)[:WINDOW, STEP].tolist() == list(range(WINDOW))
+    assert log.read().step_B[:WINDOW].tolist() == list(range(WINDOW))
 
 
 def test_a_job_on_cpus_opens_nothing_and_is_what_it_was(agent, monitor, monkeypatch, run):
@@ -278,7 +277,7 @@ def test_an_agent_that_takes_over_keeps_each_step_once(agent, device, monitor, r
     # THEN it has everything from the rings, and what is kept is kept once
     assert known(window).all()
     log = LogReader(run.steps / "rank-0.0.device-steps", kind="device-steps")
-    steps = slots_of(log.read(), log.info)[:, STEP].tolist()
+    steps = log.read().step_B.tolist()
     assert steps == list(range(len(steps)))
     assert len(steps) >= WINDOW
 

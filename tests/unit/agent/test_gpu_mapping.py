@@ -1,22 +1,27 @@
 """Which GPU a rank trains on, under everything CUDA_VISIBLE_DEVICES may hold."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent.gpu_mapping import RankProcess, locate, visible_entries
-from sftriage.agent.gpus import Gpu, GpuProcess, MigInstance
+from sftriage.agent.gpus import Gpu, locate, visible_entries
+from sftriage.recorder import RingInfo
+from sftriage.records import StageSchema
 
 A, B, C, D = "GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3", "GPU-dddd-4"
 ALIKE = tuple(Gpu(index, uuid, name="H100") for index, uuid in enumerate((A, B, C, D)))
-SLICES = (MigInstance("MIG-1111", 3, 0), MigInstance("MIG-2222", 11, 0))
-SLICED = (Gpu(0, A, name="A100", mig=SLICES), Gpu(1, B, name="A100", mig=(MigInstance("MIG-3333", 1, 0),)))
 
 
-def place(environment, local_rank=0, gpus=ALIKE, container=None, pid=500):
-    found = locate(RankProcess(0, pid, local_rank, environment), gpus, container)
-    return found.gpu, found.mig
+def located(environment, local_rank=0, gpus=ALIKE, container=None):
+    info = RingInfo(0, 8, local_rank, 0, "job", "host", "", StageSchema.closed(("data",)), 1, 2, 500, 0)
+    return locate(info, environment, gpus, container)
+
+
+def place(*arguments):
+    return located(*arguments).gpu
 
 
 @pytest.mark.parametrize(
@@ -37,26 +42,12 @@ def place(environment, local_rank=0, gpus=ALIKE, container=None, pid=500):
         pytest.param("GPU-aa", 0, None, id="the beginning of two UUIDs"),
         pytest.param("GPU-zz", 0, None, id="the UUID of no GPU"),
         pytest.param(f"{A},{A}", 0, None, id="a UUID twice"),
+        pytest.param("MIG-1111", 0, None, id="a part of a GPU"),
     ],
 )
 def test_a_rank_has_the_gpu_that_cuda_would_give_it(visible, local_rank, expected):
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert place(environment, local_rank) == (expected, None)
-
-
-@pytest.mark.parametrize(
-    ("visible", "local_rank", "expected"),
-    [
-        pytest.param("MIG-2222", 0, (A, "MIG-2222"), id="an instance by its UUID"),
-        pytest.param("MIG-3333,MIG-1111", 1, (A, "MIG-1111"), id="two of them"),
-        pytest.param(f"MIG-{A}/3/0", 0, (A, "MIG-1111"), id="as drivers before R470 named it"),
-        pytest.param(f"MIG-{A}/1", 0, (None, None), id="the old form is not a beginning"),
-        pytest.param("1", 0, (B, "MIG-3333"), id="by the index of a GPU that has one"),
-        pytest.param("0", 0, (A, None), id="by the index of a GPU that has several: only the GPU is known"),
-    ],
-)
-def test_a_slice_is_known_with_the_gpu_it_is_of(visible, local_rank, expected):
-    assert place({"CUDA_VISIBLE_DEVICES": visible}, local_rank, SLICED) == expected
+    assert place(environment, local_rank) == expected
 
 
 @pytest.mark.parametrize(
@@ -68,14 +59,9 @@ def test_a_slice_is_known_with_the_gpu_it_is_of(visible, local_rank, expected):
     ],
 )
 def test_the_drivers_list_of_processes_goes_before_the_local_rank(running, visible, local_rank, expected):
-    gpus = [Gpu(g.index, g.uuid, g.name, processes=(GpuProcess(500, "p"),) if g.uuid in running else ()) for g in ALIKE]
+    gpus = [replace(gpu, pids=(500,) if gpu.uuid in running else ()) for gpu in ALIKE]
     environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    assert place(environment, local_rank, gpus) == (expected, None)
-
-
-def test_a_process_on_a_slice_is_on_that_slice():
-    slices = (SLICES[0], MigInstance("MIG-2222", 11, 0, (GpuProcess(500, "p"),)))
-    assert place({}, gpus=[Gpu(0, A, mig=slices), SLICED[1]]) == (A, "MIG-2222")
+    assert place(environment, local_rank, gpus) == expected
 
 
 MIXED = (Gpu(0, A, name="T4"), Gpu(1, B, name="H100"))
@@ -98,7 +84,7 @@ MIXED = (Gpu(0, A, name="T4"), Gpu(1, B, name="H100"))
     ],
 )
 def test_what_cannot_be_told_is_not_guessed(environment, gpus, container, why):
-    found = locate(RankProcess(0, 500, 0, environment), gpus, container)
+    found = located(environment, 0, gpus, container)
     assert found.gpu is None
     assert why in found.how
 
@@ -113,14 +99,12 @@ def test_what_cannot_be_told_is_not_guessed(environment, gpus, container, why):
     ],
 )
 def test_a_container_and_an_order_count(environment, gpus, container, expected):
-    assert place(environment, 0, gpus, container) == (expected, None)
+    assert place(environment, 0, gpus, container) == expected
 
 
 def test_an_environment_that_cannot_be_read_leaves_the_list_of_processes():
-    silent = RankProcess(0, 500, 0, None, "it is another user's")
-    assert locate(silent, ALIKE).how == "it is another user's"
-    seen = [*ALIKE[:3], Gpu(3, D, processes=(GpuProcess(500, "p"),))]
-    assert locate(silent, seen).gpu == D
+    assert located("it is another user's").how == "it is another user's"
+    assert place("it is another user's", 0, [*ALIKE[:3], Gpu(3, D, pids=(500,))]) == D
 
 
 @given(st.lists(st.sampled_from(["0", "1", " 2", "+3", "-1", "3x", "x", "", "GPU-a", "MIG-b", "GPU-c"]), max_size=5))

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.agent.gather import Shape
 from sftriage.recorder import Monitor, find_rings
+from sftriage.windows.gather import Shape
 
 
 @pytest.fixture

@@ -6,14 +6,23 @@ import os
 import pytest
 
 from sftriage.agent.evidence import Evidence
-from sftriage.agent.gpu_mapping import RankGpu
-from sftriage.agent.gpus import Gpu
+from sftriage.agent.gpus import Gpu, RankGpu
 from sftriage.commands import evidence as command
 from sftriage.recorder import Monitor
 from sftriage.runs.directory import RunInfo, create
 
 GPUS = (
-    Gpu(0, "GPU-0", "H100", sm_clock_mhz=1125.0, sm_clock_max_mhz=1980.0, clock_reasons={"sw_power_cap": 1.0}),
+    Gpu(
+        0,
+        "GPU-0",
+        "H100",
+        sm_clock_mhz=1125.0,
+        sm_clock_max_mhz=1980.0,
+        clock_reasons={"sw_power_cap": 1.0},
+        ecc_uncorrected=3,
+        memory_used_bytes=40 << 30,
+        memory_total_bytes=80 << 30,
+    ),
     Gpu(1, "GPU-1"),
 )
 
@@ -43,7 +52,7 @@ def answer(monkeypatch):
 
         def gather(ranks, *, deadline_s):
             asked.extend(info.rank for info in ranks)
-            return Evidence(**{"time_s": 5.0, "ranks": (RankGpu(0, os.getpid(), "GPU-0", None, "told"),)} | about)
+            return Evidence(**{"time_s": 5.0, "ranks": (RankGpu(0, os.getpid(), "GPU-0", "told"),)} | about)
 
         monkeypatch.setattr(command, "gather", gather)
         return asked
@@ -56,6 +65,7 @@ def test_it_shows_each_gpu_with_its_ranks_and_what_is_amiss(sftriage, run, job, 
     said = sftriage("evidence", "--run", run.path)
     assert (said.code, asked) == (0, [0])
     assert "1,125 of 1,980 MHz" in said.out
+    assert "50% of 80 GiB" in said.out
     assert "- GPU 0 runs at 1,125 of 1,980 MHz: power cap" in said.out
 
 
@@ -74,7 +84,7 @@ def test_a_host_without_gpus_says_so(sftriage, run, job, answer):
 
 
 def test_a_rank_whose_gpu_is_not_known_says_why(sftriage, run, job, answer):
-    answer(gpus=GPUS, ranks=(RankGpu(0, 1, None, None, "no idea"),))
+    answer(gpus=GPUS, ranks=(RankGpu(0, 1, None, "no idea"),))
     said = sftriage("evidence", "--run", run.path)
     assert "no idea" in said.out
     assert "Nothing out of the ordinary" in said.out

@@ -14,8 +14,9 @@ from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.reducing import load_signal, read_all
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore
-from tests.unit.agent.steps import raw
+from sftriage.windows.logs import LogReader
 from tests.unit.reduce.heavy import document, event, job_events, mark, recurring_events, reduced, write
+from tests.unit.windows.steps import raw
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward", "optimizer"), ("backward",))
 STEPS = range(100, 108)
@@ -124,6 +125,21 @@ def test_all_ranks_agree_with_the_run_and_so_do_the_verdicts(sftriage, tmp_path,
     found = json.loads(sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json").out)
     assert (found["agreement"]["agrees"], found["agreement"]["verdicts_agree"]) == ("yes", True)
     assert [one["agrees"] for one in found["agreement"]["ranks"]] == ["yes"] * 4
+
+
+def test_all_ranks_of_a_run_with_device_time_agree_as_well(sftriage, tmp_path, run):
+    # GIVEN a run whose ranks recorded the same times on their devices
+    for log in run.steps.glob("*.steps"):
+        host = LogReader(log)
+        device = StepLog(run.steps, host.info, kind="device-steps")
+        device.append(host.read().slots_BW.tobytes())
+        device.close()
+    # WHEN the traces of all ranks are held against it
+    outcome = sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json")
+    # THEN the run's own verdict on these steps, on the devices' clock, is the traces'
+    assert outcome.code == 0, outcome.err
+    agreement = json.loads(outcome.out)["agreement"]
+    assert (agreement["agrees"], agreement["verdicts_agree"]) == ("yes", True)
 
 
 def test_a_trace_in_which_the_fault_is_not_does_not_agree(sftriage, tmp_path, run):

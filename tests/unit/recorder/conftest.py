@@ -18,6 +18,7 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.recorder.ring import RingReader, RingWriter
 from sftriage.records import StageSchema, StepRecord
+from tests.recorded import records_in
 
 MakeInfo = Callable[..., RingInfo]
 
@@ -135,7 +136,7 @@ class Watched:
     def steps(self) -> list[StepRecord]:
         batch = self.reader.read()
         assert (batch.missed, batch.torn) == (0, 0)
-        return list(batch.records)
+        return records_in(batch.raw, self.reader.info)
 
     def step(self) -> StepRecord:
         (record,) = self.steps()

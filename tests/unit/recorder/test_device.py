@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor, RingReader, find_rings
-from sftriage.recorder.device import IN_FLIGHT, MARKS, MAX_MARKS, PATIENCE_STEPS, TorchCuda, torch_cuda
+from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MARKS, MAX_MARKS, TorchCuda, torch_cuda
 from sftriage.recorder.monitor import DEVICE_ENV
 from tests import needs
+from tests.recorded import new_records, records_in
 
 from .fake_cuda import FakeDevice
 
@@ -40,7 +41,7 @@ class Job:
         self._device = None
 
     def host(self):
-        return list(self._host.read().records)
+        return new_records(self._host)
 
     def device(self):
         """The device times that have come since the last call."""
@@ -51,7 +52,7 @@ class Job:
             self._device = RingReader(path, kind="device")
         batch = self._device.read()
         assert (batch.missed, batch.torn) == (0, 0)
-        return list(batch.records)
+        return records_in(batch.raw, self._device.info)
 
     def close(self):
         self.monitor.close()
@@ -281,13 +282,13 @@ def test_cuda_may_come_into_use_after_the_monitor_was_made(tmp_path, device):
 def test_a_job_without_cuda_is_asked_a_few_times_only(tmp_path, device, caplog):
     device.initialised = False
     job = Job(tmp_path)
-    for _ in range(PATIENCE_STEPS + 1):
+    for _ in range(CUDA_START_STEPS + 1):
         train(job, device)
     device.initialised = True
     train(job, device)
     assert caplog.text.count("no device time: CUDA is not in use") == 1
     assert not (tmp_path / "rank-0.0.device").exists()
-    assert len(job.host()) == min(PATIENCE_STEPS + 2, 64)
+    assert len(job.host()) == min(CUDA_START_STEPS + 2, 64)
     job.close()
 
 
@@ -390,7 +391,7 @@ def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_p
         job.close()
         # THEN nothing is lost, nothing negative, and no more is outside a stage before a sync stage than outside at all
         with RingReader(job.rings / "rank-0.0.device", kind="device") as reader:
-            (step,) = reader.read().records
+            (step,) = new_records(reader)
         assert sum(step.durations_ns) == pytest.approx(took_ns, abs=1)
         assert min(step.durations_ns) >= 0
         assert sum(step.outside_ns) <= step.durations_ns[-1]
@@ -437,10 +438,10 @@ def test_whether_cuda_is_in_use_is_asked_in_the_first_steps_only(tmp_path, devic
     monkeypatch.setattr(device, "is_initialized", lambda: asked.append(1) or initialised)
     job = Job(tmp_path, device_time=False)
     # WHEN it trains for longer than CUDA may take to be initialised
-    for _ in range(2 * PATIENCE_STEPS):
+    for _ in range(2 * CUDA_START_STEPS):
         train(job, device)
     # THEN it is asked until it is, or until then
-    assert len(asked) == (1 if initialised else PATIENCE_STEPS)
+    assert len(asked) == (1 if initialised else CUDA_START_STEPS)
     job.close()
 
 
@@ -452,7 +453,7 @@ def test_a_reader_knows_that_nothing_more_will_come(job, device):
         assert not reader.over
         device.catches_up()
         job.monitor.close()
-        assert [step.step for step in reader.read().records] == [1]
+        assert [step.step for step in new_records(reader)] == [1]
         assert reader.over
 
 

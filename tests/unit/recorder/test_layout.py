@@ -13,7 +13,7 @@ from sftriage.recorder.layout import (
     HEADER_BYTES,
     LOG_MAGIC,
     RING_MAGIC,
-    SlotCodec,
+    SlotCheck,
     bounded_text,
     decode_header,
     encode_header,
@@ -100,8 +100,8 @@ def test_a_slot_with_a_right_checksum_and_a_negative_time_is_refused(make_info, 
     # GIVEN a writer with a mistake: its slot is whole, and says that a stage took -1 ns
     info = make_info()
     words = slot_of(info, 1)
-    assert SlotCodec(info).decode(words.tobytes()) is not None
+    assert SlotCheck(info).sequence(words.tobytes()) == 1
     words[DURATIONS] = -1
     words[-1] = crc32(memoryview(words)[:-1])
-    # THEN it is no record
-    assert SlotCodec(info).decode(words.tobytes()) is None
+    # THEN it is no step
+    assert SlotCheck(info).sequence(words.tobytes()) is None

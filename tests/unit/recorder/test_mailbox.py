@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
 from sftriage.recorder.mailbox import (
-    BELL,
+    DOORBELL,
     MAX_DETAIL_CHARS,
     MAX_MESSAGE_BYTES,
     REQUEST_BYTES,
@@ -56,9 +56,9 @@ def test_a_request_goes_out_and_its_result_comes_back(ends):
     trainer, client = ends
     # GIVEN a mailbox with nothing in it
     assert (trainer.take(), client.poll(), client.progress().answered) == (None, None, True)
-    # WHEN a request is posted THEN the bell rings and the trainer takes it, once
+    # WHEN a request is posted THEN the doorbell rings and the trainer takes it, once
     assert client.post(REQUEST) == 1
-    assert (trainer.live[BELL], trainer.take(), trainer.take()) == (1, REQUEST, None)
+    assert (trainer.live[DOORBELL], trainer.take(), trainer.take()) == (1, REQUEST, None)
     # AND its progress is seen from outside
     trainer.show("recording", 4)
     progress = client.progress()
@@ -99,7 +99,7 @@ def test_a_request_that_does_not_belong_here_is_not_posted(ends):
         client.post(replace(REQUEST, rank=4))
     with pytest.raises(CaptureError, match="at most"):
         client.post(replace(REQUEST, options={"x" * MAX_MESSAGE_BYTES: True}))
-    assert (trainer.take(), trainer.live[BELL]) == (None, 0)
+    assert (trainer.take(), trainer.live[DOORBELL]) == (None, 0)
 
 
 def test_only_the_request_under_way_is_called_off(ends):
@@ -109,7 +109,7 @@ def test_only_the_request_under_way_is_called_off(ends):
     trainer.take()
     assert (client.cancel("c-2"), trainer.cancelled) == (False, False)
     assert (client.cancel("c-1"), trainer.cancelled) == (True, True)
-    assert trainer.live[BELL] == 2
+    assert trainer.live[DOORBELL] == 2
     # AND the next request is not called off with it
     trainer.answer(RESULT)
     assert not client.cancel("c-1")

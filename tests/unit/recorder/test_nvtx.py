@@ -86,12 +86,12 @@ def test_a_request_may_begin_when_it_is_said_of_it_and_of_no_other(tmp_path, mak
     with MailboxClient(tmp_path / info.file_name("mailbox")) as client:
         client.post(request)
         assert mailbox.take() == request
-        bell = mailbox.live[0]
+        doorbell = mailbox.live[0]
         # THEN it may not begin before it is said, nor when that is said of another one
         assert not mailbox.allowed
         assert not client.allow("c-2")
         assert not mailbox.allowed
         # AND may once it is; the trainer is rung
         assert client.allow("c-1")
-        assert (mailbox.allowed, mailbox.cancelled, mailbox.live[0]) == (True, False, bell + 1)
+        assert (mailbox.allowed, mailbox.cancelled, mailbox.live[0]) == (True, False, doorbell + 1)
     mailbox.close()

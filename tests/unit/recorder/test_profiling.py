@@ -20,6 +20,7 @@ from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import RingReader, RingWriter
 from sftriage.records import CaptureRequest, CaptureResult, StepRecord
+from tests.recorded import new_records
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 30.0, 1000)
 
@@ -35,7 +36,7 @@ class FakeSession:
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.timings_s = {"start": 0.5}
-        self.held_up_s = 0.0
+        self.stall_s = 0.0
         self.clock = {"mono_ns": 1, "wall_ns": 2}
 
     def _note(self, what: str) -> None:
@@ -89,7 +90,7 @@ class Rig:
             self.recording.begin(None)
             during()
             self.recording.end(False)
-        self.records += self.reader.read().records
+        self.records += new_records(self.reader)
 
     def exported(self) -> None:
         thread = self.executor._export
@@ -257,12 +258,12 @@ def test_a_request_that_comes_before_the_export_is_quite_done_is_heard(rig, monk
     rig.step()
     assert answered.wait(10)
     rig.client.post(replace(REQUEST, capture_id="c-2"))
-    # WHEN the bell is read while the export is under way, and the export ends before the hook is asked whether it is
+    # WHEN the doorbell is read during the export, and the export ends before the hook is asked whether it is
     monkeypatch.setattr(rig.executor, "before_step", look_early)
     rig.step()
     monkeypatch.setattr(rig.executor, "before_step", look)
     rig.step()
-    # THEN the request is under way, and not lost until the bell rings again
+    # THEN the request is under way, and not lost until the doorbell rings again
     assert rig.client.progress().state == "armed"
 
 
@@ -349,7 +350,7 @@ def test_the_jobs_own_profiler_goes_first(rig, session):
     # GIVEN a capture under way WHEN the job starts its own in the middle of a step
     rig.client.post(replace(REQUEST, steps=9, warmup_steps=0))
     rig.step()
-    rig.step(1, lambda: rig.guard._yield())
+    rig.step(1, lambda: rig.guard._on_job_profiler())
     rig.step(2)
     # THEN ours is stopped and has failed
     result = rig.result()
@@ -361,7 +362,7 @@ def test_the_jobs_own_profiler_goes_first(rig, session):
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (lambda rig, patch: patch.setattr(rig.guard, "_theirs", True), "a profiler is already running"),
+        (lambda rig, patch: patch.setattr(rig.guard, "_job_has_profiler", True), "a profiler is already running"),
         (lambda rig, patch: patch.setattr(rig.executor, "_spool", None), "no spool directory"),
         (lambda rig, patch: patch.delitem(sys.modules, "torch"), "torch is not imported"),
     ],
@@ -539,7 +540,7 @@ class SlowSession(SizedSession):
 
     def __init__(self, info, options, guard) -> None:
         super().__init__(info, options, guard)
-        self.held_up_s = self.takes_s.pop(0)
+        self.stall_s = self.takes_s.pop(0)
 
 
 @pytest.mark.parametrize(
@@ -592,7 +593,7 @@ def test_whatever_comes_between_while_a_step_is_recorded_beforehand_no_profiler_
     assert log == [*BLANKS, "prepare", "start 0"]
     del log[:8]
     if fault == "the job's own profiler":
-        rig.executor._make_way()
+        rig.executor._yield_to_job()
     elif fault == "called off":
         rig.client.cancel("c-1")
     elif fault == "the spool is gone":

@@ -1,80 +1,66 @@
-"""Preparing torch's profiler imports nothing: with a stand-in for torch. The real one is in tests/integration."""
+"""Preparing torch's profiler does not import its compiler: with stand-ins. The real ones are in tests/integration."""
 
 from __future__ import annotations
 
-import functools
 import sys
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
-from sftriage.recorder.session import _importing_nothing
+from sftriage.recorder.guard import ProfilerGuard
+from sftriage.recorder.session import TorchSession
 
-PROFILER = """
-class Profiler:
-    cudagraphs = None
-    def prepare_trace(self, *, times=1):
-        if hasattr(torch, "_inductor"):
-            self.cudagraphs = torch._inductor.config.cudagraphs
-        self.made = (torch.made, times)
-"""
+torch = pytest.importorskip("torch")
+profiler = pytest.importorskip("torch.profiler")
 
 
-class Torch(ModuleType):
-    """Imports on being asked, as torch does."""
+class Profile:
+    """Both of torch's profiles: the one that a session holds, and the one that this holds."""
 
-    asked: list[str]
+    use_device = "a device"
+
+    def __init__(self, **settings: object) -> None:
+        self.settings = settings
+        self.profiler: Profile | None = None
+        self.called: list[str] = []
+
+    def prepare_trace(self) -> None:
+        self.called.append("prepare_trace")
+
+    def _prepare_trace(self) -> None:
+        self.called.append("_prepare_trace")
 
 
 @pytest.fixture
-def torch(monkeypatch) -> Torch:
-    module = Torch("torch")
-    module.asked = []
-    module.__dict__["made"] = "by torch"
+def prepared(monkeypatch, make_info):
+    """Prepares a session with what the job has of the compiler."""
+    monkeypatch.setattr(profiler, "_KinetoProfile", Profile)
+    monkeypatch.setattr(sys.modules["torch.autograd.profiler"], "profile", Profile)
 
-    def imports(name: str) -> object:
-        module.asked.append(name)
-        return SimpleNamespace(config=SimpleNamespace(cudagraphs=True))
+    def prepare(compiler: ModuleType | None) -> Profile:
+        if compiler is None:
+            monkeypatch.delitem(vars(torch), "_inductor", raising=False)
+        else:
+            monkeypatch.setitem(vars(torch), "_inductor", compiler)
+        session = TorchSession(make_info(), {"with_stack": True}, ProfilerGuard())
+        session.prepare()
+        return session._profile
 
-    module.__dict__["__getattr__"] = imports
-    monkeypatch.setitem(sys.modules, "torch", module)
-    return module
-
-
-def profiler(torch: object):
-    names = {"torch": torch}
-    exec(PROFILER, names)
-    return names["Profiler"]()
+    return prepare
 
 
-def test_torchs_own_code_runs_and_imports_nothing(torch):
-    # GIVEN a torch that would import its compiler THEN it is prepared by torch's own code, which finds none
-    made = profiler(torch)
-    _importing_nothing(made.prepare_trace)()
-    assert (made.made, made.cudagraphs, torch.asked) == (("by torch", 1), None, [])
+@pytest.mark.parametrize("compiler", [None, ModuleType("torch._inductor")], ids=["not imported", "being imported"])
+def test_a_compiler_that_the_job_does_not_use_is_neither_imported_nor_waited_for(prepared, compiler):
+    # GIVEN a job that has not imported torch's compiler, or has not done so yet WHEN the profiler is prepared
+    profile = prepared(compiler)
+    # THEN it is without torch's own call, which would import that, and with the same settings
+    assert profile.called == []
+    assert profile.profiler.called == ["_prepare_trace"]
+    assert profile.profiler.settings == {"use_kineto": True, "use_device": "a device", "with_stack": True}
 
 
-def test_what_the_job_has_imported_itself_is_seen(torch):
-    # GIVEN a job that uses the compiler THEN what it has set is heeded
-    torch.__dict__["_inductor"] = SimpleNamespace(config=SimpleNamespace(cudagraphs=True))
-    made = profiler(torch)
-    _importing_nothing(made.prepare_trace)()
-    assert (made.made, made.cudagraphs) == (("by torch", 1), True)
-
-
-def test_a_compiler_that_is_still_being_imported_elsewhere_is_not_waited_for(torch):
-    torch.__dict__["_inductor"] = SimpleNamespace()
-    made = profiler(torch)
-    _importing_nothing(made.prepare_trace)()
-    assert (made.made, made.cudagraphs) == (("by torch", 1), None)
-
-
-@pytest.mark.parametrize("other", ["a builtin", "wrapped", "of another module"])
-def test_what_is_no_method_of_torchs_is_called_as_it_is(torch, other):
-    made = profiler(torch if other != "of another module" else SimpleNamespace(made="elsewhere"))
-    method = {
-        "a builtin": [].clear,
-        "wrapped": functools.partial(made.prepare_trace),
-        "of another module": made.prepare_trace,
-    }[other]
-    assert _importing_nothing(method) is method
+def test_where_the_job_uses_the_compiler_torchs_own_call_heeds_its_settings(prepared):
+    compiler = ModuleType("torch._inductor")
+    vars(compiler)["config"] = ModuleType("torch._inductor.config")
+    profile = prepared(compiler)
+    assert (profile.called, profile.profiler) == (["prepare_trace"], None)

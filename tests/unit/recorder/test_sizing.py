@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CaptureError
-from sftriage.recorder.sizing import MOST_HELD_UP_S, PROBED_STEPS, Fitting, Measured, StepSizes
+from sftriage.recorder.sizing import MAX_STALL_S, PROBED_STEPS, StepLimit, StepSizes, TraceCost
 from sftriage.records import CaptureRequest
 
 MANY_BYTES = 1 << 40
@@ -17,7 +17,7 @@ def request(steps: int, max_bytes: int = MANY_BYTES, **options: bool) -> Capture
     return CaptureRequest("c-1", 3, "torch", steps, 1, 30.0, max_bytes, options)
 
 
-def known(measured: Measured, **options: bool) -> StepSizes:
+def known(measured: TraceCost, **options: bool) -> StepSizes:
     sizes = StepSizes()
     sizes.note(options, measured)
     return sizes
@@ -27,42 +27,42 @@ HELD_UP = "more would hold the rank up for over 2 s"
 
 
 @pytest.mark.parametrize(
-    ("measured", "asked", "max_bytes", "fitting"),
+    ("measured", "asked", "max_bytes", "limit"),
     [
         # A hundred milliseconds a step: twenty, were larger traces not dearer by half.
-        (Measured(1, 1000, 0.1), 600, MANY_BYTES, Fitting(13, HELD_UP)),
-        (Measured(1, 1000, 0.1), 13, MANY_BYTES, Fitting(13)),
+        (TraceCost(1, 1000, 0.1), 600, MANY_BYTES, StepLimit(13, HELD_UP)),
+        (TraceCost(1, 1000, 0.1), 13, MANY_BYTES, StepLimit(13)),
         # What an empty trace takes is no step's, and comes once.
-        (Measured(1, 1000, 0.6, 0.5), 600, MANY_BYTES, Fitting(10, HELD_UP)),
-        (Measured(1, 1000, 0.5, 0.5), 600, MANY_BYTES, Fitting(600)),
-        (Measured(1, 1000, 0.4, 0.5), 600, MANY_BYTES, Fitting(600)),
-        (Measured(1, 1000, 0.0), 600, MANY_BYTES, Fitting(600)),
+        (TraceCost(1, 1000, 0.6, 0.5), 600, MANY_BYTES, StepLimit(10, HELD_UP)),
+        (TraceCost(1, 1000, 0.5, 0.5), 600, MANY_BYTES, StepLimit(600)),
+        (TraceCost(1, 1000, 0.4, 0.5), 600, MANY_BYTES, StepLimit(600)),
+        (TraceCost(1, 1000, 0.0), 600, MANY_BYTES, StepLimit(600)),
         # As many as were measured took what they took: nothing is guessed of these.
-        (Measured(20, 20_000, 2.0), 600, MANY_BYTES, Fitting(20, HELD_UP)),
-        (Measured(18, 18_000, 1.8), 600, MANY_BYTES, Fitting(18, HELD_UP)),
-        (Measured(40, 40_000, 4.0), 30, MANY_BYTES, Fitting(20, HELD_UP)),
+        (TraceCost(20, 20_000, 2.0), 600, MANY_BYTES, StepLimit(20, HELD_UP)),
+        (TraceCost(18, 18_000, 1.8), 600, MANY_BYTES, StepLimit(18, HELD_UP)),
+        (TraceCost(40, 40_000, 4.0), 30, MANY_BYTES, StepLimit(20, HELD_UP)),
         # At least one, however long it takes.
-        (Measured(1, 1000, 5.0), 600, MANY_BYTES, Fitting(1, HELD_UP)),
-        (Measured(1, 1000, 3.1, 3.0), 600, MANY_BYTES, Fitting(1, HELD_UP)),
-        (Measured(1, 1000, 5.0), 1, MANY_BYTES, Fitting(1)),
+        (TraceCost(1, 1000, 5.0), 600, MANY_BYTES, StepLimit(1, HELD_UP)),
+        (TraceCost(1, 1000, 3.1, 3.0), 600, MANY_BYTES, StepLimit(1, HELD_UP)),
+        (TraceCost(1, 1000, 5.0), 1, MANY_BYTES, StepLimit(1)),
         # The narrower bound is the one that is named.
-        (Measured(1, 1000, 0.1), 600, 10_000, Fitting(9, "more would not fit into 10000 bytes")),
-        (Measured(1, 1000, 0.1), 600, 20_000, Fitting(13, HELD_UP)),
+        (TraceCost(1, 1000, 0.1), 600, 10_000, StepLimit(9, "more would not fit into 10000 bytes")),
+        (TraceCost(1, 1000, 0.1), 600, 20_000, StepLimit(13, HELD_UP)),
     ],
 )
-def test_as_many_steps_as_fit_and_do_not_hold_the_rank_up(measured, asked, max_bytes, fitting):
-    assert known(measured).fitting(request(asked, max_bytes)) == fitting
+def test_as_many_steps_as_fit_and_do_not_hold_the_rank_up(measured, asked, max_bytes, limit):
+    assert known(measured).limit(request(asked, max_bytes)) == limit
 
 
 def test_of_what_is_not_known_all_are_recorded():
-    assert StepSizes().fitting(request(600)) == Fitting(600)
+    assert StepSizes().limit(request(600)) == StepLimit(600)
     # (with other options a step is another)
-    assert known(Measured(1, 1000, 5.0)).fitting(request(600, with_stack=True)) == Fitting(600)
+    assert known(TraceCost(1, 1000, 5.0)).limit(request(600, with_stack=True)) == StepLimit(600)
 
 
 def test_one_step_that_has_too_many_bytes_is_no_capture():
     with pytest.raises(CaptureError, match="one step alone makes a trace of 600 bytes; 500 are allowed"):
-        known(Measured(2, 1200, 0.0)).fitting(request(2, 500))
+        known(TraceCost(2, 1200, 0.0)).limit(request(2, 500))
 
 
 @pytest.mark.parametrize(
@@ -81,13 +81,13 @@ def test_one_step_that_has_too_many_bytes_is_no_capture():
 def test_a_step_is_recorded_beforehand_where_a_trace_may_be_large(steps, options, wanted):
     asked = request(steps, **options)
     assert StepSizes().wants_probe(asked) is wanted
-    assert not known(Measured(1, 1000, 0.1), **options).wants_probe(asked)
+    assert not known(TraceCost(1, 1000, 0.1), **options).wants_probe(asked)
 
 
 @settings(deadline=None)
 @given(
     st.builds(
-        Measured,
+        TraceCost,
         st.integers(1, 1000),
         st.integers(1_000, 1 << 33),
         st.floats(0.0, 100.0),
@@ -96,10 +96,10 @@ def test_a_step_is_recorded_beforehand_where_a_trace_may_be_large(steps, options
     st.integers(1, 1000),
 )
 def test_what_is_expected_never_holds_the_rank_up_for_longer_unless_it_is_a_single_step(measured, asked):
-    fitting = known(measured).fitting(request(asked))
-    assert 1 <= fitting.steps <= asked
-    assert bool(fitting.why) == (fitting.steps < asked)
-    step_s = (measured.held_up_s - measured.fixed_s) / measured.steps
-    assert fitting.steps == 1 or measured.fixed_s + fitting.steps * step_s <= max(
-        MOST_HELD_UP_S * (1 + 1e-9), measured.fixed_s
+    limit = known(measured).limit(request(asked))
+    assert 1 <= limit.steps <= asked
+    assert bool(limit.why) == (limit.steps < asked)
+    step_s = (measured.stall_s - measured.fixed_s) / measured.steps
+    assert limit.steps == 1 or measured.fixed_s + limit.steps * step_s <= max(
+        MAX_STALL_S * (1 + 1e-9), measured.fixed_s
     )

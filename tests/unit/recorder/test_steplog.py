@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sftriage.errors import RingError
 from sftriage.recorder import steplog
 from sftriage.recorder.layout import HEADER_BYTES
-from sftriage.recorder.steplog import StepLog, read_log
+from sftriage.recorder.steplog import StepLog
+from tests.recorded import read_log
 
 
 @pytest.fixture(scope="session")

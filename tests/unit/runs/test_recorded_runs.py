@@ -7,7 +7,6 @@ from array import array
 import numpy as np
 import pytest
 
-from sftriage.agent.gather import Gatherer, Shape
 from sftriage.errors import InputError
 from sftriage.recorder import StepLog
 from sftriage.recorder.layout import HEADER_BYTES, RingInfo
@@ -15,7 +14,8 @@ from sftriage.recorder.ring import RingWriter
 from sftriage.records import StageSchema, StepRecord
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.recordings import load_recording
-from tests.unit.agent.steps import batch, raw
+from sftriage.windows.gather import Gatherer, Shape
+from tests.unit.windows.steps import batch, raw
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 SHAPE = Shape(window_steps=4, stride_steps=2, warmup_steps=0)
@@ -84,7 +84,7 @@ def test_the_ranks_steps_are_merged_by_their_number(run, shape):
     # THEN the windows are those of its steps taken one at a time in order
     target, expected = Gatherer(SCHEMA, 2, shape), []
     for number, rank in sorted((number, rank) for rank, numbers in logged.items() for number in numbers):
-        target.add(*batch(step(rank, number)))
+        target.add(batch(step(rank, number)))
         expected += target.ready()
     expected += target.ready(ended=True)
     assert spans(windows) == spans(expected)

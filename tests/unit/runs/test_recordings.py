@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sftriage.agent.gather import Shape
 from sftriage.errors import InputError
 from sftriage.runs.recordings import load_recording
+from sftriage.windows.gather import Shape
 
 STAGES = np.array(["data", "forward", "backward", "other"])
 SYNC = np.array(["backward"])

@@ -18,9 +18,7 @@ SCHEMA = StageSchema(("data", "backward", "optimizer", "other"), ("backward",))
 
 def part(window: Window, start: int, stop: int) -> Window:
     """Some steps of a window."""
-    arrays = ("durations_NRS", "outside_NRG", "between_NR", "ready_NR")
-    cut = {name: getattr(window, name)[start:stop] for name in arrays if getattr(window, name) is not None}
-    return replace(window, first_step=window.first_step + start, **cut)
+    return window.steps(window.first_step + start, window.first_step + stop - 1)
 
 
 @settings(deadline=None)

@@ -7,7 +7,7 @@ import pytest
 from sftriage.records import StageSchema, Window
 from sftriage.runs.heat import HeatSource, column_steps
 from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, heat_map, lateness_of, png_of
-from sftriage.runs.steps import StepLogs
+from sftriage.windows.logs import StepLogs
 from tests.unit.web.conftest import SCHEMA
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sftriage.agent.rows import IntArray, StepRows
-from sftriage.recorder.layout import MAX_COUNT, STEP
+from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import StageSchema, Window
+from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.rows import StepRows
 
 MAX_GAP_STEPS = 10_000
 """Steps that nobody recorded are a gap in the numbering; over a longer one the job is taken up anew."""
@@ -53,13 +54,13 @@ class Gatherer:
         self._world_size = world_size
         # Until the first step of the job is known, steps are kept as they came.
         self._started = False
-        self._early: list[tuple[IntArray, IntArray]] = []
+        self._early: list[StepArrays] = []
         self._earliest = MAX_COUNT
         self._seen_R = np.zeros(world_size, dtype=np.bool_)
         self._latest_R = np.full(world_size, _NEVER)
         # Of ranks that have shown any device time: the last step of it.
         self._latest_device_R = np.full(world_size, MAX_COUNT)
-        self._early_device: list[tuple[IntArray, IntArray]] = []
+        self._early_device: list[StepArrays] = []
         self._on_device = False
         self._fastest = _NEVER
         self._next_first = _NEVER
@@ -80,77 +81,62 @@ class Gatherer:
         """Say that some rank's steps run on a device that its host does not wait for; windows from now on carry it."""
         self._on_device = True
 
-    def add(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
-        """Take steps of any ranks in any order. Incomplete ones, and ranks beyond the world size, count as missing.
-
-        Args:
-            ranks_B: the rank of each step.
-            slots_BW: the words of each step's slot, as a ring or a step log has them (see `recorder.layout`). Whoever
-                read them has checked them.
-        """
-        steps_B = slots_BW[:, STEP]
-        usable_B = (ranks_B >= 0) & (ranks_B < self._world_size) & (steps_B > -MAX_COUNT) & (steps_B < MAX_COUNT)
-        if not usable_B.all():
-            ranks_B, slots_BW = ranks_B[usable_B], slots_BW[usable_B]
-        if not len(ranks_B):
+    def add(self, steps: StepArrays) -> None:
+        """Take steps of any ranks in any order. Incomplete ones, and ranks beyond the world size, count as missing."""
+        steps = self._usable(steps)
+        if not len(steps):
             return
         if self._started:
-            self._take(ranks_B, slots_BW)
+            self._take(steps)
             return
-        self._early.append((ranks_B.copy(), slots_BW.copy()))
-        self._seen_R[ranks_B] = True
-        self._earliest = min(self._earliest, int(slots_BW[:, STEP].min()))
-        self._fastest = max(self._fastest, int(slots_BW[:, STEP].max()))
+        self._early.append(steps)
+        self._seen_R[steps.rank_B] = True
+        self._earliest = min(self._earliest, int(steps.step_B.min()))
+        self._fastest = max(self._fastest, int(steps.step_B.max()))
         if self._seen_R.all() or self._fastest - self._earliest >= self._shape.window_steps:
             self._start()
 
-    def add_device(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+    def add_device(self, steps: StepArrays) -> None:
         """Take device times of steps, from the ranks' rings of them. Those of windows that have gone out are dropped.
 
         Call it after `add` with what was read before that: a step's host time is always published first.
-
-        Args:
-            ranks_B: the rank of each step.
-            slots_BW: as for `add`.
         """
-        steps_B = slots_BW[:, STEP]
-        usable_B = (ranks_B >= 0) & (ranks_B < self._world_size) & (steps_B > -MAX_COUNT) & (steps_B < MAX_COUNT)
-        ranks_B, slots_BW = ranks_B[usable_B], slots_BW[usable_B]
-        if not len(ranks_B):
+        steps = self._usable(steps)
+        if not len(steps):
             return
         if not self._started:
-            self._early_device.append((ranks_B.copy(), slots_BW.copy()))
+            self._early_device.append(steps)
             return
-        steps_B = slots_BW[:, STEP]
+        step_B = steps.step_B
         # From now on this rank is waited for; what is too far ahead for the store is dropped, but it has been shown.
-        for rank in np.unique(ranks_B):
-            latest = int(steps_B[ranks_B == rank].max())
+        for rank in np.unique(steps.rank_B):
+            latest = int(step_B[steps.rank_B == rank].max())
             seen = int(self._latest_device_R[rank])
             self._latest_device_R[rank] = latest if seen == MAX_COUNT else max(seen, latest)
-        held_B = (steps_B >= self._next_first) & (steps_B < self._next_first + self._capacity_steps)
+        held_B = (step_B >= self._next_first) & (step_B < self._next_first + self._capacity_steps)
         if held_B.any():
-            self._rows.put_device(ranks_B[held_B], slots_BW[held_B])
+            self._rows.put_device(steps[held_B])
 
-    def add_both(self, host: tuple[IntArray, IntArray], device: tuple[IntArray, IntArray]) -> None:
+    def add_both(self, host: StepArrays, device: StepArrays) -> None:
         """Take what came together, so that of many steps, too, every window has both times.
 
         No more than a window's steps at a time, and before them the device times of all steps that went before: no
         window is given up for steps that are there.
 
         Args:
-            host: ranks and slots as for `add`.
-            device: the same as for `add_device`, read after the host's.
+            host: as for `add`.
+            device: as for `add_device`, read after the host's.
         """
-        (ranks_B, slots_BW), (device_ranks_B, device_BW) = (_in_order(*host), _in_order(*device))
-        steps_B, device_steps_B = slots_BW[:, STEP], device_BW[:, STEP]
+        host, device = host.in_order(), device.in_order()
         done = given = 0
-        while done < len(steps_B):
-            until = int(np.searchsorted(device_steps_B, steps_B[done]))
-            self.add_device(device_ranks_B[given:until], device_BW[given:until])
-            end = int(np.searchsorted(steps_B, steps_B[done] + self._shape.window_steps))
-            self.add(ranks_B[done:end], slots_BW[done:end])
+        while done < len(host):
+            step = host.step_B[done]
+            until = int(np.searchsorted(device.step_B, step))
+            self.add_device(device[given:until])
+            end = int(np.searchsorted(host.step_B, step + self._shape.window_steps))
+            self.add(host[done:end])
             done, given = end, until
-        self.add_device(device_ranks_B[given:], device_BW[given:])
+        self.add_device(device[given:])
 
     def device_over(self, rank: int) -> None:
         """Say that no more device times will come from a rank: it is waited for no longer."""
@@ -175,33 +161,37 @@ class Gatherer:
 
     def _start(self) -> None:
         """The job's first step is the earliest anybody has shown; what comes before the windows is warm-up."""
-        ranks_B = np.concatenate([ranks for ranks, _ in self._early])
-        slots_BW = np.concatenate([slots for _, slots in self._early])
-        self._started, self._early = True, []
+        early, self._early = together(self._early), []
+        self._started = True
         self._fastest = self._earliest
         self._next_first = self._earliest + self._shape.warmup_steps
-        self._take(ranks_B, slots_BW)
-        early, self._early_device = self._early_device, []
-        for ranks_B, slots_BW in early:
-            self.add_device(ranks_B, slots_BW)
+        self._take(early)
+        early_device, self._early_device = self._early_device, []
+        for steps in early_device:
+            self.add_device(steps)
 
-    def _take(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+    def _usable(self, steps: StepArrays) -> StepArrays:
+        """Those of ranks and with numbers that there can be."""
+        rank_B, step_B = steps.rank_B, steps.step_B
+        usable_B = (rank_B >= 0) & (rank_B < self._world_size) & (step_B > -MAX_COUNT) & (step_B < MAX_COUNT)
+        return steps if usable_B.all() else steps[usable_B]
+
+    def _take(self, steps: StepArrays) -> None:
         """Put steps into the store, in order and with windows cut in between where it could not hold all of them."""
-        steps_B = slots_BW[:, STEP]
-        if int(steps_B.max()) < self._room():
-            self._put(ranks_B, slots_BW)
+        if int(steps.step_B.max()) < self._room():
+            self._put(steps)
             return
-        order_B = np.argsort(steps_B, kind="stable")
-        ranks_B, slots_BW, steps_B = ranks_B[order_B], slots_BW[order_B], steps_B[order_B]
+        steps = steps.in_order()
+        step_B = steps.step_B
         done = 0
-        while done < len(steps_B):
-            step = int(steps_B[done])
+        while done < len(steps):
+            step = int(step_B[done])
             if step > self._fastest + MAX_GAP_STEPS:
                 self._start_over(step)
             self._fastest = max(self._fastest, step)
             self._advance()
-            end = int(np.searchsorted(steps_B, self._room()))
-            self._put(ranks_B[done:end], slots_BW[done:end])
+            end = int(np.searchsorted(step_B, self._room()))
+            self._put(steps[done:end])
             done = end
 
     def _room(self) -> int:
@@ -214,14 +204,12 @@ class Gatherer:
         self._rows.clear(self._next_first, self._capacity_steps)
         self._next_first = step
 
-    def _put(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
-        steps_B = slots_BW[:, STEP]
-        np.maximum.at(self._latest_R, ranks_B, steps_B)
-        self._fastest = max(self._fastest, int(steps_B.max()))
-        late_B = steps_B < self._next_first
-        if late_B.any():
-            ranks_B, slots_BW = ranks_B[~late_B], slots_BW[~late_B]
-        self._rows.put(ranks_B, slots_BW)
+    def _put(self, steps: StepArrays) -> None:
+        step_B = steps.step_B
+        np.maximum.at(self._latest_R, steps.rank_B, step_B)
+        self._fastest = max(self._fastest, int(step_B.max()))
+        late_B = step_B < self._next_first
+        self._rows.put(steps[~late_B] if late_B.any() else steps)
 
     def _advance(self, *, ended: bool = False) -> None:
         """Cut the windows that are ready: every rank has passed them, or they are given up."""
@@ -253,8 +241,3 @@ class Gatherer:
             on_device=self._on_device,
             **self._rows.window(first_step, n_steps),
         )
-
-
-def _in_order(ranks_B: IntArray, slots_BW: IntArray) -> tuple[IntArray, IntArray]:
-    order_B = np.argsort(slots_BW[:, STEP], kind="stable")
-    return ranks_B[order_B], slots_BW[order_B]

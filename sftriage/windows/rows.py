@@ -6,51 +6,23 @@ they are, a value at a time, and whoever accounts for a window passes over one s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from sftriage.recorder.layout import (
-    BETWEEN,
-    CAPTURING,
-    DURATIONS,
-    FLAGS,
-    INCOMPLETE,
-    KIND,
-    KIND_REST,
-    READY,
-    STEP,
-    WORK,
-    RingInfo,
-    kind_of,
-)
+from sftriage.recorder.layout import kind_of
 from sftriage.records import StageSchema
+from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
 
 NS = 1e-9
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
-BoolArray = NDArray[np.bool_]
-
-
-def slots_of(raw: bytes, info: RingInfo) -> IntArray:
-    """Slots as a ring or a step log gave them (see `Batch.raw`), as an array of their words (B, W)."""
-    return np.frombuffer(raw, dtype=np.int64).reshape(-1, info.slot_words)
-
-
-def together(of_ranks: Sequence[tuple[int, IntArray]]) -> tuple[IntArray, IntArray]:
-    """Several ranks' slots as one batch: the rank of each row (B), and the rows (B, W)."""
-    ranks = np.array([rank for rank, _ in of_ranks], dtype=np.int64)
-    return ranks.repeat([len(slots) for _, slots in of_ranks]), np.concatenate([slots for _, slots in of_ranks])
 
 
 class StepRows:
     """A ring of rows, one a step: all ranks' values in seconds, NaN where nothing has come.
 
     A step's row is its number modulo the number of rows, so that nothing is moved when the store goes on. Axes: C rows,
-    V values, R ranks, B steps of single ranks that come together, W words of a slot (see `recorder.layout`).
+    V values (a duration for each stage, an outside time for each sync stage, and the time between), R ranks, B steps of
+    single ranks that come together.
 
     Args:
         schema: the stages.
@@ -61,9 +33,7 @@ class StepRows:
     def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
         n_stages, n_sync = len(schema.stages), len(schema.sync)
         self._n_stages, self._n_ranks, self._n_rows = n_stages, world_size, capacity_steps
-        timed = [*range(DURATIONS, DURATIONS + n_stages + n_sync), BETWEEN]
-        self._words = np.array(timed)
-        self._values_VCR = np.full((len(timed), capacity_steps, world_size), np.nan)
+        self._values_VCR = np.full((n_stages + n_sync + 1, capacity_steps, world_size), np.nan)
         # Made when the first rank says any: most jobs do without.
         self._ready_CR: FloatArray | None = None
         self._work_CR: FloatArray | None = None
@@ -77,33 +47,28 @@ class StepRows:
         self._kind_C2 = np.zeros((capacity_steps, 2), dtype=np.int64)
         self._kind_rank_C = np.full(capacity_steps, world_size)
 
-    def put(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
+    def put(self, steps: StepArrays) -> None:
         """Take steps; what a rank left half-way says what sort of step it was, and no times."""
-        row_B = slots_BW[:, STEP] % self._n_rows
-        flags_B = slots_BW[:, FLAGS]
+        row_B = steps.step_B % self._n_rows
         self._touched_C[row_B] = True
-        self._capturing_C[row_B[flags_B & CAPTURING != 0]] = True
-        self._put_kinds(ranks_B, row_B, slots_BW)
-        complete_B = flags_B & INCOMPLETE == 0
+        self._capturing_C[row_B[steps.capturing_B]] = True
+        self._put_kinds(steps, row_B)
+        complete_B = steps.complete_B
         if not complete_B.all():
-            ranks_B, row_B, slots_BW = ranks_B[complete_B], row_B[complete_B], slots_BW[complete_B]
+            steps, row_B = steps[complete_B], row_B[complete_B]
         self._known_C[row_B] = True
-        # One assignment a value: four times as fast as one for all, which numpy would make element by element.
-        at_B = row_B * self._n_ranks + ranks_B
-        for values_CR, word in zip(self._values_VCR, self._words, strict=True):
-            values_CR.reshape(-1)[at_B] = slots_BW[:, word] * NS
-        self._put_refinements(row_B, at_B, slots_BW)
+        at_B = row_B * self._n_ranks + steps.rank_B
+        _put_times(self._values_VCR, at_B, steps)
+        self._put_refinements(steps, row_B, at_B)
 
-    def put_device(self, ranks_B: IntArray, slots_BW: IntArray) -> None:
-        """Take the device times of steps (see `sftriage.recorder.device`), in slots of the same words."""
+    def put_device(self, steps: StepArrays) -> None:
+        """Take the device times of steps (see `sftriage.recorder.device`)."""
         if self._device_VCR is None:
             self._device_VCR = np.full_like(self._values_VCR, np.nan)
-        row_B = slots_BW[:, STEP] % self._n_rows
+        row_B = steps.step_B % self._n_rows
         self._touched_C[row_B] = True
         self._device_said_C[row_B] = True
-        at_B = row_B * self._n_ranks + ranks_B
-        for values_CR, word in zip(self._device_VCR, self._words, strict=True):
-            values_CR.reshape(-1)[at_B] = slots_BW[:, word] * NS
+        _put_times(self._device_VCR, row_B * self._n_ranks + steps.rank_B, steps)
 
     def clear(self, first_step: int, n_steps: int) -> None:
         """Forget steps, so that their rows can be those of later ones."""
@@ -156,12 +121,13 @@ class StepRows:
     ) -> tuple[FloatArray, FloatArray | None, FloatArray]:
         """Durations, outside times and between times of these steps."""
         values_NRV = self._copied(values_VCR, first_step, n_steps).transpose(1, 2, 0)
-        outside_NRG = values_NRV[:, :, self._n_stages : -1] if len(self._words) > self._n_stages + 1 else None
+        outside_NRG = values_NRV[:, :, self._n_stages : -1] if len(values_VCR) > self._n_stages + 1 else None
         return values_NRV[:, :, : self._n_stages], outside_NRG, values_NRV[:, :, -1]
 
-    def _put_kinds(self, ranks_B: IntArray, row_B: IntArray, slots_BW: IntArray) -> None:
+    def _put_kinds(self, steps: StepArrays, row_B: IntArray) -> None:
         """A step is of the kind that the lowest rank says that says any, in whatever order they come."""
-        said = np.flatnonzero(slots_BW[:, KIND] | slots_BW[:, KIND_REST])
+        kind_B2, ranks_B = steps.kind_B2, steps.rank_B
+        said = np.flatnonzero(kind_B2[:, 0] | kind_B2[:, 1])
         if not len(said):
             return
         said = said[np.lexsort((ranks_B[said], row_B[said]))]
@@ -170,20 +136,20 @@ class StepRows:
         better = ranks_B[lowest] <= self._kind_rank_C[rows]
         rows, lowest = rows[better], lowest[better]
         self._kind_rank_C[rows] = ranks_B[lowest]
-        self._kind_C2[rows, 0], self._kind_C2[rows, 1] = slots_BW[lowest, KIND], slots_BW[lowest, KIND_REST]
+        self._kind_C2[rows] = kind_B2[lowest]
 
-    def _put_refinements(self, row_B: IntArray, at_B: IntArray, slots_BW: IntArray) -> None:
-        said_B = slots_BW[:, READY] >= 0
+    def _put_refinements(self, steps: StepArrays, row_B: IntArray, at_B: IntArray) -> None:
+        said_B = steps.ready_ns_B >= 0
         if said_B.any():
             if self._ready_CR is None:
                 self._ready_CR = np.full((self._n_rows, self._n_ranks), np.nan)
-            self._ready_CR.reshape(-1)[at_B[said_B]] = slots_BW[said_B, READY] * NS
+            self._ready_CR.reshape(-1)[at_B[said_B]] = steps.ready_ns_B[said_B] * NS
             self._ready_said_C[row_B[said_B]] = True
-        said_B = slots_BW[:, WORK] > 0
+        said_B = steps.work_B > 0
         if said_B.any():
             if self._work_CR is None:
                 self._work_CR = np.zeros((self._n_rows, self._n_ranks))
-            self._work_CR.reshape(-1)[at_B[said_B]] = slots_BW[said_B, WORK]
+            self._work_CR.reshape(-1)[at_B[said_B]] = steps.work_B[said_B]
             self._work_said_C[row_B[said_B]] = True
 
     def _rows(self, first_step: int, n_steps: int) -> IntArray:
@@ -197,3 +163,11 @@ class StepRows:
         values_VNR[:, :before_turn] = values_VCR[:, start : start + before_turn]
         values_VNR[:, before_turn:] = values_VCR[:, : n_steps - before_turn]
         return values_VNR
+
+
+def _put_times(values_VCR: FloatArray, at_B: IntArray, steps: StepArrays) -> None:
+    """Put all times of steps to their places among the rows and ranks."""
+    columns = (*steps.times_ns_BV.T, steps.between_ns_B)
+    # One assignment a value: four times as fast as one for all, which numpy would make element by element.
+    for values_CR, column_ns_B in zip(values_VCR, columns, strict=True):
+        values_CR.reshape(-1)[at_B] = column_ns_B * NS

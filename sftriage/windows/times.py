@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from sftriage.records import StepRecord
+import numpy as np
+
+from sftriage.windows.decoding import StepArrays
 
 KEPT_STEPS = 4096
 """Steps that are remembered at least: ranks are read one after the other, each with all that it has."""
@@ -31,18 +32,23 @@ class StepTimes:
         self._attempt = 0
         self._spans: dict[int, Span] = {}
 
-    def note(self, attempt: int, records: Iterable[StepRecord]) -> None:
-        """Take steps of one rank that have been read."""
+    def note(self, attempt: int, steps: StepArrays) -> None:
+        """Take steps that have been read."""
         if attempt < self._attempt:
             return
         if attempt > self._attempt:
             self._attempt, self._spans = attempt, {}
-        for one in records:
-            start_ns, end_ns = one.start_ns, one.start_ns + sum(one.durations_ns)
-            known = self._spans.get(one.step)
+        if not len(steps):
+            return
+        steps = steps.in_order()
+        first_X = np.flatnonzero(np.diff(steps.step_B, prepend=steps.step_B[0] - 1))
+        start_X = np.minimum.reduceat(steps.start_ns_B, first_X).tolist()
+        end_X = np.maximum.reduceat(steps.start_ns_B + steps.durations_ns_BS.sum(axis=1), first_X).tolist()
+        for step, start_ns, end_ns in zip(steps.step_B[first_X].tolist(), start_X, end_X, strict=True):
+            known = self._spans.get(step)
             if known is not None:
                 start_ns, end_ns = min(start_ns, known.start_ns), max(end_ns, known.end_ns)
-            self._spans[one.step] = Span(start_ns, end_ns)
+            self._spans[step] = Span(start_ns, end_ns)
         for step in list(islice(self._spans, max(0, len(self._spans) - self._kept_steps))):
             del self._spans[step]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sftriage.recorder import StepLog
-from sftriage.recorder.layout import FLAGS, HEADER_BYTES, INCOMPLETE, LOG_MAGIC, STEP, WORD_BYTES, encode_header
-from sftriage.runs.steps import StepLogs, windows
+from sftriage.recorder.layout import FLAGS, HEADER_BYTES, INCOMPLETE, LOG_MAGIC, WORD_BYTES, encode_header
+from sftriage.windows.logs import StepLogs, windows
 from tests.unit.web.conftest import info_of, slots
 
 
@@ -31,8 +31,8 @@ def write(directory, rank, steps, **about):
 
 def steps_of(logs, rank, runs):
     logs.look()
-    places, slots_BW = logs.of(0)[rank].rows(runs)
-    return dict(zip(places.tolist(), slots_BW[:, STEP].tolist(), strict=True))
+    places, steps = logs.of(0)[rank].steps(runs)
+    return dict(zip(places.tolist(), steps.step_B.tolist(), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -128,5 +128,5 @@ def test_windows_hold_what_was_recorded_and_nan_where_nothing_was(tmp_path, logs
 def test_records_are_those_of_the_recorder(tmp_path, logs):
     write(tmp_path, 0, range(10))
     logs.look()
-    records = logs.of(0)[0].records(4, 2)
+    records = logs.of(0)[0].steps([(4, 2)])[1].records()
     assert [(record.step, record.durations_ns[0]) for record in records] == [(4, 14_000_000), (5, 15_000_000)]

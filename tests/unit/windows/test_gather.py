@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent.gather import MAX_GAP_STEPS, Gatherer, Shape
 from sftriage.records import StageSchema, StepRecord, Window
-from tests.unit.agent.steps import batch
+from sftriage.windows.gather import MAX_GAP_STEPS, Gatherer, Shape
+from tests.unit.windows.steps import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 MS = 1_000_000
@@ -36,7 +36,7 @@ def fed(target: Gatherer, steps: list[StepRecord]) -> list[tuple[int, int]]:
     """Give the steps one by one; first and last step of every window that came out."""
     found = []
     for record in steps:
-        target.add(*batch(record))
+        target.add(batch(record))
         found += [(window.first_step, window.last_step) for window in target.ready()]
     return found
 
@@ -86,7 +86,7 @@ def test_values_units_and_refinements_arrive_where_they_belong():
     target = gatherer(window=2, stride=2)
     for n in range(2):
         for rank in (1, 0):
-            target.add(*batch(step(rank, n, capturing=(n, rank) == (1, 1))))
+            target.add(batch(step(rank, n, capturing=(n, rank) == (1, 1))))
     (window,) = target.ready()
     assert window.durations_NRS.shape == (2, 2, 3)
     np.testing.assert_allclose(window.durations_NRS[1, 1], [(MS + 1) * 1e-9, 0.010, 0.003])
@@ -101,7 +101,7 @@ def test_a_rank_that_never_records_does_not_hold_the_others_up_and_is_never_fill
     target = gatherer()
     windows = []
     for n in range(8):
-        target.add(*batch(step(0, n)))
+        target.add(batch(step(0, n)))
         windows += target.ready()
     # THEN the first window goes out with rank 1 missing
     assert [window.first_step for window in windows] == [0]
@@ -119,8 +119,8 @@ def test_at_the_end_of_the_job_what_is_missing_stays_missing():
 
 def test_a_step_left_half_way_counts_as_missing():
     target = gatherer(ranks=1, window=2, stride=2)
-    target.add(*batch(step(0, 0)))
-    target.add(*batch(step(0, 1, complete=False)))
+    target.add(batch(step(0, 0)))
+    target.add(batch(step(0, 1, complete=False)))
     (window,) = target.ready()
     assert np.isnan(window.durations_NRS[1, 0]).all()
 
@@ -167,7 +167,7 @@ def test_steps_before_a_jump_are_not_those_of_the_steps_after_it():
     fed(target, [step(rank, n) for n in range(6) for rank in (0, 1)])
     # WHEN the numbering jumps, and rank 1 stays away
     far = 8 * MAX_GAP_STEPS + 4
-    target.add(*batch(*[step(0, n) for n in range(far, far + 8)]))
+    target.add(batch(*[step(0, n) for n in range(far, far + 8)]))
     (window,) = target.ready()
     # THEN there is nothing of rank 1 in the window
     assert (window.first_step, np.isnan(window.durations_NRS[:, 1]).all()) == (far, True)
@@ -180,7 +180,7 @@ def test_a_window_goes_out_once_whatever_comes_for_it_later():
     # WHEN its steps come after all, and twice
     assert fed(target, [step(1, n) for n in (*range(8), *range(8))]) == []
     # THEN no window comes again, and those that follow have both ranks
-    target.add(*batch(*[step(rank, n) for n in range(8, 12) for rank in (0, 1)]))
+    target.add(batch(*[step(rank, n) for n in range(8, 12) for rank in (0, 1)]))
     (window,) = target.ready()
     assert (window.first_step, np.isfinite(window.durations_NRS).all()) == (8, True)
 
@@ -189,7 +189,7 @@ def test_a_window_that_was_handed_out_does_not_change():
     target = gatherer(stride=1)
     fed(target, [step(0, n) for n in range(7)])
     # GIVEN a window that went out without rank 1's steps
-    target.add(*batch(step(0, 7)))
+    target.add(batch(step(0, 7)))
     (window,) = target.ready()
     before = [np.copy(values) for values in (window.durations_NRS, window.between_NR, window.capturing_N)]
     # WHEN they come while later windows still hold the same steps, and the job goes on
@@ -202,7 +202,7 @@ def test_a_window_that_was_handed_out_does_not_change():
 
 def test_the_ranks_of_a_stage_lie_side_by_side():
     target = gatherer(ranks=3)
-    target.add(*batch(*[step(rank, n) for n in range(4) for rank in range(3)]))
+    target.add(batch(*[step(rank, n) for n in range(4) for rank in range(3)]))
     (window,) = target.ready()
     for s in range(3):
         assert window.durations_NRS[:, :, s].flags.c_contiguous
@@ -215,7 +215,7 @@ def test_the_store_does_not_grow_with_the_distance_between_steps():
     size_bytes = 4 * 200 * (3 + 1 + 1) * 8
     # WHEN the job's numbering leaves out ten thousand steps, twice
     for far in range(0, 3 * MAX_GAP_STEPS, MAX_GAP_STEPS):
-        target.add(*batch(*[step(rank, n) for n in (far, far + 1) for rank in range(200)]))
+        target.add(batch(*[step(rank, n) for n in (far, far + 1) for rank in range(200)]))
         target.ready()
     # THEN there are never more than a few windows in memory
     assert tracemalloc.get_traced_memory()[1] < 20 * size_bytes
@@ -236,20 +236,20 @@ def test_a_step_is_of_the_kind_that_the_lowest_rank_says(said, kinds):
     records = [step(rank, n, kind=said.get((rank, n), "")) for n in range(4) for rank in (1, 0)]
     for together in (records, records[::-1]):
         target = gatherer()
-        target.add(*batch(*together))
+        target.add(batch(*together))
         (window,) = target.ready()
         assert window.kinds == kinds
     # AND one by one it is the same
     target = gatherer()
     for record in records:
-        target.add(*batch(record))
+        target.add(batch(record))
     assert target.ready()[0].kinds == kinds
 
 
 def test_kinds_and_captures_of_steps_long_gone_are_not_those_of_new_ones():
     target = gatherer(window=2, stride=2)
     fed(target, [step(rank, n, kind="eval", capturing=True, work=5, ready_ns=1) for n in range(4) for rank in (0, 1)])
-    target.add(*batch(*[step(rank, n) for n in range(4, 10) for rank in (0, 1)]))
+    target.add(batch(*[step(rank, n) for n in range(4, 10) for rank in (0, 1)]))
     for window in target.ready():
         assert (window.kinds, window.capturing_N.any(), window.work_NR, window.ready_NR) == (None, False, None, None)
 
@@ -258,13 +258,13 @@ def test_the_ready_moment_and_the_work_of_a_step_arrive_where_they_belong():
     target = gatherer(window=2, stride=2)
     # GIVEN rank 1 alone knows when its last gradient was ready, and said how much work a step was, but for one
     known = step(1, 0, ready_ns=4 * MS, work=512)
-    target.add(*batch(step(0, 0), known, step(0, 1), step(1, 1, ready_ns=0, complete=False, work=9)))
+    target.add(batch(step(0, 0), known, step(0, 1), step(1, 1, ready_ns=0, complete=False, work=9)))
     (window,) = target.ready()
     # THEN what is unknown is NaN, and work that nobody gave is 0
     np.testing.assert_allclose(window.ready_NR, [[np.nan, 0.004], [np.nan, np.nan]])
     np.testing.assert_array_equal(window.work_NR, [[0, 512], [0, 0]])
     # WHEN nobody says any
-    target.add(*batch(*[step(rank, n) for n in (2, 3) for rank in (0, 1)]))
+    target.add(batch(*[step(rank, n) for n in (2, 3) for rank in (0, 1)]))
     (window,) = target.ready()
     # THEN there is none
     assert (window.ready_NR, window.work_NR) == (None, None)
@@ -284,14 +284,14 @@ def test_windows_say_where_each_rank_is_and_what_role_it_has(told, hosts, cohort
     target = gatherer()
     for place in told:
         target.describe(*place)
-    target.add(*batch(*[step(rank, n) for n in range(4) for rank in (0, 1)]))
+    target.add(batch(*[step(rank, n) for n in range(4) for rank in (0, 1)]))
     (window,) = target.ready()
     assert (window.hosts, window.cohorts) == (hosts, cohorts)
 
 
 def test_a_batch_of_nothing_is_nothing():
     target = gatherer()
-    target.add(*batch())
+    target.add(batch())
     assert target.ready(ended=True) == []
 
 
@@ -328,7 +328,7 @@ def jobs(draw: st.DrawFn, max_gap_steps: int) -> list[StepRecord]:
 def one_at_a_time(records: list[StepRecord], shape: Shape) -> list[Window]:
     target, windows = Gatherer(SCHEMA, RANKS, shape), []
     for record in records:
-        target.add(*batch(record))
+        target.add(batch(record))
         windows += target.ready()
     return windows + target.ready(ended=True)
 
@@ -341,7 +341,7 @@ def test_all_steps_at_once_in_any_order_make_the_windows_that_they_make_one_at_a
     expected = one_at_a_time(records, shape)
     # WHEN the steps come in one batch, in whatever order
     target = Gatherer(SCHEMA, RANKS, shape)
-    target.add(*batch(*random.sample(records, len(records))))
+    target.add(batch(*random.sample(records, len(records))))
     # THEN the windows are the same, gaps and jumps included
     for one, other in zip(target.ready(ended=True), expected, strict=True):
         same(one, other)
@@ -358,7 +358,7 @@ def test_any_split_into_batches_makes_the_windows_that_steps_make_one_at_a_time(
     ends = data.draw(st.lists(st.integers(0, len(records)), max_size=5))
     for first, last in zip([0, *sorted(ends)], [*sorted(ends), len(records)], strict=True):
         part = arriving[first:last]
-        target.add(*batch(*data.draw(st.permutations(part))))
+        target.add(batch(*data.draw(st.permutations(part))))
         windows += target.ready()
     # THEN the windows are the same
     for one, other in zip(windows + target.ready(ended=True), expected, strict=True):
@@ -370,7 +370,7 @@ def test_the_order_in_which_steps_come_changes_no_number(order):
     def gathered(steps: list[tuple[int, int]]) -> np.ndarray:
         target = gatherer(ranks=3, window=6, stride=6)
         for rank, n in [(0, 0), (1, 0), (2, 0), *steps]:
-            target.add(*batch(step(rank, n)))
+            target.add(batch(step(rank, n)))
         (window,) = target.ready()
         return window.durations_NRS
 

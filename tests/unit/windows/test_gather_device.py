@@ -5,14 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent.gather import DEVICE_LAG_STEPS, Gatherer, Shape
 from sftriage.records import StageSchema, StepRecord
-from tests.unit.agent.steps import batch
+from sftriage.windows.gather import DEVICE_LAG_STEPS, Gatherer, Shape
+from tests.unit.windows.steps import batch
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 MS = 1_000_000
 LONG = 3 * DEVICE_LAG_STEPS
-NO_STEPS = (np.zeros(0, dtype=np.int64), np.zeros((0, 14), dtype=np.int64))
 
 
 def step(rank, number, factor=1):
@@ -25,11 +24,11 @@ def gatherer(window=4, ranks=2):
 
 
 def host(target, *numbers, ranks=(0, 1)):
-    target.add(*batch(*(step(rank, number) for number in numbers for rank in ranks)))
+    target.add(batch(*(step(rank, number) for number in numbers for rank in ranks)))
 
 
 def device(target, *numbers, ranks=(0, 1)):
-    target.add_device(*batch(*(step(rank, number, factor=5) for number in numbers for rank in ranks)))
+    target.add_device(batch(*(step(rank, number, factor=5) for number in numbers for rank in ranks)))
 
 
 def test_device_times_stand_beside_the_hosts():
@@ -148,7 +147,7 @@ def test_however_many_steps_come_at_once_windows_have_both_times(sizes, lag, str
         host_steps = [step(rank, number) for rank in (0, 1) for number in range(first, first + size)]
         device_steps = [step(rank, number, factor=5) for rank in (1, 0) for number in range(given_to, until)]
         # WHEN what has come is added together
-        target.add_both(batch(*host_steps), batch(*device_steps) if device_steps else NO_STEPS)
+        target.add_both(batch(*host_steps, schema=SCHEMA), batch(*device_steps, schema=SCHEMA))
         windows += target.ready()
         first, given_to = first + size, until
     # THEN every window that went out has all of both

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.agent.rows import BoolArray, FloatArray
 from sftriage.errors import InputError, SchemaError
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import OTHER, StageSchema, Window
+from sftriage.windows.decoding import BoolArray, FloatArray
 
 _NOT_FINITE = "not a finite number"
 

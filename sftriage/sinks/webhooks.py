@@ -1,0 +1,303 @@
+"""Webhooks: decisions posted to whom a policy's rules want told, while nobody in the triage waits for it.
+
+Each destination has a queue and a daemon thread: one that hangs or fails holds up no other. An address is a secret, for
+who knows it may write there: no message has more of it than the host.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from queue import Empty, Queue
+from ssl import SSLCertVerificationError
+from urllib.parse import quote, unquote
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+from urllib3.exceptions import HTTPError
+from urllib3.util import Retry, Url, make_headers, parse_url
+
+from sftriage import __version__
+from sftriage.errors import SftriageError
+from sftriage.policy.schema import Webhook
+from sftriage.records import Decision, Verdict, plain
+from sftriage.words import verdict_sentence
+
+log = logging.getLogger("sftriage")
+
+CAPACITY = 256
+"""Messages that wait for one destination. When there are more, the oldest go: the newest says most about now."""
+ATTEMPT_S = 10.0
+"""How long an attempt may hear nothing."""
+GIVE_UP_S = 600.0
+RETRY = Retry(
+    None,
+    allowed_methods=None,
+    status_forcelist={408, 425, 429, *range(500, 600)} - {501, 505},
+    backoff_factor=0.5,
+    backoff_max=60.0,
+    backoff_jitter=0.5,
+)
+_MAX_SECRET_BYTES, _MAX_TEXT = 8192, 3000
+_THREAD = "sftriage-webhook"
+
+# urllib3 logs each request's path.
+logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
+
+
+class _UndeliveredError(SftriageError):
+    """A message was not taken; ``retry`` says whether trying again may help, ``after_s`` not before when."""
+
+    def __init__(self, message: str, *, retry: bool, after_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.retry, self.after_s = retry, after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose decisions these are."""
+
+    job: str
+    run_id: str
+
+
+def cloud_event(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
+    """A decision as a CloudEvent (1.0, JSON format, structured mode). Attempts share its id, so a receiver knows it."""
+    moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=decision.time_s)
+    # A window is decided once, but a step that stalls again, or for others, is decided again.
+    number = f"{decision.attempt}-{decision.first_step}-{decision.last_step}-{decision.label}"
+    data = {"job": origin.job, "run": origin.run_id, "rules": list(decision.notify)}
+    event = {
+        "specversion": "1.0",
+        "id": f"{number}-{round(1000 * decision.time_s)}",
+        "source": f"/sftriage/{quote(origin.job, safe='')}/{quote(origin.run_id, safe='')}",
+        "type": "dev.sftriage.decision",
+        "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "datacontenttype": "application/json",
+        "subject": _steps(decision),
+        "data": {**data, "verdict": plain(verdict), "decision": plain(decision)},
+    }
+    return json.dumps(event, allow_nan=False).encode()
+
+
+def slack_message(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
+    """A decision as a line of text that Slack's incoming webhooks take, and the many that take the same."""
+    text = f"{origin.job}: {verdict_sentence(verdict)} {decision.outcome.capitalize()}: {decision.reason}"[:_MAX_TEXT]
+    return json.dumps({"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}).encode()
+
+
+def _steps(decision: Decision) -> str:
+    first, last = decision.first_step, decision.last_step
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _address(webhook: Webhook) -> Url:
+    """Where a webhook is now: read for each attempt, for a secret may be renewed while a job runs."""
+    try:
+        if webhook.url_from_env is not None:
+            text = os.environ.get(webhook.url_from_env, "")
+        else:
+            with Path(webhook.url_from_file or "").open("rb") as file:
+                text = file.read(_MAX_SECRET_BYTES).decode()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        raise _UndeliveredError(f"the secret cannot be read: {why}", retry=True) from None
+    if not (text := text.strip()):
+        in_file = webhook.url_from_env is None
+        raise _UndeliveredError("the secret is empty" if in_file else "the variable is not set", retry=in_file)
+    if not text.isascii() or not text.isprintable() or " " in text:
+        raise _UndeliveredError("the secret holds characters that no URL has", retry=False)
+    try:
+        url = parse_url(text)
+    except ValueError:
+        raise _UndeliveredError("the secret is not a URL", retry=False) from None
+    if url.scheme not in ("http", "https") or not url.host:
+        raise _UndeliveredError("the secret is not a URL that begins with https:// or http://", retry=False)
+    return url
+
+
+def _http(url: Url) -> urllib3.PoolManager:
+    """What reaches a URL: the environment's proxy, where it names one."""
+    proxy = getproxies().get(url.scheme or "")
+    if not proxy or proxy_bypass(url.netloc or ""):
+        return urllib3.PoolManager()
+    at = parse_url(proxy if "://" in proxy else f"http://{proxy}")
+    headers = make_headers(proxy_basic_auth=unquote(at.auth)) if at.auth else None
+    return urllib3.ProxyManager(at._replace(auth=None).url, proxy_headers=headers)
+
+
+def _post(url: Url, body: bytes, content_type: str, attempt_s: float) -> None:
+    """One attempt; redirects are not followed."""
+    headers = {"Content-Type": content_type, "User-Agent": f"sftriage/{__version__}"}
+    if url.auth is not None:
+        headers["Authorization"] = "Basic " + base64.b64encode(unquote(url.auth).encode()).decode()
+    timeout = urllib3.Timeout(total=attempt_s)
+    try:
+        with _http(url) as http:
+            clean = url._replace(auth=None, fragment=None).url
+            response = http.request(
+                "POST",
+                clean,
+                body,
+                None,
+                headers,
+                preload_content=False,
+                redirect=False,
+                retries=False,
+                timeout=timeout,
+            )
+            response.close()
+    except (HTTPError, OSError, ValueError) as error:
+        raise _UndeliveredError(f"{url.host}: {_said(error)}", retry=True) from None
+    if not 200 <= response.status < 300:
+        after_s = 0.0
+        with suppress(HTTPError, ValueError, OverflowError):
+            after_s = float(RETRY.get_retry_after(response) or 0)
+        retry = RETRY.is_retry("POST", response.status)
+        raise _UndeliveredError(f"{url.host}: answered {response.status}", retry=retry, after_s=after_s)
+
+
+def _said(error: BaseException) -> str:
+    """What went wrong first, without the address, which some of the exceptions quote."""
+    while error.__context__ is not None:
+        error = error.__context__
+    if isinstance(error, SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    strerror = getattr(error, "strerror", None)
+    return f"{type(error).__name__}: {strerror}" if strerror else type(error).__name__
+
+
+class Webhooks:
+    """Posts the decisions of one origin."""
+
+    def __init__(
+        self,
+        origin: Origin,
+        retry: Retry = RETRY,
+        give_up_s: float = GIVE_UP_S,
+        attempt_s: float = ATTEMPT_S,
+        capacity: int = CAPACITY,
+    ) -> None:
+        self.origin, self.retry, self.give_up_s, self.attempt_s = origin, retry, give_up_s, attempt_s
+        self.closing, self.close_by_s = threading.Event(), float("inf")
+        self._capacity = capacity
+        self._lanes: dict[Webhook, _Lane] = {}
+
+    def check(self, webhooks: Iterable[Webhook]) -> None:
+        """Say who cannot be told as things are."""
+        for webhook in dict.fromkeys(webhooks):
+            try:
+                _address(webhook)
+            except _UndeliveredError as error:
+                log.error("notify %s: %s; nobody is told", _named(webhook), error)
+
+    def notify(self, verdict: Verdict, decision: Decision, webhooks: Iterable[Webhook]) -> None:
+        """Have each of them told, once. Returns at once and raises nothing: who is not told must not hold up a job."""
+        try:
+            for webhook in dict.fromkeys(webhooks) if not self.closing.is_set() else ():
+                if webhook not in self._lanes:
+                    lane = _Lane(webhook, self)
+                    lane.start()
+                    self._lanes[webhook] = lane
+                self._lanes[webhook].put(verdict, decision, self._capacity)
+        except Exception:
+            log.exception("a decision could not be queued for webhooks")
+
+    def close(self, deadline_s: float) -> None:
+        """Deliver what is waiting, for no longer than ``deadline_s``; what is left after that is given up."""
+        self.close_by_s = time.monotonic() + deadline_s
+        self.closing.set()
+        lanes, self._lanes = list(self._lanes.values()), {}
+        for lane in lanes:
+            lane.waiting.put(None)
+        for lane in lanes:
+            lane.join(max(0.0, self.close_by_s - time.monotonic()))
+        # Of each, all but the None that ends it.
+        if left := sum(lane.waiting.unfinished_tasks - 1 for lane in lanes):
+            log.error("%d notices were not delivered before the end", left)
+
+
+class _Lane(threading.Thread):
+    """One destination."""
+
+    def __init__(self, webhook: Webhook, sink: Webhooks) -> None:
+        super().__init__(name=_THREAD, daemon=True)
+        self._webhook, self._sink = webhook, sink
+        self.waiting: Queue[tuple[Verdict, Decision] | None] = Queue()
+        self._dropped, self._failing = 0, False
+
+    def put(self, verdict: Verdict, decision: Decision, capacity: int) -> None:
+        self.waiting.put((verdict, decision))
+        if self.waiting.qsize() <= capacity:
+            return
+        with suppress(Empty):
+            self.waiting.get_nowait()
+            self.waiting.task_done()
+            self._dropped += 1
+            # Each power of two: a flood is said, and says no flood of its own.
+            if self._dropped & (self._dropped - 1) == 0:
+                log.error(
+                    "notify %s: the queue is full; %d notices dropped so far", _named(self._webhook), self._dropped
+                )
+
+    def run(self) -> None:
+        for verdict, decision in iter(self.waiting.get, None):
+            if time.monotonic() >= self._sink.close_by_s:
+                return
+            self._deliver(verdict, decision)
+            self.waiting.task_done()
+
+    def _deliver(self, verdict: Verdict, decision: Decision) -> None:
+        give_up_by_s, retry = time.monotonic() + self._sink.give_up_s, self._sink.retry
+        while True:
+            try:
+                self._attempt(verdict, decision)
+            except _UndeliveredError as caught:
+                error = caught
+            except Exception as caught:
+                # Not its text, which may quote what must not be shown.
+                error = _UndeliveredError(type(caught).__name__, retry=False)
+            else:
+                self._failing = False
+                return
+            retry = retry.increment("POST", "")
+            due_s = time.monotonic() + max(retry.get_backoff_time(), error.after_s)
+            again = error.retry and due_s <= give_up_by_s
+            if again and not self._failing:
+                self._failing = True
+                log.warning("notify %s: %s; trying again", _named(self._webhook), error)
+            if not again or not self._wait(due_s):
+                words = "notify %s: %s given up after %d tries: %s"
+                log.error(words, _named(self._webhook), _steps(decision), len(retry.history), error)
+                return
+
+    def _attempt(self, verdict: Verdict, decision: Decision) -> None:
+        if self._webhook.format == "slack":
+            body, content_type = slack_message(self._sink.origin, verdict, decision), "application/json"
+        else:
+            body = cloud_event(self._sink.origin, verdict, decision)
+            content_type = "application/cloudevents+json; charset=utf-8"
+        _post(_address(self._webhook), body, content_type, self._sink.attempt_s)
+
+    def _wait(self, due_s: float) -> bool:
+        """Wait until then; False if that is after the end."""
+        if self._sink.closing.wait(due_s - time.monotonic()) and due_s < self._sink.close_by_s:
+            time.sleep(max(0.0, due_s - time.monotonic()))
+        return due_s < self._sink.close_by_s
+
+
+def _named(webhook: Webhook) -> str:
+    """A webhook by where its address is kept."""
+    kept = f"${webhook.url_from_env}" if webhook.url_from_env is not None else str(webhook.url_from_file)
+    return f"{'slack' if webhook.format == 'slack' else 'webhook'} of {kept}"

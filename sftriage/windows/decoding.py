@@ -1,0 +1,180 @@
+"""The one decoder of recorded steps: bytes of slots in, columns out.
+
+Rings and step logs hold the same slots, of the host's times and of the device's. Beside the writer and its layout
+(`recorder.layout`) this module alone knows where in a slot a word lies. Axes: B steps of single ranks, S stages, G sync
+stages, W words of a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.recorder.layout import (
+    BETWEEN,
+    CAPTURING,
+    DURATIONS,
+    FLAGS,
+    INCOMPLETE,
+    KIND,
+    KIND_REST,
+    MAX_COUNT,
+    READY,
+    SEQ,
+    START,
+    STEP,
+    UNKNOWN,
+    WORD_BYTES,
+    WORK,
+    kind_of,
+    slot_words,
+)
+from sftriage.records import StageSchema, StepRecord
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepArrays:
+    """Steps of any ranks in any order. Columns are views, of 64-bit integers; see `StepRecord` for what they mean.
+
+    Attributes:
+        schema: the stages.
+        rank_B: whose steps they are.
+        slots_BW: the slots as they were written; ask the columns.
+    """
+
+    schema: StageSchema
+    rank_B: IntArray
+    slots_BW: IntArray
+
+    def __len__(self) -> int:
+        """How many steps there are."""
+        return len(self.rank_B)
+
+    def __getitem__(self, rows: slice | IntArray | BoolArray) -> StepArrays:
+        """Some of the steps."""
+        return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows])
+
+    @property
+    def seq_B(self) -> IntArray:
+        """How many steps the rank had published with this one."""
+        return self.slots_BW[:, SEQ]
+
+    @property
+    def step_B(self) -> IntArray:
+        """The job's numbers of the steps."""
+        return self.slots_BW[:, STEP]
+
+    @property
+    def start_ns_B(self) -> IntArray:
+        """When they started."""
+        return self.slots_BW[:, START]
+
+    @property
+    def between_ns_B(self) -> IntArray:
+        """The time before them, from the end of the step before."""
+        return self.slots_BW[:, BETWEEN]
+
+    @property
+    def times_ns_BV(self) -> IntArray:
+        """What each stage took, and beside it the time outside the stages before each sync stage ended."""
+        return self.slots_BW[:, DURATIONS:-1]
+
+    @property
+    def durations_ns_BS(self) -> IntArray:
+        """What each stage took."""
+        return self.slots_BW[:, DURATIONS : DURATIONS + len(self.schema.stages)]
+
+    @property
+    def outside_ns_BG(self) -> IntArray:
+        """The time outside the stages before each sync stage ended."""
+        return self.slots_BW[:, DURATIONS + len(self.schema.stages) : -1]
+
+    @property
+    def ready_ns_B(self) -> IntArray:
+        """Until the last gradient was ready; negative where that is not known."""
+        return self.slots_BW[:, READY]
+
+    @property
+    def work_B(self) -> IntArray:
+        """How much work they were; 0 where nobody said."""
+        return self.slots_BW[:, WORK]
+
+    @property
+    def kind_B2(self) -> IntArray:
+        """What sort of step they are, each in two numbers (`kind_of` makes a text of them): 0, 0 is an ordinary one."""
+        return self.slots_BW[:, KIND : KIND_REST + 1]
+
+    @property
+    def complete_B(self) -> BoolArray:
+        """Which were not left half-way."""
+        return np.asarray(self.slots_BW[:, FLAGS] & INCOMPLETE == 0)
+
+    @property
+    def capturing_B(self) -> BoolArray:
+        """Which a heavy profiler touched."""
+        return np.asarray(self.slots_BW[:, FLAGS] & CAPTURING != 0)
+
+    def in_order(self) -> StepArrays:
+        """The same by step number."""
+        return self[np.argsort(self.step_B, kind="stable")]
+
+    def records(self) -> list[StepRecord]:
+        """The steps one by one: for a few of them."""
+        columns: tuple[Sequence[Any], ...] = (
+            self.rank_B.tolist(),
+            self.step_B.tolist(),
+            self.start_ns_B.tolist(),
+            self.between_ns_B.tolist(),
+            [tuple(durations_ns) for durations_ns in self.durations_ns_BS.tolist()],
+            [tuple(outside_ns) for outside_ns in self.outside_ns_BG.tolist()],
+            self.complete_B.tolist(),
+            self.capturing_B.tolist(),
+            [None if ready_ns == UNKNOWN else ready_ns for ready_ns in self.ready_ns_B.tolist()],
+            [kind_of(first, rest) for first, rest in self.kind_B2.tolist()],
+            self.work_B.tolist(),
+        )
+        return [StepRecord(*values) for values in zip(*columns, strict=True)]
+
+
+def decode(of_ranks: Iterable[tuple[int, bytes]], schema: StageSchema) -> StepArrays:
+    """The steps in whole slots of some ranks, which whoever read them has checked (see `checked`).
+
+    Args:
+        of_ranks: ranks, each with slots as a ring or a log gave them.
+        schema: their stages.
+    """
+    ranks, raws = zip(*of_ranks, strict=True)
+    width = slot_words(schema)
+    lengths = [len(raw) // (width * WORD_BYTES) for raw in raws]
+    slots_BW = np.frombuffer(raws[0] if len(raws) == 1 else b"".join(raws), dtype=np.int64).reshape(-1, width)
+    return StepArrays(schema, np.repeat(np.array(ranks, dtype=np.int64), lengths), slots_BW)
+
+
+def checked(rank: int, raw: bytes, schema: StageSchema) -> tuple[StepArrays, BoolArray]:
+    """The steps in slots of one rank, and which of them (B) were written whole and hold what can be."""
+    steps = decode([(rank, raw)], schema)
+    size = slot_words(schema) * WORD_BYTES
+    view = memoryview(raw)
+    sums = [crc32(view[start : start + size - WORD_BYTES]) for start in range(0, len(view), size)]
+    sound_B = steps.slots_BW[:, -1] == np.array(sums, dtype=np.int64)
+    sound_B &= (steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)
+    # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
+    sound_B &= (steps.between_ns_B >= 0) & (steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)
+    return steps, np.asarray(sound_B & (steps.times_ns_BV >= 0).all(axis=1))
+
+
+def together(parts: Sequence[StepArrays]) -> StepArrays:
+    """Steps of one schema, at least one lot, as one."""
+    if len(parts) == 1:
+        return parts[0]
+    slots_BW = np.concatenate([part.slots_BW for part in parts])
+    return StepArrays(parts[0].schema, np.concatenate([part.rank_B for part in parts]), slots_BW)

@@ -1,0 +1,451 @@
+"""Who wants to be told is told, or given up on in time; who tells never waits, and never shows a secret."""
+
+import json
+import logging
+import shutil
+import ssl
+import subprocess
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import urllib3
+
+from sftriage.controller.controller import Controller
+from sftriage.policy.loading import parse
+from sftriage.policy.schema import Webhook
+from sftriage.records import Decision, StageSchema, Suspect, Verdict, Window
+from sftriage.runs.journal import Journal
+from sftriage.sinks.webhooks import RETRY, Origin, Webhooks, cloud_event, slack_message
+from tests.unit.sinks.hooks import DEADLINE_S, hooked
+
+SUSPECT = Suspect("rank", (2,), "data", 0.02, 0.2, 0.9, rank=2)
+VERDICT = Verdict(160, 209, "suspect", (), (SUSPECT,), 0.1, {"data": 0.1}, {"data": 2}, {"coverage": 1.0})
+DECISION = Decision(
+    1_800_000_000.25,
+    160,
+    209,
+    "suspect",
+    "ignore",
+    "observe-only: rule page-me matched",
+    "page-me",
+    notify=("page-me",),
+)
+ORIGIN = Origin("res net", "run-1")
+CLOUD, SLACK = Webhook(url_from_env="HOOK"), Webhook(format="slack", url_from_env="HOOK")
+AT_ONCE = RETRY.new(backoff_factor=0.001, backoff_jitter=0.0)
+GIVEN_UP_S = 0.5
+"""Long for a retry that comes at once, and short to wait for."""
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def make():
+    """Webhooks that are tried again at once; closed at the end."""
+    made = []
+
+    def make(**options):
+        made.append(Webhooks(ORIGIN, **{"retry": AT_ONCE, **options}))
+        return made[-1]
+
+    yield make
+    for webhooks in made:
+        webhooks.close(DEADLINE_S)
+
+
+def tell(webhooks, *to, number=0):
+    webhooks.notify(VERDICT, replace(DECISION, attempt=number), to)
+
+
+def attempt_of(event):
+    return event["data"]["decision"]["attempt"]
+
+
+def said(caplog, words):
+    """Wait until this is in the log."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while words not in caplog.text and time.monotonic() < deadline_s:
+        threading.Event().wait(0.005)
+    return words in caplog.text
+
+
+def test_a_decision_arrives_as_a_cloud_event_with_its_verdict(make, monkeypatch):
+    with hooked() as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(), CLOUD)
+        path, headers, event = hook.next()
+    assert path == "/hook/top-secret"
+    assert headers["Content-Type"] == "application/cloudevents+json; charset=utf-8"
+    assert {name: event[name] for name in event if name != "data"} == {
+        "specversion": "1.0",
+        "id": "0-160-209-suspect-1800000000250",
+        "source": "/sftriage/res%20net/run-1",
+        "type": "dev.sftriage.decision",
+        "time": "2027-01-15T08:00:00.250Z",
+        "datacontenttype": "application/json",
+        "subject": "steps 160 to 209",
+    }
+    assert event["data"]["rules"] == ["page-me"]
+    assert event["data"]["decision"]["outcome"] == "ignore"
+    assert event["data"]["verdict"]["suspects"][0]["ranks"] == [2]
+
+
+def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, monkeypatch):
+    with hooked() as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(), SLACK)
+        _, headers, message = hook.next()
+    assert headers["Content-Type"] == "application/json"
+    assert message == {
+        "text": "res net: Rank 2 is slow in data: it costs the job 20.0 ms of each 100.0 ms step (20%), in 90% of "
+        "steps 160 to 209; chronic. Ignore: observe-only: rule page-me matched"
+    }
+    marked = slack_message(Origin("<!channel> & <b>", "r"), VERDICT, replace(DECISION, reason="x" * 9000))
+    text = json.loads(marked)["text"]
+    assert text.startswith("&lt;!channel&gt; &amp; &lt;b&gt;")
+    assert len(text) < 4000
+
+
+@pytest.mark.parametrize("fault", [500, 502, 503, 408, 429, "drop"], ids=str)
+def test_a_fault_that_may_pass_is_tried_again_with_the_same_event(make, monkeypatch, caplog, fault):
+    with hooked(fault, fault) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        webhooks = make()
+        tell(webhooks, CLOUD)
+        events = [hook.next()[2] for _ in range(3)]
+        webhooks.close(DEADLINE_S)
+        assert hook.received.empty()
+    assert events[0] == events[1] == events[2]
+    # AND that is said once
+    assert caplog.text.count("trying again") == 1
+    assert "not delivered" not in caplog.text
+
+
+@pytest.mark.parametrize("answer", [400, 401, 403, 404, 410, 501, (302, {"Location": "/elsewhere"})], ids=str)
+def test_what_will_not_pass_is_tried_once_and_said(make, monkeypatch, caplog, answer):
+    status = answer[0] if isinstance(answer, tuple) else answer
+    with hooked(answer) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(), CLOUD)
+        hook.next()
+        assert said(caplog, f"steps 160 to 209 given up after 1 tries: 127.0.0.1: answered {status}")
+        # AND a redirect leads nowhere
+        assert hook.received.empty()
+
+
+def test_who_asks_for_time_is_given_it(make, monkeypatch):
+    # GIVEN a webhook that is busy for a second
+    with hooked((429, {"Retry-After": "1"})) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(), CLOUD)
+        hook.next()
+        asked_s = time.monotonic()
+        hook.next()
+        # THEN that is what is waited, and not the instant that it would have been
+        assert time.monotonic() - asked_s > 0.9
+
+
+@pytest.mark.parametrize("asked", ["86400", "Fri, 31 Dec 2100 23:59:59 GMT", "9" * 60])
+def test_who_asks_for_more_time_than_there_is_is_given_up(make, monkeypatch, caplog, asked):
+    with hooked((503, {"Retry-After": asked})) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(), CLOUD)
+        assert said(caplog, "given up after 1 tries")
+
+
+@pytest.mark.parametrize(
+    "asked", ["soon", "", "-5", "9" * 5000, "Thu, 01 Jan 1970 00:00:00 GMT"], ids=lambda one: one[:9]
+)
+def test_a_retry_after_that_says_nothing_readable_changes_nothing(make, monkeypatch, caplog, asked):
+    with hooked((503, {"Retry-After": asked})) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(), CLOUD)
+        assert hook.next()[2] == hook.next()[2]
+
+
+def test_a_webhook_that_is_down_for_good_is_given_up_and_that_is_said(make, monkeypatch, caplog):
+    with hooked(*[500] * 1000) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(give_up_s=GIVEN_UP_S), CLOUD)
+        assert said(caplog, "tries: 127.0.0.1: answered 500")
+        # AND waits that double make few tries of it
+        assert 1 < hook.received.qsize() < 20
+
+
+def test_a_port_where_nobody_listens_is_given_up_too(make, monkeypatch, caplog):
+    with hooked() as hook:
+        url = hook.url
+    monkeypatch.setenv("HOOK", url)
+    tell(make(give_up_s=GIVEN_UP_S), CLOUD)
+    assert said(caplog, "tries: 127.0.0.1: ConnectionRefusedError: Connection refused")
+
+
+def test_an_answer_that_does_not_come_is_cut_off_and_tried_again(make, monkeypatch, caplog):
+    with hooked("hang") as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        tell(make(attempt_s=0.3), CLOUD)
+        assert hook.next()[2] == hook.next()[2]
+    assert "127.0.0.1: no answer in time; trying again" in caplog.text
+
+
+def test_nobody_waits_while_a_webhook_hangs_and_the_oldest_make_room(make, monkeypatch, caplog):
+    # GIVEN a webhook that hangs on the first message
+    with hooked("hang") as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        webhooks = make(capacity=3, attempt_s=DEADLINE_S)
+        tell(webhooks, CLOUD)
+        assert attempt_of(hook.next()[2]) == 0
+        # WHEN more come than there is room for
+        for number in range(1, 11):
+            tell(webhooks, CLOUD, number=number)
+        # THEN they are all taken at once, the oldest that wait are dropped, and that is said
+        assert "the queue is full; 4 notices dropped so far" in caplog.text
+        # AND once it lets go, what was being delivered arrives, and then the newest
+        hook.over.set()
+        assert [attempt_of(hook.next()[2]) for _ in range(4)] == [0, 8, 9, 10]
+
+
+@pytest.mark.parametrize("fault", [500, "hang", "drip"], ids=str)
+def test_one_destination_that_is_down_holds_up_no_other(make, monkeypatch, caplog, fault):
+    other = Webhook(url_from_env="OTHER")
+    with hooked(fault) as down, hooked() as up:
+        monkeypatch.setenv("HOOK", down.url)
+        monkeypatch.setenv("OTHER", up.url)
+        # GIVEN a wait that does take its time
+        webhooks = make(retry=RETRY.new(backoff_factor=1800.0, backoff_max=3600.0), give_up_s=7200.0)
+        down.answers.append(500)
+        tell(webhooks, CLOUD, other, number=1)
+        tell(webhooks, CLOUD, other, number=2)
+        assert [attempt_of(up.next()[2]) for _ in range(2)] == [1, 2]
+        # THEN it is not waited for at the end
+        started_s = time.monotonic()
+        webhooks.close(0.2)
+        assert time.monotonic() - started_s < DEADLINE_S / 2
+
+
+def test_an_attempt_that_lies_beyond_the_end_is_not_waited_for(make, monkeypatch, caplog):
+    with hooked((503, {"Retry-After": "300"})) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        webhooks = make()
+        tell(webhooks, CLOUD)
+        hook.next()
+        started_s = time.monotonic()
+        webhooks.close(2 * DEADLINE_S)
+        assert time.monotonic() - started_s < DEADLINE_S
+    assert "given up after 1 tries" in caplog.text
+
+
+def test_closing_delivers_what_waits(make, monkeypatch, caplog):
+    with hooked() as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        webhooks = make()
+        for number in range(20):
+            tell(webhooks, CLOUD, number=number)
+        webhooks.close(DEADLINE_S)
+        assert hook.received.qsize() == 20
+        # AND what comes later starts nothing
+        tell(webhooks, CLOUD)
+        tell(webhooks, SLACK)
+        assert hook.received.qsize() == 20
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("answer", ["hang", "drip"])
+def test_closing_takes_no_longer_than_it_may(make, monkeypatch, caplog, answer):
+    with hooked(answer) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        webhooks = make(attempt_s=DEADLINE_S)
+        tell(webhooks, CLOUD)
+        tell(webhooks, CLOUD, number=1)
+        hook.next()
+        # The webhook never answers: without its deadline, this would only end with the attempt.
+        webhooks.close(0.2)
+        assert "2 notices were not delivered" in caplog.text
+
+
+def test_closing_what_never_had_anything_to_say_starts_nothing():
+    before = threading.active_count()
+    Webhooks(ORIGIN).close(DEADLINE_S)
+    assert threading.active_count() == before
+
+
+def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, monkeypatch, caplog):
+    with hooked() as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        webhooks = make()
+        webhooks.notify(replace(VERDICT, numbers={"bad": object()}), DECISION, [CLOUD])
+        webhooks.notify(replace(VERDICT, numbers={"nan": float("nan")}), DECISION, [CLOUD])
+        tell(webhooks, CLOUD, number=3)
+        assert attempt_of(hook.next()[2]) == 3
+    assert "given up after 1 tries: TypeError" in caplog.text
+
+
+def test_a_thread_that_cannot_start_is_nobodys_problem(make, monkeypatch, caplog):
+    def none_left(self):
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(threading.Thread, "start", none_left)
+        tell(make(), CLOUD)
+    assert "a decision could not be queued" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("secret", "said"),
+    [
+        ("", "the variable is not set"),
+        ("file:///etc/passwd", "begins with https:// or http://"),
+        ("ftp://hooks.example/secret-1", "begins with https:// or http://"),
+        ("hooks.example/secret-1", "begins with https:// or http://"),
+        ("http://[::1/secret-1", "is not a URL"),
+        ("http://h:port-secret-1/x", "is not a URL"),
+        ("http://127.0.0.1:1/a b/secret-1", "characters that no URL has"),
+        ("http://127.0.0.1:1/secret-1\r\nX: y", "characters that no URL has"),
+    ],
+)
+def test_a_secret_that_is_no_address_is_said_but_never_shown(make, monkeypatch, caplog, secret, said):
+    monkeypatch.setenv("HOOK", secret)
+    webhooks = make()
+    # WHEN it is looked at beforehand, and when somebody is to be told
+    webhooks.check([CLOUD])
+    assert f"webhook of $HOOK: {'the' if said[0] != 't' else ''}" in caplog.text
+    assert f"{said}; nobody is told" in caplog.text
+    tell(webhooks, CLOUD)
+    webhooks.close(DEADLINE_S)
+    assert f"given up after 1 tries: {'the secret ' if not said.startswith('the') else ''}" in caplog.text
+    assert "secret-1" not in caplog.text
+    assert "passwd" not in caplog.text
+
+
+@pytest.mark.parametrize("answers", [[500] * 50, [404], ["drop"] * 50, [(301, {"Location": "http://x/y"})]], ids="abcd")
+def test_whatever_goes_wrong_no_secret_is_logged(make, monkeypatch, caplog, answers):
+    caplog.set_level(logging.DEBUG)
+    with hooked(*answers) as hook:
+        monkeypatch.setenv("HOOK", hook.url.replace("http://", "http://user:pass-word@"))
+        tell(make(give_up_s=GIVEN_UP_S), CLOUD)
+        _, headers, _ = hook.next()
+        assert said(caplog, "given up")
+    assert headers["Authorization"] == "Basic dXNlcjpwYXNzLXdvcmQ="
+    assert "127.0.0.1" in caplog.text
+    assert "top-secret" not in caplog.text + repr(CLOUD)
+    assert "pass-word" not in caplog.text
+    # AND what others ask of the same library is still logged
+    with hooked() as hook:
+        urllib3.request("POST", hook.url, body=b"{}")
+    assert "POST /hook" in caplog.text
+
+
+def test_the_proxy_of_the_environment_is_used(make, monkeypatch, caplog):
+    with hooked() as proxy:
+        monkeypatch.setenv("HOOK", "http://user:pw@hooks.example/top-secret")
+        monkeypatch.setenv("http_proxy", f"me:too@127.0.0.1:{proxy.port}")
+        tell(make(), CLOUD)
+        path, headers, _ = proxy.next()
+    assert path == "http://hooks.example/top-secret"
+    assert headers["proxy-authorization"] == "Basic bWU6dG9v"
+    assert headers["Authorization"] == "Basic dXNlcjpwdw=="
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """A certificate for this host that only who is told so trusts, and its key, in one file."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("makes its certificate with openssl")
+    path = tmp_path_factory.mktemp("tls") / "both.pem"
+    command = f"{openssl} req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=test -addext subjectAltName=IP:127.0.0.1"
+    made = subprocess.run([*command.split(), "-keyout", "-", "-out", "-"], capture_output=True, check=True, timeout=60)
+    path.write_bytes(made.stdout)
+    return path
+
+
+@pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
+def test_https_is_spoken_to_who_has_a_certificate_and_to_nobody_else(make, monkeypatch, caplog, certificate, trusted):
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate)
+    with hooked(tls=tls) as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        if trusted:
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        tell(make(give_up_s=GIVEN_UP_S), CLOUD)
+        if trusted:
+            assert attempt_of(hook.next()[2]) == 0
+        else:
+            assert said(caplog, "given up")
+            assert hook.received.empty()
+    assert ("its certificate is refused" in caplog.text) is not trusted
+
+
+def test_a_secret_in_a_file_is_read_anew_for_each_attempt(make, tmp_path, caplog):
+    with hooked() as hook:
+        kept = tmp_path / "url"
+        # GIVEN a file that is not there
+        tell(make(), Webhook(url_from_file=str(kept)))
+        assert said(caplog, "No such file or directory; trying again")
+        # WHEN it comes, with a line's end as files have it
+        kept.write_text(hook.url + "\n", encoding="utf-8")
+        assert hook.next()[0] == "/hook/top-secret"
+
+
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: test}
+spec:
+  rules:
+    - name: page-me
+      match: {gain: ">= 30%"}
+      notify: [{webhook: {url_from_env: HOOK}}, {webhook: {url_from_env: HOOK, format: slack}}]
+      cooldown: 1h
+    - name: page-me-too
+      match: {gain: ">= 10%"}
+      notify: [{webhook: {url_from_env: HOOK}}]
+"""
+SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
+
+
+def window(first_step, late_s):
+    """Twenty steps of four ranks; rank 2 is late in data, and the others wait for it in backward."""
+    local_R = np.array([0.01, 0.01, 0.01 + late_s, 0.01])
+    durations_NRS = np.zeros((20, 4, 3))
+    durations_NRS[:, :, 0] = local_R
+    durations_NRS[:, :, 1] = 0.02 + local_R.max() - local_R
+    return Window(SCHEMA, first_step, durations_NRS)
+
+
+def test_what_a_rule_wants_told_is_told_once_by_the_controller_and_not_again_before_its_cooldown(
+    make, monkeypatch, tmp_path
+):
+    with hooked() as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        webhooks = make()
+        journal = Journal(tmp_path / "decisions.jsonl")
+        controller = Controller(parse(POLICY, "test.yaml"), journal, tmp_path / "state.json", webhooks)
+        # WHEN a suspect is there for three windows
+        for first_step, late_s in ((0, 0.0), (20, 0.02), (40, 0.02), (60, 0.02)):
+            controller.take(window(first_step, late_s), now_s=100.0 + first_step)
+        # THEN both forms have been told of the first, and no address twice though two rules name it
+        webhooks.close(DEADLINE_S)
+        assert hook.received.qsize() == 2
+        event, message = sorted((hook.next()[2] for _ in range(2)), key=lambda body: "text" in body)
+    assert (event["source"], event["subject"]) == ("/sftriage/res%20net/run-1", "steps 20 to 39")
+    assert event["data"]["rules"] == ["page-me", "page-me-too"]
+    assert message["text"].startswith("res net: Rank 2 is slow in data: it costs the job 20.0 ms of each 50.0 ms step")
+    # AND the address is not on record
+    assert "top-secret" not in (tmp_path / "decisions.jsonl").read_text() + (tmp_path / "state.json").read_text()
+
+
+def test_a_stall_says_the_step_and_who_is_missed():
+    stall = Verdict(10, 10, "stalled", ("not_arrived",), (SUSPECT,), 60.0, {}, {}, {})
+    held = Decision(1.0, 10, 10, "stalled", "hold", "not_arrived: rank 2 in data")
+    assert json.loads(slack_message(Origin("j", "r"), stall, held))["text"] == (
+        "j: Stalled: no rank has moved for 60 s in step 10; the others wait for ranks that have not arrived: "
+        "rank 2 in data. Hold: not_arrived: rank 2 in data"
+    )
+    assert json.loads(cloud_event(Origin("j", "r"), stall, held))["subject"] == "step 10"

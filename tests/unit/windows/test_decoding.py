@@ -1,0 +1,78 @@
+"""The decoder of recorded steps: what was written comes out, and nothing that was not."""
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.recorder import RingInfo
+from sftriage.recorder.layout import SlotCheck
+from sftriage.records import StageSchema, StepRecord
+from sftriage.windows.decoding import checked, decode, together
+from tests.unit.windows.steps import batch, raw
+
+SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))
+INFO = RingInfo(3, 8, 3, 0, "job", "node", "", SCHEMA, 0, 0, 1, 0)
+
+times = st.integers(0, 2**62)
+records = st.builds(
+    StepRecord,
+    rank=st.just(3),
+    step=st.integers(-(2**62), 2**62),
+    start_ns=st.integers(-(2**62), 2**62),
+    between_ns=times,
+    durations_ns=st.tuples(times, times, times, times),
+    outside_ns=st.tuples(times, times),
+    complete=st.booleans(),
+    capturing=st.booleans(),
+    ready_ns=st.none() | times,
+    kind=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=16),
+    work=times,
+)
+
+
+@given(st.lists(records, max_size=5))
+def test_what_was_written_comes_out(written):
+    # GIVEN slots as a rank publishes them
+    steps, sound_B = checked(3, raw(1, *written), SCHEMA)
+    # THEN all are sound, and step by step and column by column they are what was written
+    assert sound_B.all()
+    assert steps.records() == written
+    assert steps.seq_B.tolist() == list(range(1, len(written) + 1))
+    for name in ("step", "start_ns", "between_ns", "work", "complete", "capturing"):
+        assert getattr(steps, f"{name}_B").tolist() == [getattr(one, name) for one in written]
+    assert steps.ready_ns_B.tolist() == [-1 if one.ready_ns is None else one.ready_ns for one in written]
+    assert steps.durations_ns_BS.shape[1] + steps.outside_ns_BG.shape[1] == steps.times_ns_BV.shape[1] == 6
+
+
+@settings(max_examples=200)
+@given(st.lists(records, min_size=1, max_size=4), st.data())
+def test_the_decoder_and_the_recorder_agree_on_what_is_whole(written, data):
+    # GIVEN slots of which any bytes are damaged, or any word is made another with a right checksum
+    content = bytearray(raw(1, *written))
+    for at in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3)):
+        content[at] = data.draw(st.integers(0, 255))
+    mistaken = raw(data.draw(st.integers(-1, 1)), replace(written[0], work=data.draw(st.sampled_from([-1, 0]))))
+    content += mistaken
+    # THEN both refuse the same ones
+    steps, sound_B = checked(3, bytes(content), SCHEMA)
+    size = INFO.slot_bytes
+    sequences = [SlotCheck(INFO).sequence(bytes(content[at : at + size])) for at in range(0, len(content), size)]
+    assert sound_B.tolist() == [seq is not None for seq in sequences]
+    assert steps.seq_B[sound_B].tolist() == [seq for seq in sequences if seq is not None]
+
+
+@given(st.lists(records, max_size=4), st.lists(records, max_size=4))
+def test_ranks_beside_each_other_keep_their_steps(ones, others):
+    others = [replace(one, rank=7) for one in others]
+    # GIVEN the slots of two ranks, decoded together or each by itself
+    both = decode([(3, raw(1, *ones)), (7, raw(1, *others))], SCHEMA)
+    apart = together([batch(*ones, schema=SCHEMA), batch(*others, schema=SCHEMA)])
+    # THEN they are the same steps
+    assert both.records() == apart.records() == ones + others
+    # AND in order they are sorted by number, the ranks' own order kept
+    assert both.in_order().records() == sorted(ones + others, key=lambda one: one.step)
+    # AND any of them can be chosen
+    chosen_B = np.arange(len(both)) % 2 == 0
+    assert both[chosen_B].records() == both.records()[::2]
