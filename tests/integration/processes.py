@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 def descendants(pid: int) -> list[int]:

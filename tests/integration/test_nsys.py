@@ -161,6 +161,7 @@ def test_armed_ranks_are_captured_again_and_again_by_an_agent_that_cannot_reach_
     agent = Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own)
     with contextlib.closing(agent):
         wait_until(lambda: agent.poll() or agent.ranks)
+        wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
         covered = []
         for number in range(2):
             # WHEN it is captured
@@ -201,6 +202,7 @@ def watched(rank, place, tmp_path):
         shape = Shape(window_steps=40, stride_steps=40, warmup_steps=0)
         agents.append(Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own))
         wait_until(lambda: agents[0].poll() or agents[0].ranks)
+        wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
         return process, agents[0]
 
     yield watched
