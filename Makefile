@@ -3,20 +3,32 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# In several processes (tests/conftest.py says what shares one): tests of real jobs mostly wait.
+PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
 
-.PHONY: demo test unit openers check lint types imports clean
+.PHONY: demo test test-deps soak unit openers check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
 	$(BIN)/sftriage demo $(ARGS)
 
+# (those that take long come first)
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit tests/integration $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/unit $(ARGS)
 
 unit: $(VENV)/.dev
-	$(BIN)/python -m pytest tests/unit $(ARGS)
+	$(PYTEST) -n 2 tests/unit $(ARGS)
 
-# Others' tools, which the tests open captured traces with, where they are there.
+# Before a release, on a machine that does nothing else: long runs, and rates with their intervals.
+soak: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/soak -s $(ARGS)
+	$(PYTEST) -n 2 tests/unit -m hypothesis --hypothesis-profile looking $(ARGS)
+
+# What tests skip without: programs, on Debian, and tools that captured traces are opened with.
+test-deps:
+	tests/install-deps
+	$(MAKE) openers
+
 openers: $(VENV)/openers/.installed
 
 check: lint types imports

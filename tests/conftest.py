@@ -1,4 +1,4 @@
-"""What holds for all tests: in CI, hypothesis tries the same examples every time; elsewhere it goes on looking.
+"""What holds for all tests: hypothesis tries the same examples every time, unless it is told to go on looking (`soak`).
 
 How long an example takes is no property of what is tested: other work on the machine decides it.
 
@@ -7,18 +7,60 @@ test.
 """
 
 import gc
-import os
+from collections import Counter
 
+import pytest
 from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True, deadline=None)
-settings.register_profile("looking", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "looking")
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.register_profile("looking", deadline=None, max_examples=1000)
+settings.load_profile("same")
 
 gc.disable()
+
+
+JOBS_OF_THEIR_OWN = (
+    "killed",
+    "killed_nsys",
+    "local",
+    "metrics",
+    "nsys",
+    "nsys_armed",
+    "remote_store",
+    "run",
+    "stalled",
+)
+"""Files of integration tests each of which has a job of its own: these go one by one to whichever process is free."""
+OF_THE_DEMO = ("demo", "reduce_real", "ui")
+"""Files whose tests look at one run of the demo."""
+
+
+def shared_by(nodeid: str) -> str:
+    """What a test shares with others, which run in one process: its file, as a rule."""
+    file = nodeid.partition("::")[0]
+    name = file.removeprefix("tests/integration/test_").removesuffix(".py")
+    return nodeid if name in JOBS_OF_THEIR_OWN else "demo" if name in OF_THE_DEMO else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return shared_by(nodeid)
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish():
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], 100)
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Every cause for which tests were skipped, once."""
+    causes = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminalreporter.getreports("skipped"))
+    for cause, tests in sorted(causes.items()):
+        terminalreporter.write_line(f"SKIPPED [{tests}] {cause}")

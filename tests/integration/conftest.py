@@ -6,21 +6,53 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
-from tests.integration.processes import DEADLINE_S, descendants
+from tests.integration.processes import ended
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def own_environment(directory: Path) -> dict[str, str]:
+    """An environment in which a run's notes lie in a directory."""
+    own = {f"XDG_{what}_HOME": str(directory / what.lower()) for what in ("STATE", "CACHE")}
+    return {**os.environ, **own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
 @pytest.fixture
 def environment(tmp_path) -> dict[str, str]:
     """An environment in which a run's notes are its own."""
-    own = {f"XDG_{what}_HOME": str(tmp_path / what.lower()) for what in ("STATE", "CACHE")}
-    return {**os.environ, **own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return own_environment(tmp_path)
+
+
+class Demonstrated(NamedTuple):
+    """A demo that has ended: where its run is, what it said, and from which of its steps on rank 2 was slow in data."""
+
+    run: Path
+    said: str
+    steps: int
+    fault_step: int
+
+
+@pytest.fixture(scope="session")
+def demonstrated(tmp_path_factory) -> Demonstrated:
+    """A real job of four ranks, one of which becomes slow in data and is captured. Tests of it are of one group."""
+    directory, steps = tmp_path_factory.mktemp("demonstrated"), 160
+    command = ["demo", "--steps", str(steps), "--fault", "data:2:200", "--out", str(directory / "run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sftriage", *command],
+        env=own_environment(directory),
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    return Demonstrated(directory / "run", done.stdout, steps, steps * 2 // 5)
 
 
 @pytest.fixture
@@ -35,10 +67,7 @@ def start(environment) -> Iterator[Callable[..., subprocess.Popen]]:
         started.append(process)
         return process
 
-    yield start
-    for process in started:
-        for pid in [*descendants(process.pid), process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ValueError):
-            process.communicate(timeout=DEADLINE_S)
+    with contextlib.ExitStack() as ending:
+        yield start
+        for process in started:
+            ending.enter_context(ended(process))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sftriage.errors import RingError
 from sftriage.recorder import MailboxClient, RingReader, find_rings
 from sftriage.records import Ask
 from sftriage.runs import asks
@@ -23,6 +24,7 @@ from tests.integration.processes import DEADLINE_S, descendants, wait_until
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 RANK, STEPS, WARMUP_STEPS = 1, 40, 20
 """Long enough for every stage of a capture to be seen."""
+LOOK_S = 0.5
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -30,7 +32,7 @@ kind: TriagePolicy
 metadata: {name: asked-only}
 spec:
   rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
-  limits: {overhead_budget: 100%, captures_per_hour: 20, captures_per_run: 20}
+  limits: {overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100}
 """
 
 
@@ -42,6 +44,11 @@ class Job:
     directory: RunDirectory
     release: Path
     pids: set[int] = field(default_factory=set)
+    old: set[str] = field(default_factory=set)
+    """The captures that were there when the last one was asked for."""
+    posted_before: object = None
+    """What the mailbox held then."""
+    asks: int = 0
 
     @property
     def rings(self) -> Path:
@@ -129,12 +136,23 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
             job.process.wait(DEADLINE_S)
 
 
-def asked(job: Job, number: int = 1, **changes: object) -> Ask:
+def asked(job: Job, **changes: object) -> Ask:
     """Somebody asks for a capture."""
+    job.asks += 1
+    job.old = {path.name for path in (job.directory.path / "captures").glob("asked-*")}
+    with job.mailbox() as mailbox:
+        job.posted_before = mailbox.latest()
     fields = {"steps": STEPS, "warmup_steps": WARMUP_STEPS, **changes}
-    ask = Ask(f"ask-{number}", (RANK,), "me", "a look", **fields)
+    ask = Ask(f"ask-{job.asks}", (RANK,), "me", "a look", **fields)
     asks.leave(job.directory, ask)
     return ask
+
+
+def posted(job: Job, mailbox: MailboxClient) -> bool:
+    """The rank has been told."""
+    with contextlib.suppress(RingError):  # (looked at while it is being written)
+        return mailbox.latest() != job.posted_before
+    return False
 
 
 def storing(job: Job, _: MailboxClient) -> bool:
@@ -144,15 +162,40 @@ def storing(job: Job, _: MailboxClient) -> bool:
 
 def stored(job: Job, _: MailboxClient) -> bool:
     """It has its name; it may be in the catalogue or not, and is not on record yet."""
-    return any((job.directory.path / "captures").glob("asked-*"))
+    return any(path.name not in job.old for path in (job.directory.path / "captures").glob("asked-*"))
 
 
-def wait_for(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool]) -> None:
-    """Wait for a capture to come to a stage. Some last milliseconds: they are not waited for by sleeping."""
+def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool], **changes: object) -> Ask:
+    """Have somebody ask for a capture, and wait for it to come to a stage.
+
+    Some stages last milliseconds: they are not waited for by sleeping, and where one was missed, it is asked again.
+    """
     end_s = time.monotonic() + DEADLINE_S
-    with job.mailbox() as mailbox:
-        while not reached(job, mailbox):
-            assert time.monotonic() < end_s, f"never {stage}"
+    while True:
+        ask, look_s = asked(job, **changes), time.monotonic() + LOOK_S
+        with job.mailbox() as mailbox:
+            while not reached(job, mailbox):
+                now_s = time.monotonic()
+                assert now_s < end_s, f"never {stage}"
+                if now_s > look_s:
+                    if results_of(job, ask.ask_id):
+                        break
+                    look_s = now_s + LOOK_S
+            else:
+                return ask
+
+
+def results_of(job: Job, ask_id: str) -> list[dict]:
+    """What has become of the capture that somebody asked for."""
+    decided = [one["decision"] for one in job.entries("ask") if one["ask"]["ask_id"] == ask_id]
+    ids = {request["capture_id"] for one in decided for request in one["requests"]}
+    return [one["result"] for one in job.entries("capture") if one["result"]["capture_id"] in ids]
+
+
+def result_of(job: Job, ask_id: str) -> dict:
+    """What became of it, once it has ended."""
+    (result,) = wait_until(lambda: results_of(job, ask_id))
+    return result
 
 
 def attached(job: Job, environment: dict[str, str]) -> subprocess.Popen:
@@ -161,6 +204,23 @@ def attached(job: Job, environment: dict[str, str]) -> subprocess.Popen:
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     job.pids.add(process.pid)
     return process
+
+
+def taken_over(job: Job, environment: dict[str, str]) -> None:
+    """Kill whoever watches the job, and have the next one watch it."""
+    job.process.kill()
+    job.process.wait(DEADLINE_S)
+    job.process = attached(job, environment)
+
+
+def end(job: Job) -> None:
+    """Let the job end: as it would have, with everything on record once."""
+    job.release.touch()
+    # (who took a job over says what it has to say into a pipe)
+    _, said = job.process.communicate(timeout=DEADLINE_S)
+    assert job.process.returncode == 0, said
+    assert not job.rings.exists()
+    check_record(job)
 
 
 def capture_again(job: Job, environment: dict[str, str], profiler: str = "torch") -> dict:

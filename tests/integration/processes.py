@@ -1,11 +1,14 @@
 """Looking after the processes that a test starts."""
 
 import contextlib
+import os
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-DEADLINE_S = 120.0
+DEADLINE_S = 240.0
 
 
 def descendants(pid: int) -> list[int]:
@@ -30,3 +33,16 @@ def wait_until(what: Callable[[], object], deadline_s: float = DEADLINE_S) -> ob
         assert time.monotonic() < end, f"not within {deadline_s} s: {what}"
         time.sleep(0.02)
     return found
+
+
+@contextlib.contextmanager
+def ended(process: subprocess.Popen) -> Iterator[None]:
+    """A process, and all that it started, are gone when this ends, however it does."""
+    try:
+        yield
+    finally:
+        for pid in [*descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with contextlib.suppress(ValueError):
+            process.communicate(timeout=DEADLINE_S)

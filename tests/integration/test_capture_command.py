@@ -1,37 +1,54 @@
 """`sftriage capture`: a person asks for a capture of a job that runs."""
 
+import contextlib
 import json
-import os
 import re
 import signal
+import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sftriage.runs.directory import RunInfo, create
-from tests.integration.processes import wait_until
+from tests.integration.conftest import own_environment
+from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.runs import captures
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 
 
-@pytest.fixture
-def running(start, tmp_path):
-    """A healthy job of two ranks under watch that goes on until it is told to end; its run directory."""
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: asked-only}
+spec:
+  rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
+  limits: {overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100}
+"""
 
-    def running(*options: object) -> Path:
-        run = start(
-            "run", "--out", tmp_path / "run", *options, "--", sys.executable, str(LOOP), "2", "1000000", "0", "torch"
-        )
-        wait_until(lambda: list((tmp_path / "run" / "steps").glob("*.steps")))
-        jobs.append(run)
-        return tmp_path / "run"
 
-    jobs: list = []
-    yield running
-    for run in jobs:
-        os.kill(run.pid, signal.SIGTERM)
-        run.communicate(timeout=60)
+@contextlib.contextmanager
+def watched(directory: Path, environment: dict[str, str], policy: str) -> Iterator[Path]:
+    """A healthy job of two ranks under watch that goes on until this ends; its run directory."""
+    (directory / "policy.yaml").write_text(policy, encoding="utf-8")
+    command = [sys.executable, "-m", "sftriage", "run", "--policy", directory / "policy.yaml", "--out"]
+    command += [directory / "run", "--", sys.executable, LOOP, "2", "1000000", "0", "torch"]
+    run = subprocess.Popen([str(word) for word in command], env=environment, stdout=subprocess.DEVNULL)
+    with ended(run):
+        wait_until(lambda: list((directory / "run" / "steps").glob("*.steps")))
+        yield directory / "run"
+        run.terminate()
+        run.wait(DEADLINE_S)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory) -> Iterator[Path]:
+    """One job for all who ask: no rule of its policy captures anything, and its limits are wide."""
+    directory = tmp_path_factory.mktemp("asked")
+    with watched(directory, own_environment(directory), POLICY) as run:
+        yield run
 
 
 def asked(start, directory, *options):
@@ -42,7 +59,7 @@ def asked(start, directory, *options):
 
 def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
     # GIVEN a job that runs
-    directory = running()
+    directory = running
     # WHEN somebody asks for three steps of rank 1
     status, out, err = asked(start, directory, "--rank", 1, "--steps", 3, "--json")
     # THEN it is captured, stored and verified like any other
@@ -60,30 +77,25 @@ def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
     assert manifest["reproduced"] is None
     # AND the decision is among the run's decisions, and the trace can be fetched
     decided = json.loads(start("decisions", "--run", directory, "--json").communicate(timeout=60)[0])
-    assert [one["outcome"] for one in decided if one["label"] == "asked"] == ["capture"]
+    made = [one for one in decided if result["capture_id"] in [request["capture_id"] for request in one["requests"]]]
+    assert [(one["label"], one["outcome"]) for one in made] == [("asked", "capture")]
     got = start("traces", "get", result["capture_id"], "--run", directory, "--out", directory / "mine.gz", "--json")
     assert json.loads(got.communicate(timeout=60)[0])["sha256"] == manifest["artefacts"][0]["sha256"]
 
 
-def test_the_limits_hold_for_people_too(start, running, tmp_path):
+def test_the_limits_hold_for_people_too(start, environment, tmp_path):
     # GIVEN a policy that allows one capture an hour
-    policy = tmp_path / "one.yaml"
-    policy.write_text(
-        "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: one}\nspec:\n"
-        "  rules: [{name: any, match: {label: suspect, gain: '>= 99%'}}]\n"
-        "  limits: {captures_per_hour: 1, overhead_budget: 100%}\n"
-    )
-    directory = running("--policy", policy)
-    assert asked(start, directory, "--rank", 0, "--steps", 1)[0] == 0
-    # WHEN a second one is asked for THEN it is refused with the limit, and nothing is captured
-    status, out, err = asked(start, directory, "--rank", 1)
+    with watched(tmp_path, environment, POLICY.replace("captures_per_hour: 100", "captures_per_hour: 1")) as directory:
+        assert asked(start, directory, "--rank", 0, "--steps", 1)[0] == 0
+        # WHEN a second one is asked for THEN it is refused with the limit, and nothing is captured
+        status, out, err = asked(start, directory, "--rank", 1)
     assert (status, out) == (1, "")
     assert "not captured: captures_per_hour: 1 of 1" in err
     assert len(list((directory / "captures").glob("asked-*"))) == 1
 
 
 def test_what_cannot_be_asked_for_is_said(start, running):
-    directory = running()
+    directory = running
     assert "no rank 7 in this job: 0 to 1" in asked(start, directory, "--rank", 7)[2]
     assert "--reason" in start("capture", "--run", directory, "--rank", 0).communicate(timeout=60)[1]
     # AND what somebody else left there is removed and not obeyed
@@ -94,9 +106,10 @@ def test_what_cannot_be_asked_for_is_said(start, running):
 
 def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, running):
     # GIVEN somebody who waits for a capture that takes a while
-    directory = running()
+    directory = running
+    before = (directory / "decisions.jsonl").read_text().count('"type": "ask"')
     waiting = start("capture", "--run", directory, "--rank", 1, "--reason", "long", "--steps", 200)
-    wait_until(lambda: '"type": "ask"' in (directory / "decisions.jsonl").read_text())
+    wait_until(lambda: (directory / "decisions.jsonl").read_text().count('"type": "ask"') > before)
     # WHEN they press Ctrl-C
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=60)
@@ -105,7 +118,7 @@ def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_fin
     found = re.search(r"the capture goes on by itself, and is stored once it has ended: `sftriage (.+)`", err)
     assert found, err
     # AND so it is
-    wait_until(lambda: list((directory / "captures").glob("asked-*/manifest.json")))
+    wait_until(lambda: [one for one in captures(directory) if one.trigger.why.endswith("asked for it: long")])
     shown = start(*found[1].split()).communicate(timeout=60)[0]
     assert "asked for it: long" in shown
 
@@ -134,7 +147,7 @@ def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):
 
 
 def test_ranks_that_are_captured_together_are_so_in_the_same_steps(start, running):
-    directory = running()
+    directory = running
     status, out, err = asked(start, directory, "--rank", 0, "--rank", 1, "--steps", 4, "--json")
     assert status == 0, err
     first, second = json.loads(out)["results"]

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
+
 JOB = Path(__file__).parent / "jobs" / "on_device.py"
-STEPS, SLOW_RANK = 300, 1
+STEPS, SLOW_RANK = 200, 1
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -24,7 +26,7 @@ def device(request):
     if request.param == "cuda":
         torch = pytest.importorskip("torch", reason="torch is not installed")
         if not torch.cuda.is_available():
-            pytest.skip("no NVIDIA GPU here: device time goes to its verdict on a queue only")
+            pytest.skip(needs.NO_GPU)
     return request.param
 
 

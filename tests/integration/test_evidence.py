@@ -4,7 +4,6 @@ import ctypes
 import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from sftriage.agent.gpus import parse_reading
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import start_ticks
 from sftriage.records import StageSchema, plain
+from tests import needs
 
 DEADLINE_S = 60.0
 HOST = {"host.driver": "550.54.15", "host.count": "2"}
@@ -37,8 +37,8 @@ SECOND = {"1.uuid": "GPU-bbbb", "1.name": "H100", "1.sm": "1900"}
 
 
 def compiled(directory: Path, *flags: str) -> Path:
-    if shutil.which("gcc") is None:
-        pytest.skip("no gcc here, which makes the library that answers as NVML does")
+    if not needs.GCC:
+        pytest.skip(needs.gcc.kwargs["reason"])
     source = Path(__file__).with_name("nvml_stub.c")
     subprocess.run(["gcc", "-shared", "-fPIC", *flags, "-o", directory / "libnvidia-ml.so.1", source], check=True)
     return directory
@@ -331,8 +331,8 @@ def test_a_real_gpu_answers():
     pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        pytest.skip(f"no NVIDIA GPU to ask here: {error}")
+    except pynvml.NVMLError:
+        pytest.skip(needs.NO_GPU)
     started_s = time.time()
     found = gather([info_of(0)], deadline_s=DEADLINE_S)
     assert (found.problem, found.time_s >= started_s) == ("", True)

@@ -6,7 +6,6 @@ the next capture works. And nsys does not go on collecting for nobody.
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -17,23 +16,24 @@ from sftriage.capture.stacks import find_py_spy
 from sftriage.errors import CaptureError
 from sftriage.recorder import MailboxClient, find_rings
 from sftriage.runtime.nsys_launch import place_in
+from tests import needs
 from tests.integration.killing import (
     RANK,
     Job,
-    asked,
     attached,
     capture_again,
     check_record,
+    come_to,
+    end,
     jobs,
+    posted,
+    result_of,
     stored,
     storing,
-    wait_for,
 )
 from tests.integration.processes import DEADLINE_S, descendants, wait_until
 
 pytest.importorskip("torch")
-
-needs_nsys = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
 
 
 def of_nsys(job: Job) -> list[int]:
@@ -87,7 +87,7 @@ def collecting(job: Job, mailbox: MailboxClient) -> bool:
 
 def stopping(job: Job, mailbox: MailboxClient) -> bool:
     """The steps are in, and nsys has been told to stop."""
-    return note_of(job).exists() and mailbox.latest() is not None and mailbox.progress().answered
+    return note_of(job).exists() and posted(job, mailbox) and mailbox.progress().answered
 
 
 def converting(job: Job, _: MailboxClient) -> bool:
@@ -117,52 +117,45 @@ def check_gone(job: Job) -> None:
     wait_until(lambda: not of_nsys(job))
 
 
-@needs_nsys
-@pytest.mark.parametrize("stage", STAGES)
-def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_next(job, environment, stage):
-    # GIVEN a job under nsys, a capture of which has come to some stage
+@needs.nsys
+@pytest.mark.parametrize("stages", [tuple(STAGES)[:4], tuple(STAGES)[4:]], ids="-".join)
+def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_next(job, environment, stages):
+    # GIVEN a job under nsys, captures of which come to some stage, one after the other
     running = job()
     trainer = running.trainer()
-    ask = asked(running, profiler="nsys")
-    wait_for(running, stage, STAGES[stage])
-    # WHEN sftriage is killed there
-    running.process.kill()
-    running.process.wait(DEADLINE_S)
-    # THEN what is listed is whole, and training goes on, in the same process
-    running.whole()
-    before = running.steps()
-    wait_until(lambda: running.steps() > before + 20)
-    assert running.trainer() == trainer
-    # AND whoever takes it over says that this capture was lost, or, where it was stored already, has it
-    successor = attached(running, environment)
-    wait_until(lambda: running.entries("capture"))
-    (first,) = running.entries("capture")
-    (decided,) = running.entries("ask")
-    expected = "done" if stage == "stored" else "failed"
-    assert (decided["ask"]["ask_id"], first["result"]["state"]) == (ask.ask_id, expected), first
-    assert (expected == "done") == (first["result"]["capture_id"] in running.whole())
-    assert expected == "done" or "sftriage ended during it" in first["result"]["detail"]
-    # AND nothing is left of it, where the next report is made or on the way there
-    assert not note_of(running).exists()
-    assert not list(tmp_of(running).glob("asked-*"))
+    for stage in stages:
+        ask = come_to(running, stage, STAGES[stage], profiler="nsys")
+        # WHEN sftriage is killed there
+        running.process.kill()
+        running.process.wait(DEADLINE_S)
+        # THEN what is listed is whole, and training goes on, in the same process
+        running.whole()
+        before = running.steps()
+        wait_until(lambda before=before: running.steps() > before + 20)
+        assert running.trainer() == trainer
+        # AND whoever takes it over says that this capture was lost, or, where it was stored already, has it
+        running.process = attached(running, environment)
+        result = result_of(running, ask.ask_id)
+        expected = "done" if stage == "stored" else "failed"
+        assert result["state"] == expected, (stage, result)
+        assert (expected == "done") == (result["capture_id"] in running.whole())
+        assert expected == "done" or "sftriage ended during it" in result["detail"]
+        # AND nothing is left of it, where the next report is made or on the way there
+        assert not note_of(running).exists()
+        assert not list(tmp_of(running).glob("asked-*"))
     # AND the next capture works
     again = capture_again(running, environment, "nsys")
     assert again["state"] == "done", again
     # AND the job ends as it would have, its record has everything once, and nsys is gone with it
-    running.release.touch()
-    _, said = successor.communicate(timeout=DEADLINE_S)
-    assert successor.returncode == 0, said
-    assert not running.rings.exists()
-    check_record(running)
+    end(running)
     check_gone(running)
 
 
-@needs_nsys
+@needs.nsys
 def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_time_box(job, environment):
     # GIVEN a capture of three seconds at the most, for which nsys collects
     running = job()
-    asked(running, profiler="nsys", steps=1000, max_seconds=3.0)
-    wait_for(running, "collecting", collecting)
+    come_to(running, "collecting", collecting, profiler="nsys", steps=1000, max_seconds=3.0)
     # WHEN sftriage is killed, and nobody comes after it
     running.process.kill()
     running.process.wait(DEADLINE_S)
@@ -192,41 +185,42 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
     check_gone(running)
 
 
-@needs_nsys
-@pytest.mark.parametrize("stage", ["collecting", "converting"])
-def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_would_have(job, environment, stage):
-    # GIVEN a job that starts again when a rank dies, and a capture of a rank
-    running = job("--max-restarts", 1)
-    killed = running.trainer()
-    asked(running, profiler="nsys")
-    wait_for(running, stage, STAGES[stage])
-    # WHEN the trainer is killed
-    os.kill(killed, signal.SIGKILL)
-    # THEN the capture has failed, if its steps were not all in; and what is listed is whole
-    wait_until(lambda: running.entries("capture"))
-    (ended,) = running.entries("capture")
-    expected = ("failed", set()) if stage == "collecting" else ("done", {ended["result"]["capture_id"]})
-    assert (ended["result"]["state"], running.whole()) == expected, ended
-    # AND the job starts again, as it would have, and the next capture is one of its new trainer
-    wait_until(lambda: len(find_rings(running.rings)) == 4 and running.trainer() != killed and running.steps() > 20)
-    running.known()
+@needs.nsys
+def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_would_have(job, environment):
+    # GIVEN a job that starts again when a rank dies, and captures of a rank
+    running = job("--max-restarts", 2)
+    for number, stage in enumerate(("collecting", "converting")):
+        killed = running.trainer()
+        ask = come_to(running, stage, STAGES[stage], profiler="nsys")
+        # WHEN the trainer is killed
+        os.kill(killed, signal.SIGKILL)
+        # THEN the capture has failed, if its steps were not all in; and what is listed is whole
+        result = result_of(running, ask.ask_id)
+        expected = "failed" if stage == "collecting" else "done"
+        assert result["state"] == expected, result
+        assert (result["capture_id"] in running.whole()) == (expected == "done")
+        # AND the job starts again, as it would have
+        rings = 2 * (number + 2)
+        wait_until(
+            lambda rings=rings, killed=killed: (
+                len(find_rings(running.rings)) == rings and running.trainer() != killed and running.steps() > 20
+            )
+        )
+        running.known()
+    # AND the next capture is one of its new trainer, and it ends as it would have
     again = capture_again(running, environment, "nsys")
     assert again["state"] == "done", again
-    # AND it ends as it would have
-    running.release.touch()
-    assert running.process.wait(DEADLINE_S) == 0
-    check_record(running)
+    end(running)
     check_gone(running)
 
 
-@needs_nsys
+@needs.nsys
 def test_nsys_killed_while_it_collects_costs_the_capture_and_its_reason_is_said_from_then_on(job, environment):
     # GIVEN a capture for which nsys collects
     running = job()
     place = place_in(running.directory)
     trainer = running.trainer()
-    asked(running, profiler="nsys")
-    wait_for(running, "collecting", collecting)
+    come_to(running, "collecting", collecting, profiler="nsys")
     # WHEN all of nsys that looks after this rank is killed
     name = f"--session-name={place.prefix}-{RANK}.0".encode()
     agents = [pid for pid, words in commands() if name in words]
@@ -268,13 +262,12 @@ def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain,
     # GIVEN a capture of stacks, for which py-spy looks into the trainer
     running = plain()
     trainer = running.trainer()
-    ask = asked(running, profiler="stacks")
 
     def taking(*_: object) -> bool:
         below = set(descendants(running.process.pid))
         return any(pid in below and words[0].endswith(b"py-spy") for pid, words in commands())
 
-    wait_for(running, "taken", taking)
+    ask = come_to(running, "taken", taking, profiler="stacks")
     # WHEN sftriage is killed meanwhile
     running.process.kill()
     running.process.wait(DEADLINE_S)
@@ -282,13 +275,11 @@ def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain,
     before = running.steps()
     wait_until(lambda: running.steps() > before + 20)
     assert running.trainer() == trainer
-    assert running.whole() == set()
+    running.whole()
     # AND whoever takes over says that it was lost, and the next one works
     successor = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
-    (first,) = running.entries("capture")
-    (decided,) = running.entries("ask")
-    assert (decided["ask"]["ask_id"], first["result"]["state"]) == (ask.ask_id, "failed"), first
+    assert result_of(running, ask.ask_id)["state"] == "failed"
     assert capture_again(running, environment, "stacks")["state"] == "done"
     running.release.touch()
     _, said = successor.communicate(timeout=DEADLINE_S)

@@ -4,14 +4,15 @@ import contextlib
 import http.client
 import json
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import time
 import urllib.parse
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -20,13 +21,15 @@ from sftriage.frontier import anchored
 from sftriage.runs.recordings import load_recording
 from sftriage.sinks.spans import trace_id_of
 from sftriage.windows.gather import Shape
-from tests.integration.processes import wait_until
+from tests import needs
+from tests.integration.conftest import own_environment
+from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.runs import captures, verdicts
 from tests.otlp import Receiver
 
 HOME = Path(__file__).parent.parent.parent
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
-PROMETHEUS, PROMTOOL = shutil.which("prometheus"), shutil.which("promtool")
-STEPS, FAULT_STEP = 500, 150
+IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -44,13 +47,6 @@ def policy(tmp_path) -> Path:
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     return path
-
-
-def slow_job(steps: int = STEPS) -> list[str]:
-    """A real job of two ranks, one of which is slow in data from some step on."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = ["-m", "sftriage.demo.train", f"--steps={steps}", f"--fault-step={FAULT_STEP}", "--fault=data:1:25"]
-    return ["--", *launcher, *script]
 
 
 def free_port() -> int:
@@ -166,7 +162,7 @@ def prometheus(target: str, folder: Path):
         f"scrape_configs: [{{job_name: test, static_configs: [{{targets: ['{target}']}}]}}]\n"
     )
     port = free_port()
-    command = [PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
+    command = [needs.PROMETHEUS, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}"]
     command += [f"--web.listen-address=127.0.0.1:{port}", "--enable-feature=exemplar-storage"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -195,61 +191,102 @@ def _data(answer: dict) -> list[dict]:
     return data["result"] if isinstance(data, dict) else data
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="Prometheus is not installed (Debian's package prometheus)")
-def test_every_panel_of_the_dashboard_has_data_from_a_real_job(start, tmp_path, policy):
-    # GIVEN a real job with a slow rank, scraped by a real Prometheus
-    port, began_s = free_port(), time.time()
-    with prometheus(f"127.0.0.1:{port}", tmp_path / "prometheus") as url:
-        options = ("--metrics-port", port, "--metrics-per-rank", "--policy", policy, "--out", tmp_path / "run")
-        run = start("run", *options, *slow_job())
-        _, err = run.communicate(timeout=280)
-        assert run.returncode == 0, err
-        ended_s = time.time()
-        # WHEN the dashboard's panels ask, as Grafana would
-        dashboard = json.loads((HOME / "k8s" / "grafana-dashboard.json").read_text(encoding="utf-8"))
-        empty = []
-        for panel in dashboard["panels"]:
-            for target in panel["targets"]:
-                expression = target["expr"].replace("$__rate_interval", "10s").replace("$job", ".*")
-                series = asked(url, "query_range", query=expression, start=began_s, end=ended_s, step=1)
-                numbers = [value for one in series for _, value in one["values"] if value != "NaN"]
-                if not numbers:
-                    empty.append((panel["title"], expression))
-        # THEN every one of them has something to show
-        assert empty == []
-        # AND the stack is the step time
-        exposed_s = {
-            one["metric"]["stage"]: float(one["value"][1])
-            for one in asked(url, "query", query="last_over_time(sftriage_exposed_seconds_total[1h])")
-        }
-        (whole,) = asked(url, "query", query="last_over_time(sftriage_step_exposed_seconds_sum[1h])")
-        assert sum(exposed_s.values()) == pytest.approx(float(whole["value"][1]), rel=1e-9)
-        # AND the exemplars lead to captures that are in the store
-        stored = {path.parent.name for path in (tmp_path / "run" / "captures").glob("*/manifest.json")}
-        assert stored
-        for query in ("sftriage_captures_total", "sftriage_step_exposed_seconds_bucket"):
-            found = asked(url, "query_exemplars", query=query, start=began_s, end=ended_s)
-            ids = {e["labels"]["capture_id"] for one in found for e in one["exemplars"]}
-            assert ids & stored, (query, found)
+def empty_panels(url: str, began_s: float) -> list[tuple[str, str]]:
+    """The panels of the dashboard that have nothing to show, when they ask as Grafana would."""
+    dashboard = json.loads((HOME / "k8s" / "grafana-dashboard.json").read_text(encoding="utf-8"))
+    empty = []
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"].replace("$__rate_interval", "10s").replace("$job", ".*")
+            series = asked(url, "query_range", query=expression, start=began_s, end=time.time(), step=1)
+            if not [value for one in series for _, value in one["values"] if value != "NaN"]:
+                empty.append((panel["title"], expression))
+    return empty
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus)")
+class Observed(NamedTuple):
+    """A job that has ended, with what was heard of it meanwhile."""
+
+    run: Path
+    prometheus: str
+    empty_panels: list[tuple[str, str]]
+    receiver: Receiver
+    began_s: float
+    ended_s: float
+
+
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory) -> Iterator[Observed]:
+    """A real job with a slow rank, scraped by a real Prometheus where there is one, its spans sent to a receiver."""
+    directory = tmp_path_factory.mktemp("observed")
+    (directory / "policy.yaml").write_text(POLICY)
+    run, port, began_s = directory / "run", free_port(), time.time()
+    command = [sys.executable, "-m", "sftriage", "run", "--metrics-port", port, "--metrics-per-rank", "--otel"]
+    command += ["--otel-steps", "--policy", directory / "policy.yaml", "--out", run, "--", sys.executable, "-m"]
+    command += ["torch.distributed.run", "--standalone", "--nproc-per-node=2", IN_TURN, directory, "data:1"]
+    with contextlib.ExitStack() as stack:
+        receiver = stack.enter_context(Receiver())
+        url = ""
+        if needs.PROMETHEUS:
+            url = stack.enter_context(prometheus(f"127.0.0.1:{port}", directory / "prometheus"))
+        to = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_SERVICE_NAME": "trainer"}
+        job = subprocess.Popen(
+            [str(word) for word in command], env=own_environment(directory) | to, stderr=subprocess.PIPE, text=True
+        )
+        with ended(job):
+            wait_until(lambda: verdicts(run))
+            (directory / "next-0").touch()
+            wait_until(lambda: captures(run))
+            empty: list[tuple[str, str]] = []
+            if url:
+                # (a rate is one of ten seconds, scraped once a second)
+                end_s = time.monotonic() + DEADLINE_S
+                while (empty := empty_panels(url, began_s)) and time.monotonic() < end_s:
+                    time.sleep(1)
+            (directory / "next-1").touch()
+            _, err = job.communicate(timeout=DEADLINE_S)
+            assert job.returncode == 0, err
+        yield Observed(run, url, empty, receiver, began_s, time.time())
+
+
+@needs.prometheus
+def test_every_panel_of_the_dashboard_has_data_from_a_real_job(observed):
+    url = observed.prometheus
+    assert observed.empty_panels == []
+    # AND the stack is the step time
+    exposed_s = {
+        one["metric"]["stage"]: float(one["value"][1])
+        for one in asked(url, "query", query="last_over_time(sftriage_exposed_seconds_total[1h])")
+    }
+    (whole,) = asked(url, "query", query="last_over_time(sftriage_step_exposed_seconds_sum[1h])")
+    assert sum(exposed_s.values()) == pytest.approx(float(whole["value"][1]), rel=1e-9)
+    # AND the exemplars lead to captures that are in the store
+    stored = {one.capture_id for one in captures(observed.run)}
+    for query in ("sftriage_captures_total", "sftriage_step_exposed_seconds_bucket"):
+        found = asked(url, "query_exemplars", query=query, start=observed.began_s, end=observed.ended_s)
+        ids = {e["labels"]["capture_id"] for one in found for e in one["exemplars"]}
+        assert ids & stored, (query, found)
+
+
+@needs.prometheus
 def test_promtool_finds_nothing_amiss_with_the_metrics(start, tmp_path, policy):
     path = tmp_path / "job.prom"
     run = start("run", "--metrics-file", path, "--metrics-per-rank", "--out", tmp_path / "run", "--policy", policy,
                 "--", sys.executable, LOOP, 2, 200, 0)  # fmt: skip
     run.communicate(timeout=120)
-    checked = subprocess.run([PROMTOOL, "check", "metrics"], input=path.read_text(), capture_output=True, text=True)
+    checked = subprocess.run(
+        [needs.PROMTOOL, "check", "metrics"], input=path.read_text(), capture_output=True, text=True
+    )
     assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian's package prometheus)")
+@needs.prometheus
 def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
     # GIVEN the rules as somebody would copy them
     text = (HOME / "docs" / "metrics.md").read_text(encoding="utf-8")
     rules = tmp_path / "rules.yml"
     rules.write_text(re.search(r"```yaml\n(groups:.*?)```", text, re.DOTALL)[1])
-    checked = subprocess.run([PROMTOOL, "check", "rules", rules], capture_output=True, text=True)
+    checked = subprocess.run([needs.PROMTOOL, "check", "rules", rules], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     # WHEN a job stalls, or has a slow rank for long; and another one is well
     series = {
@@ -289,31 +326,24 @@ def test_the_alerts_of_the_documentation_go_off_when_they_should(tmp_path):
     }
     (tmp_path / "tests.yml").write_text(json.dumps(tests))
     # THEN these are told, and nothing else
-    tested = subprocess.run([PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True)
+    tested = subprocess.run([needs.PROMTOOL, "test", "rules", tmp_path / "tests.yml"], capture_output=True, text=True)
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(start, tmp_path, policy, environment):
-    with Receiver() as receiver:
-        before_ns = time.time_ns()
-        environment |= {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url, "OTEL_SERVICE_NAME": "trainer"}
-        run = start("run", "--otel", "--otel-steps", "--policy", policy, "--out", tmp_path / "run", *slow_job(300),
-                    env=environment)  # fmt: skip
-        _, err = run.communicate(timeout=280)
-        assert run.returncode == 0, err
-        after_ns = time.time_ns()
+def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(observed, start):
+    receiver, run = observed.receiver, observed.run
     # THEN there is a window span for every window on record, all in the run's trace
     by_name = receiver.by_name()
-    run_id = json.loads((tmp_path / "run" / "run.json").read_text())["run_id"]
+    run_id = json.loads((run / "run.json").read_text())["run_id"]
     assert {span.trace_id for span in receiver.spans} == {trace_id_of(run_id).to_bytes(16, "big")}
-    decided = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
+    decided = json.loads(start("decisions", "--run", run, "--json").communicate(timeout=60)[0])
     about = [receiver.attributes(span) for span in by_name["window"]]
     assert [one["sftriage.first_step"] for one in about] == [one["first_step"] for one in decided]
     assert {one["service.name"] for one in receiver.resources} == {"trainer"}
     # AND each was when its steps were: in order, in the time of the run, and as long as they took
     starts_ns = [span.start_time_unix_nano for span in by_name["window"]]
     assert starts_ns == sorted(starts_ns)
-    assert all(before_ns < ns < after_ns for ns in starts_ns)
+    assert all(observed.began_s * 1e9 < ns < observed.ended_s * 1e9 for ns in starts_ns)
     for span, one in zip(by_name["window"], about, strict=True):
         lasted_s = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e9
         assert lasted_s == pytest.approx(40 * one["sftriage.exposed_s"], rel=0.2)

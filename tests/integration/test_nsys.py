@@ -16,9 +16,11 @@ from sftriage.agent.agent import Agent
 from sftriage.capture import NsysPlace, nsys, nsys_rank
 from sftriage.records import CaptureRequest
 from sftriage.windows.gather import Shape
+from tests import needs
 from tests.integration.processes import wait_until
+from tests.integration.runs import captures
 
-pytestmark = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
+pytestmark = needs.nsys
 
 JOB = Path(__file__).parent / "jobs" / "slow_data.py"
 SECRET = "hunter2-hunter2"
@@ -58,7 +60,8 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
     # GIVEN two ranks by torchrun, each under nsys
     job = run(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     # WHEN the policy asks for a capture
-    (path,) = wait_until(lambda: list((tmp_path / "run" / "captures").glob("*/manifest.json")))
+    (captured,) = wait_until(lambda: captures(tmp_path / "run"))
+    path = tmp_path / "run" / "captures" / captured.capture_id / "manifest.json"
     (tmp_path / "release").touch()
     out, err = job.communicate(timeout=120)
     # THEN training ended as it would have
@@ -101,7 +104,7 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
 def test_a_job_of_one_process_is_captured_too(run, tmp_path):
     # A rank that is not torchrun's is started by the script itself; alone, it is slow against its own past.
     job = run(sys.executable)
-    wait_until(lambda: list((tmp_path / "run" / "captures").glob("*/manifest.json")))
+    wait_until(lambda: captures(tmp_path / "run"))
     (tmp_path / "release").touch()
     out, err = job.communicate(timeout=120)
     assert (job.returncode, out) == (0, "trained\n"), err
@@ -158,6 +161,7 @@ def test_armed_ranks_are_captured_again_and_again_by_an_agent_that_cannot_reach_
     agent = Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own)
     with contextlib.closing(agent):
         wait_until(lambda: agent.poll() or agent.ranks)
+        wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
         covered = []
         for number in range(2):
             # WHEN it is captured
@@ -198,6 +202,7 @@ def watched(rank, place, tmp_path):
         shape = Shape(window_steps=40, stride_steps=40, warmup_steps=0)
         agents.append(Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own))
         wait_until(lambda: agents[0].poll() or agents[0].ranks)
+        wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
         return process, agents[0]
 
     yield watched
@@ -230,14 +235,14 @@ def test_an_agent_of_nsys_that_dies_while_it_collects_costs_the_capture_and_not_
     assert process.communicate(timeout=60)[0] == "trained\n"
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small file system")
+@pytest.mark.skipif(os.geteuid() != 0, reason=needs.NO_MOUNT)
 def test_a_full_disk_is_the_reason_and_the_next_capture_works(watched, tmp_path, monkeypatch):
     # GIVEN a disk that fills up once a rank has started, which nobody noticed beforehand
     small = tmp_path / "small"
     small.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", small]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("no file system can be mounted here")
+        pytest.skip(needs.NO_MOUNT)
     try:
         monkeypatch.setattr(nsys, "FREE_BYTES", 0)
         process, agent = watched(small)

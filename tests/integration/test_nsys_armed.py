@@ -1,18 +1,18 @@
 """`sftriage run --nsys-armed`: real ranks that wait for a range, captured without anybody reaching their sessions."""
 
 import contextlib
-import shutil
 import sqlite3
 import subprocess
 
 import pytest
 
 from sftriage.runtime.nsys_launch import place_in
-from tests.integration.killing import RANK, asked, attached, capture_again, check_record, jobs, wait_for
+from tests import needs
+from tests.integration.killing import RANK, attached, capture_again, check_record, come_to, jobs
 from tests.integration.processes import DEADLINE_S, wait_until
 
 pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(shutil.which("nsys") is None, reason="no nsys here (.ci/run installs it)")
+pytestmark = needs.nsys
 
 
 @pytest.fixture
@@ -60,8 +60,7 @@ def test_a_rank_is_captured_twice_with_exactly_the_steps_that_it_marked(job, env
 def test_sftriage_killed_while_a_range_is_open_is_taken_over_by_the_next(job, environment, tmp_path):
     # GIVEN a capture of an armed rank, the range of which is open
     running = job()
-    asked(running, profiler="nsys")
-    wait_for(running, "recording", lambda _, mailbox: mailbox.progress().state == "recording")
+    come_to(running, "recording", lambda _, mailbox: mailbox.progress().state == "recording", profiler="nsys")
     # WHEN sftriage is killed, and the job is taken over
     running.process.kill()
     running.process.wait(DEADLINE_S)

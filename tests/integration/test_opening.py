@@ -4,7 +4,6 @@ import hashlib
 import http.client
 import json
 import os
-import shutil
 import signal
 import socket
 import urllib.parse
@@ -16,12 +15,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from sftriage.traces.store import LocalStore
+from tests import needs
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.unit.conftest import manifest_of
 from tests.unit.recorded import run_at
 
 VIEWER = "https://ui.perfetto.dev"
-CHROMIUM = shutil.which("chromium")
 PERFETTO = """<!doctype html><script>
   const url = new URLSearchParams(location.hash.replace("#!/?", "")).get("url");
   fetch(url).then((answer) => answer.blob()).then((blob) => blob.arrayBuffer())
@@ -280,14 +279,13 @@ def test_a_copy_is_left_where_it_is_asked_for_and_nothing_is_overwritten(start, 
 @pytest.fixture
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here")
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
 
+@needs.chromium
 def test_in_a_real_browser_the_viewer_can_read_it_and_no_other_page(open_trace, browser, sha256):
     # GIVEN Perfetto's viewer, and another page, which somehow knows where the file is; both may ask this machine
     served = open_trace()

@@ -16,7 +16,7 @@ from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
-from tests.unit.frontier.windows import Fault, Job, every, from_step
+from tests.unit.frontier.windows import Fault, Job, every, from_step, gaussian, heavy_tailed
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 FIRST_FAULTY_STEP = 110
@@ -72,17 +72,22 @@ def recordings(tmp_path_factory):
     """Each job as an .npz: 280 steps of 4 ranks, 100 ms each."""
     directory = tmp_path_factory.mktemp("recordings")
     for name, faults in JOBS.items():
-        whole = Job(n_steps=280).run(*faults, split=True)
-        np.savez(
-            directory / f"{name}.npz",
-            durations_s=whole.durations_NRS,
-            outside_s=whole.outside_NRG,
-            between_s=whole.between_NR,
-            ready_s=whole.ready_NR,
-            stages=whole.schema.stages,
-            sync=whole.schema.sync,
-        )
+        record(directory / f"{name}.npz", Job(n_steps=280).run(*faults, split=True))
     return directory
+
+
+def record(path, whole):
+    ready = {} if whole.ready_NR is None else {"ready_s": whole.ready_NR}
+    np.savez(
+        path,
+        durations_s=whole.durations_NRS,
+        outside_s=whole.outside_NRG,
+        between_s=whole.between_NR,
+        stages=whole.schema.stages,
+        sync=whole.schema.sync,
+        **ready,
+    )
+    return path
 
 
 def replayed_on(path, *names):
@@ -136,6 +141,49 @@ def test_a_policy_does_on_a_job_what_it_says_it_is_for(recordings, policy, job):
 def test_on_a_healthy_job_no_policy_does_anything(recordings, policy):
     replayed = replayed_on(recordings / "healthy.npz", policy)
     assert {(one.decision.outcome, one.decision.notify) for one in replayed} == {("ignore", ())}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize(("noise", "named"), [(gaussian(0.05), 0), (heavy_tailed(0.1), 1)], ids=["even", "heavy tails"])
+def test_in_a_healthy_job_of_two_thousand_steps_nobody_is_accused(tmp_path, noise, named, seed):
+    path = record(tmp_path / "long.npz", Job(n_steps=2000, noise=noise).run(seed=seed))
+    replayed = replayed_on(path, "default")
+    assert len(replayed) == (2000 - 20 - 50) // 10 + 1
+    assert captures(replayed) == []
+    # AND hardly ever is anybody named for what happened by chance
+    assert sum(one.verdict.label == "suspect" for one in replayed) <= named
+
+
+@pytest.mark.parametrize("fault", ["data:2", "forward:0", "optimizer:3", "other:1"])
+def test_whoever_is_slow_is_named_and_nobody_else_nor_before(tmp_path, fault):
+    # GIVEN a job without the moments of gradients, one rank of which becomes slow in one stage
+    stage, rank = fault.split(":")
+    path = record(tmp_path / "slow.npz", Job(n_steps=280).run(Fault(stage, int(rank), 0.04, BEGINS)))
+    replayed = replayed_on(path, "default")
+    # THEN every suspect is that rank and stage, after the fault began, and it alone is captured, once
+    suspects = [one.verdict for one in replayed if one.verdict.label == "suspect"]
+    assert {(one.suspects[0].rank, one.suspects[0].stage) for one in suspects} == {(int(rank), stage)}
+    assert min(one.last_step for one in suspects) >= FIRST_FAULTY_STEP
+    assert [request.rank for request in captures(replayed)] == [int(rank)]
+
+
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ((Fault("backward", 1, 0.04, BEGINS),), "sync_ambiguous"),
+        ((Fault("data", 2, 0.06, BEGINS), Fault("forward", 1, 0.06, BEGINS)), "co_critical"),
+    ],
+)
+def test_what_the_coarse_signal_cannot_decide_is_held_and_says_why(tmp_path, faults, reason):
+    # GIVEN a fault inside the sync stage, of which no moment of the last gradient tells, or two stragglers alike
+    replayed = replayed_on(record(tmp_path / "held.npz", Job(n_steps=280).run(*faults)), "default")
+    # THEN nothing is captured, and nobody named
+    assert captures(replayed) == []
+    assert [one for one in replayed if one.verdict.label == "suspect"] == []
+    # AND every window in the fault is held, with the reason and what would resolve it
+    within = [one for one in replayed if one.verdict.first_step >= FIRST_FAULTY_STEP]
+    assert {one.decision.outcome for one in within} == {"hold"}
+    assert all(reason in one.verdict.reasons and one.decision.resolves for one in within)
 
 
 def test_observing_only_says_what_it_would_have_captured(recordings):

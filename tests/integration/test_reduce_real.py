@@ -1,6 +1,7 @@
 """Traces of real jobs that nobody here made, where they are; and one of a job of our own, against what was recorded."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,16 +16,18 @@ from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import reduce_trace
 from sftriage.reduce.together import together
 from sftriage.runtime.reducing import account, read_all
+from tests import needs
 from tests.bench.reduce_survey import directory, heavy_traces
+from tests.integration.processes import DEADLINE_S
+from tests.integration.runs import captures
 
 DATA = directory()
-DEADLINE_S = 280
 
 
 def real(name: str) -> Path:
     path = DATA / name
     if not path.exists():
-        pytest.skip(f"no real trace {name} here (SFTRIAGE_TEST_DATA, or shared/data beside the repository)")
+        pytest.skip(needs.NO_REAL_TRACES)
     return path
 
 
@@ -38,7 +41,7 @@ ALL = heavy_traces(DATA) if DATA.is_dir() else []
 @pytest.mark.parametrize("path", ALL or [None], ids=[str(path.relative_to(DATA)) for path in ALL] or ["none"])
 def test_every_real_trace_is_reduced_to_whole_steps_or_refused_with_its_reason(path):
     if path is None:
-        pytest.skip("no real traces here (SFTRIAGE_TEST_DATA, or shared/data beside the repository)")
+        pytest.skip(needs.NO_REAL_TRACES)
     # WHEN a real trace is reduced
     found = read_all([path], Names(), {})
     # THEN something is said of it
@@ -131,13 +134,11 @@ def test_a_real_trace_without_steps_can_be_cut_by_what_repeats():
     assert "hipFree" in findings.summary
 
 
-def test_a_captured_trace_agrees_with_what_was_recorded(start, tmp_path):
+def test_a_captured_trace_agrees_with_what_was_recorded(start, demonstrated, tmp_path):
     # GIVEN a real job of four ranks in which one becomes slow, and the capture of it
-    process = start("demo", "--json", "--steps", 300, "--fault", "data:2:40", "--out", tmp_path / "run")
-    out, err = process.communicate(timeout=DEADLINE_S)
-    assert process.returncode == 0, err
-    (manifest,) = json.loads(out.splitlines()[-1])["captures"]
-    trace = tmp_path / "run" / "captures" / manifest["capture_id"] / "trace.json.gz"
+    shutil.copytree(demonstrated.run, tmp_path / "run")
+    manifest = next(one for one in captures(tmp_path / "run") if one.capture.rank == 2)
+    trace = tmp_path / "run" / "captures" / manifest.capture_id / "trace.json.gz"
     # WHEN the heavy trace is reduced against the run
     process = start("reduce", trace, "--against", tmp_path / "run", "--save", "--json")
     out, err = process.communicate(timeout=DEADLINE_S)
@@ -146,10 +147,10 @@ def test_a_captured_trace_agrees_with_what_was_recorded(start, tmp_path):
     # THEN it agrees with the coarse signal, stage by stage, over the captured steps
     (of_rank,) = found["agreement"]["ranks"]
     assert found["agreement"]["agrees"] == "yes"
-    capture = manifest["capture"]
-    assert (of_rank["first_step"], of_rank["last_step"]) == (capture["first_step"], capture["last_step"])
+    capture = manifest.capture
+    assert (of_rank["first_step"], of_rank["last_step"]) == (capture.first_step, capture.last_step)
     assert (of_rank["rank"], of_rank["stage"]) == (2, "data")
     # AND the findings say what the trace cannot see: the loader slept
-    assert found["findings"]["suspect"]["unseen_s"] > 0.03
-    process = start("traces", "show", manifest["capture_id"], "--run", tmp_path / "run")
+    assert found["findings"]["suspect"]["unseen_s"] > 0.15
+    process = start("traces", "show", manifest.capture_id, "--run", tmp_path / "run")
     assert "found       data took" in process.communicate(timeout=DEADLINE_S)[0]

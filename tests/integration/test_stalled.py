@@ -1,100 +1,139 @@
-"""A real job that hangs, and ones that only take their time."""
+"""A real job that only takes its time, then hangs in one stage after the other, and has its stacks taken."""
 
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
-from sftriage.runs.journal import read_journal
-from tests.integration.processes import wait_until
+from sftriage.traces.manifest import Manifest
+from tests.integration.conftest import own_environment
+from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.runs import captures, verdicts
 
 HANG = Path(__file__).parent / "jobs" / "hang.py"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
-metadata: {name: patient}
+metadata: {name: hangs}
 spec:
   detection: {stalled_after: 3s, window_steps: 20}
-  rules: [{name: stalls, match: {label: stalled}}, {name: any, match: {gain: ">= 5%"}}]
+  rules:
+    - name: stuck
+      match: {label: stalled}
+      capture: {profiler: stacks, max_seconds: 30, stacks: {flight_recorder: true}}
+  limits: {captures_per_run: 1}
 """
+PAUSE_S = 5.0
+"""Longer than what is a stall inside a stage."""
+IN_FORWARD, IN_BACKWARD, STOPPED = 120, 130, 140
 
 
-@pytest.fixture
-def run(start, tmp_path):
-    """Start the job under `sftriage run`, each pause of it longer than what would be a stall inside a stage."""
-    (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
+class Stood(NamedTuple):
+    """The job after its end, which hung in three steps of which each was seen."""
 
-    def run(*doing):
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3]
-        options = ["--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run"]
-        return start("run", *options, "--", *launcher, HANG, tmp_path, 5, *doing)
-
-    return run
-
-
-def stalls(tmp_path):
-    entries = read_journal(tmp_path / "run" / "decisions.jsonl")
-    return [entry for entry in entries if entry["type"] == "window" and entry["verdict"]["label"] == "stalled"]
+    run: Path
+    pid: int
+    stalls: list[dict[str, Any]]
+    stacks: dict[str, Any]
+    manifest: Manifest
+    status: int
+    out: str
+    err: str
 
 
-def hung(tmp_path):
-    """The pid of the rank that hangs, once it does."""
-    wait_until((tmp_path / "hung").exists)
-    return int((tmp_path / "hung").read_text(encoding="ascii"))
+def stalls(run: Path) -> list[dict[str, Any]]:
+    return [one for one in verdicts(run) if one["label"] == "stalled"]
 
 
-def test_a_rank_that_hangs_is_named_once_with_its_stage_and_training_goes_on(run, start, tmp_path):
-    # GIVEN a job that compiles, evaluates and saves for longer than a stall takes
-    job = run("compile", "evaluate", "save", "hang=forward")
-    # WHEN a rank of it hangs in forward
-    hung(tmp_path)
-    (stall,) = wait_until(lambda: stalls(tmp_path))
-    # THEN that is the only stall, and it names the rank and the stage in the step in progress
-    (suspect,) = stall["verdict"]["suspects"]
+@pytest.fixture(scope="module")
+def stood(tmp_path_factory) -> Stood:
+    directory = tmp_path_factory.mktemp("stalled")
+    run = directory / "run"
+    (directory / "policy.yaml").write_text(POLICY, encoding="utf-8")
+    command = [sys.executable, "-m", "sftriage", "run", "--policy", directory / "policy.yaml", "--out", run, "--"]
+    command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3]
+    job = subprocess.Popen(
+        [str(word) for word in (*command, HANG, directory, PAUSE_S)],
+        env=own_environment(directory),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def hung(step: int) -> int:
+        """The pid of the rank that hangs, once it does."""
+        wait_until((directory / f"hung-{step}").exists)
+        return int((directory / f"hung-{step}").read_text(encoding="ascii"))
+
+    with ended(job):
+        # WHEN a rank hangs in a function of the job's own, its stall is seen, and its stacks are taken meanwhile
+        pid = hung(IN_FORWARD)
+        wait_until(lambda: stalls(run))
+        (manifest,) = wait_until(lambda: captures(run))
+        (directory / f"release-{IN_FORWARD}").touch()
+        # WHEN it hangs where all of them wait for each other
+        hung(IN_BACKWARD)
+        wait_until(lambda: len(stalls(run)) > 1)
+        (directory / f"release-{IN_BACKWARD}").touch()
+        # WHEN it is stopped in forward, where nothing else holds it
+        os.kill(hung(STOPPED), signal.SIGSTOP)
+        (directory / f"release-{STOPPED}").touch()
+        wait_until(lambda: len(stalls(run)) > 2)
+        os.kill(pid, signal.SIGCONT)
+        out, err = job.communicate(timeout=DEADLINE_S)
+    stacks = json.loads((run / "captures" / manifest.capture_id / "stacks.json").read_text(encoding="utf-8"))
+    return Stood(run, pid, stalls(run), stacks, manifest, job.returncode, out, err)
+
+
+def test_a_rank_that_hangs_is_named_with_its_stage_and_pauses_that_a_job_makes_are_no_stalls(stood):
+    # THEN compiling, evaluating and saving were no stalls, and each hang was one
+    first, second, third = stood.stalls
+    # AND it names the rank and the stage in the step in progress
+    (suspect,) = first["suspects"]
     assert (suspect["scope"], suspect["rank"], suspect["stage"]) == ("rank", 1, "forward")
-    assert (stall["verdict"]["first_step"], stall["verdict"]["reasons"]) == (120, ["not_arrived"])
-    assert stall["verdict"]["exposed_s"] >= 3.0
-    # AND once it is released, training ends as it would have
-    (tmp_path / "release").touch()
-    out, err = job.communicate(timeout=120)
-    assert (job.returncode, out) == (0, "trained\n"), err
-    assert len(stalls(tmp_path)) == 1
-    # AND who watched the terminal was told in one line
-    said = [line for line in err.splitlines() if "Stalled" in line]
-    assert len(said) == 1
-    assert "in step 120" in said[0]
+    assert (first["first_step"], first["reasons"]) == (IN_FORWARD, ["not_arrived"])
+    assert first["exposed_s"] >= 3.0
+    # AND with all ranks inside the sync stage nobody
+    assert (second["first_step"], second["reasons"], second["suspects"]) == (IN_BACKWARD, ["in_sync"], [])
+    # AND who was stopped from outside is found
+    assert (third["first_step"], [(one["rank"], one["stage"]) for one in third["suspects"]]) == (
+        STOPPED,
+        [(1, "forward")],
+    )
+    # AND training ended as it would have
+    assert (stood.status, stood.out) == (0, "trained\n"), stood.err
+
+
+def test_who_watches_is_told_of_each_stall_in_a_line_and_it_is_among_the_decisions(stood, start):
+    said = [line for line in stood.err.splitlines() if "Stalled" in line]
+    assert len(said) == 3
+    assert f"in step {IN_FORWARD}" in said[0]
     assert "rank 1 in forward" in said[0]
-    # AND it is among the decisions
-    decided = json.loads(start("decisions", "--run", tmp_path / "run", "--json").communicate(timeout=60)[0])
-    (decision,) = [one for one in decided if one["label"] == "stalled"]
-    assert (decision["outcome"], decision["rule"]) == ("ignore", "stalls")
-    assert "rank 1 in forward" in decision["reason"]
-    assert "stalled" in start("decisions", "--run", tmp_path / "run").communicate(timeout=60)[0]
+    decided = json.loads(start("decisions", "--run", stood.run, "--json").communicate(timeout=60)[0])
+    outcomes = [(one["outcome"], one["rule"]) for one in decided if one["label"] == "stalled"]
+    assert outcomes[0] == ("capture", "stuck")
+    assert "capture" not in [outcome for outcome, _ in outcomes[1:]]
+    assert "stalled" in start("decisions", "--run", stood.run).communicate(timeout=60)[0]
 
 
-def test_with_all_ranks_inside_the_sync_stage_nobody_is_named(run, tmp_path):
-    job = run("hang=backward")
-    hung(tmp_path)
-    (stall,) = wait_until(lambda: stalls(tmp_path))
-    assert (stall["verdict"]["reasons"], stall["verdict"]["suspects"]) == (["in_sync"], [])
-    (tmp_path / "release").touch()
-    job.communicate(timeout=120)
-    assert (job.returncode, len(stalls(tmp_path))) == (0, 1)
-
-
-def test_a_rank_that_was_stopped_from_outside_is_found(run, tmp_path):
-    # GIVEN a rank that is stopped in forward, where nothing else would hold it
-    job = run("hang=forward")
-    pid = hung(tmp_path)
-    os.kill(pid, signal.SIGSTOP)
-    (tmp_path / "release").touch()
-    # THEN it is found
-    (stall,) = wait_until(lambda: stalls(tmp_path))
-    assert [(one["rank"], one["stage"]) for one in stall["verdict"]["suspects"]] == [(1, "forward")]
-    # AND goes on when it is let go
-    os.kill(pid, signal.SIGCONT)
-    job.communicate(timeout=120)
-    assert (job.returncode, len(stalls(tmp_path))) == (0, 1)
+def test_the_stacks_of_a_rank_that_hangs_name_the_function_it_hangs_in(stood):
+    stacks, manifest = stood.stacks, stood.manifest
+    # THEN they are those of that rank and process, in the step and stage it hangs in
+    assert (stacks["rank"], stacks["pid"], stacks["step"], stacks["stage"]) == (1, stood.pid, IN_FORWARD, "forward")
+    assert stacks["in_stage_s"] >= 3.0
+    # AND the thread that trains shows the function, and the one that called it
+    names = [[frame["name"] for frame in thread["frames"]] for thread in stacks["threads"]]
+    (training,) = [frames for frames in names if "main" in frames]
+    assert training.index("hang") < training.index("main")
+    # AND of a flight recorder it says that Gloo has none
+    assert stacks["flight_recorder"].startswith("none: ")
+    # AND the manifest links them to the stall
+    assert (manifest.capture.profiler, manifest.capture.rank, manifest.trigger.label) == ("stacks", 1, "stalled")
+    assert [one.name for one in manifest.artefacts] == ["stacks.json"]
+    assert "function names" in manifest.may_contain
+    assert list((stood.run / "spool").iterdir()) == []

@@ -17,6 +17,7 @@ import pytest
 
 from sftriage.runs.journal import read_journal
 from sftriage.traces.store import LocalStore
+from tests import needs
 from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
 
@@ -24,8 +25,6 @@ playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
 expect.set_options(timeout=60_000)
 
-STEPS = 300
-CHROMIUM = shutil.which("chromium")
 TOKEN = "correct-horse-battery-staple"
 WIDE = {"width": 1280, "height": 900}
 PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
@@ -42,14 +41,14 @@ PERFETTO = """<!doctype html><script>
   });
 </script>"""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+pytestmark = needs.chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as started:
         # (a container's root has no sandbox to put it into)
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -79,20 +78,10 @@ def serve(start) -> Callable[..., str]:
     return serve
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory) -> Path:
+@pytest.fixture
+def recorded(demonstrated) -> Path:
     """A job of four ranks, recorded: one of them becomes slow in data, and is captured."""
-    import os
-    import subprocess
-    import sys
-
-    path = tmp_path_factory.mktemp("recorded")
-    environment = {**os.environ, "XDG_STATE_HOME": str(path / "state"), "OMP_NUM_THREADS": "1"}
-    command = ["demo", "--json", "--steps", str(STEPS), "--fault", "data:2:40", "--out", str(path / "run")]
-    subprocess.run(
-        [sys.executable, "-m", "sftriage", *command], env=environment, check=True, capture_output=True, timeout=280
-    )
-    return path / "run"
+    return demonstrated.run
 
 
 def live(page: Any) -> None:
@@ -159,18 +148,20 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     run = tmp_path / "run"
     shutil.copytree(recorded, run)
     lines = run.joinpath("decisions.jsonl").read_bytes().splitlines(keepends=True)
-    healthy = next(n for n, line in enumerate(lines) if b'"label": "healthy"' in line)
-    run.joinpath("decisions.jsonl").write_bytes(b"".join(lines[: healthy + 1]))
+    captures, kept = (run / name for name in ("captures", "kept"))
+    captures.rename(kept)
+    run.joinpath("decisions.jsonl").write_bytes(lines[0])
     page.goto(serve("--run", run))
     live(page)
-    assert page.inner_text("#headline") == "Healthy"
+    assert page.inner_text("#headline") != "Slow, and captured"
     # AND somebody has opened the table, and is about to type
     page.click("#timeline-table summary")
     page.fill("input[name=from]", "17")
     page.evaluate("window.same = true")
     # WHEN the run goes on
     with run.joinpath("decisions.jsonl").open("ab") as file:
-        file.write(b"".join(lines[healthy + 1 :]))
+        file.write(b"".join(lines[1:]))
+    kept.rename(captures)
     # THEN the page says so by itself, without being loaded again
     expect(page.locator("#headline")).to_have_text("Slow, and captured")
     expect(page).to_have_title("Slow, and captured: demo - sftriage")
@@ -228,7 +219,7 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
         expect(state).to_have_text("ended")
 
 
-def test_it_can_be_used_without_a_pointer(page, serve, recorded):
+def test_it_can_be_used_without_a_pointer(page, serve, recorded, demonstrated):
     page.goto(serve("--run", recorded))
     live(page)
     # GIVEN a person who has a keyboard alone: the first stop leads past the head of the page
@@ -252,7 +243,7 @@ def test_it_can_be_used_without_a_pointer(page, serve, recorded):
     page.keyboard.press("End")
     for _ in range(2):
         page.keyboard.press("ArrowDown")
-    expect(page.locator("#heat-readout")).to_have_text(re.compile("step 299, rank 2: .* late"))
+    expect(page.locator("#heat-readout")).to_have_text(re.compile(f"step {demonstrated.steps - 1}, rank 2: .* late"))
 
 
 @pytest.mark.parametrize("target", ["", "decisions", "captures/{}"])

@@ -15,10 +15,11 @@ from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import Place
 from sftriage.traces.manifest import Artefact
 from sftriage.traces.remote import RemoteStore
-from tests.integration.postgres import Postgres, missing
+from tests import needs
+from tests.integration.postgres import Postgres
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, Proxy, environment_of, served
-from tests.integration.test_ui import CHROMIUM, CONTRASTS, PHONE, WIDE, live
+from tests.integration.test_ui import CONTRASTS, PHONE, WIDE, live
 from tests.unit.conftest import manifest_of
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -30,13 +31,13 @@ JOBS = ("resnet", "gpt 7b/ü", "<b>bert</b>")
 LARGE_BYTES = 96 * 2**20
 SMALL = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium here")
+pytestmark = needs.chromium
 
 
 @pytest.fixture(scope="module")
 def browser():
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
         yield browser
         browser.close()
 
@@ -240,10 +241,9 @@ def test_without_scripts_it_is_all_there(browser, through, put, serve):
     context.close()
 
 
+@needs.postgres
 def test_captures_of_stores_that_share_a_catalogue(page, through, put, serve, monkeypatch):
     # GIVEN a catalogue in PostgreSQL that knows of a capture in a bucket
-    if (reason := missing()) is not None:
-        pytest.skip(reason)
     for name, value in environment_of(through.url).items():
         monkeypatch.setenv(name, value)
     manifest = put("c-1")

@@ -15,7 +15,16 @@ from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
 from tests.unit.recorded import Run, request_of, run_at, verdict
 
-STEPS = 300
+IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: watched}
+spec:
+  detection: {window_steps: 20, stride_steps: 20, warmup_steps: 20}
+  rules: [{name: slow-rank, match: {scope: [rank], stage: [data], gain: ">= 50ms"}, capture: {steps: 3}}]
+  limits: {captures_per_run: 1}
+"""
 
 
 @pytest.fixture
@@ -44,25 +53,31 @@ def test_a_real_job_from_before_it_begins_until_after_its_end(start, watch, tmp_
     log, program = start("watch", "--run", path), start("watch", "--run", path, "--json")
     terminal.wait_for("Waiting for a run")
     assert log.stdout.readline().startswith("Waiting for a run")
-    # WHEN a job of four ranks is run, one of which becomes slow
-    job = start("demo", "--json", "--steps", STEPS, "--fault", "data:2:40", "--out", path)
+    # WHEN a job of two ranks is run, one of which becomes slow
+    (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
+    options = ["--policy", tmp_path / "policy.yaml", "--out", path]
+    job = start("run", *options, "--", *launcher, IN_TURN, tmp_path, "data:1")
     # THEN the terminal follows it
-    terminal.wait_for("Warming up", "4 of 4 ranks record")
+    terminal.wait_for("Warming up", "2 of 2 ranks record")
     terminal.wait_for("Frontier", "backward", "Telemetry")
-    seen = terminal.wait_for("Slow", "rank 2, data", "Captures")
+    (tmp_path / "next-0").touch()
+    seen = terminal.wait_for("Slow", "rank 1, data", "Captures")
     assert len(seen) == 24
-    assert job.communicate(timeout=DEADLINE_S)[0]
+    wait_until(lambda: LocalStore(path).manifests().manifests)
+    (tmp_path / "next-1").touch()
+    assert job.wait(DEADLINE_S) == 0
     # AND ends with the run, which has left its last picture on the screen that was there before
     assert terminal.wait_for_end() == 0
     assert terminal.raw.count(TAKEN) == terminal.raw.count(GIVEN_BACK) == 1
     left = terminal.raw.rpartition(GIVEN_BACK)[2].decode()
-    for words in ("the run has ended", "rank 2", "done"):
+    for words in ("the run has ended", "rank 1", "done"):
         assert words in left
     # AND the log has a line for each change, and nothing that does something to a terminal
     lines = log.communicate(timeout=DEADLINE_S)[0].splitlines()
     (manifest,) = LocalStore(path).manifests().manifests
     assert lines[-1].startswith("The run has ended: ")
-    assert any("Rank 2 is slow in data" in line and "Capturing rank 2" in line for line in lines)
+    assert any("Rank 1 is slow in data" in line and "Capturing rank 1" in line for line in lines)
     assert any(f"traces show {manifest.capture_id}" in line for line in lines)
     assert not any("\x1b" in line for line in lines)
     # AND the program has every window that was decided, once, each exact

@@ -38,11 +38,12 @@ def test_installed_from_the_wheel_the_demo_runs_elsewhere(wheel, environment, tm
     found = subprocess.run(where, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60)
     assert found.stdout.startswith(str(site))
     # WHEN the demo is run with it, in another folder
-    demo = [sys.executable, "-m", "sftriage", "demo", "--json", "--fault", "data:3:40"]
+    demo = [sys.executable, "-m", "sftriage", "demo", "--json", "--ranks", "2", "--steps", "80", "--fault", "none"]
     done = subprocess.run(demo, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
-    # THEN it finds the fault, under the policy that came with the wheel
+    # THEN its windows are judged, under the policy that came with the wheel, and told to a program
     outcome = json.loads(done.stdout.splitlines()[-1])
-    (manifest,) = outcome["captures"]
-    assert (manifest["capture"]["rank"], manifest["trigger"]["stage"]) == (3, "data")
+    assert [one["first_step"] for one in outcome["windows"]] == [20, 30]
+    assert [one["first_step"] for one in outcome["decisions"]] == [20, 30]
+    assert (outcome["faults"], outcome["step_time_s"]["before_fault"] > 0) == ([], True)
     assert Path(outcome["run_dir"]).is_relative_to(tmp_path / "sftriage-runs")

@@ -13,11 +13,12 @@ from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Uploader
+from tests import needs
 from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
-from tests.integration.postgres import Postgres, missing
+from tests.integration.postgres import Postgres
 from tests.integration.processes import DEADLINE_S, wait_until
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = needs.postgres
 
 
 def _put_and_index(url, root, trace, begun):

@@ -16,13 +16,14 @@ from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rows import Wanted
 from sftriage.traces.store import LocalStore
+from tests import needs
 from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
-from tests.integration.postgres import PASSWORD, USER, missing
+from tests.integration.postgres import PASSWORD, USER
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = needs.postgres
 
 
 LOSSES = {

@@ -9,13 +9,13 @@ from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rows import Wanted
 from sftriage.traces.store import LocalStore
+from tests import needs
 from tests.integration.catalogue.asking import ask
-from tests.integration.postgres import missing
 from tests.integration.processes import DEADLINE_S
 from tests.integration.s3 import BUCKET, environment_of, served
 from tests.unit.conftest import manifest_of
 
-pytestmark = pytest.mark.skipif(missing() is not None, reason=str(missing()))
+pytestmark = needs.postgres
 
 STORE = f"s3://{BUCKET}/team"
 

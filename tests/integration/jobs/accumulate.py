@@ -30,7 +30,7 @@ class Samples(Dataset):
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if self.slow and index >= 40 * MICRO_BATCHES:
-            time.sleep(0.02)
+            time.sleep(0.08)
         return torch.randn(64, generator=torch.Generator().manual_seed(index))
 
 

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import sftriage
 from sftriage.recorder import RingReader
 from sftriage.windows.decoding import decode
+from tests.integration.jobs.ready import BACKEND
 
 STEPS, WIDTH = 12, 24
 
@@ -124,7 +125,7 @@ def train(case: str, monitor: sftriage.Monitor, *, watch: bool) -> list[torch.Te
         monitor.watch(ddp)
     if case == "users' hooks":
         users_hooks(network, before=False)
-    model = torch.compile(ddp) if case == "compile" else ddp
+    model = torch.compile(ddp, backend=BACKEND) if case == "compile" else ddp
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)
     torch.manual_seed(100 + dist.get_rank())
     kept = []

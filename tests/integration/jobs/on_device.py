@@ -12,7 +12,7 @@ import time
 from types import SimpleNamespace
 
 MS_NS = 1_000_000
-KERNEL_NS, SLOW_NS = 6 * MS_NS, 16 * MS_NS
+KERNEL_NS, SLOW_NS = 6 * MS_NS, 66 * MS_NS
 
 
 class QueuedEvent:

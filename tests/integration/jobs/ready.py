@@ -21,6 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 import sftriage
 
 ROWS = ("plain", "accumulate", "unused", "compile", "thawed")
+BACKEND = os.environ.get("COMPILE_BACKEND", "aot_eager")
+"""What takes the graphs, which are cut where DDP exchanges; `make soak` has `inductor`, which compiles for a minute."""
 STEPS, THAWED_AT, SLOW, PAUSE_S, DEADLINE_S, WIDTH = 16, 10, 1, 0.03, 60.0, 32
 
 
@@ -68,7 +70,7 @@ class Network(nn.Module):
 
 def compiles() -> bool:
     try:
-        return bool(torch.compile(lambda value: value + 1)(torch.zeros(2)).sum() == 2)
+        return bool(torch.compile(lambda value: value + 1, backend=BACKEND)(torch.zeros(2)).sum() == 2)
     except Exception as error:
         sys.stdout.write(f"torch.compile does not work here: {str(error).splitlines()[0]}\n")
         return False
@@ -80,7 +82,7 @@ def train(row: str, directory: Path) -> None:
     # Several small buckets, which a compiled model does not take.
     bucket_mb = 25 if row == "compile" else 0.005
     ddp = DistributedDataParallel(network, bucket_cap_mb=bucket_mb, find_unused_parameters=row in ("unused", "thawed"))
-    model = torch.compile(ddp) if row == "compile" else ddp
+    model = torch.compile(ddp, backend=BACKEND) if row == "compile" else ddp
     if row == "thawed":
         network.layers[0].requires_grad_(False)
     batches = 3 if row == "accumulate" else 1

@@ -1,4 +1,4 @@
-"""``slow_data.py RELEASE``: trains until the file RELEASE is there; from step 60 on the last rank is slow in data."""
+"""``slow_data.py RELEASE [SECONDS]``: trains until RELEASE is there; from step 60 on the last rank is slow in data."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sftriage
 
-SLOW_FROM, SLOW_S, MOST_STEPS = 60, 0.02, 20_000
+SLOW_FROM, MOST_STEPS = 60, 20_000
 
 
 def rendezvous() -> None:
@@ -26,7 +26,7 @@ def rendezvous() -> None:
 
 
 def main() -> None:
-    release = Path(sys.argv[1])
+    release, slow_s = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
     torch.set_num_threads(1)
     distributed = "RANK" in os.environ
     model: torch.nn.Module = torch.nn.Linear(64, 64)
@@ -41,7 +41,7 @@ def main() -> None:
                 with monitor.stage("data"):
                     batch = torch.randn(8, 64)
                     if rank == ranks - 1 and step >= SLOW_FROM:
-                        time.sleep(SLOW_S)
+                        time.sleep(slow_s)
                 with monitor.stage("forward"):
                     loss = model(batch).square().mean()
                 with monitor.stage("backward"):

@@ -84,18 +84,23 @@ def spool(tmp_path):
     return directory
 
 
-@pytest.fixture
-def job(train, until, rings, spool):
-    made = Job(train, until, rings, spool)
+@pytest.fixture(params=["forked"])
+def job(request, train, fork_trainer, until, rings, spool):
+    """A trainer; a process of its own from the start where a test looks at the process itself (`as_started`)."""
+    made = Job(train if request.param == "started" else fork_trainer, until, rings, spool)
     yield made
     made.client.close()
     made.reader.close()
+
+
+as_started = pytest.mark.parametrize("job", ["started"], indirect=True)
 
 
 def names(path: Path) -> list[str]:
     return [event["name"] for event in json.loads(path.read_text())["traceEvents"] if "name" in event]
 
 
+@as_started
 def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spool):
     # GIVEN a job at step 1005 that is not torch.distributed WHEN three steps are asked for after two of warm-up
     job.does("steps 5")
@@ -131,6 +136,7 @@ def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spoo
     assert not records[1015].capturing
 
 
+@as_started
 def test_the_clocks_place_the_trace_on_the_rings_time_line(job, spool):
     # GIVEN a capture
     result = job.captures(REQUEST)
@@ -345,6 +351,7 @@ SETTLED, IN_A_ROW, MOST_GROWTH_KIB = 5, 20, 1024
 """The first captures fill caches, 1.4 MiB of them. The 20 after these grew the process by 0.1 MiB at the most."""
 
 
+@as_started
 @pytest.mark.parametrize("options", [{}, EVERYTHING], ids=["plain", "everything"])
 def test_twenty_captures_in_a_row_leave_memory_threads_and_files_as_they_were(job, spool, options):
     proc = Path(f"/proc/{job.trainer.process.pid}")
@@ -379,6 +386,7 @@ def test_twenty_captures_in_a_row_leave_memory_threads_and_files_as_they_were(jo
     assert status("VmRSS") - resident_kib < MOST_GROWTH_KIB < sum(sizes) / 1024 / 2
 
 
+@as_started
 def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
     # GIVEN a capture of more steps than are left
     job.client.post(CaptureRequest("cap-1", 2, "torch", 50, 1, 60.0, 50_000_000))
@@ -394,19 +402,17 @@ def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
     assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 3
 
 
-def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(train, until, rings, spool):
+def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(job, spool):
     # GIVEN a job of one rank that has initialised torch.distributed
-    job = Job(train, until, rings, spool)
     store = "torch.distributed.HashStore()"
     job.does(f"torch.distributed.init_process_group('gloo', store={store}, rank=0, world_size=1)")
     assert job.captures(REQUEST).state == "done"
     # THEN what torch writes itself is left as it is
     info = json.loads((spool / "cap-1.json").read_text())["distributedInfo"]
     assert (info["backend"], info["rank"], info["world_size"]) == ("gloo", 0, 1)
-    job.client.close()
-    job.reader.close()
 
 
+@as_started
 def test_a_training_that_forks_while_it_is_captured_keeps_its_capture(job, spool):
     # GIVEN a capture under way, and a child forked there that takes steps of its own
     job.client.post(REQUEST)

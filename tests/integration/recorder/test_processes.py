@@ -13,6 +13,7 @@ import textwrap
 import pytest
 
 from sftriage.recorder import Monitor, RingReader, StepLog
+from tests import needs
 from tests.recorded import new_records, read_log, records_in
 
 TRAIN_FOR_EVER = """
@@ -164,11 +165,10 @@ STEADY = """
 """
 
 
+@needs.strace
 def test_a_steady_step_makes_no_system_call(rings, tmp_path):
     # GIVEN a trainer under strace, past its first turn of the ring
     strace = shutil.which("strace")
-    if strace is None:
-        pytest.skip("strace is not installed")
     output = tmp_path / "strace.txt"
     probe = subprocess.run([strace, "-o", output, "true"], capture_output=True, timeout=60)
     if probe.returncode:
@@ -201,7 +201,7 @@ def test_a_directory_on_a_full_file_system_is_one_warning(tmp_path):
         os.geteuid() != 0
         or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True).returncode
     ):
-        pytest.skip("mounting a small tmpfs is not allowed here")
+        pytest.skip(needs.NO_MOUNT)
     try:
         script = (
             "import sys; from sftriage import Monitor\nm = Monitor(rings=sys.argv[1])\nwith m.step(): print(m.active)"

@@ -56,7 +56,10 @@ def ready_at_ns(record: StepRecord) -> int:
 @pytest.mark.parametrize("row", ROWS)
 def test_a_rank_that_is_slow_inside_backward_shows_in_its_moment_and_nowhere_else(rings, row):
     # GIVEN two ranks, one of which pauses in its backward once the other has all its gradients
-    out = run_ranks("ready.py", row, rings)
+    check_moments(rings, row, run_ranks("ready.py", row, rings))
+
+
+def check_moments(rings: Path, row: str, out: list[str]) -> None:
     if "does not work here" in out[0]:
         pytest.skip(out[0].strip())
     steps = []

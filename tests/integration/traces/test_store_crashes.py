@@ -42,8 +42,8 @@ def leftovers(root: Path) -> int:
 
 
 def put_for_ever(root: Path, trace: Path, make: MakeManifest, prefix: str, ready: Connection) -> None:
-    ready.send("go")
     for number in count():
+        ready.send("go")
         capture_id = f"{prefix}-{number}"
         LocalStore(root).put(capture_id, trace, lambda artefact, name=capture_id: make(name, artefact))
 
@@ -60,7 +60,10 @@ def test_killed_at_random_instants(tmp_path: Path, make_manifest: MakeManifest) 
         child = FORK.Process(target=put_for_ever, args=(root, trace, make_manifest, f"k{kill}", there))
         child.start()
         here.recv()
-        time.sleep(rng.uniform(0.005, 0.1))
+        began_s = time.monotonic()
+        here.recv()
+        # One is stored; within about as long the next one is.
+        time.sleep(rng.uniform(0.0, time.monotonic() - began_s))
         child.kill()
         child.join()
         assert child.exitcode == -signal.SIGKILL

@@ -16,6 +16,7 @@ from sftriage.errors import RingError
 from sftriage.recorder import Monitor, RingReader, find_rings
 from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MARKS, MAX_MARKS, TorchCuda, torch_cuda
 from sftriage.recorder.monitor import DEVICE_ENV
+from tests import needs
 from tests.recorded import new_records, records_in
 
 from .fake_cuda import FakeDevice
@@ -473,7 +474,7 @@ def test_torch_has_what_is_used_of_it():
 def gpu():
     torch = pytest.importorskip("torch", reason="torch is not installed")
     if not torch.cuda.is_available():
-        pytest.skip("no NVIDIA GPU here: device time is tested on a clock and a queue only")
+        pytest.skip(needs.NO_GPU)
     torch.cuda.init()
     return torch
 

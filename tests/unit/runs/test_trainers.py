@@ -21,7 +21,9 @@ def test_a_launcher_is_known_as_long_as_it_is_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "note", [None, "", "12", f"{os.getpid()} 1", f"{os.getpid()} None", "99999999 None", "-1 1", "1e3 1", "\x00" * 200]
+    "note",
+    [None, "", "12", f"{os.getpid()} 1", f"{os.getpid()} None", "99999999 None", "-1 1", "1e3 1", "\x00" * 200],
+    ids=range(9),
 )
 def test_a_note_that_is_none_is_of_nobody(tmp_path, note):
     if note is not None:

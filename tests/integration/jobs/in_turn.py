@@ -1,0 +1,78 @@
+"""Ranks of DDP over Gloo with one fault after the other, each far larger than what a busy machine does to a step.
+
+``in_turn.py DIRECTORY FAULTS...``: FAULTS is what is slow at once, as ``data:2`` or ``data:2+forward:1``. The job is
+healthy until DIRECTORY/next-0 is there, then has the first faults until DIRECTORY/next-1 is there, and so on; after the
+last it ends.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import sftriage
+
+DELAY_S = 0.15
+
+
+class Layers(torch.nn.Module):
+    """Two layers, between which the backward pass may be slow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
+
+    def forward(self, batch: torch.Tensor, slow: bool) -> torch.Tensor:
+        hidden = self.first(batch)
+        if slow:
+            hidden.register_hook(lambda _: time.sleep(DELAY_S))
+        return self.second(hidden)
+
+
+def main() -> None:
+    directory, turns = Path(sys.argv[1]), [set(one.split("+")) for one in sys.argv[2:]]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model = DistributedDataParallel(Layers())
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    turn = torch.tensor(-1)
+    slow: set[str] = set()
+
+    def pause_in(stage: str) -> None:
+        if f"{stage}:{rank}" in slow:
+            time.sleep(DELAY_S)
+
+    with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
+        while turn < len(turns):
+            slow = turns[turn] if turn >= 0 else set()
+            with monitor.step():
+                with monitor.stage("data"):
+                    batch = torch.randn(4, 64)
+                    pause_in("data")
+                with monitor.stage("forward"):
+                    loss = model(batch, f"backward:{rank}" in slow).square().mean()
+                    pause_in("forward")
+                with monitor.stage("backward"):
+                    # The ranks go on together, where they meet anyway: the first one says when.
+                    if rank == 0 and (directory / f"next-{int(turn) + 1}").exists():
+                        turn += 1
+                    dist.broadcast(turn, 0)
+                    loss.backward()
+                with monitor.stage("optimizer"):
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    pause_in("optimizer")
+                pause_in("other")
+                time.sleep(0.01)
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

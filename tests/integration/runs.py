@@ -1,0 +1,25 @@
+"""What a run's directory says, while its job goes on and afterwards."""
+
+from pathlib import Path
+from typing import Any
+
+from sftriage.runs.journal import read_journal
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import LocalStore
+
+
+def captures(run: Path) -> tuple[Manifest, ...]:
+    """The captures that are listed: whole ones, and none that is still being written."""
+    return LocalStore(run).manifests().manifests
+
+
+def verdicts(run: Path) -> list[dict[str, Any]]:
+    """The verdicts of the windows that have been judged."""
+    return [entry["verdict"] for entry in read_journal(run / "decisions.jsonl") if entry["type"] == "window"]
+
+
+def named(verdict: dict[str, Any]) -> tuple[int | None, str | None] | None:
+    """Who is suspected: the rank, and its stage."""
+    if verdict["label"] != "suspect":
+        return None
+    return verdict["suspects"][0]["rank"], verdict["suspects"][0]["stage"]
