@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from sftriage.errors import SchemaError
 
@@ -39,7 +39,37 @@ Pattern = Literal["chronic", "recurring", "one-off"]
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
 Profiler = Literal["torch", "nsys", "stacks"]
 Role = Literal["suspect", "control"]
-CaptureState = Literal["done", "failed", "refused"]
+CaptureState = Literal["accepted", "armed", "running", "stored", "failed", "refused", "expired"]
+ENDED: frozenset[CaptureState] = frozenset({"stored", "failed", "refused", "expired"})
+"""The states that a capture does not leave any more."""
+CaptureCode = Literal["", "no_nvtx"]
+"""What of a capture's detail a program acts on; "" where there is nothing of the sort."""
+ReasonCode = Literal[
+    "healthy",
+    "undecided",
+    "standstill",
+    "no_rank_named",
+    "one_off",
+    "no_rule_matched",
+    "observe_only",
+    "waits_for_windows",
+    "rule_matched",
+    "asked",
+    "rank_hangs",
+    "captures_per_run",
+    "active",
+    "overhead_budget",
+    "captures_per_hour",
+    "cooldown",
+    "after_failures",
+    "rank_busy",
+    "concurrent_ranks",
+    "no_such_rank",
+    "captures_left",
+    "recorded",
+]
+"""Why a decision is what it is; `words` has the sentence of each. ``recorded``: an earlier version's own sentence."""
+Parameter: TypeAlias = "str | int | float | bool | tuple[str | int, ...]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,30 +146,31 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """What one rank is doing now. Times are nanoseconds on the monotonic clock of the host that looks.
+    """What one rank is doing now. Times are ages, which mean the same on every host.
 
     Attributes:
         rank: the rank.
         host: the host it is on.
         stage: the stage it is in, or None between steps.
-        since_ns: when it entered that stage, or left the last step; before its first step, when its recorder started.
+        stage_age_ns: for how long it has been in that stage, or out of the last step; before its first step, for how
+            long it has recorded.
         step: the number of the step in progress, or of the last one.
-        step_since_ns: when that step started.
+        step_age_ns: how long ago that step started.
         published: steps it has ended so far.
         closed: it has stopped recording.
-        alive: its process is there.
+        alive: whether its process is there; None where nobody can tell.
         special: the step in progress, or the last one, is of a kind of its own: a checkpoint, an evaluation.
     """
 
     rank: int
     host: str
     stage: str | None
-    since_ns: int
+    stage_age_ns: int
     step: int
-    step_since_ns: int
+    step_age_ns: int
     published: int
     closed: bool
-    alive: bool
+    alive: bool | None
     special: bool = False
 
 
@@ -389,6 +420,25 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedCapture:
+    """A capture that is wanted of an agent: desired state, which it brings about once, however often it is told.
+
+    Attributes:
+        request: the capture.
+        trigger: why it exists, for its manifest.
+        generation: which start of the job its rank has to be of; None where any will do.
+        expires_s: seconds from when the agent is first told in which it has to have begun.
+        resumed: an earlier process has asked for it: it is gone on with, and not begun again.
+    """
+
+    request: CaptureRequest
+    trigger: Trigger
+    generation: int | None = None
+    expires_s: float = 60.0
+    resumed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Reproduced:
     """Whether the fault that led to a capture was there while it was captured.
 
@@ -466,10 +516,13 @@ class CaptureRequest:
 
 @dataclass(frozen=True, slots=True)
 class CaptureResult:
-    """What became of a request. ``first_step``..``last_step`` are the measured steps, warm-up excluded.
+    """How far a request is. ``first_step``..``last_step`` are the measured steps, without warm-up.
+
+    ``stored`` is one whose trace is whole: in the spool where an executor says so, in the store once it was collected.
 
     ``timings_s`` holds what the capture cost its rank: ``start``, ``run``, ``stop`` and ``export`` seconds.
     ``clock`` maps the host's monotonic clock to wall time: two readings taken together, in nanoseconds.
+    ``detail`` is for people; what programs have to know of it is ``code``.
     """
 
     capture_id: str
@@ -481,14 +534,31 @@ class CaptureResult:
     size_bytes: int = 0
     timings_s: Mapping[str, float] = field(default_factory=dict)
     clock: Mapping[str, int] = field(default_factory=dict)
+    code: CaptureCode = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What an agent says of a capture that is wanted of it.
+
+    Attributes:
+        result: the state it is in; a reason where it is ``failed``, ``refused`` or ``expired``.
+        hangs: it was given up, and its rank is still there.
+        stored_bytes: what is in the store of one that is ``stored``.
+    """
+
+    result: CaptureResult
+    hangs: bool = False
+    stored_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
     """What was done about one window, why, and the numbers it was taken from.
 
-    ``requests`` is not empty exactly when ``outcome`` is ``capture``. ``resolves`` says, for a hold-off, what would
-    resolve it. ``notify`` names the rules whose notifications are due, whatever the outcome is.
+    ``requests`` is not empty exactly when ``outcome`` is ``capture``. ``parameters`` are what ``reason`` is said with:
+    `words.reason_sentence` makes the sentence of the two, and `words.resolution` says what would resolve a hold-off.
+    ``notify`` names the rules whose notifications are due, whatever the outcome is.
     """
 
     time_s: float
@@ -496,9 +566,9 @@ class Decision:
     last_step: int
     label: Cause
     outcome: Outcome
-    reason: str
+    reason: ReasonCode
     rule: str | None = None
-    resolves: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
     numbers: Mapping[str, float] = field(default_factory=dict)
     requests: tuple[CaptureRequest, ...] = ()
     attempt: int = 0

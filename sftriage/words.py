@@ -1,12 +1,13 @@
-"""What a verdict and its suspects are in words. The same ones everywhere: on a terminal, in a manifest, on a page."""
+"""Verdicts, decisions and captures in words. The same ones everywhere: on a terminal, in a manifest, on a page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
-from sftriage.records import Suspect, Verdict
+from sftriage.records import Decision, Parameter, ReasonCode, Suspect, Verdict, plain
 
 REASONS: Mapping[str, str] = {
     "co_critical": "several ranks are late together, so mending one alone would save little",
@@ -33,6 +34,41 @@ STALLS: Mapping[str, str] = {
     "unseen_ranks": "some ranks show nothing",
 }
 """Why a job stands still; where ranks are named, they follow."""
+
+RESOLVES: Mapping[str, str] = {
+    "co_critical": "Several ranks are late together, so mending one of them alone would save nothing: "
+    "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
+    "sync_ambiguous": "The excess is inside a stage where ranks wait for each other, and there all of them tie: "
+    "call monitor.watch(model), so that the last ready gradient splits the stage into work and waiting.",
+    "roaming": "A different rank leads from step to step: look for what moves with the data or the clock "
+    "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
+    "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "
+    "and that its ring can be read, then wait for a complete window.",
+    "no_baseline": "Every rank is slower alike and there is nothing yet to compare with: "
+    "let the job run through its warm-up, so that its own normal step is known.",
+    "intermittent": "Too few steps of the window are slow: wait for it to come back more often, "
+    "or lower min_persistence if short bursts are what you are after.",
+    "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "
+    "declare cohorts, so that each rank is compared with ranks of its own role.",
+    "clock_limited": "Only the host's clock can be judged by and the device runs asynchronously, so time may show in "
+    "the wrong stage: record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). Where it is recorded, "
+    "`sftriage explain` says whether too few steps have theirs or the two clocks contradict each other.",
+    "self_inflicted": "A profiler was running inside this window and slowed it: wait for a window without a capture.",
+    "not_arrived": "The other ranks wait for the ranks that are named: "
+    "look at their stacks (py-spy dump --pid), and at what their stage reads from or calls.",
+    "died": "The process of a named rank is gone, and the others wait for it: "
+    "look for its last words, and in the kernel's log whether memory ran out; then restart the job.",
+    "left_early": "A named rank has stopped recording while the others wait in a step: "
+    "check that every rank takes the same number of steps (uneven data, a `break` on one rank).",
+    "in_sync": "All ranks are inside the same sync stage, where they look alike: compare their stacks "
+    "(py-spy dump --pid) or the flight recorder of torch.distributed, to find a collective that some did not enter.",
+    "no_rank_waits": "No rank is in a sync stage: look at the stacks of the ranks that have got least far, "
+    "and at what the others share with them (a file system, a collective in a stage that is not declared as sync).",
+    "outside_steps": "No rank is in a step: see whether the job still evaluates, saves or loads, "
+    "or look at the stacks of its ranks (py-spy dump --pid).",
+    "unseen_ranks": "Some ranks of the job show nothing here: see whether they run, and record.",
+}
+"""For each reason of a ``needs_evidence`` or ``stalled`` verdict, one plain sentence on what would resolve it."""
 
 
 def who(suspect: Suspect) -> str:
@@ -123,6 +159,233 @@ def _missing(suspect: Suspect) -> str:
     if suspect.scope == "host":
         return f"host {suspect.host} (ranks {ranks})"
     return f"rank {ranks}" if suspect.scope == "rank" else "every rank"
+
+
+SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
+    "healthy": ("healthy", ""),
+    "undecided": ("{reasons}", ""),
+    "standstill": ("{reasons}", "{named}"),
+    "no_rank_named": ("{label}, but no rank is named", ""),
+    "one_off": ("one-off, and has passed", ""),
+    "no_rule_matched": ("{missed}", ""),
+    "observe_only": ("observe-only", ": rule {rule} matched{found}"),
+    "waits_for_windows": ("rule {rule}: window {window} of {windows}", ""),
+    "rule_matched": ("rule {rule}", ": {found}{beside}"),
+    "asked": ("{who} asked for it", ": {why}"),
+    "rank_hangs": ("rank {rank} hangs inside capture {capture_id}", ": its stacks, from outside"),
+    "captures_per_run": ("captures_per_run", ": {captures} of {limit} captures made"),
+    "active": ("active", ": captures are {allowed}"),
+    "overhead_budget": (
+        "overhead_budget",
+        ": captures have cost {spent_s} s of the {budget_s} s that are {budget_share} of the run so far, "
+        "until {until_s}",
+    ),
+    "captures_per_hour": ("captures_per_hour", ": {captures} of {limit} captures asked for, until {until_s}"),
+    "cooldown": ("cooldown of rule {rule}", " until {until_s}"),
+    "after_failures": ("{failed} of rule {rule} failed or {were} refused, next attempt from {until_s} on", ""),
+    "rank_busy": ("rank {rank} is being captured already", " ({capture_id})"),
+    "concurrent_ranks": (
+        "concurrent_ranks",
+        ": {running} of {limit} ranks are being captured, {wanted} more asked for",
+    ),
+    "no_such_rank": ("no rank {ranks} in this job", ": {there}"),
+    "captures_left": ("{wanted} ranks asked for, {left} captures left", ""),
+    "recorded": ("{text}", ""),
+}
+"""For each reason of a decision what kind it is, and its particulars. `_phrases` makes what is no parameter."""
+
+RESOLUTIONS: Mapping[ReasonCode, str] = {
+    "one_off": "Nothing to capture any more: wait whether it comes back; "
+    "`sftriage explain` says in which steps it was.",
+    "waits_for_windows": "Wait whether the next windows match too.",
+    "captures_per_run": "Raise limits.captures_per_run, or start another run.",
+    "active": "Wait until then, or change active.cron.",
+    "overhead_budget": "Wait until the run has earned it, or raise limits.overhead_budget.",
+    "captures_per_hour": "Wait until then, or raise limits.captures_per_hour.",
+    "cooldown": "Wait for the cooldown to end.",
+    "after_failures": "See why in `sftriage decisions`, and wait for the next attempt.",
+    "rank_busy": "Wait for that capture to end.",
+    "concurrent_ranks": "Wait for a running capture to end, or raise limits.concurrent_ranks.",
+    "no_such_rank": "Ask for ranks that it has.",
+    "captures_left": "Ask for fewer, or raise limits.",
+    "recorded": "{resolves}",
+}
+"""What would resolve a decision not to capture, where that does not follow from the verdict's reasons."""
+
+
+def reason_sentence(decision: Decision) -> str:
+    """Why a decision is what it is."""
+    kind, particulars = SENTENCES[decision.reason]
+    return _filled(kind + particulars, decision, _shown)
+
+
+def reason_kind(decision: Decision) -> str:
+    """The same without its particulars, numbers as N: what decisions are counted by."""
+    return _filled(SENTENCES[decision.reason][0], decision, _masked)
+
+
+def resolution(decision: Decision) -> str:
+    """What would resolve a decision not to capture, or a stall; "" where there is nothing to say."""
+    own = RESOLUTIONS.get(decision.reason)
+    if own is None:
+        return advice(reasons_of(decision))
+    if decision.reason == "active" and "until_s" not in decision.parameters:
+        return "Change active.cron."
+    return _filled(own, decision, _shown)
+
+
+def advice(reasons: Iterable[str]) -> str:
+    """What would resolve each of a verdict's reasons, in their order; a reason without advice is named as such."""
+    return " ".join(RESOLVES.get(reason, f"There is no advice on {reason!r} yet.") for reason in reasons)
+
+
+def reasons_of(decision: Decision) -> tuple[str, ...]:
+    """The verdict's reasons, where the decision was taken for them."""
+    reasons = decision.parameters.get("reasons", ())
+    return tuple(map(str, reasons)) if isinstance(reasons, (tuple, list)) else (str(reasons),)
+
+
+def decision_values(decision: Decision) -> dict[str, Any]:
+    """A decision as JSON values: its reason as code and parameters, and beside them what people read."""
+    return {**plain(decision), "words": reason_sentence(decision), "resolves": resolution(decision)}
+
+
+def _filled(template: str, decision: Decision, shown: Callable[[str, Parameter], str]) -> str:
+    # What was read back may lack a parameter.
+    said = _Said({name: shown(name, value) for name, value in decision.parameters.items()})
+    said["label"] = decision.label
+    return template.format_map(_Said({**said, **_phrases(decision, said)}))
+
+
+class _Said(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return "?"
+
+
+def _phrases(decision: Decision, said: _Said) -> Mapping[str, str]:
+    """What a sentence says in one way or another, by what parameters there are."""
+    code, given = decision.reason, decision.parameters
+    if code in ("undecided", "standstill"):
+        return {"reasons": ", ".join(reasons_of(decision)) or "no reason given", "named": _named(given, said)}
+    if code == "no_rule_matched":
+        return {"missed": _missed(given, said)}
+    if code == "observe_only":
+        return {"found": f", {_stands(decision, said)}" if "reasons" in given else ""}
+    if code == "rule_matched":
+        return {
+            "found": _stands(decision, said) if "reasons" in given else _saves(given, said),
+            "beside": _beside(given),
+        }
+    if code == "active":
+        return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
+    if code == "after_failures":
+        once = given.get("failures") == 1
+        return {
+            "failed": "the last capture" if once else f"the last {said['failures']} captures",
+            "were": "was" if once else "were",
+        }
+    if code == "no_such_rank":
+        return {"there": f"0 to {said['last_rank']}" if "last_rank" in given else "none so far"}
+    return {}
+
+
+def _missed(given: Mapping[str, Parameter], said: _Said) -> str:
+    """By which of its conditions the nearest rule was missed."""
+    if "rule" not in given:
+        return f"no rule is about {said['label']}"
+    lacking = [
+        f"gain {said[name]}{unit} under {said[f'min_{name}']}{unit}"
+        for name, unit in (("share", ""), ("gain_s", " ms"))
+        if name in given
+    ]
+    for name in ("scope", "stage", "pattern"):
+        if name in given:
+            what = f"{name} {said[name]}" if name != "stage" or given[name] else "a whole rank"
+            lacking.append(f"{what} is not one of {said[f'{name}s']}")
+    return f"{' and '.join(lacking)} of rule {said['rule']}"
+
+
+def _saves(given: Mapping[str, Parameter], said: _Said) -> str:
+    return (
+        f"{_stage(given)} of {_ranks(given, said)} would save {said['gain_s']} ms a step ({said['share']}), "
+        f"in {said['persistence']} of the steps"
+    )
+
+
+def _stands(decision: Decision, said: _Said) -> str:
+    return (", ".join(reasons_of(decision)) or "no reason given") + _named(decision.parameters, said)
+
+
+def _named(given: Mapping[str, Parameter], said: _Said) -> str:
+    if "rank" not in given and "rank_count" not in given:
+        return ""
+    more = f" and {said['more_ranks']} more" if given.get("more_ranks") else ""
+    return f": {_ranks(given, said)} in {_stage(given)}{more}"
+
+
+def _ranks(given: Mapping[str, Parameter], said: _Said) -> str:
+    return f"rank {said['rank']}" if "rank" in given else f"{said['rank_count']} ranks"
+
+
+def _stage(given: Mapping[str, Parameter]) -> str:
+    return str(given.get("stage") or "all local stages")
+
+
+def _beside(given: Mapping[str, Parameter]) -> str:
+    controls = given.get("controls")
+    if controls is None:
+        return ""
+    if not isinstance(controls, (tuple, list)) or not controls:
+        return "; no healthy peer beside it was found"
+    ranks = ", ".join(map(str, controls))
+    return f"; beside it rank{'s' if len(controls) > 1 else ''} {ranks}, to compare with"
+
+
+def _shown(name: str, value: Parameter) -> str:
+    """A parameter as people read it."""
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value))
+    if name in _NUMBERS and (isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)):
+        return _NUMBERS[name](value)
+    return str(value)
+
+
+def _masked(name: str, value: Parameter) -> str:
+    """A parameter without its number."""
+    return "N" if isinstance(value, (int, float)) else _shown(name, value)
+
+
+def clock(time_s: float) -> str:
+    """A time as people and programs read it; by addition, for the C library's conversion has a narrower range."""
+    moment = _EPOCH + timedelta(seconds=min(max(_FIRST_S, time_s), _LAST_S))
+    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+# There are no dates before the year 1, and none after 9999.
+_FIRST_S, _LAST_S = -62_135_596_800.0, 253_402_300_799.0
+_MOST = 2**63
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.3g}%"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}"
+
+
+_NUMBERS: Mapping[str, Callable[[float], str]] = {
+    "until_s": clock,
+    "spent_s": "{:.3g}".format,
+    "budget_s": "{:.3g}".format,
+    "gain_s": _ms,
+    "min_gain_s": _ms,
+    "share": _percent,
+    "min_share": _percent,
+    "persistence": _percent,
+    "budget_share": _percent,
+}
 
 
 def milliseconds(seconds: float) -> str:

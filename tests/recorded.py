@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import NamedTuple
 
+from sftriage.agent.reading import RankRings
+from sftriage.controller.gathering import Gathering
 from sftriage.recorder import RingInfo, RingReader
-from sftriage.records import StepRecord
+from sftriage.records import StepRecord, Window
 from sftriage.windows.decoding import decode
+from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
+from sftriage.windows.shipped import Telemetry
 
 
 def records_in(raw: bytes, info: RingInfo) -> list[StepRecord]:
@@ -32,3 +36,22 @@ def read_log(path: Path) -> Logged:
     while steps := reader.read(3):
         records += steps.records()
     return Logged(reader.info, records, reader.skipped)
+
+
+class Windows:
+    """The windows of the ranks of one host, put together as an agent and a controller do."""
+
+    def __init__(self, rings: Path, steps: Path, shape: Shape) -> None:
+        self.rings = RankRings(rings, steps)
+        self._gathering = Gathering(shape)
+
+    def poll(self, *, ended: bool = False) -> list[Window]:
+        """Windows that have become ready since the last call."""
+        return self._gathering.add(self.rings.rows(), ended=ended)
+
+    @property
+    def telemetry(self) -> Telemetry:
+        return self.rings.telemetry
+
+    def close(self) -> None:
+        self.rings.close()

@@ -1,1 +1,1 @@
-"""The per-host side: reads rings, keeps every step, runs captures."""
+"""One host of a job: reads its ranks' rings, keeps every step, carries captures out and stores them; asks GPUs."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import MailboxClient
-from sftriage.records import CaptureRequest, CaptureResult, RankStatus
+from sftriage.records import CaptureRequest, CaptureResult, CaptureState, RankStatus
 
 RankLook = Callable[[], RankStatus | None]
 """What the rank is doing now, from its ring; None where that cannot be read."""
@@ -38,6 +38,7 @@ class Executor(Protocol):
     Attributes:
         request: what is asked for.
         needs_trainer: it comes to nothing once the trainer has ended.
+        state: ``armed``, or ``running`` once it records.
     """
 
     @property
@@ -46,6 +47,10 @@ class Executor(Protocol):
 
     @property
     def needs_trainer(self) -> bool:
+        """See the class."""
+
+    @property
+    def state(self) -> CaptureState:
         """See the class."""
 
     def start(self) -> None:

@@ -95,7 +95,7 @@ class NsysLeft(NsysCapture):
             return False
         try:
             answer = self._answer()
-            return self._mailbox.progress().state == "recording" or (answer is not None and answer.state == "done")
+            return self._mailbox.progress().state == "recording" or (answer is not None and answer.state == "stored")
         except RingError:
             return False
 

@@ -29,7 +29,6 @@ from sftriage.capture.nsys_rank import NOTE
 from sftriage.capture.nsys_report import check
 from sftriage.capture.turns import InTurns, Turns
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder.nvtx import NO_NVTX
 from sftriage.records import CaptureRequest, CaptureResult, RankStatus
 
 ASK_S = 20.0
@@ -95,7 +94,6 @@ class NsysCapture(InTurns):
         self._marking = self._cancelled = False
         self._steps: tuple[int, int] | None = None
         self._notes: list[str] = []
-        self._clock: dict[str, int] = {}
         self._began: RankStatus | None = None
         self._mailbox = mailbox_of(request, mailbox)
 
@@ -231,7 +229,7 @@ class NsysCapture(InTurns):
             if time.monotonic() >= self._end_s:
                 raise CaptureError("the rank began no step within the time-box: where it stands, stacks would tell")
             if (answer := self._answer()) is not None:
-                if not answer.detail.startswith(NO_NVTX):
+                if answer.code != "no_nvtx":
                     raise CaptureError(answer.detail or answer.state)
                 self._marking = False
                 if self._place.armed is not None:
@@ -245,7 +243,7 @@ class NsysCapture(InTurns):
         self._give_way()
         if self._marking:
             self._marked = self._marked or self._answer()
-            if self._marked is not None and self._marked.state != "done":
+            if self._marked is not None and self._marked.state != "stored":
                 raise CaptureError(self._marked.detail or self._marked.state)
             return self._marked is not None
         covered = self._seen()
@@ -374,7 +372,7 @@ class NsysCapture(InTurns):
         return CaptureResult(
             capture_id=self.request.capture_id,
             rank=self.request.rank,
-            state="done",
+            state="stored",
             detail="; ".join(note for note in self._notes if note),
             first_step=self._steps[0],
             last_step=self._steps[1],

@@ -54,7 +54,6 @@ class StacksCapture(InTurns):
         self._recorder_dump = spool / f"{request.capture_id}.pickle"
         self._step = 0
         self._notes: list[str] = []
-        self._clock: dict[str, int] = {}
         self._taken = self._cancelled = False
 
     @property
@@ -110,7 +109,7 @@ class StacksCapture(InTurns):
             "time_s": self._clock["wall_ns"] / 1e9,
             "step": self._step,
             "stage": None if now is None else now.stage,
-            "in_stage_s": None if now is None else (self._clock["mono_ns"] - now.since_ns) / 1e9,
+            "in_stage_s": None if now is None else now.stage_age_ns / 1e9,
             "native": bool(self.request.options.get("native", False)),
             "flight_recorder": recorder,
             "threads": threads,
@@ -153,7 +152,7 @@ class StacksCapture(InTurns):
         return CaptureResult(
             capture_id=self.request.capture_id,
             rank=self.request.rank,
-            state="done",
+            state="stored",
             detail="; ".join(self._notes),
             first_step=self._step,
             last_step=self._step,

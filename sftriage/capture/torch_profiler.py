@@ -12,7 +12,7 @@ from pathlib import Path
 from sftriage.capture.executor import Product, mailbox_of
 from sftriage.capture.verify import verify_trace
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 
 
 class TorchCapture:
@@ -36,6 +36,14 @@ class TorchCapture:
     def needs_trainer(self) -> bool:
         """It is the trainer that writes the trace, to the end."""
         return True
+
+    @property
+    def state(self) -> CaptureState:
+        """``running`` from when the rank records or exports."""
+        try:
+            return "running" if self._mailbox.progress().state in ("recording", "exporting") else "armed"
+        except RingError:
+            return "armed"
 
     @property
     def handed_over(self) -> bool:

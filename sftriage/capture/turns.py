@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Generator
 
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 
 Turns = Generator[None, None, None]
 
@@ -21,7 +21,13 @@ class InTurns(ABC):
     def __init__(self, request: CaptureRequest) -> None:
         self.request = request
         self._timings_s: dict[str, float] = {}
+        self._clock: dict[str, int] = {}
         self._turns = self._course()
+
+    @property
+    def state(self) -> CaptureState:
+        """``running`` from when the clocks were read, where it began to record."""
+        return "running" if self._clock else "armed"
 
     @abstractmethod
     def _course(self) -> Turns:

@@ -11,8 +11,8 @@ import typer
 
 from sftriage.commands import metrics_options
 from sftriage.commands.options import CatalogueOption, RunOption
-from sftriage.commands.output import uploading
-from sftriage.commands.run import Reporter
+from sftriage.commands.output import notices
+from sftriage.commands.run import finish, say_begun, say_summary
 from sftriage.errors import UsageError
 from sftriage.runs.directory import read_info
 from sftriage.runs.finding import find_run
@@ -50,7 +50,7 @@ def attach(
     cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
     """
     from sftriage.controller.policies import PolicyFiles
-    from sftriage.controller.resuming import left_in
+    from sftriage.controller.resuming import resume_state
     from sftriage.policy.loading import find
     from sftriage.runs.journal import read_journal
     from sftriage.runtime.indexing import checked_catalogue, indexing_of
@@ -58,6 +58,7 @@ def attach(
     from sftriage.runtime.rings import own, remove_rings_directory
     from sftriage.runtime.triage import Triage
     from sftriage.runtime.uploads import uploads_of
+    from sftriage.sinks.terminal import Reporter
 
     directory = find_run(run)
     info = read_info(directory)
@@ -67,17 +68,18 @@ def attach(
     files = PolicyFiles([find(name) for name in policy] if policy else directory.policy_files())
     uploads = uploads_of(directory, info)
     indexing = indexing_of(directory.path, checked_catalogue(catalogue))
-    meter = metrics_options.meter(
+    metering = metrics_options.metering(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
-    reporter = Reporter()
-    left = left_in(read_journal(directory.decisions))
+    reporter = Reporter(notices())
+    kept = [sink for sink in (uploads, indexing) if sink is not None]
+    sinks = [reporter, *metering.sinks(info.job, info.run_id, time.time()), *kept]
+    left = resume_state(read_journal(directory.decisions))
     nsys = place_in(directory)
-    triage = Triage(directory, info, files, reporter, nsys, left, meter=meter, uploads=uploads)
+    triage = Triage(directory, info, files, sinks, nsys, left)
     own(rings)
-    reporter.begun("took over the job", directory, files, meter)
+    say_begun(reporter, "took over the job", directory, files.current, metering)
     try:
-        indexing.start()
         _watch(triage, rings)
     except KeyboardInterrupt:
         reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
@@ -87,10 +89,8 @@ def attach(
         remove_rings_directory(rings)
         if nsys is not None and not rings.exists():
             remove_place(nsys)
-    reporter.summary(directory)
-    with uploading() as show:
-        uploads.finish(reporter.say, show)
-    indexing.finish(reporter.say)
+    say_summary(reporter, directory)
+    finish(uploads, indexing, reporter)
 
 
 def _watch(triage: Triage, rings: Path) -> None:

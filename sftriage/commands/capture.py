@@ -14,19 +14,18 @@ import typer
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.errors import CaptureError, UsageError
-from sftriage.records import Ask, Profiler
+from sftriage.records import Ask, Profiler, plain
 from sftriage.runs.asks import leave
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.finding import find_run
-from sftriage.runs.journal import read_journal
-from sftriage.words import place
+from sftriage.words import decision_values, place
 
 POLL_S = 0.1
 ANSWER_S = 15.0
 """Who runs the job looks for asks four times a second; a long turn of its loop is over by then."""
 INTERRUPTED = 128 + 2
 """What a shell says of a command that Ctrl-C ended."""
-GRACE_S = 90.0
+NOTED_S = 30.0
 """Past its time-box, how long a capture may take to be written out and stored."""
 
 
@@ -67,9 +66,9 @@ def capture(
         with notices().status("asking") as status:
             decision = _answer(directory, ask, path)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
-            from sftriage.runtime.triage import NSYS_ANSWER_GRACE_S
+            from sftriage.agent.captures import ANSWER_GRACE_S
 
-            grace_s = NSYS_ANSWER_GRACE_S if profiler == "nsys" else GRACE_S
+            grace_s = ANSWER_GRACE_S[profiler] + NOTED_S
             ended = _waited(lambda: _ended(directory, _ids(decision)), max_seconds + grace_s)
     except KeyboardInterrupt:
         path.unlink(missing_ok=True)
@@ -93,7 +92,7 @@ def _answer(directory: RunDirectory, ask: Ask, path: Path) -> dict[str, Any]:
             "`sftriage attach` takes over"
         )
     if decision["outcome"] != "capture":
-        raise CaptureError(f"not captured: {decision['reason']}. {decision['resolves']}".strip())
+        raise CaptureError(f"not captured: {decision['words']}. {decision['resolves']}".strip())
     return decision
 
 
@@ -127,33 +126,46 @@ def _waited(look: Callable[[], Any], deadline_s: float) -> Any:
 
 
 def _decision(directory: RunDirectory, ask: Ask) -> dict[str, Any] | None:
-    asks = (entry for entry in read_journal(directory.decisions) if entry["type"] == "ask")
-    return next((entry["decision"] for entry in asks if entry["ask"]["ask_id"] == ask.ask_id), None)
+    from sftriage.events import ManualRequestDecided
+    from sftriage.runs.decided import decided_in
+    from sftriage.runs.journal import read_journal
+
+    decided = decided_in(list(read_journal(directory.decisions)))
+    manual = (one for one in decided if isinstance(one, ManualRequestDecided) and one.request.ask_id == ask.ask_id)
+    found = next(manual, None)
+    return None if found is None else decision_values(found.decision)
 
 
 def _ended(directory: RunDirectory, ids: list[str]) -> list[dict[str, Any]] | None:
     """What became of the captures, once all of them have ended."""
-    entries = (entry["result"] for entry in read_journal(directory.decisions) if entry["type"] == "capture")
-    found = [result for result in entries if result["capture_id"] in ids]
-    return found if len(found) == len(ids) else None
+    from sftriage.runs.decided import results_in
+    from sftriage.runs.journal import read_journal
+
+    results = results_in(list(read_journal(directory.decisions)))
+    return [plain(results[capture_id]) for capture_id in ids] if results.keys() >= set(ids) else None
 
 
-def _beside(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
+def _follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
     """The captures that these have led to: the stacks of a rank that hung."""
+    from sftriage.events import FollowUpDecided
+    from sftriage.runs.decided import decided_in
+    from sftriage.runs.journal import read_journal
+
     ids = {result["capture_id"] for result in ended}
-    entries = [one for one in read_journal(directory.decisions) if one["type"] == "beside" and one["capture_id"] in ids]
-    return [request["capture_id"] for entry in entries for request in entry["decision"]["requests"]]
+    decided = decided_in(list(read_journal(directory.decisions)))
+    led = [one.decision for one in decided if isinstance(one, FollowUpDecided) and one.capture_id in ids]
+    return [request.capture_id for decision in led for request in decision.requests]
 
 
 def _tell(directory: RunDirectory, decision: dict[str, Any], ended: list[dict[str, Any]], *, as_json: bool) -> None:
     if as_json:
         print_json({"decision": decision, "results": ended})
     for result in ended if not as_json else ():
-        if result["state"] == "done":
+        if result["state"] == "stored":
             where = directory.path / "captures" / result["capture_id"]
             results().print(f"rank {result['rank']}: {place(where)}", soft_wrap=True, markup=False)
-    bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "done"]
-    bad += [f"where it hung is in capture {capture_id}" for capture_id in _beside(directory, ended)]
+    bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "stored"]
+    bad += [f"where it hung is in capture {capture_id}" for capture_id in _follow_ups(directory, ended)]
     if not ended:
         bad = ["the captures have not ended; `sftriage decisions` will say what became of them"]
     if bad:

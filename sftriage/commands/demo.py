@@ -5,70 +5,21 @@ from __future__ import annotations
 import os
 import random
 import sys
-from contextlib import AbstractContextManager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from sftriage.commands.output import notices, print_json
 from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
 from sftriage.errors import UsageError
-from sftriage.records import CaptureResult
-from sftriage.words import place, verdict_sentence
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.status import Status
-
-    from sftriage.controller.controller import Judged
-    from sftriage.traces.manifest import Manifest
+from sftriage.words import place
 
 DEFAULT_STEPS = 300
 DEFAULT_DELAY_S = 0.04
 FAULT_AFTER_FRACTION = 0.4
 """Where in the job a fault begins: late enough for a baseline, early enough to fill a window."""
-
-
-class Progress:
-    """What happens, while it happens: one live line on a terminal, a line a change elsewhere."""
-
-    def __init__(self, console: Console, steps: int) -> None:
-        self._console = console
-        self._steps = steps
-        self._label = ""
-        self._status: Status | None = None
-        self.captures: list[tuple[CaptureResult, Manifest | None]] = []
-
-    def live(self, what: str) -> AbstractContextManager[object]:
-        """Show the live line while the job runs."""
-        if not self._console.is_terminal:
-            return nullcontext()
-        self._status = self._console.status(what)
-        return self._status
-
-    def judged(self, judged: Judged) -> None:
-        """A window has been decided."""
-        verdict, decision = judged.verdict, judged.decision
-        label = f"{verdict.label} {verdict.reasons}"
-        if label != self._label:
-            self.say(verdict_sentence(verdict))
-        self._label = label
-        if decision.outcome == "capture":
-            self.say(f"Starting torch.profiler on rank {', '.join(str(r.rank) for r in decision.requests)} alone.")
-        if self._status is not None:
-            done = f"step {verdict.last_step + 1} of {self._steps}"
-            self._status.update(f"{done}, {verdict.label}, {verdict.exposed_s * 1e3:.0f} ms a step: {decision.outcome}")
-
-    def captured(self, result: CaptureResult, manifest: Manifest | None) -> None:
-        """A capture has ended."""
-        self.captures.append((result, manifest))
-        self.say(f"Capture of rank {result.rank}: {result.state}{f' ({result.detail})' if result.detail else ''}.")
-
-    def say(self, text: str) -> None:
-        """One line that stays."""
-        self._console.print(text, soft_wrap=True, markup=False)
 
 
 def demo(
@@ -99,6 +50,7 @@ def demo(
     from sftriage.commands.demo_report import DemoOutcome, print_outcome
     from sftriage.policy.loading import find, load
     from sftriage.runtime.local import Keeping, LocalRun
+    from sftriage.sinks.terminal import Progress
 
     faults = _faults(fault, ranks)
     if find_spec("torch") is None:
@@ -108,9 +60,8 @@ def demo(
     progress = Progress(notices(), steps)
     command = _command(ranks, steps, faults, fault_step)
     loaded = load(policy_file)
-    local = LocalRun(
-        command, "demo", loaded, [policy_file.read_text(encoding="utf-8")], progress, keeping=Keeping(out=out)
-    )
+    texts = [policy_file.read_text(encoding="utf-8")]
+    local = LocalRun(command, "demo", loaded, texts, lambda _: [progress], keeping=Keeping(out=out))
     trainer_log = local.directory.path / "trainer.log"
     progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):

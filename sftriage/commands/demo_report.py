@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from sftriage.commands.analyze import judge_recording
-from sftriage.commands.decisions import decisions_of
 from sftriage.commands.output import results
 from sftriage.commands.tables import frontier_table
 from sftriage.commands.traces import fetch_command, manifest_values, open_command
@@ -17,6 +16,7 @@ from sftriage.controller.controller import settings_of
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
+from sftriage.runs.decided import decisions_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.recordings import Recording, load_recording
 from sftriage.traces.manifest import Manifest
@@ -45,7 +45,7 @@ class DemoOutcome:
         steps: int,
         faults: Sequence[Fault],
         fault_step: int,
-        captures: Sequence[tuple[CaptureResult, Manifest | None]],
+        captures: Sequence[CaptureResult],
     ) -> DemoOutcome:
         """Read a run directory again, as `sftriage analyze` and `sftriage decisions` would."""
         recording = load_recording(directory.path)
@@ -57,8 +57,8 @@ class DemoOutcome:
             verdicts=tuple(judge_recording(recording, shape, settings_of(detection))),
             decisions=tuple(decisions_of(directory)),
             # As they are now: what a capture has cost became known after it.
-            manifests=tuple(store.manifest(one.capture_id) for one, manifest in captures if manifest is not None),
-            failures=tuple(result for result, manifest in captures if manifest is None),
+            manifests=tuple(store.manifest(one.capture_id) for one in captures if one.state == "stored"),
+            failures=tuple(one for one in captures if one.state != "stored"),
             step_time_s=_step_times(recording, steps, detection.warmup_steps, fault_step if faults else steps),
         )
 

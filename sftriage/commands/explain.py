@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from pydantic import TypeAdapter, ValidationError
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results
-from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Check, explain
-from sftriage.policy.reasons import resolves
-from sftriage.records import Verdict
-from sftriage.runs.directory import RunDirectory
+from sftriage.runs.decided import window_of
 from sftriage.runs.finding import find_run
-from sftriage.runs.journal import read_journal
-from sftriage.words import milliseconds, verdict_sentence, when, where, who
+from sftriage.words import (
+    advice,
+    decision_values,
+    milliseconds,
+    reason_sentence,
+    resolution,
+    verdict_sentence,
+    when,
+    where,
+    who,
+)
 
 
 def explain_decision(
@@ -30,15 +35,13 @@ def explain_decision(
 
     A step means the last window that holds it. The verdict is explained from what was recorded when it was taken.
     """
-    entry = _entry(find_run(run), what)
-    try:
-        verdict = TypeAdapter(Verdict).validate_python(entry["verdict"])
-    except (ValidationError, KeyError) as error:
-        raise InputError(f"the record of {what} is damaged: {str(error).splitlines()[0]}") from error
-    explanation, decision = explain(verdict), entry["decision"]
-    advice = resolves(verdict.reasons) if verdict.reasons else decision.get("resolves", "")
+    event = window_of(find_run(run), what)
+    verdict, decision = event.verdict, event.decision
+    explanation = explain(verdict)
+    resolves = advice(verdict.reasons) if verdict.reasons else resolution(decision)
     if as_json:
-        print_json({"verdict": verdict, "explanation": explanation, "decision": decision, "resolves": advice})
+        values = {"verdict": verdict, "explanation": explanation, "decision": decision_values(decision)}
+        print_json({**values, "resolves": resolves})
         return
     console = results()
 
@@ -60,36 +63,12 @@ def explain_decision(
         say(f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} a step ({second.share:.1%})")
     for change in explanation.changes:
         say(f"It would be {change}.")
-    if advice:
-        say(f"What would resolve it: {advice}")
-    say(f"Decided: {decision['outcome']}: {decision['reason']}")
+    if resolves:
+        say(f"What would resolve it: {resolves}")
+    say(f"Decided: {decision.outcome}: {reason_sentence(decision)}")
 
 
 def _amount(value: float, check: Check) -> str:
     if check.unit == "s":
         return milliseconds(value)
     return f"{value:.1%}" if check.unit == "fraction" else f"{value:g}"
-
-
-def _entry(directory: RunDirectory, what: str) -> dict[str, Any]:
-    """The journal's entry of a window or of the window that a capture came from.
-
-    Raises:
-        UsageError: there is no such window or capture.
-    """
-    entries = [entry for entry in read_journal(directory.decisions) if entry["type"] == "window"]
-    for entry in reversed(entries):
-        decision = entry["decision"]
-        first, last = decision["first_step"], decision["last_step"]
-        captures = {request["capture_id"] for request in decision["requests"]}
-        if what in captures or what == f"{first}-{last}" or (what.isdecimal() and first <= int(what) <= last):
-            return entry
-    asked = next((one for one in read_journal(directory.decisions) if _asked_for(one, what)), None)
-    if asked is not None:
-        raise UsageError(f"{what} was not led to by a window: {asked['decision']['reason']}")
-    raise UsageError(f"{directory.path} has no window or capture {what}; `sftriage decisions` lists its windows")
-
-
-def _asked_for(entry: dict[str, Any], capture_id: str) -> bool:
-    """Whether a person asked for a capture."""
-    return entry["type"] == "ask" and any(one["capture_id"] == capture_id for one in entry["decision"]["requests"])

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sftriage.commands.catalogues import captures_of
-from sftriage.commands.decisions import decisions_of
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.tables import captures_table, decisions_table
 from sftriage.commands.traces import described
 from sftriage.commands.wanted import JobOption, RunIdOption
-from sftriage.errors import InputError
-from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.journal import read_journal
+from sftriage.runs.decided import decisions_of, why_none
 from sftriage.traces.rows import CaptureRow, Wanted
 
 MAX_DECISIONS = 8
@@ -45,7 +41,7 @@ def traces_for_step(
     conditions = captures.conditions(shown)
     about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
     if as_json:
-        why = None if about or captures.run is None else _undecided(captures.run, step)
+        why = None if about or captures.run is None else why_none(captures.run, step)
         values = described(shown, conditions, captures.run if store is None else None)
         found = {"captures": values if holding else [], "nearest": next((one for one in values), None)}
         print_json({"step": step, **found, "decisions": about or [], "reason": why})
@@ -63,37 +59,8 @@ def traces_for_step(
     if about:
         console.print(decisions_table(about))
     elif captures.run is not None:
-        why = _undecided(captures.run, step)
+        why = why_none(captures.run, step)
         notices().print(f"No window that holds step {step} was decided: {why}.", soft_wrap=True, markup=False)
-
-
-def _undecided(run: RunDirectory, step: int) -> str:
-    """Why nothing was decided about a step."""
-    decided = [entry["decision"] for entry in read_journal(run.decisions) if entry["type"] == "window"]
-    windows = [(one["first_step"], one["last_step"]) for one in decided if one["label"] != "stalled"]
-    try:
-        ended = not Path(read_info(run).rings).is_dir()
-    except InputError:
-        ended = True
-    return why_undecided(windows, step, ended=ended)
-
-
-def why_undecided(windows: Sequence[tuple[int, int]], step: int, *, ended: bool) -> str:
-    """Why no window holds a step, in words.
-
-    Args:
-        windows: first and last step of those that were decided.
-        step: the step.
-        ended: the job has.
-    """
-    if not windows:
-        return "no window was" + ("; the job has ended" if ended else " yet")
-    first, last = min(one for one, _ in windows), max(one for _, one in windows)
-    if step < first:
-        return f"it is one of the job's first steps, which are warm-up; the first window begins at step {first}"
-    if step > last:
-        return f"the last window ends at step {last}" + (", and the job has ended" if ended else " so far")
-    return "its windows are missing: nobody watched the job then"
 
 
 def distance(row: CaptureRow, step: int) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sftriage.errors import UsageError
-from sftriage.sinks.metering import Endpoint, Meter, Metering, Wanted
+
+if TYPE_CHECKING:
+    from sftriage.sinks.metering import Endpoint, Metering
 
 LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
@@ -70,7 +72,7 @@ OtelStepsOption = Annotated[
 ]
 
 
-def meter(
+def metering(
     port: int | None,
     host: str,
     token_file: Path | None,
@@ -78,7 +80,7 @@ def meter(
     per_rank: bool,
     otel: bool,
     otel_steps: bool,
-) -> Meter:
+) -> Metering:
     """What was asked for by these options, made ready; nothing where nothing was.
 
     Raises:
@@ -90,8 +92,7 @@ def meter(
         raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
     if otel_steps and not otel:
         raise UsageError("--otel-steps is about spans: give --otel")
-    if not otel and port is None and file is None:
-        return Meter()
+    from sftriage.sinks.metering import Metering, MeteringOptions
 
     def listen() -> Endpoint:
         from sftriage.web.access import Access, token_of
@@ -100,4 +101,4 @@ def meter(
         advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
         return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
 
-    return Metering(Wanted(file, per_rank, otel, otel_steps), None if port is None else listen)
+    return Metering(MeteringOptions(file, per_rank, otel, otel_steps), None if port is None else listen)

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.policy_report import ReplayReport
 from sftriage.controller.replay import replay
 from sftriage.errors import InputError, UsageError
+from sftriage.events import WindowJudged
 from sftriage.policy.loading import LoadedPolicy, find, load, shipped
 from sftriage.policy.policy_set import load_set
 from sftriage.policy.problems import PolicyError
@@ -166,12 +166,8 @@ def _moment(text: str, run: RunDirectory) -> datetime:
 
 def _stalls(run: RunDirectory) -> list[Verdict]:
     """The stalls that a run has on record, in order."""
-    entries = [entry["verdict"] for entry in read_journal(run.decisions) if isinstance(entry.get("verdict"), dict)]
-    stalled = [verdict for verdict in entries if verdict.get("label") == "stalled"]
-    try:
-        return TypeAdapter(list[Verdict]).validate_python(stalled)
-    except ValidationError as error:
-        raise InputError(f"{run.decisions}: a stall's record is damaged: {str(error).splitlines()[0]}") from error
+    judged = [event.verdict for event in read_journal(run.decisions) if isinstance(event, WindowJudged)]
+    return [verdict for verdict in judged if verdict.label == "stalled"]
 
 
 def _difference(expect: Path, text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,12 +10,9 @@ from typing import Any
 
 from sftriage.controller.replay import Replayed
 from sftriage.records import Outcome, plain
-from sftriage.words import size, where, who
+from sftriage.words import decision_values, reason_kind, reason_sentence, size, where, who
 
 OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
-
-# A number of its own; not one in a name such as `slow-2` or `h2d`.
-_NUMBER = re.compile(r"(?<![\w-])\d[\d.,:TZ-]*%?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +51,7 @@ class ReplayReport:
                     "label": one.verdict.label,
                     "reasons": list(one.verdict.reasons),
                     "suspect": plain(one.verdict.suspects[0]) if one.verdict.suspects else None,
-                    "decision": plain(one.decision),
+                    "decision": decision_values(one.decision),
                     "captured_steps": plain(one.captured_steps),
                 }
                 for one in self.replayed
@@ -84,7 +80,7 @@ class ReplayReport:
         steps = f"{first.first_step}-{last.last_step}" if first.first_step != last.last_step else f"{first.first_step}"
         attempt = f"attempt {first.attempt}, " if first.attempt else ""
         count = _counted(len(group), "window") if first.label != "stalled" else "stall"
-        about = f"{first.reason}{_about(group[0])}"
+        about = f"{reason_sentence(first)}{_about(group[0])}"
         yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
         for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
             what = f"steps {recorded[0]} to {recorded[1]}, no more" if recorded else "at once, no more"
@@ -110,7 +106,7 @@ class ReplayReport:
         yield "| outcome | windows | why |"
         yield "|---|---:|---|"
         for outcome, windows in self._counts().items():
-            why = Counter(_kind(one) for one in self.replayed if one.decision.outcome == outcome)
+            why = Counter(reason_kind(one.decision) for one in self.replayed if one.decision.outcome == outcome)
             said = ", ".join(f"{reason} ({count})" for reason, count in sorted(why.items(), key=lambda one: -one[1]))
             yield f"| {outcome} | {windows} | {said.replace('|', '&#124;')} |"
 
@@ -120,7 +116,10 @@ def _likeness(number: int, one: Replayed) -> tuple[object, ...]:
     decision, verdict = one.decision, one.verdict
     alone = number if decision.requests or decision.notify or verdict.label == "stalled" else None
     named = (verdict.suspects[0].ranks, verdict.suspects[0].stage) if verdict.label == "suspect" else None
-    return alone, decision.attempt, decision.outcome, decision.rule, _masked(decision.reason), named
+    # Numbers go up and down from window to window.
+    names = {name: value for name, value in decision.parameters.items() if not isinstance(value, (int, float))}
+    which = decision.reason, frozenset(decision.parameters), frozenset(names.items())
+    return alone, decision.attempt, decision.outcome, decision.rule, which, named
 
 
 def _about(one: Replayed) -> str:
@@ -131,23 +130,8 @@ def _about(one: Replayed) -> str:
     return f" ({who(first)} in {where(first)}, {1000 * first.gain_s:.3g} ms a step, {first.pattern})"
 
 
-def _kind(one: Replayed) -> str:
-    """A reason without its particulars."""
-    decision = one.decision
-    if decision.outcome == "capture":
-        return f"rule {decision.rule}"
-    # What a rule has to say follows on its name.
-    rule = re.match(r"rule \S+: ", decision.reason)
-    head = rule[0] if rule else ""
-    return _masked(head + re.split(r": | until | \(", decision.reason.removeprefix(head))[0])
-
-
 def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
-
-
-def _masked(reason: str) -> str:
-    return _NUMBER.sub("N", reason)
 
 
 def _elapsed(seconds: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,72 +12,33 @@ from sftriage.commands import metrics_options
 from sftriage.commands.options import CatalogueOption
 from sftriage.commands.output import notices, uploading
 from sftriage.errors import UsageError
-from sftriage.records import CaptureResult
-from sftriage.runs.directory import RunDirectory
-from sftriage.sinks.metering import Meter
-from sftriage.words import place, size, verdict_sentence
+from sftriage.words import place
 
 if TYPE_CHECKING:
-    from sftriage.controller.controller import Judged
-    from sftriage.controller.policies import PolicyFiles
-    from sftriage.traces.manifest import Manifest
+    from sftriage.policy.policy_set import PolicySet
+    from sftriage.runs.directory import RunDirectory
+    from sftriage.runtime.indexing import SharedIndexing
+    from sftriage.runtime.uploads import RunUploads
+    from sftriage.sinks.metering import Metering
+    from sftriage.sinks.terminal import Reporter
 
 DEFAULT_TRACE = "cuda,nvtx,osrt"
 
 
-class Reporter:
-    """Says on stderr what changes, and nothing while all stays as it is."""
+def say_begun(reporter: Reporter, how: str, directory: RunDirectory, policies: PolicySet, metering: Metering) -> None:
+    """Say that a job is watched from now on."""
+    names = ", ".join(one.policy.metadata.name for one in policies.loaded)
+    reporter.say(f"{how} under policy {names}; run directory {place(directory.path)}")
+    if metering.url is not None:
+        reporter.say(f"metrics are at {metering.url}")
 
-    def __init__(self) -> None:
-        self._console = notices()
-        self._last: tuple[object, ...] = ("healthy", None, None)
-        self.windows = self.captures = 0
 
-    def judged(self, judged: Judged) -> None:
-        """A window has been decided: said where it differs from the one before. A stall is always said."""
-        verdict = judged.verdict
-        if verdict.label == "stalled":
-            self.say(verdict_sentence(verdict))
-            return
-        self.windows += 1
-        suspect = verdict.suspects[0] if verdict.label == "suspect" else None
-        now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage, suspect.pattern))
-        if now[0] != self._last[0] or (suspect and now != self._last):
-            self.say(verdict_sentence(verdict))
-        self._last = now
-        if judged.decision.outcome == "capture":
-            ranks = ", ".join(str(request.rank) for request in judged.decision.requests)
-            self.say(f"Capturing {judged.decision.requests[0].steps} steps of rank {ranks}.")
-
-    def captured(self, result: CaptureResult, manifest: Manifest | None) -> None:
-        """A capture has ended."""
-        if manifest is None:
-            self.say(f"No trace of rank {result.rank}: {result.state}, {result.detail}.")
-            return
-        self.captures += 1
-        capture, trace = manifest.capture, manifest.artefacts[0]
-        self.say(
-            f"Captured steps {capture.first_step} to {capture.last_step} of rank {capture.rank} "
-            f"({size(trace.size_bytes)}): sftriage traces show {manifest.capture_id}"
-        )
-
-    def begun(self, how: str, directory: RunDirectory, files: PolicyFiles, meter: Meter) -> None:
-        """A job is watched from now on."""
-        names = ", ".join(one.policy.metadata.name for one in files.current.loaded)
-        self.say(f"{how} under policy {names}; run directory {place(directory.path)}")
-        if meter.url is not None:
-            self.say(f"metrics are at {meter.url}")
-
-    def summary(self, directory: RunDirectory) -> None:
-        """The job has ended."""
-        self.say(
-            f"{self.windows} windows decided, {self.captures} captured; "
-            f"why: sftriage decisions --run {place(directory.path)}"
-        )
-
-    def say(self, text: str) -> None:
-        """One line."""
-        self._console.print(f"sftriage: {text}", soft_wrap=True, markup=False)
+def say_summary(reporter: Reporter, directory: RunDirectory) -> None:
+    """Say that the job has ended, and what came of it."""
+    reporter.say(
+        f"{reporter.windows} windows decided, {reporter.captures} captured; "
+        f"why: sftriage decisions --run {place(directory.path)}"
+    )
 
 
 def run(
@@ -150,6 +112,7 @@ def run(
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping, LocalRun, UnderNsys
     from sftriage.runtime.uploads import checked_store
+    from sftriage.sinks.terminal import Reporter
 
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
@@ -160,31 +123,37 @@ def run(
         raise UsageError("--drop-local needs a --store that has the traces then")
     if store is not None:
         store = checked_store(store, job_name)
-    meter = metrics_options.meter(
+    metering = metrics_options.metering(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
-    reporter = Reporter()
+    reporter = Reporter(notices())
     local = LocalRun(
         tuple(command),
         job_name,
         files,
         [path.read_text(encoding="utf-8") for path in paths],
-        reporter,
+        lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
         keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue)),
         nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
-        meter=meter,
     )
-    reporter.begun("watching", local.directory, files, meter)
+    say_begun(reporter, "watching", local.directory, files.current, metering)
     status = local.execute()
     if local.steps_seen:
-        reporter.summary(local.directory)
+        say_summary(reporter, local.directory)
     else:
         failed = f"the job failed (exit status {status}), and " if status else ""
         reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
-    with uploading() as show:
-        local.uploads.finish(reporter.say, show)
-    local.indexing.finish(reporter.say)
+    finish(local.uploads, local.indexing, reporter)
     raise typer.Exit(status)
+
+
+def finish(uploads: RunUploads | None, indexing: SharedIndexing | None, reporter: Reporter) -> None:
+    """Wait for what is still on its way to a store or a catalogue, and say what is left."""
+    if uploads is not None:
+        with uploading() as show:
+            uploads.finish(reporter.say, show)
+    if indexing is not None:
+        indexing.finish(reporter.say)
 
 
 def named(job: str | None, command: list[str]) -> str:

@@ -74,7 +74,7 @@ def _how_often(suspect: Suspect) -> str:
 
 
 def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
-    """A line a decision, as the journal has them."""
+    """A line a decision, as `decision_values` gives them."""
     table = Table(title="Decisions", title_justify="left")
     for column in ("time (UTC)", "steps", "label", "outcome", "reason"):
         table.add_column(column)
@@ -85,7 +85,7 @@ def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
             f"{decision['first_step']} to {decision['last_step']}",
             f"[{LABEL_STYLES.get(decision['label'], 'default')}]{escape(str(decision['label']))}[/]",
             f"[{OUTCOME_STYLES.get(decision['outcome'], 'default')}]{escape(str(decision['outcome']))}[/]",
-            escape("; ".join([str(decision["reason"]), *map(_became, decision.get("results", ()))])),
+            escape("; ".join([str(decision["words"]), *map(_became, decision.get("results", ()))])),
         )
     return table
 

@@ -50,7 +50,7 @@ def opening(view: View, place: str) -> str:
 
 def closing(view: View) -> str:
     """That a run has ended, and what there was."""
-    captured = sum(result.state == "done" for result in view.became.values())
+    captured = sum(result.state == "stored" for result in view.became.values())
     return f"The run has ended: {len(view.rows)} windows judged, {captured} captured."
 
 
@@ -97,9 +97,9 @@ def _said(row: WindowRow) -> str:
     if row.outcome == "capture":
         ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in row.asked)
         return f"{row.sentence} Capturing {ranks}."
-    if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != row.label):
+    if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy"):
         said = "Throttled" if row.outcome == "throttle" else "Nothing was done"
-        said = f"{row.sentence} {said}: {row.reason}."
+        said = f"{row.sentence} {said}: {row.words}."
     else:
         said = row.sentence
     return f"{said} To resolve it: {row.resolves}" if row.resolves else said
@@ -108,11 +108,11 @@ def _said(row: WindowRow) -> str:
 def _ask_said(ask: AskRow) -> str:
     by = f"{ask.by} asked for a capture" if ask.by else "Another capture led to this"
     ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in ask.asked)
-    return f"{by}: {ask.why}. " + (f"Capturing {ranks}." if ranks else f"Refused: {ask.reason}.")
+    return f"{by}: {ask.why}. " + (f"Capturing {ranks}." if ranks else f"Refused: {ask.words}.")
 
 
 def _ended_said(one: Capture) -> str:
-    if one.state != "done":
+    if one.state != "stored":
         return f"No trace of rank {one.rank}: {one.state}{one.detail and ', '}{one.detail}."
     return (
         f"Captured steps {one.first_step} to {one.last_step} of rank {one.rank} "

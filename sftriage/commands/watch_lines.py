@@ -38,7 +38,14 @@ _FACE_STYLES = {
     "captured": "bold red",
     "stalled": "bold red",
 }
-_STATE_STYLES = {"running": "cyan", "done": "green", "failed": "red", "refused": "red", "damaged": "red"}
+_STATE_STYLES = {
+    "running": "cyan",
+    "stored": "green",
+    "failed": "red",
+    "refused": "red",
+    "expired": "red",
+    "damaged": "red",
+}
 _UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "uploaded", "failed": "upload failed"}
 
 
@@ -298,7 +305,7 @@ def _decision(entry: Entry, width: int) -> Text:
         line.append(f"{entry.first_step}-{row.last_step}  ", style="dim")
     line.append(clean(row.outcome), style=OUTCOME_STYLES.get(row.outcome, ""))
     line.append(f" x{entry.windows}" if entry.windows > 1 else "", style="dim")
-    reason = row.reason if row.outcome != "ignore" or row.reason != row.label else ""
+    reason = "" if row.reason == "healthy" else row.words
     label = ", ".join((row.label, *row.reasons)) if width >= WIDE and row.label not in ("healthy", reason) else ""
     line.append(f"  {clean(reason or label or row.label)}", style="" if reason else LABEL_STYLES.get(row.label, ""))
     return _fitted(line, width)
@@ -310,7 +317,7 @@ def _capture(one: Capture, width: int) -> Text:
     rank = "" if one.rank is None else f"  rank {one.rank}"
     line.append(f"{rank}{' (control)' if one.role == 'control' else ''}  {clean(one.capture_id)}")
     facts = []
-    if one.first_step is not None and one.last_step is not None and one.state == "done":
+    if one.first_step is not None and one.last_step is not None and one.state == "stored":
         facts.append(f"steps {one.first_step} to {one.last_step}")
     if one.size_bytes:
         facts.append(size(one.size_bytes))

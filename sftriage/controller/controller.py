@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 import numpy as np
 
-from sftriage.controller.costs import Cost, Ledger
+from sftriage.controller.costs import Ledger
+from sftriage.controller.needs import Records
 from sftriage.controller.peers import peers_of
 from sftriage.controller.policies import PolicyFiles
-from sftriage.controller.resuming import Left
+from sftriage.controller.resuming import ResumeState
 from sftriage.errors import InputError
+from sftriage.events import (
+    CaptureChanged,
+    CostMeasured,
+    Event,
+    EvidenceGathered,
+    FollowUpDecided,
+    ManualRequestDecided,
+    Sight,
+    Span,
+    TakenOver,
+    WindowJudged,
+    WindowSeen,
+)
 from sftriage.frontier import Past, Settings, judge
+from sftriage.frontier.looks import on_clock
 from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look
 from sftriage.policy.asking import decide_ask, trigger_of_ask
@@ -24,10 +38,11 @@ from sftriage.policy.engine import decide
 from sftriage.policy.limits import budget_s
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.schema import Detection, Webhook
+from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished
 from sftriage.policy.triggers import labelled, trigger
 from sftriage.records import (
+    ENDED,
     Ask,
     CaptureRequest,
     CaptureResult,
@@ -37,9 +52,7 @@ from sftriage.records import (
     Trigger,
     Verdict,
     Window,
-    plain,
 )
-from sftriage.runs.journal import Journal
 from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
@@ -54,7 +67,7 @@ class Judged:
 
     verdict: Verdict
     decision: Decision
-    costs: tuple[Cost, ...] = ()
+    costs: tuple[CostMeasured, ...] = ()
 
 
 def settings_of(detection: Detection) -> Settings:
@@ -78,14 +91,8 @@ def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
     return policy if isinstance(policy, PolicySet) else PolicySet((policy,))
 
 
-class Notifier(Protocol):
-    """Tells others of decisions. It makes nobody wait and raises nothing."""
-
-    def check(self, webhooks: Iterable[Webhook]) -> None:
-        """Say who of these cannot be told as things are."""
-
-    def notify(self, verdict: Verdict, decision: Decision, webhooks: Iterable[Webhook]) -> None:
-        """Tell each of these once."""
+def _unheard(seen: Event | Sight) -> None:
+    """Nobody is told."""
 
 
 class Controller:
@@ -96,9 +103,9 @@ class Controller:
 
     Args:
         policy: the policy, several that are in force together, or files that are watched for other ones.
-        journal: where everything goes on record.
+        records: where everything goes on record.
         state_file: where the engine's state is kept.
-        notifier: who tells whom a rule wants told; without one, nobody is.
+        publish: told of everything that went on record, and of each window before it is judged.
         left: what an earlier controller of the run has left: windows that it has decided are only learnt from.
 
     Raises:
@@ -108,22 +115,22 @@ class Controller:
     def __init__(
         self,
         policy: LoadedPolicy | PolicySet | PolicyFiles,
-        journal: Journal,
+        records: Records,
         state_file: Path,
-        notifier: Notifier | None = None,
-        left: Left | None = None,
+        publish: Callable[[Event | Sight], None] = _unheard,
+        left: ResumeState | None = None,
     ) -> None:
         self._files = policy if isinstance(policy, PolicyFiles) else None
-        self._journal = journal
+        self._records = records
         self._state_file = state_file
-        self._notifier = notifier
+        self._publish = publish
         self._adopt(in_force(policy))
         self._watch = Watch()
         self._last: Window | None = None
         self._split: bool | None = None
         self._pasts: dict[int, Past] = {}
         self._ledgers: dict[int, Ledger] = {}
-        self._left = left or Left()
+        self._left = left or ResumeState()
         self._triggers = {capture_id: why for capture_id, (_, why) in self._left.unended.items()}
         self._learnt: dict[int, int] = {}
         try:
@@ -144,7 +151,7 @@ class Controller:
         """Whether an earlier controller has decided about a window."""
         return window.last_step <= self._left.decided.get(window.attempt, -1)
 
-    def learn(self, window: Window) -> None:
+    def learn(self, window: Window, spans: Mapping[int, Span] | None = None) -> None:
         """Learn from a window that was decided before: what is normal, and what comes back. Nothing goes on record.
 
         One that comes again teaches nothing.
@@ -152,12 +159,20 @@ class Controller:
         if window.last_step <= self._learnt.get(window.attempt, -1):
             return
         self._learnt[window.attempt] = window.last_step
+        self._publish(WindowSeen(window, spans or {}, learnt=True))
         self._ledgers[window.attempt], _ = self._ledgers.get(window.attempt, Ledger()).after(window)
         self._judged(window)
 
-    def take(self, window: Window, now_s: float) -> Judged:
-        """Judge a window, decide, and put both on record. ``now_s``: seconds since the epoch."""
+    def take(self, window: Window, now_s: float, spans: Mapping[int, Span] | None = None) -> Judged:
+        """Judge a window, decide, and put both on record.
+
+        Args:
+            window: the window.
+            now_s: seconds since the epoch.
+            spans: from when to when each of its steps was.
+        """
         self._follow(now_s)
+        self._publish(WindowSeen(window, spans or {}))
         costs = self._charge(window, now_s)
         verdict = self._judged(window)
         if verdict.label == "needs_evidence" and "bucket_ready" in self._policies.gathers:
@@ -178,18 +193,19 @@ class Controller:
         known = 0.0 if ready_NR is None else float(np.isfinite(ready_NR).all(axis=1).mean())
         if self._split != (known > 0.0):
             self._split = known > 0.0
-            self._journal.evidence({"time_s": now_s, "first_step": window.first_step, "bucket_ready": known})
+            self._record(EvidenceGathered(now_s, window.first_step, window.last_step, ready_fraction=known))
 
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> Judged | None:
         """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
 
         Args:
             job: what every rank is doing.
-            now_ns: now, on the host's monotonic clock, read after ``job`` was.
+            now_ns: now, on a clock that only goes on, read after ``job`` was.
             now_s: seconds since the epoch.
         """
         capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
-        verdict, self._watch = look(job, self._watch, self._stall_settings, now_ns, capturing)
+        since = on_clock(job, self._watch.job, now_ns)
+        verdict, self._watch = look(since, self._watch, self._stall_settings, now_ns, capturing)
         if verdict is None:
             return None
         # No window comes while the job stands still.
@@ -215,10 +231,10 @@ class Controller:
             self._remember()
         triggers = {one.capture_id: trigger_of_ask(ask, one, self._policies, decision) for one in decision.requests}
         decision = self._known(decision, triggers)
-        self._journal.ask(ask, decision, triggers)
+        self._record(ManualRequestDecided(ask, decision, triggers))
         return decision
 
-    def beside(self, hung: CaptureRequest, job: JobStatus | None, now_s: float) -> Decision | None:
+    def follow_up(self, hung: CaptureRequest, job: JobStatus | None, now_s: float) -> Decision | None:
         """Decide what is done about a rank that hangs inside its capture, and put it on record.
 
         Args:
@@ -230,7 +246,7 @@ class Controller:
             The decision; None where the rank is not there to hang.
         """
         rank = next((one for one in job.ranks if one.rank == hung.rank), None) if job is not None else None
-        if job is None or rank is None or rank.closed or not rank.alive or hung.profiler == "stacks":
+        if job is None or rank is None or rank.closed or rank.alive is False or hung.profiler == "stacks":
             return None
         decision, why, self._state = decide_beside(
             hung, self._triggers[hung.capture_id], self._state, now_s, step=max(0, rank.step), attempt=job.attempt
@@ -238,23 +254,26 @@ class Controller:
         self._remember()
         triggers = {one.capture_id: why for one in decision.requests}
         decision = self._known(decision, triggers)
-        self._journal.beside(hung.capture_id, decision, triggers)
+        self._record(FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
 
     def answered(self, ask: Ask) -> bool:
         """Whether an earlier controller has decided about what a person asks for."""
         return ask.ask_id in self._left.asks
 
-    def _charge(self, window: Window, now_s: float) -> list[Cost]:
+    def _charge(self, window: Window, now_s: float) -> list[CostMeasured]:
         """Charge to the budget what captures have cost, once the steps just after them have been seen."""
         ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window)
         self._ledgers[window.attempt] = ledger
+        measured = []
         for cost in costs:
             if cost.cost_s is not None and cost.cost_s > 0.0:
                 self._state = charged(self._state, cost.cost_s)
                 self._remember()
-            self._journal.cost({"time_s": now_s, "attempt": window.attempt, **plain(cost)})
-        return costs
+            event = CostMeasured(now_s, window.attempt, cost.first_step, cost.last_step, cost.cost_s, cost.before_s)
+            self._record(event)
+            measured.append(event)
+        return measured
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state
@@ -264,8 +283,7 @@ class Controller:
         rule = decision.rule or ""
         triggers = {one.capture_id: trigger(verdict, self._policies, rule, one.rank) for one in decision.requests}
         decision = self._known(decision, triggers)
-        self._journal.window(verdict, decision, triggers)
-        self._tell(verdict, decision)
+        self._record(WindowJudged(verdict, decision, triggers))
         return Judged(verdict, decision)
 
     def _known(self, decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
@@ -277,9 +295,6 @@ class Controller:
         self._policies = policies
         self._settings = settings_of(policies.detection)
         self._stall_settings = stall_settings_of(policies.detection)
-        # Said now, and not when somebody should have been told; a job does not stay away for it.
-        if self._notifier is not None:
-            self._notifier.check(one.webhook for planned in policies.plan.rules for one in planned.rule.notify)
 
     def _follow(self, now_s: float) -> None:
         """Take over what the policy files say now, if that has changed and is valid; either way it goes on record."""
@@ -290,18 +305,15 @@ class Controller:
             self._adopt(change.policies)
         for line in change.said():
             log.error("%s", line) if change.kind == "refused" else log.warning("%s", line)
-        self._journal.policy({"time_s": now_s, **change.record()})
+        self._record(change.event(now_s))
 
-    def _tell(self, verdict: Verdict, decision: Decision) -> None:
-        """Have those told who are to be told of a decision."""
-        if self._notifier is None or not decision.notify:
-            return
-        wanted = [planned.rule for planned in self._policies.plan.rules if planned.name in decision.notify]
-        self._notifier.notify(verdict, decision, (one.webhook for rule in wanted for one in rule.notify))
+    def taken_over(self, event: TakenOver) -> None:
+        """Put on record that this controller goes on with the run."""
+        self._record(event)
 
-    def corroborated(self, evidence: Mapping[str, Any]) -> None:
+    def corroborated(self, evidence: EvidenceGathered) -> None:
         """Put on record what was gathered beside a verdict."""
-        self._journal.evidence(evidence)
+        self._record(evidence)
 
     def trigger_of(self, capture_id: str) -> Trigger:
         """Why a capture exists."""
@@ -311,16 +323,25 @@ class Controller:
         """Whether the fault that led to a capture is in the captured steps; None where it cannot be told."""
         return None if steps is None else reproduced(steps, self.trigger_of(capture_id), self._settings)
 
-    def ended(self, result: CaptureResult, now_s: float | None = None) -> None:
-        """Put on record what became of a capture; its ranks may be captured again.
+    def changed(
+        self, result: CaptureResult, now_s: float, found: Reproduced | None = None, stored_bytes: int = 0
+    ) -> None:
+        """Put on record that a capture is in another state; once it has ended, its rank may be captured again.
 
         Args:
-            result: what became of it.
-            now_s: seconds since the epoch; without it, the capture is taken to have ended when it was asked for.
+            result: the state, and what came of it.
+            now_s: seconds since the epoch.
+            found: whether the fault is in it, where that can be told.
+            stored_bytes: what is in the store of it.
         """
-        self._state = finished(self._state, result, now_s)
-        self._remember()
-        self._journal.capture(result)
+        if result.state in ENDED:
+            self._state = finished(self._state, result, now_s)
+            self._remember()
+        self._record(CaptureChanged(now_s, result, found, stored_bytes))
+
+    def _record(self, event: Event) -> None:
+        self._records.append(event)
+        self._publish(event)
 
     def _remember(self) -> None:
         write_atomically(self._state_file, self._state.to_json())

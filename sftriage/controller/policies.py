@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from sftriage.errors import InputError, UsageError
+from sftriage.events import NamedPolicy, PolicyChanged
 from sftriage.policy.loading import MAX_FILE_BYTES
 from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.problems import PolicyError, Problem
@@ -50,21 +51,13 @@ class Change:
         waiting = f"; {', '.join(self.later)} will take effect with another run" if self.later else ""
         return (f"the policy has changed: now under {name}{waiting}",)
 
-    def record(self) -> dict[str, Any]:
-        """The change as plain values: with the whole of what was taken over, for no other file may keep it."""
-        return {
-            "kind": self.kind,
-            "policies": [
-                {
-                    "name": one.policy.metadata.name,
-                    "sha256": one.sha256,
-                    "document": one.policy.filled() if self.kind == "changed" else None,
-                }
-                for one in self.policies.loaded
-            ],
-            "problems": list(self.problems),
-            "later": list(self.later),
-        }
+    def event(self, now_s: float) -> PolicyChanged:
+        """The change as it goes on record: with the whole of what was taken over, for no other file may keep it."""
+        policies = tuple(
+            NamedPolicy(one.policy.metadata.name, one.sha256, one.policy.filled() if self.kind == "changed" else None)
+            for one in self.policies.loaded
+        )
+        return PolicyChanged(now_s, self.kind, policies, self.problems, self.later)
 
 
 def _later(begun: Detection, new: Detection) -> tuple[str, ...]:

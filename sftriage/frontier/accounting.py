@@ -136,7 +136,7 @@ def walked(window: Window) -> tuple[list[Walk], BoolArray]:
 
 
 def plain(window: Window) -> Accounting:
-    """The paper's accounting: each rank measured from its own step start (design §3; arXiv 2606.06751).
+    """The paper's accounting: each rank measured from its own step start (arXiv 2606.06751).
 
     d[r,j] ≥ 0; c[r,j] = Σ_{i≤j} d[r,i]; f_j = max_r c[r,j]; a_j = f_j - f_{j-1}.
     """

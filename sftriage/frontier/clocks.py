@@ -1,4 +1,4 @@
-"""Which clock a window is judged on, and what the host's can tell of ranks that run on devices (design §3).
+"""Which clock a window is judged on, and what the host's can tell of ranks that run on devices.
 
 A host that runs ahead of its device sees launches, and waits for the device wherever it next has to: in whatever stage
 that is, and for whatever the device was doing. Boundaries put into the device's own stream have no such trouble. The

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from sftriage.records import RankStatus, Window
+from sftriage.frontier.looks import RankSince
+from sftriage.records import Window
 
 NS = 1e-9
 PERIODS_KEPT = 63
@@ -62,7 +63,7 @@ class Pace:
         pauses = (pause.seconds for pause in self.pauses if pause.wait == wait and pause.ended_ns >= since_ns)
         return max((*pauses, *self.kinds_s.values()), default=0.0)
 
-    def with_steps(self, before: RankStatus, after: RankStatus) -> Pace:
+    def with_steps(self, before: RankSince, after: RankSince) -> Pace:
         """The pace after a second look at a rank. Its first step is no measure: what is compiled is in it."""
         starts = _starts(after) - _starts(before)
         period_s = (after.step_since_ns - before.step_since_ns) * NS
@@ -93,6 +94,6 @@ class Pace:
         return replace(self, unused=unused, kinds_s=kinds_s)
 
 
-def _starts(status: RankStatus) -> int:
+def _starts(status: RankSince) -> int:
     """Steps that a rank has begun."""
     return status.published + (status.stage is not None)

@@ -1,4 +1,4 @@
-"""A step in progress that does not end: told from what every rank is doing now, and since when (design §4, `stalled`).
+"""A step in progress that does not end: told from what every rank is doing now, and since when (docs/verdicts.md).
 
 A job stands still as long as no rank enters or leaves a stage or a step. That, and not the length of the step, is held
 against the thresholds: a long step in which the ranks still move is slow, which is for the windows to say.
@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
+from sftriage.frontier.looks import JobSince, RankSince
 from sftriage.frontier.pace import NS, Pace, Pause, Wait
-from sftriage.records import OTHER, JobStatus, RankStatus, Suspect, Verdict, Window
+from sftriage.records import OTHER, Suspect, Verdict, Window
 
 MAX_NAMED = 16
 """Suspects that a verdict lists at most; ``missing_ranks`` counts them all."""
@@ -69,7 +70,7 @@ class Standing:
     """
 
     wait: Wait
-    missing: tuple[RankStatus, ...]
+    missing: tuple[RankSince, ...]
     reasons: tuple[str, ...]
     waiting: int
     step: int
@@ -82,7 +83,7 @@ class Standing:
 
 
 def stalled(
-    job: JobStatus,
+    job: JobSince,
     pace: Pace,
     settings: StallSettings,
     now_ns: int,
@@ -106,7 +107,7 @@ def stalled(
 
 def _judged(
     standing: Standing | None,
-    job: JobStatus,
+    job: JobSince,
     pace: Pace,
     settings: StallSettings,
     now_ns: int,
@@ -149,11 +150,11 @@ def _judged(
     )
 
 
-def standing_of(job: JobStatus, pace: Pace, now_ns: int) -> Standing | None:
+def standing_of(job: JobSince, pace: Pace, now_ns: int) -> Standing | None:
     """Who waits for whom; None where the job has ended, or is about to."""
     # A time that has not come yet is damage, and tells nothing.
     seen = [one for one in job.ranks if one.since_ns <= now_ns]
-    live = [one for one in seen if one.alive and not one.closed]
+    live = [one for one in seen if one.alive is not False and not one.closed]
     stepping = [one for one in live if one.stage is not None]
     if not live or (not stepping and len(live) < len(seen)):
         return None
@@ -179,15 +180,15 @@ def standing_of(job: JobStatus, pace: Pace, now_ns: int) -> Standing | None:
 
 
 def _waited_for(
-    job: JobStatus, seen: Sequence[RankStatus], waiting: Sequence[RankStatus]
-) -> tuple[list[RankStatus], tuple[str, ...]]:
+    job: JobSince, seen: Sequence[RankSince], waiting: Sequence[RankSince]
+) -> tuple[list[RankSince], tuple[str, ...]]:
     """The ranks that have not arrived where the others wait, and why it is these.
 
     A blocking exchange lets nobody go before all have come, so that who is not in it has not come, wherever its stage
     stands in the order: stages may repeat within a step.
     """
-    died = [one for one in seen if not one.alive and not one.closed]
-    local = [one for one in seen if one.alive and not one.closed and one.stage not in job.schema.sync]
+    died = [one for one in seen if one.alive is False and not one.closed]
+    local = [one for one in seen if one.alive is not False and not one.closed and one.stage not in job.schema.sync]
     if died or local:
         return died + local, (("died",) if died else ()) + (("not_arrived",) if local else ())
     behind = _furthest_behind(waiting, job)
@@ -200,17 +201,17 @@ def _waited_for(
     return [], ("in_sync", "unseen_ranks") if len(seen) < job.world_size else ("in_sync",)
 
 
-def _furthest_behind(ranks: Sequence[RankStatus], job: JobStatus) -> list[RankStatus]:
+def _furthest_behind(ranks: Sequence[RankSince], job: JobSince) -> list[RankSince]:
     """The ranks that have got least far, by step and then by stage; between two steps is before the next one."""
 
-    def place(one: RankStatus) -> tuple[int, int]:
+    def place(one: RankSince) -> tuple[int, int]:
         return (one.step + 1, -1) if one.stage is None else (one.step, job.schema.stages.index(one.stage))
 
     first = min(place(one) for one in ranks)
     return [one for one in ranks if place(one) == first]
 
 
-def _wait(live: Sequence[RankStatus], missing: Sequence[RankStatus], reasons: tuple[str, ...], pace: Pace) -> Wait:
+def _wait(live: Sequence[RankSince], missing: Sequence[RankSince], reasons: tuple[str, ...], pace: Pace) -> Wait:
     """What is waited for, which says how long that may take."""
     if "died" in reasons:
         return "step"  # who is dead does not come, in a first step either
@@ -222,10 +223,10 @@ def _wait(live: Sequence[RankStatus], missing: Sequence[RankStatus], reasons: tu
     return "outside" if outside else "step"
 
 
-def _suspects(standing: Standing, job: JobStatus, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
+def _suspects(standing: Standing, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
     """Who is missing: all ranks, whole hosts, and else rank by rank; the dead first, then who has not moved longest."""
 
-    def suspect(ranks: Sequence[RankStatus], *, host: str | None = None) -> Suspect:
+    def suspect(ranks: Sequence[RankSince], *, host: str | None = None) -> Suspect:
         stages = {one.stage or OTHER for one in ranks}
         return Suspect(
             scope="host" if host is not None else "rank" if len(ranks) == 1 else "all",
@@ -241,8 +242,8 @@ def _suspects(standing: Standing, job: JobStatus, still_s: float, lasted_s: floa
 
     if len(standing.missing) == len(job.ranks) > 1:
         return (suspect(standing.missing),)
-    of_host: dict[str, list[RankStatus]] = {}
-    for one in sorted(standing.missing, key=lambda one: (one.alive, one.since_ns, one.rank)):
+    of_host: dict[str, list[RankSince]] = {}
+    for one in sorted(standing.missing, key=lambda one: (one.alive is not False, one.since_ns, one.rank)):
         of_host.setdefault(one.host, []).append(one)
     suspects = []
     for host, ranks in of_host.items():
@@ -266,7 +267,7 @@ class Watch:
     """
 
     pace: Pace = Pace()  # noqa: RUF009  # frozen
-    job: JobStatus | None = None
+    job: JobSince | None = None
     standing: Standing | None = None
     looked_ns: int = 0
     since_ns: int = 0
@@ -281,7 +282,7 @@ class Watch:
 
 
 def look(
-    job: JobStatus, watch: Watch, settings: StallSettings, now_ns: int, capturing: Collection[int] = ()
+    job: JobSince, watch: Watch, settings: StallSettings, now_ns: int, capturing: Collection[int] = ()
 ) -> tuple[Verdict | None, Watch]:
     """The verdict where a stall has begun, or its suspects have changed, and what to keep for the next look.
 
@@ -302,7 +303,7 @@ def look(
     return verdict, Watch(pace, job, standing, now_ns, watch.since_ns, (verdict, standing.wait), now_ns)
 
 
-def _learned(job: JobStatus, watch: Watch, settings: StallSettings) -> Pace:
+def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
     """The pace after a look: from how far the ranks have come since the last, and from a pause that is over."""
     pace, was = watch.pace, watch.standing
     if watch.job is None:
@@ -321,7 +322,7 @@ def _learned(job: JobStatus, watch: Watch, settings: StallSettings) -> Pace:
     return pace.with_pause(pause, settings.floor_of(was.wait) / settings.longest_factor, settings.memory_s)
 
 
-def _ended_steps(job: JobStatus) -> int:
+def _ended_steps(job: JobSince) -> int:
     return sum(one.published for one in job.ranks)
 
 

@@ -1,4 +1,4 @@
-"""One window's verdict: a pure function, an early-return ladder (design §4).
+"""One window's verdict: a pure function, an early-return ladder (docs/verdicts.md).
 
 Every number that decides is put into the verdict, so that it can be explained and replayed.
 """

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sftriage.policy import limits
-from sftriage.policy.limits import Chosen, Refusal
+from sftriage.policy.limits import Chosen
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, opened, started
+from sftriage.policy.telling import Why
 from sftriage.records import Ask, CaptureRequest, Decision, Trigger
+from sftriage.words import reason_sentence
 
 NO_RULE = ""
 """The rule of what no rule asked for."""
@@ -31,24 +33,21 @@ def decide_ask(
     state = opened(state, now_s)
     bounds = policies.plan.bounds
     missing = sorted(set(ask.ranks) - set(ranks))
-    refusal = limits.of_the_run(policies.plan, state, now_s) or limits.of_the_ranks(
-        Chosen(ask.ranks, ()), bounds, state
-    )
+    why = limits.of_the_run(policies.plan, state, now_s) or limits.of_the_ranks(Chosen(ask.ranks, ()), bounds, state)
     if missing:
-        there = f"0 to {max(ranks)}" if ranks else "none so far"
-        refusal = Refusal(f"no rank {', '.join(map(str, missing))} in this job: {there}", "Ask for ranks that it has.")
-    elif refusal is None and len(ask.ranks) > limits.left(bounds, state, now_s):
-        left = limits.left(bounds, state, now_s)
-        refusal = Refusal(f"{len(ask.ranks)} ranks asked for, {left} captures left", "Ask for fewer, or raise limits.")
-    requests = () if refusal is not None else _requests(ask, state, step, attempt)
+        why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
+    elif why is None and len(ask.ranks) > limits.left(bounds, state, now_s):
+        why = Why("captures_left", {"wanted": len(ask.ranks), "left": limits.left(bounds, state, now_s)})
+    requests = () if why is not None else _requests(ask, state, step, attempt)
+    said = why or Why("asked", {"who": ask.who, "why": ask.reason})
     decision = Decision(
         time_s=now_s,
         first_step=step,
         last_step=step,
         label="asked",
-        outcome="capture" if refusal is None else "throttle",
-        reason=_said(ask) if refusal is None else refusal.reason,
-        resolves="" if refusal is None else refusal.resolves,
+        outcome="capture" if why is None else "throttle",
+        reason=said.reason,
+        parameters=said.parameters,
         numbers=limits.in_numbers(bounds, state, now_s),
         requests=requests,
         attempt=attempt,
@@ -72,12 +71,8 @@ def trigger_of_ask(ask: Ask, request: CaptureRequest, policies: PolicySet, decis
         policy=first.policy.metadata.name,
         policy_sha256=first.sha256,
         rule=NO_RULE,
-        why=_said(ask),
+        why=reason_sentence(decision),
     )
-
-
-def _said(ask: Ask) -> str:
-    return f"{ask.who} asked for it: {ask.reason}"
 
 
 def _requests(ask: Ask, state: State, step: int, attempt: int) -> tuple[CaptureRequest, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from sftriage.policy.state import State, opened, started
 from sftriage.records import CaptureRequest, Decision, Trigger
+from sftriage.words import SENTENCES
 
 STACKS_S = 30.0
 """The time-box of the stacks of a rank that hangs inside its capture."""
@@ -38,16 +39,18 @@ def decide_beside(
         max_bytes=hung.max_bytes,
         role=hung.role,
     )
-    said = f"rank {hung.rank} hangs inside capture {hung.capture_id}"
     decision = Decision(
         time_s=now_s,
         first_step=step,
         last_step=step,
         label=why.label,
         outcome="capture",
-        reason=f"{said}: its stacks, from outside",
+        reason="rank_hangs",
         rule=why.rule or None,
+        parameters={"rank": hung.rank, "capture_id": hung.capture_id},
         requests=(request,),
         attempt=attempt,
     )
-    return decision, replace(why, why=f"{said}; {why.why}"), started(opened(state, now_s), "", (request,), now_s)
+    hangs = SENTENCES[decision.reason][0].format_map(decision.parameters)
+    because = replace(why, why=f"{hangs}; {why.why}")
+    return decision, because, started(opened(state, now_s), "", (request,), now_s)

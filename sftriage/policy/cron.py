@@ -74,8 +74,3 @@ def opens_s(found: CronTrigger, now_s: float) -> float | None:
 def moment(time_s: float) -> datetime:
     """A time in UTC; by addition, because the C library's conversion has a narrower range."""
     return _EPOCH + timedelta(seconds=min(time_s, _LAST_S))
-
-
-def clock(time_s: float) -> str:
-    """A time as people and programs read it."""
-    return moment(time_s).strftime("%Y-%m-%dT%H:%M:%SZ")

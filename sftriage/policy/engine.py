@@ -1,6 +1,6 @@
 """From a verdict to a decision. Pure: time and state come in, a decision and the next state go out.
 
-Nothing is captured without an unambiguous suspect, and no limit is passed on the way (design §7). A decision not to
+Nothing is captured without an unambiguous suspect, and no limit is passed on the way. A decision not to
 capture is a decision like any other, with its reason and its numbers.
 """
 
@@ -8,23 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from sftriage.policy import limits, telling
-from sftriage.policy.limits import Chosen, Refusal
+from sftriage.policy.limits import Chosen
 from sftriage.policy.plan import Plan, PlannedRule
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.reasons import resolves
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State, Streak, opened, started
+from sftriage.policy.telling import Parameters, Why
 from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
 
 _MAX_ID_LENGTH = 100
 
 HEALTHY_GAIN_FRACTION = 0.1
 """Of the first suspect's gain: whose gain is less is taken for healthy beside it."""
-
-PASSED = "Nothing to capture any more: wait whether it comes back; `sftriage explain` says in which steps it was."
-"""What would resolve the hold-off on a fault that is over."""
 
 
 def decide(
@@ -61,19 +59,18 @@ def decide(
     case = _Case(verdict, plan, state, now_s, peers, due)
     if suspect.pattern == "one-off":
         # A trace of the steps after it would show healthy ones.
-        return case.decision("hold", "one-off, and has passed", resolves=PASSED), state
+        return case.decision("hold", Why("one_off")), state
     if not matching:
-        return case.decision("ignore", telling.shortfall(group.nearest, verdict, suspect)), state
-    return case.decided(matching, lambda _: suspect.ranks, lambda rule: telling.explained(suspect, rule))
+        return case.decision("ignore", telling.missed(group.nearest, verdict, suspect)), state
+    return case.decided(matching, lambda _: suspect.ranks, telling.saved(suspect))
 
 
 def _without_suspect(verdict: Verdict, now_s: float) -> Decision:
     if verdict.label == "healthy":
-        return _decision(verdict, now_s, "ignore", "healthy")
+        return _decision(verdict, now_s, "ignore", Why("healthy"))
     if verdict.label == "needs_evidence":
-        reason = ", ".join(verdict.reasons) or "no reason given"
-        return _decision(verdict, now_s, "hold", reason, resolves=resolves(verdict.reasons))
-    return _decision(verdict, now_s, "hold", f"{verdict.label}, but no rank is named")
+        return _decision(verdict, now_s, "hold", Why("undecided", {"reasons": verdict.reasons}))
+    return _decision(verdict, now_s, "hold", Why("no_rank_named"))
 
 
 def _on_stall(verdict: Verdict, plan: Plan, state: State, now_s: float, peers: Sequence[int]) -> tuple[Decision, State]:
@@ -83,15 +80,11 @@ def _on_stall(verdict: Verdict, plan: Plan, state: State, now_s: float, peers: S
     due, state = _notifications(matching, state, now_s)
     # Where nobody is named there is nobody to capture.
     able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
-    case = _Case(verdict, plan, state, now_s, peers, due, resolves(verdict.reasons))
+    case = _Case(verdict, plan, state, now_s, peers, due)
+    found = telling.standstill(verdict)
     if not able:
-        return case.decision("hold", telling.standstill(verdict)), state
-    return case.decided(
-        able,
-        lambda rule: stalled[rule.name],
-        lambda rule: f"rule {rule.name}: {telling.standstill(verdict)}",
-        f", {telling.standstill(verdict)}",
-    )
+        return case.decision("hold", Why("standstill", found)), state
+    return case.decided(able, lambda rule: stalled[rule.name], found, found)
 
 
 def _waited_for(rule: PlannedRule, verdict: Verdict) -> tuple[int, ...] | None:
@@ -163,49 +156,47 @@ class _Case:
     now_s: float
     peers: Sequence[int]
     due: tuple[str, ...]
-    advice: str = ""
 
     def decided(
         self,
         matching: Sequence[PlannedRule],
         ranks_of: Callable[[PlannedRule], tuple[int, ...]],
-        why: Callable[[PlannedRule], str],
-        found: str = "",
+        found: Parameters,
+        observed: Parameters = MappingProxyType({}),
     ) -> tuple[Decision, State]:
         """The decision between rules that match, and the state after it.
 
         Args:
             matching: the rules, at least one, in order.
             ranks_of: the ranks that a rule is to capture.
-            why: why a rule captures them.
-            found: what a rule that only observes has to say.
+            found: why a rule captures them.
+            observed: what a rule that only observes has to say.
         """
         ready = _ready(matching, self.state)
         capturing = [rule for rule in ready if rule.capture is not None]
         if capturing:
-            return self._captured(capturing, ranks_of, why)
+            return self._captured(capturing, ranks_of, found)
         waiting = next((rule for rule in matching if rule.capture is not None), None)
         if waiting is None and ready:
-            reason = f"observe-only: rule {ready[0].name} matched{found}"
-            return self.decision("ignore", reason, rule=ready[0]), self.state
+            why = Why("observe_only", {"rule": ready[0].name, **observed})
+            return self.decision("ignore", why, rule=ready[0]), self.state
         first = waiting or matching[0]
-        reason = f"rule {first.name}: window {_seen(first, self.state)} of {first.windows}"
+        so_far: Parameters = {"rule": first.name, "window": _seen(first, self.state), "windows": first.windows}
         outcome: Outcome = "ignore" if waiting is None else "hold"
-        decision = self.decision(outcome, reason, rule=first, resolves="Wait whether the next windows match too.")
-        return decision, self.state
+        return self.decision(outcome, Why("waits_for_windows", so_far), rule=first), self.state
 
     def _captured(
         self,
         capturing: Sequence[PlannedRule],
         ranks_of: Callable[[PlannedRule], tuple[int, ...]],
-        why: Callable[[PlannedRule], str],
+        found: Parameters,
     ) -> tuple[Decision, State]:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
         refusal = limits.of_the_run(self.plan, self.state, self.now_s)
         if refusal is not None:
-            return self._throttled(capturing[0], refusal)
+            return self.decision("throttle", refusal, rule=capturing[0]), self.state
         fired_s, failures = self.state.last_fired_s(), self.state.failures
-        tried: dict[int, tuple[Chosen, Refusal | None]] = {}
+        tried: dict[int, tuple[Chosen, Why | None]] = {}
         before: tuple[int, ...] | None = None
         for rule in capturing:
             if rule.name in fired_s or rule.name in failures:
@@ -223,18 +214,16 @@ class _Case:
             chosen, refused = tried[rule.wish]
             if refused is None:
                 requests = self._requests(rule, chosen)
-                wanted = 0 if rule.capture is None else rule.capture.control_ranks
-                reason = why(rule) + _beside(chosen, wanted)
-                decision = self.decision("capture", reason, rule=rule, requests=requests)
+                wanted = rule.capture is not None and rule.capture.control_ranks > 0
+                beside = {"controls": chosen.controls} if chosen.controls or wanted else {}
+                why = Why("rule_matched", {"rule": rule.name, **found, **beside})
+                decision = self.decision("capture", why, rule=rule, requests=requests)
                 return decision, started(self.state, rule.name, requests, self.now_s)
             refusal = refusal or refused
         assert refusal is not None, "a rule that nothing refused captures"
-        return self._throttled(capturing[0], refusal)
+        return self.decision("throttle", refusal, rule=capturing[0]), self.state
 
-    def _throttled(self, rule: PlannedRule, refusal: Refusal) -> tuple[Decision, State]:
-        return self.decision("throttle", refusal.reason, rule=rule, resolves=refusal.resolves), self.state
-
-    def _chosen(self, rule: PlannedRule, ranks: tuple[int, ...]) -> tuple[Chosen, Refusal | None]:
+    def _chosen(self, rule: PlannedRule, ranks: tuple[int, ...]) -> tuple[Chosen, Why | None]:
         """Whom a rule captures, and what keeps it from them."""
         capture = rule.capture
         assert capture is not None, "only rules with a capture are asked"
@@ -273,10 +262,9 @@ class _Case:
     def decision(
         self,
         outcome: Outcome,
-        reason: str,
+        why: Why,
         *,
         rule: PlannedRule | None = None,
-        resolves: str = "",
         requests: tuple[CaptureRequest, ...] = (),
     ) -> Decision:
         """The decision; a rule that wants to capture brings the limits along."""
@@ -286,9 +274,7 @@ class _Case:
                 numbers["windows"] = _seen(rule, self.state)
             if rule.capture is not None:
                 numbers |= limits.in_numbers(self.plan.bounds, self.state, self.now_s)
-        return _decision(
-            self.verdict, self.now_s, outcome, reason, rule, resolves or self.advice, numbers, requests, self.due
-        )
+        return _decision(self.verdict, self.now_s, outcome, why, rule, numbers, requests, self.due)
 
 
 def _comes_back(verdict: Verdict) -> tuple[int, int]:
@@ -297,13 +283,6 @@ def _comes_back(verdict: Verdict) -> tuple[int, int]:
     if first.pattern != "recurring" or not first.period_steps or first.onset_step is None:
         return 0, 0
     return first.period_steps, first.onset_step % first.period_steps
-
-
-def _beside(chosen: Chosen, wanted: int) -> str:
-    if not chosen.controls:
-        return "; no healthy peer beside it was found" if wanted else ""
-    ranks = ", ".join(map(str, chosen.controls))
-    return f"; beside it rank{'s' if len(chosen.controls) > 1 else ''} {ranks}, to compare with"
 
 
 def _capture_id(verdict: Verdict, rank: int, rule: PlannedRule, number: int) -> str:
@@ -318,9 +297,8 @@ def _decision(
     verdict: Verdict,
     now_s: float,
     outcome: Outcome,
-    reason: str,
+    why: Why,
     rule: PlannedRule | None = None,
-    resolves: str = "",
     numbers: Mapping[str, float] | None = None,
     requests: tuple[CaptureRequest, ...] = (),
     notify: tuple[str, ...] = (),
@@ -331,9 +309,9 @@ def _decision(
         last_step=verdict.last_step,
         label=verdict.label,
         outcome=outcome,
-        reason=reason,
+        reason=why.reason,
         rule=rule.name if rule else None,
-        resolves=resolves,
+        parameters=why.parameters,
         numbers={**telling.gain_in_numbers(verdict, rule), **(numbers or {})},
         requests=requests,
         attempt=verdict.attempt,

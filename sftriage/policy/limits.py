@@ -7,17 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sftriage.policy.capture import Capture
-from sftriage.policy.cron import clock
 from sftriage.policy.plan import Bounds, Plan, PlannedRule
 from sftriage.policy.state import HOUR_S, Failures, State
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Why a capture has to wait, and what would end the wait."""
-
-    reason: str
-    resolves: str
+from sftriage.policy.telling import Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,36 +20,25 @@ class Chosen:
     controls: tuple[int, ...]
 
 
-def of_the_run(plan: Plan, state: State, now_s: float) -> Refusal | None:
+def of_the_run(plan: Plan, state: State, now_s: float) -> Why | None:
     """Why no rule may capture now. What lasts longest is said first."""
     bounds = plan.bounds
     if state.captures >= bounds.captures_per_run:
-        return Refusal(
-            f"captures_per_run: {state.captures} of {bounds.captures_per_run} captures made",
-            "Raise limits.captures_per_run, or start another run.",
-        )
+        return Why("captures_per_run", {"captures": state.captures, "limit": bounds.captures_per_run})
     opens_s = plan.opens_s(now_s)
     if opens_s is None:
-        return Refusal("active: captures are never allowed again", "Change active.cron.")
+        return Why("active")
     if opens_s > now_s:
-        return Refusal(
-            f"active: captures are not allowed until {clock(opens_s)}", "Wait until then, or change active.cron."
-        )
+        return Why("active", {"until_s": opens_s})
     until_s = budget_until_s(bounds, state)
     if until_s is not None and now_s < until_s:
-        return Refusal(
-            f"overhead_budget: captures have cost {state.spent_s:.3g} s of the {budget_s(bounds, state, now_s):.3g} s "
-            f"that are {100 * bounds.overhead_fraction:.3g}% of the run so far, until {clock(until_s)}",
-            "Wait until the run has earned it, or raise limits.overhead_budget.",
-        )
+        spent = {"spent_s": state.spent_s, "budget_s": budget_s(bounds, state, now_s)}
+        return Why("overhead_budget", {**spent, "budget_share": bounds.overhead_fraction, "until_s": until_s})
     recent_s = state.captures_within_hour(now_s)
     if len(recent_s) >= bounds.captures_per_hour:
         until_s = recent_s[len(recent_s) - bounds.captures_per_hour] + HOUR_S
-        return Refusal(
-            f"captures_per_hour: {len(recent_s)} of {bounds.captures_per_hour} captures asked for, "
-            f"until {clock(until_s)}",
-            "Wait until then, or raise limits.captures_per_hour.",
-        )
+        asked = {"captures": len(recent_s), "limit": bounds.captures_per_hour}
+        return Why("captures_per_hour", {**asked, "until_s": until_s})
     return None
 
 
@@ -79,16 +60,11 @@ def waits_until_s(rule: PlannedRule, fired_s: float | None, failures: Failures |
     return cooled_s if failures is None else max(cooled_s, failures.until_s(rule.cooldown_s))
 
 
-def waits(rule: PlannedRule, failures: Failures | None, until_s: float) -> Refusal:
-    """Why a rule has to wait until then, in words."""
+def waits(rule: PlannedRule, failures: Failures | None, until_s: float) -> Why:
+    """Why a rule has to wait until then."""
     if failures is None or failures.until_s(rule.cooldown_s) < until_s:
-        return Refusal(f"cooldown of rule {rule.name} until {clock(until_s)}", "Wait for the cooldown to end.")
-    failed = "the last capture" if failures.count == 1 else f"the last {failures.count} captures"
-    return Refusal(
-        f"{failed} of rule {rule.name} failed or {'was' if failures.count == 1 else 'were'} refused, "
-        f"next attempt from {clock(until_s)} on",
-        "See why in `sftriage decisions`, and wait for the next attempt.",
-    )
+        return Why("cooldown", {"rule": rule.name, "until_s": until_s})
+    return Why("after_failures", {"rule": rule.name, "failures": failures.count, "until_s": until_s})
 
 
 def left(bounds: Bounds, state: State, now_s: float) -> int:
@@ -111,19 +87,16 @@ def choose(capture: Capture, ranks: Sequence[int], healthy: Sequence[int], most:
     return Chosen(chosen, tuple([rank for rank in dict.fromkeys(healthy) if rank not in chosen][:wanted]))
 
 
-def of_the_ranks(chosen: Chosen, bounds: Bounds, state: State) -> Refusal | None:
+def of_the_ranks(chosen: Chosen, bounds: Bounds, state: State) -> Why | None:
     """Why these ranks cannot be captured now."""
     running = {one.rank: capture_id for capture_id, one in sorted(state.running.items())}
     ranks = chosen.ranks + chosen.controls
     for rank in ranks:
         if rank in running:
-            return Refusal(f"rank {rank} is being captured already ({running[rank]})", "Wait for that capture to end.")
+            return Why("rank_busy", {"rank": rank, "capture_id": running[rank]})
     if len(running) + len(ranks) > bounds.concurrent_ranks:
-        return Refusal(
-            f"concurrent_ranks: {len(running)} of {bounds.concurrent_ranks} ranks are being captured, "
-            f"{len(ranks)} more asked for",
-            "Wait for a running capture to end, or raise limits.concurrent_ranks.",
-        )
+        limit = bounds.concurrent_ranks
+        return Why("concurrent_ranks", {"running": len(running), "limit": limit, "wanted": len(ranks)})
     return None
 
 

@@ -75,15 +75,6 @@ class GainCondition:
         """Whether the gain reaches every threshold. Not a number reaches none."""
         return share >= self.min_share and gain_s >= self.min_gain_s
 
-    def shortfall(self, share: float, gain_s: float) -> str:
-        """What the gain lacks, in words; empty when the condition is met."""
-        lacking = []
-        if not share >= self.min_share:
-            lacking.append(f"gain {100 * share:.3g}% under {100 * self.min_share:.3g}%")
-        if not gain_s >= self.min_gain_s:
-            lacking.append(f"gain {1000 * gain_s:.3g} ms under {1000 * self.min_gain_s:.3g} ms")
-        return " and ".join(lacking)
-
 
 def gain(text: object) -> GainCondition:
     """``">= 5%"``, ``">= 10ms"`` or ``">= 5% and >= 10ms"`` as a condition on a suspect's gain."""

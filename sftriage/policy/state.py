@@ -169,7 +169,7 @@ def finished(state: State, result: CaptureResult | str, now_s: float | None = No
     if one is None:
         return state
     state = _without(state, capture_id)
-    if isinstance(result, str) or result.state == "done":
+    if isinstance(result, str) or result.state == "stored":
         return _made(state, one)
     state = replace(state, captures=max(0, state.captures - 1))
     # Of several ranks, one that was captured is what the rule wanted.

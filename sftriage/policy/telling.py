@@ -1,55 +1,69 @@
-"""A decision in words and numbers."""
+"""Why a decision is what it is, as a code with parameters, and the numbers it was taken from."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
 from sftriage.policy.plan import PlannedRule
-from sftriage.policy.quantities import GainCondition
-from sftriage.records import Suspect, Verdict
+from sftriage.records import Parameter, ReasonCode, Suspect, Verdict
+
+Parameters: TypeAlias = Mapping[str, Parameter]
 
 
-def shortfall(rule: PlannedRule, verdict: Verdict, suspect: Suspect) -> str:
-    """Why a rule, of all the nearest, does not match."""
+@dataclass(frozen=True, slots=True)
+class Why:
+    """A decision's reason, and what it is said with; `words.reason_sentence` says it."""
+
+    reason: ReasonCode
+    parameters: Parameters = field(default_factory=dict)
+
+
+def missed(rule: PlannedRule, verdict: Verdict, suspect: Suspect) -> Why:
+    """By which of its conditions a rule, of all the nearest, does not match."""
     label, scope, stage, _ = rule.misses(verdict.label, suspect)
     match = rule.rule.match
+    found: dict[str, Parameter] = {"rule": rule.name}
     if label:
-        return f"no rule is about {verdict.label}"
-    if scope:
-        return f"scope {suspect.scope} is not one of {', '.join(match.scope)} of rule {rule.name}"
-    if stage:
-        where = f"stage {suspect.stage}" if suspect.stage else "a whole rank"
-        return f"{where} is not one of {', '.join(match.stage)} of rule {rule.name}"
-    if not rule.reached(suspect.share, suspect.gain_s):
-        gain = GainCondition(rule.min_share, rule.min_gain_s)
-        return f"{gain.shortfall(suspect.share, suspect.gain_s)} of rule {rule.name}"
-    return f"pattern {suspect.pattern} is not one of {', '.join(match.pattern)} of rule {rule.name}"
+        found = {}
+    elif scope:
+        found |= {"scope": suspect.scope, "scopes": match.scope}
+    elif stage:
+        found |= {"stage": suspect.stage or "", "stages": match.stage}
+    elif not rule.reached(suspect.share, suspect.gain_s):
+        # Not a number reaches nothing.
+        if not suspect.share >= rule.min_share:
+            found |= {"share": suspect.share, "min_share": rule.min_share}
+        if not suspect.gain_s >= rule.min_gain_s:
+            found |= {"gain_s": suspect.gain_s, "min_gain_s": rule.min_gain_s}
+    else:
+        found |= {"pattern": suspect.pattern, "patterns": match.pattern}
+    return Why("no_rule_matched", found)
 
 
-def explained(suspect: Suspect, rule: PlannedRule) -> str:
-    """Why a rule captures a suspect."""
-    return (
-        f"rule {rule.name}: {where(suspect)} of {who(suspect)} would save {1000 * suspect.gain_s:.3g} ms a step "
-        f"({100 * suspect.share:.3g}%), in {100 * suspect.persistence:.3g}% of the steps"
-    )
+def saved(suspect: Suspect) -> Parameters:
+    """What it would save to mend a suspect."""
+    return {
+        **_named(suspect),
+        "gain_s": suspect.gain_s,
+        "share": suspect.share,
+        "persistence": suspect.persistence,
+    }
 
 
-def standstill(verdict: Verdict) -> str:
+def standstill(verdict: Verdict) -> Parameters:
     """Why a job stands still, and for whom, if that is known."""
-    reason = ", ".join(verdict.reasons) or "no reason given"
     if not verdict.suspects:
-        return reason
-    first = verdict.suspects[0]
-    others = sum(len(suspect.ranks) for suspect in verdict.suspects[1:])
-    return f"{reason}: {who(first)} in {where(first)}" + (f" and {others} more" if others else "")
+        return {"reasons": verdict.reasons}
+    more = sum(len(suspect.ranks) for suspect in verdict.suspects[1:])
+    return {"reasons": verdict.reasons, **_named(verdict.suspects[0]), **({"more_ranks": more} if more else {})}
 
 
-def who(suspect: Suspect) -> str:
-    """The ranks of a suspect."""
-    return f"rank {suspect.ranks[0]}" if len(suspect.ranks) == 1 else f"{len(suspect.ranks)} ranks"
-
-
-def where(suspect: Suspect) -> str:
-    """The stage of a suspect."""
-    return suspect.stage or "all local stages"
+def _named(suspect: Suspect) -> Parameters:
+    alone = len(suspect.ranks) == 1
+    ranks = {"rank": suspect.ranks[0]} if alone else {"rank_count": len(suspect.ranks)}
+    return {**ranks, **({"stage": suspect.stage} if suspect.stage else {})}
 
 
 def gain_in_numbers(verdict: Verdict, rule: PlannedRule | None) -> dict[str, float]:

@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from zlib import crc32
 
 from sftriage.errors import CaptureError, RingError
@@ -48,7 +48,7 @@ from sftriage.recorder.layout import (
     decode_header,
     encode_header,
 )
-from sftriage.records import CaptureRequest, CaptureResult, plain
+from sftriage.records import ENDED, CaptureCode, CaptureRequest, CaptureResult, plain
 
 State = Literal["idle", "armed", "recording", "exporting"]
 
@@ -348,10 +348,12 @@ def result_from_json(message: Mapping[str, Any]) -> CaptureResult:
     Raises:
         ValueError, TypeError, KeyError: it is none; the message says why.
     """
-    result = CaptureResult(**message)
+    # A trainer that began before the code was there sends none, and a later one may know more of them.
+    code = message.get("code", "")
+    result = CaptureResult(**{**message, "code": code if code in get_args(CaptureCode) else ""})
     texts = (result.capture_id, result.detail)
     steps = (result.first_step, result.last_step)
-    if not all(isinstance(text, str) for text in texts) or result.state not in ("done", "failed", "refused"):
+    if not all(isinstance(text, str) for text in texts) or result.state not in ENDED:
         raise ValueError(f"state {result.state!r}")
     if any(step is not None and type(step) is not int for step in steps):
         raise ValueError(f"steps {result.first_step!r} to {result.last_step!r}")

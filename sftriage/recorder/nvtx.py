@@ -13,9 +13,6 @@ from time import monotonic, monotonic_ns, time_ns
 
 from sftriage.errors import CaptureError
 
-NO_NVTX = "no NVTX in the trainer"
-"""How the reason of a refusal begins where there is no NVTX; a capture from outside can do without."""
-
 RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
 
@@ -99,4 +96,5 @@ def _backend() -> tuple[Callable[[str], object], Callable[[], object]]:
         package = import_module("nvtx")
         return package.push_range, package.pop_range
     except (ImportError, AttributeError) as error:
-        raise CaptureError(f"{NO_NVTX}: torch has none in this build, and the nvtx package is not there") from error
+        why = "torch has none in this build, and the nvtx package is not there"
+        raise CaptureError(f"no NVTX in the trainer: {why}") from error

@@ -40,7 +40,7 @@ from sftriage.recorder.refusal import refusal
 from sftriage.recorder.session import Probe, TorchSession
 from sftriage.recorder.sizing import StepLimit, StepSizes, TraceCost
 from sftriage.recorder.spool import write_trace
-from sftriage.records import CaptureRequest, CaptureResult, CaptureState
+from sftriage.records import CaptureCode, CaptureRequest, CaptureResult, CaptureState
 
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
@@ -210,7 +210,7 @@ class CaptureExecutor:
             try:
                 session = NvtxSession()
             except CaptureError as error:
-                self._answer(request.capture_id, "refused", str(error))
+                self._answer(request.capture_id, "refused", str(error), code="no_nvtx")
                 return
         else:
             session = TorchSession(self._info, request.options, self._guard)
@@ -305,7 +305,7 @@ class CaptureExecutor:
         self._guard.release(self._yield_to_job)
         if isinstance(capture.session, NvtxSession):
             # What was recorded is elsewhere.
-            self._answer(capture.request.capture_id, "done", detail, capture.session)
+            self._answer(capture.request.capture_id, "stored", detail, capture.session)
             self._enter("idle")
             return
         self._export = threading.Thread(
@@ -316,7 +316,7 @@ class CaptureExecutor:
     def _export_trace(self, capture: _Capture, session: TorchSession, detail: str) -> None:
         """The background thread: write the trace, then say so."""
         began_s = time.monotonic()
-        state: CaptureState = "done"
+        state: CaptureState = "stored"
         size_bytes = 0
         request = capture.request
         try:
@@ -370,9 +370,10 @@ class CaptureExecutor:
         detail: str,
         session: TorchSession | NvtxSession | None = None,
         size_bytes: int = 0,
+        code: CaptureCode = "",
     ) -> None:
         """Publish a result. Does not raise: with the mailbox gone there is nobody to tell."""
-        done = session if state == "done" else None
+        done = session if state == "stored" else None
         result = CaptureResult(
             capture_id=capture_id,
             rank=self._info.rank,
@@ -383,6 +384,7 @@ class CaptureExecutor:
             size_bytes=size_bytes,
             timings_s=dict(session.timings_s) if session else {},
             clock=dict(session.clock) if session else {},
+            code=code,
         )
         try:
             self._mailbox.answer(result)

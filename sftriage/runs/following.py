@@ -6,42 +6,34 @@ The journal lies on a disk that others can write to: a line that is too long, or
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 from sftriage.errors import RingError
+from sftriage.events import MAX_EVENT_BYTES, CaptureChanged, FollowUpDecided, ManualRequestDecided, WindowJudged
 from sftriage.recorder import files
-from sftriage.records import CaptureResult, Clock, Decision, Label, Outcome, Pattern, Suspect, Verdict
-from sftriage.runs.notes import (
-    MAX_NAMED,
-    MAX_S,
-    MAX_TEXT,
-    Asked,
-    Asking,
-    AskRow,
-    Beside,
-    CostEntry,
-    CostRow,
-    EvidenceEntry,
-    EvidenceRow,
-    PolicyEntry,
-    PolicyRow,
-    ask_row,
-    asked_in,
-    note_of,
+from sftriage.records import (
+    ENDED,
+    CaptureResult,
+    CaptureState,
+    Clock,
+    Decision,
+    Label,
+    Outcome,
+    Parameter,
+    Pattern,
+    ReasonCode,
+    Suspect,
+    Verdict,
 )
-from sftriage.words import verdict_sentence, when, where, who
+from sftriage.runs.journal import event_of
+from sftriage.runs.notes import MAX_NAMED, MAX_S, MAX_TEXT, Asked, AskRow, Row, ask_row, asked_in, bounded, note_of
+from sftriage.words import reason_sentence, resolution, verdict_sentence, when, where, who
 
 __all__ = ["AskRow", "Asked", "JournalTail", "NamedSuspect", "WindowRow", "row_of"]
 
-MAX_LINE_BYTES = 8 * 1024 * 1024
-"""Room for a suspect of a hundred thousand ranks."""
-
 _CHUNK_BYTES = 1 << 20
-_TYPES = ("window", "capture", "ask", "beside", "policy", "cost", "evidence")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +58,7 @@ class WindowRow:
     ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``. ``named`` is the first suspect in a
     few words, "" where there is none, and ``onset_step`` where that one began. ``suspects`` are the first few, each
     with the first few of its ranks, ``coverage`` the fraction of the window's vectors that were there, and ``clock``
-    the one that its times are on.
+    the one that its times are on. ``words`` say ``reason`` with its ``parameters``.
     """
 
     first_step: int
@@ -82,25 +74,15 @@ class WindowRow:
     named: str
     onset_step: int | None
     outcome: Outcome
-    reason: str
+    reason: ReasonCode
+    parameters: Mapping[str, Parameter]
+    words: str
     resolves: str
     rule: str
     asked: tuple[Asked, ...] = ()
     suspects: tuple[NamedSuspect, ...] = ()
     coverage: float | None = None
     clock: Clock = "host"
-
-
-class _Window(msgspec.Struct, tag="window", tag_field="type"):
-    verdict: Verdict
-    decision: Decision
-
-
-class _Capture(msgspec.Struct, tag="capture", tag_field="type"):
-    result: CaptureResult
-
-
-_DECODER = msgspec.json.Decoder(_Window | _Capture | Asking | Beside | PolicyEntry | CostEntry | EvidenceEntry)
 
 
 @dataclass(slots=True)
@@ -110,17 +92,19 @@ class JournalTail:
     Attributes:
         path: the journal.
         rows: its windows in order.
-        results: what became of captures, by id.
+        results: what became of captures that have ended, by id.
+        states: how far each is.
         asks: what was asked for beside them, in order.
-        notes: what else is on record, in order: policies, costs, evidence.
+        notes: what else is on record, in order: policies, costs, evidence, take-overs.
         skipped: lines that were no entries of a known type.
     """
 
     path: Path
     rows: list[WindowRow] = field(default_factory=list)
     results: dict[str, CaptureResult] = field(default_factory=dict)
+    states: dict[str, CaptureState] = field(default_factory=dict)
     asks: list[AskRow] = field(default_factory=list)
-    notes: list[PolicyRow | CostRow | EvidenceRow] = field(default_factory=list)
+    notes: list[Row] = field(default_factory=list)
     skipped: int = 0
     _at: int = 0
     _inode: int = 0
@@ -153,6 +137,7 @@ class JournalTail:
         self._inode, self._at, self._rest, self._passing_over, self.skipped = inode, 0, b"", False, 0
         self.rows.clear()
         self.results.clear()
+        self.states.clear()
         self.asks.clear()
         self.notes.clear()
 
@@ -163,35 +148,32 @@ class JournalTail:
                 self._entry(line)
             self._passing_over = False
         # The end of a line that is too long is not the beginning of another.
-        self._passing_over = self._passing_over or len(rest) > MAX_LINE_BYTES
+        self._passing_over = self._passing_over or len(rest) > MAX_EVENT_BYTES
         self._rest = b"" if self._passing_over else rest
 
     def _entry(self, line: bytes) -> None:
         try:
-            entry = _DECODER.decode(line)
-            if isinstance(entry, _Capture):
-                self.results[entry.result.capture_id] = entry.result
-            elif isinstance(entry, Asking | Beside):
-                self.asks.append(ask_row(entry))
-            elif not isinstance(entry, _Window):
-                if (note := note_of(entry)) is not None:
-                    self.notes.append(note)
-            else:
-                row = row_of(entry.verdict, entry.decision)
-                # Thousands of windows name the same stages.
-                shared = self._stages.setdefault(row.stages, row.stages)
-                self.rows.append(row if shared is row.stages else replace(row, stages=shared))
-        except (msgspec.MsgspecError, ValueError, IndexError, RecursionError):
-            self.skipped += bool(line.strip()) and not _of_another_type(line)
-
-
-def _of_another_type(line: bytes) -> bool:
-    """Whether a line is a sound entry of a type that the page has no use for."""
-    try:
-        entry: Any = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        return False
-    return isinstance(entry, dict) and entry.get("type") not in (None, *_TYPES)
+            event = event_of(line)
+            match event:
+                case None:
+                    pass
+                case WindowJudged():
+                    row = row_of(event.verdict, event.decision)
+                    # Thousands of windows name the same stages.
+                    shared = self._stages.setdefault(row.stages, row.stages)
+                    self.rows.append(row if shared is row.stages else replace(row, stages=shared))
+                case CaptureChanged():
+                    capture_id, state = event.result.capture_id, event.result.state
+                    self.states[capture_id] = state
+                    if state in ENDED:
+                        self.results[capture_id] = event.result
+                case ManualRequestDecided() | FollowUpDecided():
+                    self.asks.append(ask_row(event))
+                case _:
+                    if (note := note_of(event)) is not None:
+                        self.notes.append(note)
+        except (ValueError, IndexError, RecursionError):
+            self.skipped += bool(line.strip())
 
 
 def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
@@ -218,8 +200,10 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
         named=f"{who(first)} in {where(first)}"[:MAX_TEXT] if first is not None and first.ranks else "",
         onset_step=None if first is None else first.onset_step,
         outcome=decision.outcome,
-        reason=decision.reason[:MAX_TEXT],
-        resolves=decision.resolves[:MAX_TEXT],
+        reason=decision.reason,
+        parameters=bounded(decision.parameters),
+        words=reason_sentence(decision)[:MAX_TEXT],
+        resolves=resolution(decision)[:MAX_TEXT],
         rule=(decision.rule or "")[:MAX_TEXT],
         asked=asked_in(decision),
         suspects=tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks),

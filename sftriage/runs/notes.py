@@ -9,9 +9,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-import msgspec
-
-from sftriage.records import Ask, CaptureResult, Decision, Outcome, Role
+from sftriage.events import (
+    CostMeasured,
+    EvidenceGathered,
+    FollowUpDecided,
+    ManualRequestDecided,
+    PolicyChanged,
+    TakenOver,
+)
+from sftriage.records import CaptureResult, Decision, Outcome, Parameter, ReasonCode, Role
+from sftriage.words import reason_sentence, resolution
 
 MAX_TEXT = 4000
 MAX_NAMED = 8
@@ -42,7 +49,8 @@ class AskRow:
     by: str
     why: str
     outcome: Outcome
-    reason: str
+    reason: ReasonCode
+    words: str
     asked: tuple[Asked, ...]
     resolves: str = ""
     beside: str = ""
@@ -90,120 +98,65 @@ class EvidenceRow:
     kind: ClassVar[str] = "evidence"
 
 
-Note = AskRow | CostRow | PolicyRow | EvidenceRow
+@dataclass(frozen=True, slots=True)
+class TakeOverRow:
+    """Another process goes on with the run."""
+
+    time_s: float
+    host: str
+    pid: int
+    kind: ClassVar[str] = "taken_over"
 
 
-class Asking(msgspec.Struct, tag="ask", tag_field="type"):
-    """An ``ask`` of the journal."""
-
-    ask: Ask
-    decision: Decision
+Row = CostRow | PolicyRow | EvidenceRow | TakeOverRow
+Note = AskRow | Row
 
 
-class Beside(msgspec.Struct, tag="beside", tag_field="type"):
-    """A ``beside`` of the journal."""
-
-    capture_id: str
-    decision: Decision
-
-
-class CostEntry(msgspec.Struct, tag="cost", tag_field="type"):
-    """A ``cost`` of the journal."""
-
-    class Cost(msgspec.Struct):
-        """What it says."""
-
-        time_s: float
-        attempt: int
-        first_step: int
-        last_step: int
-        cost_s: float | None
-        before_s: float | None
-
-    cost: Cost
-
-
-class PolicyEntry(msgspec.Struct, tag="policy", tag_field="type"):
-    """A ``policy`` of the journal; the documents it holds are passed over."""
-
-    class Change(msgspec.Struct):
-        """What it says."""
-
-        class Named(msgspec.Struct):
-            """A policy."""
-
-            name: str
-
-        time_s: float
-        kind: Literal["changed", "refused", "restored"]
-        policies: list[Named]
-        problems: list[str] = []
-        later: list[str] = []
-
-    change: Change
-
-
-class EvidenceEntry(msgspec.Struct, tag="evidence", tag_field="type"):
-    """An ``evidence`` of the journal. Only what GPUs say of themselves is shown."""
-
-    class Evidence(msgspec.Struct):
-        """What it says."""
-
-        class Gpus(msgspec.Struct):
-            """What was asked of the driver."""
-
-            time_s: float
-            remarks: list[str] = []
-
-        first_step: int = 0
-        last_step: int = 0
-        gpus: Gpus | None = None
-
-    evidence: Evidence
-
-
-def ask_row(entry: Asking | Beside) -> AskRow:
+def ask_row(event: ManualRequestDecided | FollowUpDecided) -> AskRow:
     """What is kept of captures that no window led to.
 
     Raises:
         ValueError: numbers that cannot be.
     """
-    decision = entry.decision
+    decision = event.decision
     _check(decision.time_s)
-    by, why = (entry.ask.who, entry.ask.reason) if isinstance(entry, Asking) else ("", f"capture {entry.capture_id}")
+    if isinstance(event, ManualRequestDecided):
+        by, why, led_by = event.request.who, event.request.reason, ""
+    else:
+        by, why, led_by = "", f"capture {event.capture_id}", event.capture_id
     return AskRow(
         time_s=decision.time_s,
         by=by[:MAX_TEXT],
         why=why[:MAX_TEXT],
         outcome=decision.outcome,
-        reason=decision.reason[:MAX_TEXT],
+        reason=decision.reason,
+        words=reason_sentence(decision)[:MAX_TEXT],
         asked=asked_in(decision),
-        resolves=decision.resolves[:MAX_TEXT],
-        beside="" if isinstance(entry, Asking) else entry.capture_id[:MAX_TEXT],
+        resolves=resolution(decision)[:MAX_TEXT],
+        beside=led_by[:MAX_TEXT],
         attempt=decision.attempt,
     )
 
 
-def note_of(entry: CostEntry | PolicyEntry | EvidenceEntry) -> CostRow | PolicyRow | EvidenceRow | None:
-    """What is kept of the other entries; None where there is nothing to be shown.
+def note_of(event: CostMeasured | PolicyChanged | EvidenceGathered | TakenOver) -> Row | None:
+    """What is kept of the other events; None where there is nothing to be shown.
 
     Raises:
         ValueError: numbers that cannot be.
     """
-    if isinstance(entry, CostEntry):
-        cost = entry.cost
-        _check(cost.time_s, abs(cost.cost_s or 0.0), cost.before_s or 0.0)
-        return CostRow(cost.time_s, cost.attempt, cost.first_step, cost.last_step, cost.cost_s, cost.before_s)
-    if isinstance(entry, PolicyEntry):
-        change = entry.change
-        _check(change.time_s)
-        names = _lines([one.name for one in change.policies])
-        return PolicyRow(change.time_s, change.kind, names, _lines(change.problems), _lines(change.later))
-    gpus = entry.evidence.gpus
-    if gpus is None or not gpus.remarks:
+    _check(event.time_s)
+    match event:
+        case CostMeasured():
+            _check(abs(event.cost_s or 0.0), event.before_s or 0.0)
+            return CostRow(event.time_s, event.attempt, event.first_step, event.last_step, event.cost_s, event.before_s)
+        case PolicyChanged():
+            names = _lines([one.name for one in event.policies])
+            return PolicyRow(event.time_s, event.kind, names, _lines(event.problems), _lines(event.later))
+        case TakenOver():
+            return TakeOverRow(event.time_s, event.host[:MAX_TEXT], event.pid)
+    if not event.remarks:
         return None
-    _check(gpus.time_s)
-    return EvidenceRow(gpus.time_s, entry.evidence.first_step, entry.evidence.last_step, _lines(gpus.remarks))
+    return EvidenceRow(event.time_s, event.first_step, event.last_step, _lines(event.remarks))
 
 
 def asked_in(decision: Decision) -> tuple[Asked, ...]:
@@ -228,6 +181,22 @@ def captures_in(cost: CostRow, attempts: Mapping[str, int], results: Mapping[str
         and result.last_step >= cost.first_step
         and attempts.get(result.capture_id) == cost.attempt
     )
+
+
+def bounded(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """As many of a decision's parameters, and as much of each, as any decision has."""
+
+    def cut(value: str | int) -> str | int:
+        return value[:MAX_TEXT] if isinstance(value, str) else value
+
+    return {
+        name[:MAX_TEXT]: tuple(map(cut, value[:_MAX_LINES]))
+        if isinstance(value, tuple)
+        else value[:MAX_TEXT]
+        if isinstance(value, str)
+        else value
+        for name, value in list(parameters.items())[:_MAX_LINES]
+    }
 
 
 def _lines(texts: Sequence[str]) -> tuple[str, ...]:

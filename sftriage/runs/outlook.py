@@ -43,13 +43,13 @@ class CaptureStatus:
 
     @property
     def state(self) -> str:
-        """``running``, ``done``, ``failed`` or ``refused``."""
+        """``running``, or how it has ended."""
         return "running" if self.result is None else self.result.state
 
     @property
     def lost(self) -> bool:
         """It has come to nothing."""
-        return self.state in ("failed", "refused")
+        return self.result is not None and self.result.state != "stored"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], ask
         since_step=min(onsets, default=first.first_step),
         since_s=first.time_s,
         named=named,
-        done=f"{OUTCOMES.get(newest.outcome, newest.outcome)}: {newest.reason}",
+        done=f"{OUTCOMES.get(newest.outcome, newest.outcome)}: {newest.words}",
         resolves=newest.resolves,
         captures=captures,
         disturbed=newest is not telling,

@@ -62,7 +62,7 @@ class Frontier:
 class Capture:
     """A capture that was asked for, and how it stands.
 
-    ``state`` is ``running``, ``done``, ``failed``, ``refused``, or ``damaged`` where what is stored is none.
+    ``state`` is a `CaptureState`, or ``damaged`` where what is stored is none.
     ``asked_by`` is the person who asked, "" where a policy did; ``reproduced`` says whether the fault was in it;
     ``upload`` is how far it is on its way to a store elsewhere, "" where it goes to none.
     """
@@ -198,13 +198,22 @@ def captures_of(view: View, uploads: Mapping[str, Upload] = NO_UPLOADS) -> tuple
     asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
     asked.sort(key=lambda entry: entry[0])
     known = [
-        _capture(one, by, view.became.get(one.capture_id), stored.pop(one.capture_id, None)) for _, by, one in asked
+        _with_state(
+            _capture(one, by, view.became.get(one.capture_id), stored.pop(one.capture_id, None)),
+            view.states.get(one.capture_id, "running"),
+        )
+        for _, by, one in asked
     ]
     captures = (*reversed(known), *(_only_stored(one) for one in stored.values()))
     return tuple(
         replace(one, upload=sent.state, upload_reason=sent.reason) if (sent := uploads.get(one.capture_id)) else one
         for one in captures
     )
+
+
+def _with_state(one: Capture, state: str) -> Capture:
+    """A capture under way, and how far it is."""
+    return replace(one, state=state) if one.state == "running" else one
 
 
 def _capture(asked: Asked, by: str, result: CaptureResult | None, stored: Manifest | Damaged | None) -> Capture:
@@ -219,7 +228,7 @@ def _capture(asked: Asked, by: str, result: CaptureResult | None, stored: Manife
 def _only_stored(stored: Manifest | Damaged) -> Capture:
     if isinstance(stored, Damaged):
         return Capture(stored.capture_id, None, "suspect", "damaged", stored.problem)
-    return _with_stored(Capture(stored.capture_id, stored.capture.rank, "suspect", "done"), stored)
+    return _with_stored(Capture(stored.capture_id, stored.capture.rank, "suspect", "stored"), stored)
 
 
 def _with_stored(one: Capture, manifest: Manifest) -> Capture:
@@ -285,6 +294,8 @@ def window_values(row: WindowRow) -> dict[str, Any]:
         "decision": {
             "outcome": row.outcome,
             "reason": row.reason,
+            "parameters": row.parameters,
+            "words": row.words,
             "rule": row.rule or None,
             "resolves": row.resolves,
             "captures": row.asked,

@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sftriage.errors import InputError
-from sftriage.records import CaptureResult
+from sftriage.records import CaptureResult, CaptureState
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, WindowRow
 from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
 from sftriage.runs.liveness import Watcher, WatcherLook
-from sftriage.runs.notes import AskRow, CostRow, EvidenceRow, PolicyRow
+from sftriage.runs.notes import AskRow, CostRow, Row
 from sftriage.runs.telemetry import Telemetry, TelemetryLook
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
@@ -43,11 +43,12 @@ class View:
         problem: why there is nothing to be seen of a run that is there.
         going: the run has not ended.
         rows: its windows in order.
-        results: what became of captures, by id.
+        results: what became of captures that have ended, by id.
+        states: how far each is.
         captures: the stored ones, newest first.
         skipped: lines of the journal that could not be read.
         asks: captures that were asked for beside them, in order.
-        notes: what else is on record, in order: policies, costs, evidence.
+        notes: what else is on record, in order: policies, costs, evidence, take-overs.
         watcher: who watches a run that goes on.
         telemetry: whether all of its ranks are heard of.
         uploads: how far captures are on their way to a store elsewhere, by id; of a run that has none, none.
@@ -61,10 +62,11 @@ class View:
     going: bool = False
     rows: tuple[WindowRow, ...] = ()
     results: Mapping[str, CaptureResult] | None = None
+    states: Mapping[str, CaptureState] = field(default_factory=dict)
     captures: tuple[Manifest | Damaged, ...] = ()
     skipped: int = 0
     asks: tuple[AskRow, ...] = ()
-    notes: tuple[CostRow | PolicyRow | EvidenceRow, ...] = ()
+    notes: tuple[Row, ...] = ()
     watcher: Watcher = field(default_factory=Watcher)
     telemetry: Telemetry = field(default_factory=Telemetry)
     uploads: Mapping[str, Upload] = field(default_factory=dict)
@@ -236,7 +238,13 @@ class RunSource:
         telemetry = self._telemetry.at(journal.rows[-1].attempt if journal.rows else None)
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
         going = there and watcher.state != "left"
-        counts = (len(journal.rows), len(journal.asks), len(journal.notes), sorted(journal.results), journal.skipped)
+        counts = (
+            len(journal.rows),
+            len(journal.asks),
+            len(journal.notes),
+            sorted(journal.states.items()),
+            journal.skipped,
+        )
         about = (going, problem, watcher, telemetry, uploading, self._late_maps)
         seen = (counts, shelf.signature(), about, sorted((name, one.state) for name, one in uploads.items()))
         version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
@@ -248,6 +256,7 @@ class RunSource:
                 going=going,
                 rows=tuple(journal.rows),
                 results=dict(journal.results),
+                states=dict(journal.states),
                 captures=tuple(shelf.all()),
                 skipped=journal.skipped,
                 asks=tuple(journal.asks),

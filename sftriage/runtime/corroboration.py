@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sftriage.agent.evidence import Evidence, EvidenceSampler
+from sftriage.events import EvidenceGathered
 from sftriage.recorder import RingInfo
 from sftriage.records import Verdict, plain
 
@@ -33,7 +34,7 @@ class Corroboration:
         if verdict.suspects and (verdict.label == "suspect" or (of_undecided and verdict.label == "needs_evidence")):
             self._wanted = verdict
 
-    def look(self, ranks: Mapping[int, RingInfo], now_s: float) -> dict[str, Any] | None:
+    def look(self, ranks: Mapping[int, RingInfo], now_s: float) -> EvidenceGathered | None:
         """What the GPUs have answered, to be put on record, once they have; None as long as nothing is to be said.
 
         Args:
@@ -51,9 +52,9 @@ class Corroboration:
         self._nobody = not evidence.gpus
         for rank in about:
             self.remarks[rank] = evidence.remarks
-        return {"attempt": verdict.attempt, "first_step": verdict.first_step, "last_step": verdict.last_step} | {
-            "gpus": _brief(evidence, about)
-        }
+        return EvidenceGathered(
+            evidence.time_s, verdict.first_step, verdict.last_step, tuple(evidence.remarks), _brief(evidence, about)
+        )
 
     def close(self) -> None:
         """End a question that is under way."""
@@ -63,4 +64,4 @@ class Corroboration:
 def _brief(evidence: Evidence, about: list[int]) -> dict[str, Any]:
     """What goes on record: the suspects' GPUs, and what is out of the ordinary about them."""
     gpus = {str(rank): plain(gpu) for rank in about if (gpu := evidence.of(rank)) is not None}
-    return {"time_s": evidence.time_s, "remarks": list(evidence.remarks), "problem": evidence.problem, "of": gpus}
+    return {"problem": evidence.problem, "of": gpus}

@@ -8,7 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sftriage.errors import SftriageError
+from sftriage.events import CaptureChanged, Event, Sight
 from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.sinks.stream import Sink
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import Place
 from sftriage.traces.manifest import Manifest
@@ -26,17 +28,7 @@ CLOSE_S = 10.0
 """How long the end of a run may wait for the catalogue."""
 
 
-class Indexing:
-    """A run's captures in a catalogue that many share. Of this one, which has its own alone, nobody is told."""
-
-    def start(self) -> None:
-        """Begin, in a thread of its own."""
-
-    def finish(self, say: Callable[[str], None], deadline_s: float = CLOSE_S) -> None:
-        """Bring the catalogue up to date once more, for no longer than that, and say what it may lack."""
-
-
-class SharedIndexing(Indexing):
+class SharedIndexing(Sink):
     """Keeps a shared catalogue as a run's store is.
 
     Nothing is remembered to be told: what the store holds is compared with what the catalogue was last known to hold.
@@ -52,6 +44,8 @@ class SharedIndexing(Indexing):
         UsageError: the URL is none, or what is needed to talk to it is not installed.
     """
 
+    name = "catalogue"
+
     def __init__(self, root: Path, url: str, *, look_s: float = LOOK_S, retry_s: float = RETRY_S) -> None:
         self._store, self._outbox = LocalStore(root), Outbox(root)
         self._url, self._catalogue = url, Catalogue(url, self._store)
@@ -59,17 +53,23 @@ class SharedIndexing(Indexing):
         self._copies: dict[str, tuple[str, str]] = {}
         self._told: dict[str, str | None] | None = None
         self._away = False
-        self._closing = threading.Event()
+        self._closing, self._wake = False, threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """See `Indexing.start`."""
+        """Begin, in a thread of its own."""
         self._thread = threading.Thread(target=self._work, name="sftriage-index", daemon=True)
         self._thread.start()
 
+    def take(self, seen: Event | Sight) -> None:
+        """A capture that is stored is looked at now; but a catalogue that is away is left alone for its time."""
+        if isinstance(seen, CaptureChanged) and seen.result.state == "stored" and not self._away:
+            self._wake.set()
+
     def finish(self, say: Callable[[str], None], deadline_s: float = CLOSE_S) -> None:
-        """See `Indexing.finish`."""
-        self._closing.set()
+        """Bring the catalogue up to date once more, for no longer than that, and say what it may lack."""
+        self._closing = True
+        self._wake.set()
         if self._thread is not None:
             self._thread.join(deadline_s)
             if self._away or self._thread.is_alive():
@@ -77,12 +77,13 @@ class SharedIndexing(Indexing):
 
     def _work(self) -> None:
         while True:
-            # Read before the comparison: the last one begins after the end.
-            closing = self._closing.is_set()
+            # Before the comparison: what is said meanwhile has another one follow, and the last begins after the end.
+            self._wake.clear()
+            closing = self._closing
             self._compare()
             if closing:
                 return
-            self._closing.wait(self._retry_s if self._away else self._look_s)
+            self._wake.wait(self._retry_s if self._away else self._look_s)
 
     def _compare(self) -> None:
         try:
@@ -146,10 +147,10 @@ def checked_catalogue(option: str | None) -> str | None:
     return url
 
 
-def indexing_of(root: Path, url: str | None) -> Indexing:
-    """Who tells a catalogue of a run's captures, where one is named.
+def indexing_of(root: Path, url: str | None) -> SharedIndexing | None:
+    """Who tells a catalogue of a run's captures; None where none is named.
 
     Raises:
         UsageError: see `SharedIndexing`.
     """
-    return Indexing() if url is None else SharedIndexing(root, url)
+    return None if url is None else SharedIndexing(root, url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,9 +22,9 @@ from sftriage.runtime.indexing import indexing_of
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
-from sftriage.runtime.triage import Triage, Watcher
+from sftriage.runtime.triage import Triage
 from sftriage.runtime.uploads import uploads_of
-from sftriage.sinks.metering import Meter
+from sftriage.sinks.stream import Sink
 
 log = logging.getLogger("sftriage")
 
@@ -62,10 +62,9 @@ class LocalRun:
         job: the job's name.
         policy: the policy, several that are in force together, or files that are watched for other ones.
         policy_texts: the policies as they were read, at least one.
-        watcher: who is told what happens.
+        sinks: makes who is told what happens, of what is run.
         keeping: where what is found is kept.
         nsys: how the ranks start under Nsight Systems; by default they do not.
-        meter: who makes metrics of it; by default nobody.
 
     Raises:
         UsageError: there is no such launcher or no nsys, or the run directory cannot be made. No rings are left behind.
@@ -77,11 +76,10 @@ class LocalRun:
         job: str,
         policy: LoadedPolicy | PolicySet | PolicyFiles,
         policy_texts: Sequence[str],
-        watcher: Watcher,
+        sinks: Callable[[RunInfo], Sequence[Sink]],
         *,
         keeping: Keeping | None = None,
         nsys: UnderNsys | None = None,
-        meter: Meter | None = None,
     ) -> None:
         if command and shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -111,7 +109,8 @@ class LocalRun:
             place = self._nsys.place if self._nsys else None
             self.uploads = uploads_of(self.directory, info)
             self.indexing = indexing_of(self.directory.path, keeping.catalogue)
-            self._triage = Triage(self.directory, info, policy, watcher, place, meter=meter, uploads=self.uploads)
+            kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
+            self._triage = Triage(self.directory, info, policy, [*sinks(info), *kept], place)
         except BaseException:
             remove_rings_directory(self._rings)
             raise
@@ -140,7 +139,6 @@ class LocalRun:
                 remember(self.directory)
                 note_launcher(self._rings, launcher.pid)
                 self._triage.start()
-                self.indexing.start()
             except Exception:
                 log.exception("the job goes on without triage, which could not begin")
             status = launcher.wait()

@@ -9,7 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from sftriage.errors import InputError, UsageError
+from sftriage.events import CaptureChanged, Event, Sight
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
+from sftriage.sinks.stream import Sink
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.uploading import Standing, Uploader
@@ -55,40 +57,30 @@ def checked_store(url: str, job: str) -> str:
     return checked_url(url)
 
 
-class Uploads:
-    """The uploads of a run while it goes on. Of this one, whose captures are kept here alone, there are none."""
-
-    def start(self) -> None:
-        """Begin, in a thread of its own."""
-
-    def release(self, capture_id: str) -> None:
-        """A capture has been collected: nothing of this run reads its trace any more."""
-
-    def finish(self, say: Callable[[str], None], show: Show = _unseen) -> None:
-        """Wait for what is under way, as long as it moves, and say what is left and how to finish it."""
-
-
-class RunUploads(Uploads):
-    """The uploads of a run that has a store.
+class RunUploads(Sink):
+    """The uploads of a run while it goes on. Whoever made them finishes them, after the stream has ended.
 
     Raises:
         UsageError: see `uploader_of`.
     """
+
+    name = "uploads"
 
     def __init__(self, directory: RunDirectory, info: RunInfo) -> None:
         self._directory, self._info = directory, info
         self._uploader = uploader_of(directory, info, keep_local=not info.drop_local)
 
     def start(self) -> None:
-        """See `Uploads.start`."""
+        """Begin, in a thread of its own."""
         self._uploader.start()
 
-    def release(self, capture_id: str) -> None:
-        """See `Uploads.release`."""
-        self._uploader.release(capture_id)
+    def take(self, seen: Event | Sight) -> None:
+        """Once a capture is stored, nothing of this run reads its trace any more."""
+        if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
+            self._uploader.release(seen.result.capture_id)
 
     def finish(self, say: Callable[[str], None], show: Show = _unseen) -> None:
-        """See `Uploads.finish`."""
+        """Wait for what is under way, as long as it moves, and say what is left and how to finish it."""
         self._uploader.release_all()
         standing = follow(self._uploader, LIMIT_S, STILL_S, show)
         self._uploader.close(_CLOSE_S)
@@ -98,9 +90,9 @@ class RunUploads(Uploads):
             say(f"{what_is_left(standing)}; finish with: sftriage traces upload --run {place(self._directory.path)}")
 
 
-def uploads_of(directory: RunDirectory, info: RunInfo) -> Uploads:
-    """The uploads of a run, as its record wants them."""
-    return Uploads() if info.store is None else RunUploads(directory, info)
+def uploads_of(directory: RunDirectory, info: RunInfo) -> RunUploads | None:
+    """The uploads of a run; None where its captures are kept here alone."""
+    return None if info.store is None else RunUploads(directory, info)
 
 
 def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = _unseen) -> Standing:

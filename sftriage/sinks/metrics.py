@@ -1,6 +1,6 @@
-"""What a controller sees, as Prometheus metrics: judged windows, decisions, captures, what they cost, telemetry.
+"""What happens to a job, as Prometheus metrics: judged windows, decisions, captures, what they cost, telemetry.
 
-Nothing here listens or writes: `Metrics.registry` is what an exposition of prometheus-client takes.
+`Metrics.registry` is what an exposition of prometheus-client takes; where it goes is for `scraping` to know.
 No metric has a rank as a label unless that was asked for, and stages beyond the first `MAX_STAGE_LABELS` count as
 ``other``: however long a run is, the number of series is bounded.
 """
@@ -8,32 +8,31 @@ No metric has a rank as a label unless that was asked for, and stages beyond the
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import get_args
+from collections.abc import Iterable, Sequence
+from typing import Protocol, get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from sftriage.controller.controller import Judged
-from sftriage.controller.costs import Cost
-from sftriage.records import (
-    OTHER,
-    CaptureRequest,
-    CaptureResult,
-    CaptureState,
-    Decision,
-    JobStatus,
-    Label,
-    Profiler,
-    Suspect,
-    Window,
+from sftriage.events import (
+    CaptureChanged,
+    CostMeasured,
+    Event,
+    FollowUpDecided,
+    JobSeen,
+    ManualRequestDecided,
+    Received,
+    Resumed,
+    Sight,
+    WindowJudged,
+    WindowSeen,
 )
+from sftriage.records import ENDED, OTHER, CaptureRequest, Decision, Label, Profiler, Suspect, Window
 from sftriage.sinks.exposition import Exposed
 from sftriage.sinks.rank_metrics import PerRank
-from sftriage.sinks.reason_words import reason_word
+from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import Counted, StepTally
-from sftriage.traces.manifest import Manifest
+from sftriage.words import RESOLVES, reasons_of
 
 MAX_STAGE_LABELS = 64
 """Stages that get a series of their own: a step has 32 at most, and a job that starts again may have others."""
@@ -47,27 +46,30 @@ _UNKNOWN = "unknown"
 _PHASES = frozenset({"probe", "start", "run", "stop", "export"})
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """What has come in from the ranks since the run began. ``unreadable`` is how many of their rings cannot be read."""
+class Exposition(Protocol):
+    """A way on which metrics go out."""
 
-    steps: int = 0
-    missed: int = 0
-    torn: int = 0
-    unreadable: int = 0
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Begin; threads may be started from here on."""
+
+    def close(self) -> None:
+        """Let them go out once more, and end."""
 
 
-class Metrics:
-    """The metrics of one run. Every method may be called while another thread exposes them.
+class Metrics(Sink):
+    """The metrics of one run. Other threads may expose them meanwhile.
 
     Args:
         job: the job's name, a label of every series.
         run: the run's id.
         version: of sftriage.
         started_s: when the run began, seconds since the epoch.
+        ways: where they go out.
         per_rank: whether there are series of single ranks too.
         max_stages: see `MAX_STAGE_LABELS`.
     """
+
+    name = "metrics"
 
     def __init__(
         self,
@@ -76,13 +78,16 @@ class Metrics:
         *,
         version: str,
         started_s: float,
+        ways: Sequence[Exposition] = (),
         per_rank: bool = False,
         max_stages: int = MAX_STAGE_LABELS,
     ) -> None:
         self._lock = threading.Lock()
+        self._ways = ways
         self._max_stages = max_stages
         self._stages: set[str] = {OTHER}
         self._tally = StepTally()
+        self._seen: WindowSeen | None = None
         self._received = Received()
         self._profilers: dict[str, str] = {}
         inner = CollectorRegistry()
@@ -174,7 +179,7 @@ class Metrics:
         )
         # The first capture of a kind is an increase too, which Prometheus sees only from a known 0 on.
         for profiler in get_args(Profiler):
-            for state in get_args(CaptureState):
+            for state in sorted(ENDED):
                 self._captures.labels(profiler, state)
         self._capturing = Gauge("sftriage_captures_running", "Captures that are under way.", registry=inner)
         self._reproduced = Counter(
@@ -231,114 +236,100 @@ class Metrics:
         self._ranks = Gauge("sftriage_ranks", "Ranks that the job says it has.", registry=inner)
         self._ranks_alive = Gauge("sftriage_ranks_alive", "Ranks on record whose process is there.", registry=inner)
 
-    def learnt(self, window: Window) -> None:
-        """A window has come that an earlier process has counted."""
+    def start(self) -> None:
+        """Let the metrics go out."""
+        for way in self._ways:
+            way.serve(self.registry)
+
+    def take(self, seen: Event | Sight) -> None:
+        """Count what has happened."""
+        # What one event changes is exposed as a whole.
         with self._lock:
-            self._tally.take(window)
+            match seen:
+                case WindowSeen(learnt=True):
+                    # An earlier process has counted it.
+                    self._tally.take(seen.window)
+                case WindowSeen():
+                    self._seen = seen
+                case WindowJudged():
+                    self._judged(seen)
+                case ManualRequestDecided() | FollowUpDecided():
+                    self._decided(seen.decision)
+                case CaptureChanged() if seen.result.state in ENDED:
+                    self._captured(seen)
+                case CostMeasured(cost_s=None):
+                    self._unknown_cost.inc()
+                case CostMeasured(cost_s=float(cost_s)):
+                    self._group_cost.inc(max(0.0, cost_s))
+                case JobSeen():
+                    self._looked(seen)
+                case Resumed():
+                    self._begun(seen.requests)
 
-    def judged(self, judged: Judged, window: Window | None = None, lag_s: float | None = None) -> None:
-        """A window has been decided, or the job stalls.
-
-        Args:
-            judged: the verdict and the decision.
-            window: the window; a stall has none.
-            lag_s: how long its last step had ended, if that is known.
-        """
-        with self._lock:
-            verdict = judged.verdict
-            stalled = verdict.label == "stalled"
-            self._stalled.set(stalled)
-            self._verdicts.labels(verdict.label).inc()
-            for label in get_args(Label):
-                self._verdict.labels(label).set(label == verdict.label)
-            self._suspected(verdict.suspects if verdict.label in ("suspect", "stalled") else ())
-            self._decided(judged.decision, verdict.reasons)
-            self._charged(judged.costs)
-            if window is None:
-                return
-            captures = [request.capture_id for request in judged.decision.requests]
-            self._count(self._tally.take(window, verdict.clock), captures[0] if captures else None)
-            self._coverage.set(_coverage(window))
-            self._last_step.set(window.last_step)
-            if lag_s is not None:
-                self._lag.set(lag_s)
-
-    def asked(self, decision: Decision) -> None:
-        """It has been decided about a capture that a person asked for, or that another capture led to."""
-        with self._lock:
-            self._decided(decision)
-
-    def requested(self, requests: Iterable[CaptureRequest]) -> None:
-        """Captures are under way, whoever decided about them."""
-        with self._lock:
-            self._begun(requests)
-
-    def captured(self, result: CaptureResult, manifest: Manifest | None = None) -> None:
-        """A capture has ended; with a manifest, it is in the store."""
-        with self._lock:
-            profiler = self._profilers.pop(result.capture_id, manifest.capture.profiler if manifest else _UNKNOWN)
-            self._capturing.set(len(self._profilers))
-            self._captures.labels(profiler, result.state).inc(exemplar={"capture_id": result.capture_id})
-            for phase in sorted(_PHASES & result.timings_s.keys()):
-                self._rank_cost.labels(profiler, phase).inc(max(0.0, result.timings_s[phase]))
-            if self._per_rank is not None:
-                self._per_rank.captured(result)
-            if manifest is not None:
-                self._stored.inc(sum(one.size_bytes for one in manifest.artefacts))
-                self._reproduced.labels(manifest.reproduced.answer if manifest.reproduced else _UNKNOWN).inc()
-
-    def looked(
-        self, received: Received, job: JobStatus | None, now_s: float, budget: tuple[float, float] | None = None
-    ) -> None:
-        """The job has been looked at.
-
-        Args:
-            received: what has come in by now.
-            job: what the ranks are doing; None before there are any.
-            now_s: seconds since the epoch.
-            budget: what captures have used of their budget, and what it is by now, in seconds.
-        """
-        with self._lock:
-            before, self._received = self._received, received
-            self._read.inc(max(0, received.steps - before.steps))
-            self._missed.inc(max(0, received.missed - before.missed))
-            self._torn.inc(max(0, received.torn - before.torn))
-            self._unreadable.set(received.unreadable)
-            self._updated.set(now_s)
-            if budget is not None:
-                self._spent.set(budget[0])
-                self._allowed.set(budget[1])
-            if job is None:
-                return
-            self._ranks.set(job.world_size)
-            self._ranks_alive.set(sum(one.alive for one in job.ranks))
-            last_judged = self._tally.last_step(job.attempt)
-            newest = max((one.step for one in job.ranks), default=0)
-            self._lag_steps.set(max(0, newest - (last_judged if last_judged is not None else -1)))
-            if self._per_rank is not None:
-                self._per_rank.looked(job)
-
-    def ended(self, now_s: float) -> None:
-        """The run is over."""
+    def close(self) -> None:
+        """The run is over: the last values go out."""
         with self._lock:
             self._running.set(0)
             self._stalled.set(0)
-            self._updated.set(now_s)
+        for way in self._ways:
+            way.close()
 
-    def _decided(self, decision: Decision, reasons: tuple[str, ...] = ()) -> None:
-        self._decisions.labels(decision.outcome, reason_word(decision, reasons)).inc()
+    def _judged(self, judged: WindowJudged) -> None:
+        verdict, decision = judged.verdict, judged.decision
+        self._stalled.set(verdict.label == "stalled")
+        self._verdicts.labels(verdict.label).inc()
+        for label in get_args(Label):
+            self._verdict.labels(label).set(label == verdict.label)
+        self._suspected(verdict.suspects if verdict.label in ("suspect", "stalled") else ())
+        self._decided(decision)
+        if (seen := window_of(self._seen, verdict)) is None:
+            return
+        captures = [request.capture_id for request in decision.requests]
+        self._count(self._tally.take(seen.window, verdict.clock), captures[0] if captures else None)
+        self._coverage.set(_coverage(seen.window))
+        self._last_step.set(verdict.last_step)
+        if (last := seen.spans.get(verdict.last_step)) is not None:
+            self._lag.set(decision.time_s - last.end_ns / 1e9)
+
+    def _captured(self, ended: CaptureChanged) -> None:
+        result = ended.result
+        profiler = self._profilers.pop(result.capture_id, _UNKNOWN)
+        self._capturing.set(len(self._profilers))
+        self._captures.labels(profiler, result.state).inc(exemplar={"capture_id": result.capture_id})
+        for phase in sorted(_PHASES & result.timings_s.keys()):
+            self._rank_cost.labels(profiler, phase).inc(max(0.0, result.timings_s[phase]))
+        if self._per_rank is not None:
+            self._per_rank.captured(result)
+        if result.state == "stored":
+            self._stored.inc(ended.stored_bytes)
+            self._reproduced.labels(ended.reproduced.answer if ended.reproduced else _UNKNOWN).inc()
+
+    def _looked(self, seen: JobSeen) -> None:
+        before, self._received = self._received, seen.received
+        self._read.inc(max(0, seen.received.steps - before.steps))
+        self._missed.inc(max(0, seen.received.missed - before.missed))
+        self._torn.inc(max(0, seen.received.torn - before.torn))
+        self._unreadable.set(seen.received.unreadable)
+        self._updated.set(seen.time_s)
+        self._spent.set(seen.spent_s)
+        self._allowed.set(seen.budget_s)
+        if (job := seen.job) is None:
+            return
+        self._ranks.set(job.world_size)
+        self._ranks_alive.set(sum(one.alive is True for one in job.ranks))
+        last_judged = self._tally.last_step(job.attempt)
+        newest = max((one.step for one in job.ranks), default=0)
+        self._lag_steps.set(max(0, newest - (last_judged if last_judged is not None else -1)))
+        if self._per_rank is not None:
+            self._per_rank.looked(job)
+
+    def _decided(self, decision: Decision) -> None:
+        self._decisions.labels(decision.outcome, reason_label(decision)).inc()
         self._begun(decision.requests)
 
     def _begun(self, requests: Iterable[CaptureRequest]) -> None:
         self._profilers |= {request.capture_id: request.profiler for request in requests}
         self._capturing.set(len(self._profilers))
-
-    def _charged(self, costs: Iterable[Cost]) -> None:
-        for one in costs:
-            if one.cost_s is None:
-                self._unknown_cost.inc()
-            else:
-                self._group_cost.inc(max(0.0, one.cost_s))
 
     def _suspected(self, suspects: tuple[Suspect, ...]) -> None:
         """The first suspect is the one that was found; the others are who came after it."""
@@ -376,6 +367,15 @@ class Metrics:
         slowest = exposed_N.index(max(exposed_N)) if exposed_N and capture_id is not None else None
         for n, exposed_s in enumerate(exposed_N):
             self._step_time.observe(exposed_s, {"capture_id": str(capture_id)} if n == slowest else None)
+
+
+def reason_label(decision: Decision) -> str:
+    """The code of a decision's reason; where nothing could be decided, the first of the verdict's reasons."""
+    if decision.reason not in ("undecided", "standstill"):
+        return decision.reason
+    first = next(iter(reasons_of(decision)), "")
+    # What is counted must not have a thousand names.
+    return first if first in RESOLVES else "other"
 
 
 def _coverage(window: Window) -> float:

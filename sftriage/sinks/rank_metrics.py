@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
@@ -30,7 +31,12 @@ class PerRank:
             "sftriage_rank_captures", "Captures of a rank that have ended.", ["rank"], registry=inner
         )
         self._step = Gauge("sftriage_rank_step", "The number of the step that a rank is in.", ["rank"], registry=inner)
-        self._alive = Gauge("sftriage_rank_alive", "1 while a rank's process is there.", ["rank"], registry=inner)
+        self._alive = Gauge(
+            "sftriage_rank_alive",
+            "1 while a rank's process is there, NaN where that cannot be told.",
+            ["rank"],
+            registry=inner,
+        )
 
     def suspected(self, suspects: tuple[Suspect, ...], label_of: Callable[[str | None], str]) -> None:
         """These are suspected now."""
@@ -48,4 +54,4 @@ class PerRank:
         """What the ranks are doing."""
         for one in job.ranks:
             self._step.labels(str(one.rank)).set(one.step)
-            self._alive.labels(str(one.rank)).set(one.alive)
+            self._alive.labels(str(one.rank)).set(math.nan if one.alive is None else one.alive)

@@ -1,4 +1,4 @@
-"""What a controller sees, as OpenTelemetry spans: one for the run, in it one a window and one a capture.
+"""What happens to a job, as OpenTelemetry spans: one for the run, in it one a window and one a capture.
 
 All spans of a run are of one trace, whose id follows from the run's. A capture is linked to the window that led to it.
 Steps have spans only in windows with a suspect, and only if that was asked for: a job takes millions of them.
@@ -22,64 +22,112 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Link, SpanContext, StatusCode, set_span_in_context
 from opentelemetry.trace import Span as ApiSpan
 
-from sftriage.controller.controller import Judged
+from sftriage.events import (
+    CaptureChanged,
+    Event,
+    FollowUpDecided,
+    JobSeen,
+    ManualRequestDecided,
+    Sight,
+    Span,
+    WindowJudged,
+    WindowSeen,
+)
 from sftriage.frontier import by_step
-from sftriage.records import CaptureRequest, CaptureResult, Decision, Suspect, Window
+from sftriage.records import ENDED, CaptureRequest, Decision, Suspect, Verdict, Window
+from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import on_clock
-from sftriage.traces.manifest import Manifest
 
 log = logging.getLogger("sftriage")
 
 Value: TypeAlias = "str | int | float | bool | Sequence[str] | Sequence[int]"
-Wall: TypeAlias = "tuple[int, int]"
-"""From when to when, nanoseconds since the epoch."""
-
 MAX_RANKS = 128
 """Ranks of a suspect that a span lists."""
+GRACE_S = 5.0
+"""How long after the end of a run spans may take to be handed over."""
 
 
-class Spans:
-    """The spans of one run.
+class Spans(Sink):
+    """The spans of one run; it ends when the last thing was seen of it.
 
     Args:
-        processor: where they go once they have ended.
+        processor: makes what takes spans that have ended, which may start threads.
         job: the job's name.
         run: the run's id.
         version: of sftriage.
-        start_ns: when the run began, nanoseconds since the epoch.
+        started_s: when the run began, seconds since the epoch.
         steps: whether the steps of windows with a suspect have spans.
+        grace_s: how long the end may take.
     """
 
+    name = "spans"
+
     def __init__(
-        self, processor: SpanProcessor, *, job: str, run: str, version: str, start_ns: int, steps: bool = False
+        self,
+        processor: Callable[[], SpanProcessor],
+        *,
+        job: str,
+        run: str,
+        version: str,
+        started_s: float,
+        steps: bool = False,
+        grace_s: float = GRACE_S,
     ) -> None:
+        self._processor = processor
         self._provider = TracerProvider(resource=_resource(job, run), id_generator=_RunIds(run), shutdown_on_exit=False)
-        self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("sftriage", version)
-        self._steps = steps
+        self._steps, self._grace_s = steps, grace_s
+        self._now_s = started_s
+        self._seen: WindowSeen | None = None
         self._done = (-1, -1)
         self._windows = 0
         self._captures: dict[str, ApiSpan] = {}
-        self._run = self._tracer.start_span("run", Context(), start_time=start_ns)
 
-    def judged(
-        self,
-        judged: Judged,
-        wall: Wall,
-        window: Window | None = None,
-        times: Callable[[int], Wall | None] | None = None,
-    ) -> None:
-        """A window has been decided, or the job stalls.
+    def start(self) -> None:
+        """Begin the run's span."""
+        self._provider.add_span_processor(self._processor())
+        self._run = self._tracer.start_span("run", Context(), start_time=_ns(self._now_s))
 
-        Args:
-            judged: the verdict and the decision.
-            wall: from when to when the window was; of a stall, since when, and now.
-            window: the window; a stall has none.
-            times: from when to when a step was, by its number; None where that is not known.
-        """
-        verdict = judged.verdict
+    def take(self, seen: Event | Sight) -> None:
+        """Make a span of what has happened, if it is such a thing."""
+        match seen:
+            case WindowSeen():
+                self._seen = seen
+            case WindowJudged():
+                self._now_s = max(self._now_s, seen.decision.time_s)
+                self._judged(seen.verdict, seen.decision)
+            case ManualRequestDecided() | FollowUpDecided():
+                self._begin(seen.decision, None)
+            case CaptureChanged():
+                self._now_s = max(self._now_s, seen.time_s)
+                if seen.result.state in ENDED:
+                    self._captured(seen)
+            case JobSeen():
+                self._now_s = max(self._now_s, seen.time_s)
+
+    def close(self) -> None:
+        """The run is over: end what has not ended, and hand over what waits, for at most the grace."""
+        end_ns = _ns(self._now_s)
+        for span in self._captures.values():
+            span.set_status(StatusCode.ERROR, "what became of it is not known")
+            span.end(end_ns)
+        self._captures.clear()
+        self._run.set_attribute("sftriage.windows", self._windows)
+        self._run.end(end_ns)
+        # A receiver that is away would be waited for by the minute.
+        last = threading.Thread(target=self._provider.shutdown, name="sftriage-spans-end", daemon=True)
+        last.start()
+        last.join(self._grace_s)
+
+    def _judged(self, verdict: Verdict, decision: Decision) -> None:
+        seen = window_of(self._seen, verdict)
+        was = None if seen is None else _whole(seen.spans, verdict)
+        if was is None:
+            # A stall lasts until now, and so did a window of which no more is known, as good as.
+            lasted_s = verdict.exposed_s * (verdict.last_step - verdict.first_step + 1)
+            was = Span(_ns(decision.time_s - lasted_s), _ns(decision.time_s))
         span = self._tracer.start_span(
-            "stall" if window is None else "window",
+            "stall" if verdict.label == "stalled" else "window",
             set_span_in_context(self._run, Context()),
             attributes={
                 "sftriage.label": verdict.label,
@@ -91,22 +139,19 @@ class Spans:
                 "sftriage.exposed_s": verdict.exposed_s,
                 **{f"sftriage.advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
                 **(_of_suspect(verdict.suspects[0]) if verdict.suspects else {}),
-                **_of_decision(judged.decision),
+                **_of_decision(decision),
             },
-            start_time=wall[0],
+            start_time=was.start_ns,
         )
         self._windows += 1
-        if self._steps and window is not None and times is not None and verdict.label == "suspect":
-            self._of_steps(on_clock(window, verdict.clock), times, span)
-        span.end(wall[1])
-        self._begin(judged.decision, span.get_span_context())
+        if self._steps and seen is not None and verdict.label == "suspect":
+            self._of_steps(on_clock(seen.window, verdict.clock), seen.spans, span)
+        span.end(was.end_ns)
+        self._begin(decision, span.get_span_context())
 
-    def asked(self, decision: Decision) -> None:
-        """It has been decided about a capture that a person asked for, or that another capture led to."""
-        self._begin(decision, None)
-
-    def captured(self, result: CaptureResult, end_ns: int, manifest: Manifest | None = None) -> None:
-        """A capture has ended; with a manifest, it is in the store. One that nobody knows has no span."""
+    def _captured(self, ended: CaptureChanged) -> None:
+        """A capture has ended. One that nobody knows has no span."""
+        result = ended.result
         span = self._captures.pop(result.capture_id, None)
         if span is None:
             return
@@ -122,24 +167,11 @@ class Spans:
             span.set_attributes(
                 {"sftriage.capture.first_step": result.first_step, "sftriage.capture.last_step": result.last_step}
             )
-        if manifest is not None and manifest.reproduced is not None:
-            span.set_attribute("sftriage.capture.reproduced", manifest.reproduced.answer)
-        if result.state != "done":
+        if ended.reproduced is not None:
+            span.set_attribute("sftriage.capture.reproduced", ended.reproduced.answer)
+        if result.state != "stored":
             span.set_status(StatusCode.ERROR, result.detail or result.state)
-        span.end(end_ns)
-
-    def close(self, end_ns: int, grace_s: float) -> None:
-        """The run is over: end what has not ended, and hand over what waits, for at most so long."""
-        for span in self._captures.values():
-            span.set_status(StatusCode.ERROR, "what became of it is not known")
-            span.end(end_ns)
-        self._captures.clear()
-        self._run.set_attribute("sftriage.windows", self._windows)
-        self._run.end(end_ns)
-        # A receiver that is away would be waited for by the minute.
-        last = threading.Thread(target=self._provider.shutdown, name="sftriage-spans", daemon=True)
-        last.start()
-        last.join(grace_s)
+        span.end(_ns(ended.time_s))
 
     def _begin(self, decision: Decision, window: SpanContext | None) -> None:
         for request in decision.requests:
@@ -148,17 +180,17 @@ class Spans:
                 set_span_in_context(self._run, Context()),
                 attributes={**_of_request(request), "sftriage.rule": decision.rule or decision.reason},
                 links=[] if window is None else [Link(window)],
-                start_time=round(decision.time_s * 1e9),
+                start_time=_ns(decision.time_s),
             )
 
-    def _of_steps(self, window: Window, times: Callable[[int], Wall | None], parent: ApiSpan) -> None:
+    def _of_steps(self, window: Window, spans: Mapping[int, Span], parent: ApiSpan) -> None:
         """A span for each step of the window that has none yet."""
         context = set_span_in_context(parent, Context())
         advances_NS, complete_N = by_step(window)
         for n, advances_s in enumerate(advances_NS.tolist()):
             step = window.first_step + n
-            wall = times(step) if complete_N[n] and (window.attempt, step) > self._done else None
-            if wall is None:
+            was = spans.get(step) if complete_N[n] and (window.attempt, step) > self._done else None
+            if was is None:
                 continue
             self._done = (window.attempt, step)
             stages = dict(zip(window.schema.stages, advances_s, strict=True))
@@ -171,9 +203,9 @@ class Spans:
                     "sftriage.exposed_s": sum(advances_s),
                     **{f"sftriage.advance_s.{stage}": seconds for stage, seconds in stages.items()},
                 },
-                start_time=wall[0],
+                start_time=was.start_ns,
             )
-            span.end(wall[1])
+            span.end(was.end_ns)
 
 
 class Telling(SpanExporter):
@@ -225,6 +257,16 @@ def _resource(job: str, run: str) -> Resource:
     if str(resource.attributes.get("service.name", "unknown_service")).startswith("unknown_service"):
         resource = resource.merge(Resource({"service.name": "sftriage"}))
     return resource
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def _whole(spans: Mapping[int, Span], verdict: Verdict) -> Span | None:
+    """From the start of a verdict's first step to the end of its last one; None where either is not known."""
+    first, last = spans.get(verdict.first_step), spans.get(verdict.last_step)
+    return None if first is None or last is None else Span(first.start_ns, last.end_ns)
 
 
 def _of_suspect(suspect: Suspect) -> Mapping[str, Value]:

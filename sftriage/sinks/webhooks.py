@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -28,9 +28,11 @@ from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
 from sftriage.errors import SftriageError
-from sftriage.policy.schema import Webhook
+from sftriage.events import Event, PolicyChanged, Sight, WindowJudged
+from sftriage.policy.schema import Rule, Webhook
 from sftriage.records import Decision, Verdict, plain
-from sftriage.words import verdict_sentence
+from sftriage.sinks.stream import Sink
+from sftriage.words import decision_values, reason_sentence, verdict_sentence
 
 log = logging.getLogger("sftriage")
 
@@ -39,6 +41,7 @@ CAPACITY = 256
 ATTEMPT_S = 10.0
 """How long an attempt may hear nothing."""
 GIVE_UP_S = 600.0
+CLOSE_S = 10.0
 RETRY = Retry(
     None,
     allowed_methods=None,
@@ -84,14 +87,15 @@ def cloud_event(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "datacontenttype": "application/json",
         "subject": _steps(decision),
-        "data": {**data, "verdict": plain(verdict), "decision": plain(decision)},
+        "data": {**data, "verdict": plain(verdict), "decision": decision_values(decision)},
     }
     return json.dumps(event, allow_nan=False).encode()
 
 
 def slack_message(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
     """A decision as a line of text that Slack's incoming webhooks take, and the many that take the same."""
-    text = f"{origin.job}: {verdict_sentence(verdict)} {decision.outcome.capitalize()}: {decision.reason}"[:_MAX_TEXT]
+    done = f"{decision.outcome.capitalize()}: {reason_sentence(decision)}"
+    text = f"{origin.job}: {verdict_sentence(verdict)} {done}"[:_MAX_TEXT]
     return json.dumps({"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}).encode()
 
 
@@ -178,45 +182,57 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {strerror}" if strerror else type(error).__name__
 
 
-class Webhooks:
-    """Posts the decisions of one origin."""
+class Webhooks(Sink):
+    """Posts the decisions of one origin.
+
+    Args:
+        origin: whose decisions these are.
+        rules: the rules in force, by name.
+        close_s: how long the end may take; what is not delivered by then is given up.
+    """
+
+    name = "webhooks"
 
     def __init__(
         self,
         origin: Origin,
+        rules: Callable[[], Mapping[str, Rule]],
         retry: Retry = RETRY,
         give_up_s: float = GIVE_UP_S,
         attempt_s: float = ATTEMPT_S,
         capacity: int = CAPACITY,
+        close_s: float = CLOSE_S,
     ) -> None:
         self.origin, self.retry, self.give_up_s, self.attempt_s = origin, retry, give_up_s, attempt_s
         self.closing, self.close_by_s = threading.Event(), float("inf")
-        self._capacity = capacity
+        self._rules, self._capacity, self._close_s = rules, capacity, close_s
         self._lanes: dict[Webhook, _Lane] = {}
 
-    def check(self, webhooks: Iterable[Webhook]) -> None:
-        """Say who cannot be told as things are."""
-        for webhook in dict.fromkeys(webhooks):
+    def start(self) -> None:
+        """Say who cannot be told as things are: now, and not when somebody should have been."""
+        rules = self._rules()
+        for webhook in _of(rules, rules):
             try:
                 _address(webhook)
             except _UndeliveredError as error:
                 log.error("notify %s: %s; nobody is told", _named(webhook), error)
 
-    def notify(self, verdict: Verdict, decision: Decision, webhooks: Iterable[Webhook]) -> None:
-        """Have each of them told, once. Returns at once and raises nothing: who is not told must not hold up a job."""
-        try:
-            for webhook in dict.fromkeys(webhooks) if not self.closing.is_set() else ():
-                if webhook not in self._lanes:
-                    lane = _Lane(webhook, self)
-                    lane.start()
-                    self._lanes[webhook] = lane
-                self._lanes[webhook].put(verdict, decision, self._capacity)
-        except Exception:
-            log.exception("a decision could not be queued for webhooks")
+    def take(self, seen: Event | Sight) -> None:
+        """Have those told whom the rules want told, each once."""
+        match seen:
+            case PolicyChanged(kind="changed"):
+                self.start()
+            case WindowJudged(verdict=verdict, decision=decision):
+                for webhook in _of(self._rules(), decision.notify) if decision.notify else ():
+                    if webhook not in self._lanes:
+                        lane = _Lane(webhook, self)
+                        lane.start()
+                        self._lanes[webhook] = lane
+                    self._lanes[webhook].put(verdict, decision, self._capacity)
 
-    def close(self, deadline_s: float) -> None:
-        """Deliver what is waiting, for no longer than ``deadline_s``; what is left after that is given up."""
-        self.close_by_s = time.monotonic() + deadline_s
+    def close(self) -> None:
+        """Deliver what is waiting."""
+        self.close_by_s = time.monotonic() + self._close_s
         self.closing.set()
         lanes, self._lanes = list(self._lanes.values()), {}
         for lane in lanes:
@@ -295,6 +311,12 @@ class _Lane(threading.Thread):
         if self._sink.closing.wait(due_s - time.monotonic()) and due_s < self._sink.close_by_s:
             time.sleep(max(0.0, due_s - time.monotonic()))
         return due_s < self._sink.close_by_s
+
+
+def _of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:
+    """The destinations of some rules, once each, whichever of them ask for it."""
+    found = [rules[name] for name in names if name in rules]
+    return dict.fromkeys(one.webhook for rule in found for one in rule.notify)
 
 
 def _named(webhook: Webhook) -> str:

@@ -185,6 +185,12 @@ class ReproducedInfo(Model):
         return cls(**{**plain(reproduced), "fault_steps": reproduced.fault_steps})
 
 
+class Remarks(Model):
+    """What the GPU of a captured rank said of itself."""
+
+    lines: Annotated[tuple[Sentence, ...], Field(max_length=64)]
+
+
 class CostInfo(Steps):
     """What captures cost the whole job. The steps are those that a profiler touched, warm-up and probing included.
 

@@ -19,11 +19,20 @@ from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
 from sftriage.traces.files import copy, copy_verified
-from sftriage.traces.findings import Findings
 from sftriage.traces.keys import Place, shown, written
-from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, CostInfo, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience
-from sftriage.traces.stores import PIN_NAME, WHOLE, Condition, Listing, Progress, check_id, destination_of, noting
+from sftriage.traces.stores import (
+    PIN_NAME,
+    WHOLE,
+    Condition,
+    Listing,
+    Noted,
+    Progress,
+    check_id,
+    destination_of,
+    noting,
+)
 
 _READERS = 16
 _MAX_NAMED = 5
@@ -147,7 +156,7 @@ class RemoteStore:
             raise UsageError(f"{target} cannot be written: {error.strerror}") from error
         return target
 
-    def note(self, capture_id: str, noted: Findings | CostInfo) -> Manifest:
+    def note(self, capture_id: str, noted: Noted) -> Manifest:
         """See `Store.note`."""
         manifest = noting(self.manifest(capture_id), noted)
         self.put_manifest(manifest)

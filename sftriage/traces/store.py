@@ -33,13 +33,13 @@ from pydantic import ValidationError
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
 from sftriage.traces.fields import first_problem
 from sftriage.traces.files import Summed, chunks, copy, copy_verified, private, regular, replacing, sync, sync_directory
-from sftriage.traces.findings import Findings
-from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, CostInfo, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,
     Condition,
     Listing,
+    Noted,
     Progress,
     check_id,
     destination_of,
@@ -199,7 +199,7 @@ class LocalStore:
         if size != artefact.size_bytes:
             raise IntegrityError(f"{path}: {size} bytes; it had {artefact.size_bytes}")
 
-    def note(self, capture_id: str, noted: Findings | CostInfo) -> Manifest:
+    def note(self, capture_id: str, noted: Noted) -> Manifest:
         """See `Store.note`."""
         manifest = noting(self.manifest(capture_id), noted)
         path = self._captures / capture_id / MANIFEST_NAME

@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
 from sftriage.traces.findings import Findings
-from sftriage.traces.manifest import CostInfo, Manifest, NewerError
+from sftriage.traces.manifest import CostInfo, Manifest, NewerError, Remarks, ReproducedInfo
 
 PIN_NAME = "pinned"
 """An empty file of this name beside a capture's manifest: retention leaves it alone."""
@@ -94,6 +94,10 @@ class Listing:
         return tuple(one.problem for one in self.unfit.values())
 
 
+Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | Remarks"
+"""What becomes known of a capture once it is stored."""
+
+
 class Store(Protocol):
     """Captures, each its artefacts and its manifest.
 
@@ -150,7 +154,7 @@ class Store(Protocol):
             IntegrityError: what is stored is not what was put; nothing is left at the destination.
         """
 
-    def note(self, capture_id: str, noted: Findings | CostInfo) -> Manifest:
+    def note(self, capture_id: str, noted: Noted) -> Manifest:
         """Put what a capture shows, or has cost, into its manifest, in place of what was noted of that before.
 
         Raises:
@@ -183,9 +187,16 @@ class Store(Protocol):
         """The references of the captures that are pinned."""
 
 
-def noting(manifest: Manifest, noted: Findings | CostInfo) -> Manifest:
+def noting(manifest: Manifest, noted: Noted) -> Manifest:
     """The manifest with what became known later."""
-    return manifest.model_copy(update={"cost" if isinstance(noted, CostInfo) else "findings": noted})
+    match noted:
+        case CostInfo():
+            return manifest.model_copy(update={"cost": noted})
+        case ReproducedInfo():
+            return manifest.model_copy(update={"reproduced": noted})
+        case Remarks():
+            return manifest.model_copy(update={"evidence": noted.lines})
+    return manifest.model_copy(update={"findings": noted})
 
 
 def check_id(capture_id: str) -> str:

@@ -20,9 +20,18 @@ NOTE_WORDS = {
     "cost": "cost",
     "policy": "policy",
     "evidence": "evidence",
+    "taken_over": "taken over",
 }
 LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
-STATE_WORDS = {"running": "is under way", "done": "done", "failed": "failed", "refused": "was refused"}
+STATE_WORDS = {
+    "accepted": "is about to begin",
+    "armed": "is about to begin",
+    "running": "is under way",
+    "stored": "done",
+    "failed": "failed",
+    "refused": "was refused",
+    "expired": "was given up",
+}
 
 
 class Templates:

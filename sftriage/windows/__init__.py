@@ -1,1 +1,4 @@
-"""Recorded steps: decoded, found in logs, and put together to windows, of a live job and of a recording alike."""
+"""Recorded steps put together to windows, of a live job and of a recording alike.
+
+`decoding` makes columns of slots, `shipped` is what agents send, `logs` finds kept steps, `gather` cuts windows.
+"""

@@ -71,9 +71,13 @@ class Gatherer:
         self._hosts, self._cohorts = [""] * world_size, [""] * world_size
         self._places: tuple[tuple[str, ...] | None, tuple[str, ...] | None] | None = None
 
+    def takes(self, schema: StageSchema, world_size: int) -> bool:
+        """Whether steps are of this job: of its stages, and of as many ranks."""
+        return (schema, world_size) == (self._schema, self._world_size)
+
     def describe(self, rank: int, host: str, cohort: str = "") -> None:
         """Say where a rank is and what role it has; windows from now on carry it."""
-        if 0 <= rank < self._world_size:
+        if 0 <= rank < self._world_size and (self._hosts[rank], self._cohorts[rank]) != (host, cohort):
             self._hosts[rank], self._cohorts[rank] = host, cohort
             self._places = None
 

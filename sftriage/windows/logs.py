@@ -19,6 +19,7 @@ from sftriage.recorder import RingInfo, files
 from sftriage.recorder.layout import HEADER_BYTES, MAGICS, decode_header
 from sftriage.records import Window
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
+from sftriage.windows.gather import Gatherer, Shape
 
 NS = 1e-9
 LOG_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})\.steps")
@@ -263,3 +264,17 @@ def _end_to_end(logs: Sequence[StepFile], runs: Sequence[Run]) -> Window:
         ready_NR=ready_NR,
         cohorts=cohorts if any(cohorts) else None,
     )
+
+
+def kept_steps(logs: StepLogs, attempt: int, first_step: int, last_step: int) -> Window | None:
+    """Some steps of one attempt of a job by the host's clock, from its logs; None where none of them has any."""
+    logs.look()
+    of_attempt = logs.of(attempt)
+    run = (first_step, last_step - first_step + 1)
+    found = [log.steps([run])[1] for log in of_attempt.values()]
+    if not any(map(len, found)):
+        return None
+    info = next(iter(of_attempt.values())).info
+    gatherer = Gatherer(info.schema, info.world_size, Shape(run[1], run[1], 0), attempt=attempt)
+    gatherer.add(together(found))
+    return next(iter(gatherer.ready(ended=True)), None)

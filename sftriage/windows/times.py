@@ -1,23 +1,16 @@
-"""When the newest steps of a job began and ended, on the clock of the host that reads them."""
+"""When the newest steps of a job began and ended, in nanoseconds since the epoch."""
 
 from __future__ import annotations
 
 from itertools import islice
-from typing import NamedTuple
 
 import numpy as np
 
+from sftriage.events import Span
 from sftriage.windows.decoding import StepArrays
 
 KEPT_STEPS = 4096
 """Steps that are remembered at least: ranks are read one after the other, each with all that it has."""
-
-
-class Span(NamedTuple):
-    """From when to when, in nanoseconds on the host's monotonic clock."""
-
-    start_ns: int
-    end_ns: int
 
 
 class StepTimes:
@@ -32,8 +25,8 @@ class StepTimes:
         self._attempt = 0
         self._spans: dict[int, Span] = {}
 
-    def note(self, attempt: int, steps: StepArrays) -> None:
-        """Take steps that have been read."""
+    def note(self, attempt: int, steps: StepArrays, wall_ns: int = 0) -> None:
+        """Take steps that have been read; ``wall_ns`` is what their clock lags behind nanoseconds since the epoch."""
         if attempt < self._attempt:
             return
         if attempt > self._attempt:
@@ -42,8 +35,9 @@ class StepTimes:
             return
         steps = steps.in_order()
         first_X = np.flatnonzero(np.diff(steps.step_B, prepend=steps.step_B[0] - 1))
-        start_X = np.minimum.reduceat(steps.start_ns_B, first_X).tolist()
-        end_X = np.maximum.reduceat(steps.start_ns_B + steps.durations_ns_BS.sum(axis=1), first_X).tolist()
+        start_X = (np.minimum.reduceat(steps.start_ns_B, first_X) + wall_ns).tolist()
+        ends_B = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
+        end_X = (np.maximum.reduceat(ends_B, first_X) + wall_ns).tolist()
         for step, start_ns, end_ns in zip(steps.step_B[first_X].tolist(), start_X, end_X, strict=True):
             known = self._spans.get(step)
             if known is not None:

@@ -121,7 +121,7 @@ def window_of(options: Options, number: int) -> tuple[Verdict, Decision]:
         {f"number_{n}": float(n) for n in range(25)},
         SCHEMA.sync,
     )
-    reason = "cooldown of rule slow-rank" if outcome == "throttle" else "roaming" if hiccup else "healthy"
+    reason = "cooldown" if outcome == "throttle" else "undecided" if hiccup else "healthy"
     return verdict, Decision(1.8e9 + first * 0.1, first, last, label, outcome, reason)  # type: ignore[arg-type]
 
 

@@ -17,9 +17,9 @@ from sftriage.recorder import MailboxClient, RingReader, find_rings
 from sftriage.records import Ask
 from sftriage.runs import asks
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.journal import read_journal
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, descendants, wait_until
+from tests.journals import entries
 
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 RANK, STEPS, WARMUP_STEPS = 1, 40, 20
@@ -79,7 +79,7 @@ class Job:
         return found
 
     def entries(self, kind: str) -> list[dict]:
-        return [entry for entry in read_journal(self.directory.decisions) if entry["type"] == kind]
+        return entries(self.directory.decisions, kind)
 
     def whole(self) -> set[str]:
         """The captures that are listed, all of which are there whole, byte for byte."""
@@ -187,7 +187,7 @@ def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool],
 
 def results_of(job: Job, ask_id: str) -> list[dict]:
     """What has become of the capture that somebody asked for."""
-    decided = [one["decision"] for one in job.entries("ask") if one["ask"]["ask_id"] == ask_id]
+    decided = [one["decision"] for one in job.entries("manual_request") if one["request"]["ask_id"] == ask_id]
     ids = {request["capture_id"] for one in decided for request in one["requests"]}
     return [one["result"] for one in job.entries("capture") if one["result"]["capture_id"] in ids]
 
@@ -235,7 +235,7 @@ def capture_again(job: Job, environment: dict[str, str], profiler: str = "torch"
     )
     assert done.stdout, done.stderr
     (result,) = json.loads(done.stdout)["results"]
-    assert (done.returncode == 0) == (result["state"] == "done"), done.stderr
+    assert (done.returncode == 0) == (result["state"] == "stored"), done.stderr
     return result
 
 
@@ -243,12 +243,12 @@ def check_record(job: Job) -> None:
     """Nothing was decided twice, every capture that was asked for has ended once, and what is done is there."""
     windows = Counter((one["verdict"]["attempt"], one["verdict"]["first_step"]) for one in job.entries("window"))
     assert set(windows.values()) <= {1}
-    decided = Counter(one["ask"]["ask_id"] for one in job.entries("ask"))
+    decided = Counter(one["request"]["ask_id"] for one in job.entries("manual_request"))
     assert set(decided.values()) <= {1}
-    requested = {one["capture_id"] for entry in job.entries("ask") for one in entry["decision"]["requests"]}
+    requested = {one["capture_id"] for entry in job.entries("manual_request") for one in entry["decision"]["requests"]}
     ended = Counter(one["result"]["capture_id"] for one in job.entries("capture"))
     assert ended == Counter(requested)
-    done = {one["result"]["capture_id"] for one in job.entries("capture") if one["result"]["state"] == "done"}
+    done = {one["result"]["capture_id"] for one in job.entries("capture") if one["result"]["state"] == "stored"}
     assert job.whole() == done
     assert [path.name for path in job.directory.spool.iterdir()] == []
     assert not list((job.directory.path / "captures").glob(".tmp-*"))

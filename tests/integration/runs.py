@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from sftriage.runs.journal import read_journal
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
+from tests.journals import entries
 
 
 def captures(run: Path) -> tuple[Manifest, ...]:
@@ -15,7 +15,7 @@ def captures(run: Path) -> tuple[Manifest, ...]:
 
 def verdicts(run: Path) -> list[dict[str, Any]]:
     """The verdicts of the windows that have been judged."""
-    return [entry["verdict"] for entry in read_journal(run / "decisions.jsonl") if entry["type"] == "window"]
+    return [entry["verdict"] for entry in entries(run / "decisions.jsonl", "window")]
 
 
 def named(verdict: dict[str, Any]) -> tuple[int | None, str | None] | None:

@@ -15,6 +15,7 @@ from sftriage.runs.directory import RunInfo, create
 from tests.integration.conftest import own_environment
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 from tests.integration.runs import captures
+from tests.journals import entries
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
 
@@ -66,7 +67,11 @@ def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
     assert status == 0, err
     answer = json.loads(out)
     (result,) = answer["results"]
-    assert (answer["decision"]["outcome"], answer["decision"]["label"], result["state"]) == ("capture", "asked", "done")
+    assert (answer["decision"]["outcome"], answer["decision"]["label"], result["state"]) == (
+        "capture",
+        "asked",
+        "stored",
+    )
     shown = start("traces", "show", result["capture_id"], "--run", directory, "--json").communicate(timeout=60)[0]
     manifest = json.loads(shown)
     assert manifest["capture"]["rank"] == 1
@@ -107,9 +112,9 @@ def test_what_cannot_be_asked_for_is_said(start, running):
 def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_find_it(start, running):
     # GIVEN somebody who waits for a capture that takes a while
     directory = running
-    before = (directory / "decisions.jsonl").read_text().count('"type": "ask"')
+    before = len(entries(directory / "decisions.jsonl", "manual_request"))
     waiting = start("capture", "--run", directory, "--rank", 1, "--reason", "long", "--steps", 200)
-    wait_until(lambda: (directory / "decisions.jsonl").read_text().count('"type": "ask"') > before)
+    wait_until(lambda: len(entries(directory / "decisions.jsonl", "manual_request")) > before)
     # WHEN they press Ctrl-C
     waiting.send_signal(signal.SIGINT)
     out, err = waiting.communicate(timeout=60)

@@ -92,9 +92,9 @@ def test_sftriage_killed_at_any_stage_of_a_capture_is_taken_over_by_the_next(job
         assert all(Path(f"/proc/{pid}").exists() for pid in trainers), stage
         # AND whoever takes it over carries the capture to its end: the trainer had made it, or makes it now
         running.process = attached(running, environment)
-        assert result_of(running, ask_id)["state"] == "done", stage
+        assert result_of(running, ask_id)["state"] == "stored", stage
     # AND the next capture works, the job ends as it would have, and its record has everything once
-    assert capture_again(running, environment)["state"] == "done"
+    assert capture_again(running, environment)["state"] == "stored"
     end(running)
 
 
@@ -120,7 +120,7 @@ def test_a_trainer_killed_at_any_stage_of_its_capture_costs_the_capture_and_what
         )
         running.known()
     # AND the next capture is one of its new trainer, and it ends as it would have
-    assert capture_again(running, environment)["state"] == "done"
+    assert capture_again(running, environment)["state"] == "stored"
     end(running)
 
 

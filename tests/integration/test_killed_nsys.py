@@ -15,6 +15,7 @@ import pytest
 from sftriage.capture.stacks import find_py_spy
 from sftriage.errors import CaptureError
 from sftriage.recorder import MailboxClient, find_rings
+from sftriage.runs.directory import read_info
 from sftriage.runtime.nsys_launch import place_in
 from tests import needs
 from tests.integration.killing import (
@@ -85,19 +86,24 @@ def collecting(job: Job, mailbox: MailboxClient) -> bool:
     return note_of(job).exists() and mailbox.progress().state == "recording"
 
 
+def answered(job: Job, mailbox: MailboxClient) -> bool:
+    """The steps of what was asked for last are in."""
+    return posted(job, mailbox) and mailbox.progress().answered
+
+
 def stopping(job: Job, mailbox: MailboxClient) -> bool:
     """The steps are in, and nsys has been told to stop."""
-    return note_of(job).exists() and posted(job, mailbox) and mailbox.progress().answered
+    return note_of(job).exists() and answered(job, mailbox)
 
 
-def converting(job: Job, _: MailboxClient) -> bool:
+def converting(job: Job, mailbox: MailboxClient) -> bool:
     """What nsys left is being made a report of."""
-    return not note_of(job).exists() and any(tmp_of(job).glob("asked-*.qdstrm"))
+    return answered(job, mailbox) and not note_of(job).exists() and any(tmp_of(job).glob("asked-*.qdstrm"))
 
 
-def exporting(job: Job, _: MailboxClient) -> bool:
+def exporting(job: Job, mailbox: MailboxClient) -> bool:
     """The report is being opened, to see what is in it."""
-    return any(tmp_of(job).glob("asked-*.sqlite"))
+    return answered(job, mailbox) and any(tmp_of(job).glob("asked-*.sqlite"))
 
 
 STAGES = {
@@ -136,16 +142,16 @@ def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_
         # AND whoever takes it over says that this capture was lost, or, where it was stored already, has it
         running.process = attached(running, environment)
         result = result_of(running, ask.ask_id)
-        expected = "done" if stage == "stored" else "failed"
+        expected = "stored" if stage == "stored" else "failed"
         assert result["state"] == expected, (stage, result)
-        assert (expected == "done") == (result["capture_id"] in running.whole())
-        assert expected == "done" or "sftriage ended during it" in result["detail"]
+        assert (expected == "stored") == (result["capture_id"] in running.whole())
+        assert expected == "stored" or "sftriage ended during it" in result["detail"]
         # AND nothing is left of it, where the next report is made or on the way there
         assert not note_of(running).exists()
         assert not list(tmp_of(running).glob("asked-*"))
     # AND the next capture works
     again = capture_again(running, environment, "nsys")
-    assert again["state"] == "done", again
+    assert again["state"] == "stored", again
     # AND the job ends as it would have, its record has everything once, and nsys is gone with it
     end(running)
     check_gone(running)
@@ -169,7 +175,8 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
         text=True,
         timeout=DEADLINE_S,
     )
-    states = {words[-1].rpartition("-")[2]: words[2] for words in map(str.split, listed.stdout.splitlines()[1:])}
+    ours = [line.split() for line in listed.stdout.splitlines() if read_info(running.directory).run_id in line]
+    states = {words[-1].rpartition("-")[2]: words[2] for words in ours}
     assert states == {"0.0": "Launched", "1.0": "Launched"}, listed.stdout
     # AND training goes on
     before = running.steps()
@@ -177,7 +184,7 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
     # AND where somebody takes over after all, the next capture works
     successor = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
-    assert capture_again(running, environment, "nsys")["state"] == "done"
+    assert capture_again(running, environment, "nsys")["state"] == "stored"
     running.release.touch()
     _, said = successor.communicate(timeout=DEADLINE_S)
     assert successor.returncode == 0, said
@@ -196,9 +203,9 @@ def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_w
         os.kill(killed, signal.SIGKILL)
         # THEN the capture has failed, if its steps were not all in; and what is listed is whole
         result = result_of(running, ask.ask_id)
-        expected = "failed" if stage == "collecting" else "done"
+        expected = "failed" if stage == "collecting" else "stored"
         assert result["state"] == expected, result
-        assert (result["capture_id"] in running.whole()) == (expected == "done")
+        assert (result["capture_id"] in running.whole()) == (expected == "stored")
         # AND the job starts again, as it would have
         rings = 2 * (number + 2)
         wait_until(
@@ -209,7 +216,7 @@ def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_w
         running.known()
     # AND the next capture is one of its new trainer, and it ends as it would have
     again = capture_again(running, environment, "nsys")
-    assert again["state"] == "done", again
+    assert again["state"] == "stored", again
     end(running)
     check_gone(running)
 
@@ -239,7 +246,7 @@ def test_nsys_killed_while_it_collects_costs_the_capture_and_its_reason_is_said_
     again = capture_again(running, environment, "nsys")
     assert again["state"] == "failed"
     assert "session" in again["detail"]
-    assert capture_again(running, environment)["state"] == "done"
+    assert capture_again(running, environment)["state"] == "stored"
     # AND the job ends as it would have
     running.release.touch()
     assert running.process.wait(DEADLINE_S) == 0
@@ -280,7 +287,7 @@ def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain,
     successor = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
     assert result_of(running, ask.ask_id)["state"] == "failed"
-    assert capture_again(running, environment, "stacks")["state"] == "done"
+    assert capture_again(running, environment, "stacks")["state"] == "stored"
     running.release.touch()
     _, said = successor.communicate(timeout=DEADLINE_S)
     assert successor.returncode == 0, said

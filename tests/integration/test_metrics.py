@@ -351,7 +351,7 @@ def test_the_spans_of_a_real_job_arrive_with_the_times_of_its_steps(observed, st
     (capture, *_) = by_name["capture"]
     windows = {span.span_id: receiver.attributes(span) for span in by_name["window"]}
     assert windows[capture.links[0].span_id]["sftriage.outcome"] == "capture"
-    assert receiver.attributes(capture)["sftriage.capture.state"] == "done"
+    assert receiver.attributes(capture)["sftriage.capture.state"] == "stored"
     steps = [receiver.attributes(span)["sftriage.step"] for span in by_name["step"]]
     assert steps
     assert len(steps) == len(set(steps))

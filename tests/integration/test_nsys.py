@@ -14,8 +14,8 @@ import pytest
 
 from sftriage.agent.agent import Agent
 from sftriage.capture import NsysPlace, nsys, nsys_rank
-from sftriage.records import CaptureRequest
-from sftriage.windows.gather import Shape
+from sftriage.records import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
+from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.processes import wait_until
 from tests.integration.runs import captures
@@ -142,6 +142,25 @@ def rank(place):
         process.communicate(timeout=60)
 
 
+WHY = Trigger(0, 49, "suspect", "rank", (0,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
+
+
+class Host(Agent):
+    """An agent of one host, asked for one capture at a time."""
+
+    def capture(self, request: CaptureRequest) -> None:
+        self.want([WantedCapture(request, WHY)])
+
+    def ended(self) -> list[CaptureResult]:
+        """Captures that have ended since the last call."""
+        return [one.result for one in self.reports() if one.result.state in ENDED]
+
+
+def host(tmp_path: Path, place: NsysPlace) -> Host:
+    made = {name: tmp_path / name for name in ("rings", "steps", "spool")}
+    return Host(**made, store=LocalStore(tmp_path), job="job", run="run-1", nsys=place)
+
+
 def test_armed_ranks_are_captured_again_and_again_by_an_agent_that_cannot_reach_them(
     rank, place, tmp_path, environment
 ):
@@ -157,10 +176,9 @@ def test_armed_ranks_are_captured_again_and_again_by_an_agent_that_cannot_reach_
         "SFTRIAGE_SPOOL": str(tmp_path / "spool"),
     }
     process = rank(sys.executable, JOB, tmp_path / "release", **changes)
-    shape = Shape(window_steps=40, stride_steps=40, warmup_steps=0)
-    agent = Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own)
+    agent = host(tmp_path, own)
     with contextlib.closing(agent):
-        wait_until(lambda: agent.poll() or agent.ranks)
+        wait_until(lambda: agent.rows() and agent.ranks)
         wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
         covered = []
         for number in range(2):
@@ -168,18 +186,18 @@ def test_armed_ranks_are_captured_again_and_again_by_an_agent_that_cannot_reach_
             request = CaptureRequest(
                 f"c-{number}", 0, "nsys", 3, 1, max_seconds=60, max_bytes=10**8, options={"sqlite": True}
             )
-            assert agent.capture(request) is None
-            ((capture, result),) = wait_until(agent.results)
+            agent.capture(request)
+            (result,) = wait_until(agent.ended)
             # THEN exactly the steps that the trainer marked are in the report, each time
-            assert result.state == "done", result.detail
-            with contextlib.closing(sqlite3.connect(capture.products()[1].path)) as database:
+            assert result.state == "stored", result.detail
+            (export,) = (tmp_path / "captures" / request.capture_id).glob("*.sqlite")
+            with contextlib.closing(sqlite3.connect(export)) as database:
                 texts = database.execute(
                     "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId"
                 )
                 steps = sorted(int(text[13:]) for (text,) in texts if (text or "").startswith("ProfilerStep#"))
             assert steps == list(range(result.first_step, result.last_step + 1))
             covered += steps
-            capture.close()
         assert len(set(covered)) == 6
         assert {path.suffix for path in (tmp_path / "spool").iterdir()} <= {".armed"}
     (tmp_path / "release").touch()
@@ -199,9 +217,8 @@ def watched(rank, place, tmp_path):
         changes["SFTRIAGE_NSYS_TMP"] = str(tmp)
         process = rank(sys.executable, JOB, tmp_path / "release", **changes)
         own = NsysPlace(Path(place["SFTRIAGE_NSYS"]), place["SFTRIAGE_NSYS_SESSION"], ("nvtx",), tmp)
-        shape = Shape(window_steps=40, stride_steps=40, warmup_steps=0)
-        agents.append(Agent(tmp_path / "rings", tmp_path / "steps", tmp_path / "spool", shape, own))
-        wait_until(lambda: agents[0].poll() or agents[0].ranks)
+        agents.append(host(tmp_path, own))
+        wait_until(lambda: agents[0].rows() and agents[0].ranks)
         wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
         return process, agents[0]
 
@@ -218,19 +235,17 @@ def request(number, **changes):
 def test_an_agent_of_nsys_that_dies_while_it_collects_costs_the_capture_and_not_the_job(watched, place, tmp_path):
     # GIVEN a capture of a great many steps, for which nsys collects
     process, agent = watched(tmp_path / "tmp")
-    assert agent.capture(request(0, steps=1000)) is None
-    wait_until(lambda: agent.results() or (tmp_path / "tmp" / "collecting-0").exists())
+    agent.capture(request(0, steps=1000))
+    wait_until(lambda: agent.ended() or (tmp_path / "tmp" / "collecting-0").exists())
     # WHEN nsys's agent is killed
     os.kill(wait_until(lambda: session_agent(place)), signal.SIGKILL)
-    agent.cancel("c-0")
-    ((capture, result),) = wait_until(agent.results)
-    capture.close()
+    agent.want([])
+    (result,) = wait_until(agent.ended)
     assert result.state == "failed"
     # THEN training goes on to its end, and the next capture says why it cannot be
-    assert agent.capture(request(1)) is None
-    ((capture, result),) = wait_until(agent.results)
+    agent.capture(request(1))
+    (result,) = wait_until(agent.ended)
     assert result.state == "failed"
-    capture.close()
     (tmp_path / "release").touch()
     assert process.communicate(timeout=60)[0] == "trained\n"
 
@@ -250,18 +265,16 @@ def test_a_full_disk_is_the_reason_and_the_next_capture_works(watched, tmp_path,
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
-        assert agent.capture(request(0)) is None
-        ((capture, result),) = wait_until(agent.results)
-        capture.close()
+        agent.capture(request(0))
+        (result,) = wait_until(agent.ended)
         # THEN that is the reason
         assert (result.state, "No space left on device" in result.detail) == ("failed", True), result.detail
         # WHEN there is room again
         filler.unlink()
-        assert agent.capture(request(1)) is None
-        ((capture, result),) = wait_until(agent.results)
+        agent.capture(request(1))
+        (result,) = wait_until(agent.ended)
         # THEN the next capture works, and training goes on to its end
-        assert result.state == "done", result.detail
-        capture.close()
+        assert result.state == "stored", result.detail
         (tmp_path / "release").touch()
         assert process.communicate(timeout=60)[0] == "trained\n"
     finally:

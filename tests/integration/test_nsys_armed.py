@@ -42,7 +42,7 @@ def test_a_rank_is_captured_twice_with_exactly_the_steps_that_it_marked(job, env
         # WHEN a rank of it is captured, and captured again
         result = capture_again(running, environment, "nsys")
         # THEN exactly the steps that are promised are in the report
-        assert result["state"] == "done", result
+        assert result["state"] == "stored", result
         (report,) = (running.directory.path / "captures").glob(f"{result['capture_id']}/trace.nsys-rep")
         steps = steps_in(report, tmp_path / f"{number}.sqlite")
         assert steps == list(range(result["first_step"], result["last_step"] + 1))
@@ -70,7 +70,7 @@ def test_sftriage_killed_while_a_range_is_open_is_taken_over_by_the_next(job, en
     (lost,) = running.entries("capture")
     assert (lost["result"]["state"], running.whole()) == ("failed", set())
     result = capture_again(running, environment, "nsys")
-    assert result["state"] == "done", result
+    assert result["state"] == "stored", result
     (report,) = (running.directory.path / "captures").glob(f"{result['capture_id']}/trace.nsys-rep")
     steps = steps_in(report, tmp_path / "again.sqlite")
     assert steps == list(range(result["first_step"], result["last_step"] + 1))

@@ -13,9 +13,11 @@ from sftriage.policy.loading import shipped
 from sftriage.policy.policy_set import load_set
 from sftriage.records import JobStatus, RankStatus, StageSchema
 from sftriage.runs.directory import RunInfo, create
-from sftriage.runs.journal import Journal, read_journal
+from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
+from sftriage.words import reason_sentence, resolution
+from tests.journals import entries
 from tests.unit.frontier.windows import Fault, Job, every, from_step, gaussian, heavy_tailed
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
@@ -183,7 +185,7 @@ def test_what_the_coarse_signal_cannot_decide_is_held_and_says_why(tmp_path, fau
     # AND every window in the fault is held, with the reason and what would resolve it
     within = [one for one in replayed if one.verdict.first_step >= FIRST_FAULTY_STEP]
     assert {one.decision.outcome for one in within} == {"hold"}
-    assert all(reason in one.verdict.reasons and one.decision.resolves for one in within)
+    assert all(reason in one.verdict.reasons and resolution(one.decision) for one in within)
 
 
 def test_observing_only_says_what_it_would_have_captured(recordings):
@@ -191,7 +193,7 @@ def test_observing_only_says_what_it_would_have_captured(recordings):
     matched = [one for one in observed if one.decision.rule is not None]
     # THEN it matches in every window in which the default policy would have had a suspect
     assert matched
-    assert {one.decision.reason for one in matched} == {"observe-only: rule slow-rank matched"}
+    assert {reason_sentence(one.decision) for one in matched} == {"observe-only: rule slow-rank matched"}
     assert matched[0].decision.first_step == captured_window(replayed_on(recordings / "slow-data.npz", "default"))
 
 
@@ -209,7 +211,7 @@ def test_several_policies_are_tried_in_order_under_the_strictest_limits(recordin
     rules = [one.decision.rule for one in both if one.decision.requests]
     # THEN the first that may, captures; and two captures an hour, of the second policy, are the suspect and its peer
     assert rules == ["slow-input"]
-    assert any("captures_per_hour: 2 of 2" in one.decision.reason for one in both)
+    assert any("captures_per_hour: 2 of 2" in reason_sentence(one.decision) for one in both)
 
 
 def test_the_hang_policy_takes_the_stacks_of_who_has_not_arrived(start, tmp_path):
@@ -221,8 +223,8 @@ def test_the_hang_policy_takes_the_stacks_of_who_has_not_arrived(start, tmp_path
     schema = StageSchema(("data", "backward", "other"), ("backward",))
 
     def look(stages, step, since_s, now_s):
-        times = int(since_s * S)
-        ranks = [RankStatus(r, "h", stage, times, step, times, step, False, True) for r, stage in enumerate(stages)]
+        age_ns = int((now_s - since_s) * S)
+        ranks = [RankStatus(r, "h", stage, age_ns, step, age_ns, step, False, True) for r, stage in enumerate(stages)]
         return controller.look(JobStatus(schema, 3, tuple(ranks)), int(now_s * S), 100.0 + now_s)
 
     for step in range(10):
@@ -230,7 +232,7 @@ def test_the_hang_policy_takes_the_stacks_of_who_has_not_arrived(start, tmp_path
     for second in range(2, 80):
         look(("backward", "data", "backward"), 10, 1.0, float(second))
     journal.close()
-    assert [entry["verdict"]["label"] for entry in read_journal(run.decisions)] == ["stalled"]
+    assert [entry["verdict"]["label"] for entry in entries(run.decisions)] == ["stalled"]
     # WHEN the hang policy is tried on it
     out, err = start("policy", "test", "hang", "--on", run.path).communicate(timeout=60)
     # THEN the stacks of rank 1 would have been taken, at once
@@ -247,8 +249,7 @@ def test_a_run_replayed_under_its_own_policy_is_decided_as_it_was(start, tmp_pat
     assert run.returncode == 0, err
     recorded = [
         (entry["decision"]["first_step"], entry["decision"]["label"], entry["decision"]["outcome"])
-        for entry in read_journal(tmp_path / "run" / "decisions.jsonl")
-        if entry["type"] == "window"
+        for entry in entries(tmp_path / "run" / "decisions.jsonl", "window")
     ]
     # WHEN it is replayed under the policy that it kept
     replayed = replayed_on(tmp_path / "run", tmp_path / "run" / "policy.yaml")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.runs.journal import read_journal
+from tests import journals
 from tests.integration.processes import wait_until
 from tests.unit.sinks.hooks import hooked
 
@@ -27,7 +27,7 @@ def policy(name):
 
 
 def entries(path, kind):
-    return [entry for entry in read_journal(path / "decisions.jsonl") if entry["type"] == kind]
+    return journals.entries(path / "decisions.jsonl", kind)
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def test_a_policy_that_changes_under_a_job_is_taken_over_and_one_that_breaks_is_
     run.terminate()
     _, err = run.communicate(timeout=60)
     # THEN both are on record and said, with the place of the mistake
-    assert (refused["change"]["kind"], changed["change"]["kind"]) == ("refused", "changed")
-    assert [one["name"] for one in changed["change"]["policies"]] == ["first", "third"]
+    assert (refused["kind"], changed["kind"]) == ("refused", "changed")
+    assert [one["name"] for one in changed["policies"]] == ["first", "third"]
     assert f"{second}:7:" in err
     assert "now under first, third" in err
 

@@ -65,6 +65,6 @@ def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_
     # AND no window is both held and captured, and what is held says what would resolve it
     held = [d for d in decisions if d["outcome"] == "hold"]
     assert all(d["resolves"] and not d["requests"] for d in held)
-    assert {reason for reason in HELD.values() if any(reason in d["reason"] for d in held)} == set(HELD.values())
+    assert {reason for reason in HELD.values() if any(reason in d["words"] for d in held)} == set(HELD.values())
     # AND the spool is empty: nothing was left lying about
     assert list((run / "spool").iterdir()) == []

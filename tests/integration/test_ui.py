@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from sftriage.runs.journal import read_journal
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
+from tests.integration.runs import verdicts
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
@@ -91,7 +91,7 @@ def live(page: Any) -> None:
 
 def onsets_of(run: Path) -> set[str]:
     """The steps at which windows have seen the fault begin."""
-    windows = (entry["verdict"] for entry in read_journal(run / "decisions.jsonl") if entry["type"] == "window")
+    windows = verdicts(run)
     suspects = (one["suspects"][0] for one in windows if one["suspects"])
     return {str(one["onset_step"]) for one in suspects if (one["rank"], one["stage"]) == (2, "data")}
 

@@ -173,6 +173,8 @@ def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, pu
     assert download.value.failure() is not None
     # AND the server goes on, and has said why
     assert "Captures" in page.inner_text("nav")
+    # (a page that is still open would say that its server has gone)
+    page.close()
     page.wrong.clear()
     process.terminate()
     _, err = process.communicate(timeout=DEADLINE_S)

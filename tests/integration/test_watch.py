@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.runs.journal import read_journal
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.runs import verdicts
 from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
 from tests.unit.recorded import Run, request_of, run_at, verdict
 
@@ -71,7 +71,7 @@ def test_a_real_job_from_before_it_begins_until_after_its_end(start, watch, tmp_
     assert terminal.wait_for_end() == 0
     assert terminal.raw.count(TAKEN) == terminal.raw.count(GIVEN_BACK) == 1
     left = terminal.raw.rpartition(GIVEN_BACK)[2].decode()
-    for words in ("the run has ended", "rank 1", "done"):
+    for words in ("the run has ended", "rank 1", "stored"):
         assert words in left
     # AND the log has a line for each change, and nothing that does something to a terminal
     lines = log.communicate(timeout=DEADLINE_S)[0].splitlines()
@@ -83,11 +83,11 @@ def test_a_real_job_from_before_it_begins_until_after_its_end(start, watch, tmp_
     # AND the program has every window that was decided, once, each exact
     entries = [json.loads(line) for line in program.communicate(timeout=DEADLINE_S)[0].splitlines()]
     windows = [entry for entry in entries if entry["type"] == "window"]
-    journal = [entry["verdict"] for entry in read_journal(path / "decisions.jsonl") if entry["type"] == "window"]
+    journal = verdicts(path)
     assert [one["first_step"] for one in windows] == [one["first_step"] for one in journal]
     for one in windows:
         assert sum(one["advances_s"].values()) == pytest.approx(one["exposed_s"], rel=1e-9)
-    assert [entry["state"] for entry in entries if entry["type"] == "capture"] == ["done"]
+    assert [entry["state"] for entry in entries if entry["type"] == "capture"] == ["stored"]
     assert entries[-1] == {"type": "ended", "windows": len(windows), "captures": 1}
     assert (log.returncode, program.returncode) == (0, 0)
 

@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
+from sftriage.commands import main
 from sftriage.records import CaptureRequest, CaptureResult, Trigger
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import LocalStore
@@ -28,18 +30,20 @@ def manifest_of(
     rank: int = 2,
     stage: str | None = "data",
     first_step: int = 160,
+    steps: int = 5,
+    role: str = "suspect",
     window: tuple[int, int] = (100, 149),
     rule: str = "slow-rank",
     second: int = 0,
 ) -> Manifest:
     trigger = Trigger(*window, "suspect", "rank", (rank,), stage, 0.02, 0.3, 0.9, "default", "cd" * 32, rule)
-    request = CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**29)
+    request = CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**29, role=role)
     result = CaptureResult(
         capture_id,
         rank,
-        "done",
+        "stored",
         first_step=first_step,
-        last_step=first_step + 4,
+        last_step=first_step + steps - 1,
         timings_s={"start": 0.1, "stop": 0.2},
         clock={"monotonic_ns": 5, "epoch_ns": 1_800_000_000_000_000_000},
     )
@@ -110,3 +114,27 @@ def put(store: LocalStore, trace: Path) -> Put:
         return store.put(capture_id, trace, lambda artefact: manifest_of(capture_id, artefact, **about))
 
     return put_one
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def sftriage(monkeypatch, capsys, tmp_path) -> Callable[..., Outcome]:
+    """Run a command; its exit code and what it wrote. Its home is its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def call(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["sftriage", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as caught:
+            main()
+        written = capsys.readouterr()
+        return Outcome(caught.value.code or 0, written.out, written.err)
+
+    return call

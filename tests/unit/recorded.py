@@ -4,20 +4,20 @@ import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from zlib import crc32
 
 import pytest
 
 from sftriage.recorder import RingInfo, StepLog
 from sftriage.recorder.layout import DURATIONS, READY, SEQ, START, STEP, WORD_BYTES
-from sftriage.records import CaptureRequest, CaptureResult, Decision, StageSchema, Suspect, Verdict
+from sftriage.records import CaptureRequest, CaptureResult, Decision, ReasonCode, StageSchema, Suspect, Verdict
 from sftriage.runs.directory import RunDirectory, RunInfo, create
-from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.web.access import Access
 from sftriage.web.run_page import run_app
+from tests.journals import Recorder
 from tests.unit.web.asking import Answer, ask
 
 SCHEMA = StageSchema(("data", "forward", "backward", "other"), ("backward",))
@@ -45,9 +45,18 @@ def verdict(
     )
 
 
-def decision(of: Verdict, outcome: str = "ignore", reason: str = "healthy", **about: Any) -> Decision:
-    time_s = 1_800_000_000.0 + of.last_step
-    return Decision(time_s, of.first_step, of.last_step, of.label, outcome, reason, attempt=of.attempt, **about)
+def decision(
+    of: Verdict, outcome: str = "ignore", reason: str = "healthy", *, resolves: str = "", **about: Any
+) -> Decision:
+    """What was decided. A ``reason`` that is no code is what an earlier version said in words."""
+    undecided = {"needs_evidence": "undecided", "stalled": "standstill"}
+    time_s, parameters = 1_800_000_000.0 + of.last_step, {}
+    if of.label in undecided and reason == ", ".join(of.reasons):
+        reason, parameters = undecided[of.label], {"reasons": of.reasons}
+    elif reason not in get_args(ReasonCode):
+        reason, parameters = "recorded", {"text": reason, "resolves": resolves}
+    where = time_s, of.first_step, of.last_step, of.label
+    return Decision(*where, outcome, reason, parameters=parameters, attempt=of.attempt, **about)
 
 
 def request_of(capture_id: str, rank: int = 2, role: str = "suspect") -> CaptureRequest:
@@ -85,12 +94,12 @@ class Run:
     source: RunSource
 
     def decide(self, of: Verdict, outcome: str = "ignore", reason: str = "healthy", **about: Any) -> None:
-        journal = Journal(self.directory.decisions)
+        journal = Recorder(self.directory.decisions)
         journal.window(of, decision(of, outcome, reason, **about))
         journal.close()
 
     def ended(self, result: CaptureResult) -> None:
-        journal = Journal(self.directory.decisions)
+        journal = Recorder(self.directory.decisions)
         journal.capture(result)
         journal.close()
 
@@ -137,5 +146,5 @@ def captured(run, store, trace, make_manifest):
     run.decide(verdict(90))
     run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
     store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
-    run.ended(CaptureResult("c-1", 2, "done", first_step=160, last_step=164))
+    run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))
     return run

@@ -92,7 +92,7 @@ class Rank:
 
     def look(self):
         now = self.reader.status()
-        return RankStatus(0, "host", now.stage, now.since_ns, now.step, now.step_since_ns, now.published, False, True)
+        return RankStatus(0, "host", now.stage, 0, now.step, 0, now.published, False, True)
 
     def step(self):
         with self.monitor.step(), self.monitor.stage("data"):

@@ -22,7 +22,7 @@ def test_a_capture_marks_its_steps_and_leaves_a_report(rank, nvtx):
     # WHEN it is captured
     result = rank.result(capture)
     # THEN the steps are those that the trainer marked, warm-up excluded
-    assert (result.state, result.last_step - result.first_step + 1) == ("done", 3), result.detail
+    assert (result.state, result.last_step - result.first_step + 1) == ("stored", 3), result.detail
     opened = [name for name in nvtx if name.startswith("ProfilerStep")]
     assert opened == [f"ProfilerStep#{step}" for step in range(result.first_step, result.last_step + 1)]
     # AND they lie in one range, with their stages inside
@@ -49,7 +49,7 @@ def test_without_nvtx_the_steps_are_told_from_the_ring(rank, monkeypatch):
     capture = rank.capture()
     result = rank.result(capture)
     # THEN the capture is made, of at least as many steps as were asked for, and says how they were told
-    assert result.state == "done"
+    assert result.state == "stored"
     assert result.last_step - result.first_step + 1 >= 3
     assert "told from the ring: no NVTX in the trainer" in result.detail
     capture.close()
@@ -57,7 +57,7 @@ def test_without_nvtx_the_steps_are_told_from_the_ring(rank, monkeypatch):
 
 def test_an_export_that_nobody_asked_for_is_not_kept(rank, nvtx):
     capture = rank.capture()
-    assert rank.result(capture).state == "done"
+    assert rank.result(capture).state == "stored"
     assert [one.name for one in capture.products()] == ["trace.nsys-rep"]
     assert [path.name for path in rank.spool.iterdir()] == ["c-1.nsys-rep"]
     capture.close()
@@ -103,7 +103,7 @@ def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, mon
     rank.step()
     rank.step()
     again = rank.capture(capture_id="c-2")
-    assert rank.result(again).state == "done"
+    assert rank.result(again).state == "stored"
     again.close()
 
 
@@ -205,8 +205,9 @@ def test_a_rank_that_hangs_after_some_steps_gives_those(rank, nvtx, monkeypatch)
     monkeypatch.setattr(nsys, "MARGIN_S", 0.1)
     capture = rank.capture(max_seconds=1, steps=50)
     while not (rank.bin / "started").exists():
-        assert capture.poll() is None
+        # (no step after the look that may see that nsys has started)
         rank.step()
+        assert capture.poll() is None
     while capture._began is None:
         assert capture.poll() is None
     first = rank.look().step + 1
@@ -217,7 +218,7 @@ def test_a_rank_that_hangs_after_some_steps_gives_those(rank, nvtx, monkeypatch)
         rank.trains = False
         result = rank.result(capture)
     # THEN the steps that were whole are in the report
-    assert (result.state, result.first_step, result.last_step) == ("done", first, first + 1), result.detail
+    assert (result.state, result.first_step, result.last_step) == ("stored", first, first + 1), result.detail
     assert "told from the ring" in result.detail
     capture.close()
 
@@ -238,7 +239,7 @@ def test_a_capture_that_is_called_off_stops_nsys_and_keeps_nothing(rank, nvtx):
     rank.step()
     rank.step()
     again = rank.capture(capture_id="c-2")
-    assert rank.result(again).state == "done"
+    assert rank.result(again).state == "stored"
     again.close()
 
 
@@ -260,7 +261,7 @@ def test_what_a_killed_agent_left_collecting_is_stopped_and_its_report_not_kept(
     capture = rank.capture()
     result = rank.result(capture)
     # THEN it can; the report that nobody waits for is gone
-    assert result.state == "done", result.detail
+    assert result.state == "stored", result.detail
     assert rank.calls()[4:8] == ["sessions", "stop", "sessions", "start"]
     assert not list(rank.tmp.glob("killed*"))
     capture.close()
@@ -286,7 +287,7 @@ def test_an_armed_rank_gives_its_report_by_itself(armed, nvtx):
     (armed.spool / "armed-0.0.2.nsys-rep").write_text("new", encoding="ascii")
     result = armed.result(capture)
     # THEN it is that report, not an older one, and nsys was not asked for sessions
-    assert result.state == "done", result.detail
+    assert result.state == "stored", result.detail
     assert capture.products()[0].path.read_text(encoding="ascii") == "new"
     assert armed.calls() == ["--version", "export"]
     capture.close()

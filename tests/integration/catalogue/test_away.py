@@ -7,6 +7,8 @@ import pytest
 import sqlalchemy as sa
 
 from sftriage.errors import CatalogueError
+from sftriage.events import CaptureChanged
+from sftriage.records import CaptureResult
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.traces import databases
 from sftriage.traces.catalogue import Catalogue
@@ -77,6 +79,20 @@ def test_a_run_brings_a_catalogue_up_to_date_that_was_away(tmp_path, trace, stor
         assert said == []
     finally:
         server.close()
+
+
+def test_a_capture_that_is_stored_is_catalogued_at_once(url, tmp_path, trace, store_of):
+    # GIVEN a run whose store is looked at once in a long while
+    store = store_of("run", "a")
+    index = SharedIndexing(tmp_path / "run", url, look_s=DEADLINE_S * 2)
+    index.start()
+    everywhere = Catalogue(url, None)
+    wait_until(lambda: ids(everywhere) == ["a"])
+    # WHEN it is told of another capture THEN that is found
+    put(store, trace, "b", 1)
+    index.take(CaptureChanged(1.0, CaptureResult("b", 0, "stored")))
+    wait_until(lambda: sorted(ids(everywhere)) == ["a", "b"])
+    index.finish(pytest.fail)
 
 
 def test_a_copy_that_was_uploaded_is_found_where_everybody_can_reach_it(url, tmp_path, trace, store_of):

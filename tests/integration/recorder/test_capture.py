@@ -107,7 +107,7 @@ def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spoo
     result = job.captures(REQUEST)
     job.does("steps 3")
     # THEN there is one trace, of valid JSON
-    assert (result.state, result.detail, result.first_step, result.last_step) == ("done", "", 1008, 1010)
+    assert (result.state, result.detail, result.first_step, result.last_step) == ("stored", "", 1008, 1010)
     (path,) = spool.iterdir()
     assert (path.name, path.stat().st_size) == ("cap-1.json", result.size_bytes)
     assert path.stat().st_mode & 0o777 == 0o600
@@ -153,10 +153,10 @@ def test_the_clocks_place_the_trace_on_the_rings_time_line(job, spool):
 
 
 def test_a_second_capture_works_after_the_first_and_options_reach_the_profiler(job, spool):
-    assert job.captures(REQUEST).state == "done"
+    assert job.captures(REQUEST).state == "stored"
     second = CaptureRequest("cap-2", 2, "torch", 1, 0, 60.0, 50_000_000, {"record_shapes": True})
     result = job.captures(second)
-    assert (result.state, result.first_step) == ("done", result.last_step)
+    assert (result.state, result.first_step) == ("stored", result.last_step)
     assert len([name for name in names(spool / "cap-2.json") if name.startswith("ProfilerStep#")]) == 1
     assert "Input Dims" in (spool / "cap-2.json").read_text()
     assert "Input Dims" not in (spool / "cap-1.json").read_text()
@@ -175,7 +175,7 @@ def test_the_jobs_own_profiler_is_respected(job, spool, tmp_path, phase):
     if phase == "recording":
         job.does(f"own.export_chrome_trace({str(tmp_path / 'own.json')!r})")
         assert "aten::linear" in names(tmp_path / "own.json")
-    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "done"
+    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "stored"
 
 
 @pytest.mark.parametrize("warmup", [0, 90])
@@ -211,7 +211,7 @@ def test_a_profiler_that_was_only_prepared_is_stopped_without_an_error(job):
     job.does("from sftriage.recorder.session import TorchSession; from sftriage.recorder.guard import GUARD")
     for _ in range(2):
         job.does("s = TorchSession(monitor.info, {}, GUARD); s.prepare(); train(); s.stop(); s.stop()")
-    assert job.captures(REQUEST).state == "done"
+    assert job.captures(REQUEST).state == "stored"
 
 
 def test_a_step_that_was_left_half_way_does_not_upset_the_marks_of_the_next(job, spool):
@@ -220,7 +220,7 @@ def test_a_step_that_was_left_half_way_does_not_upset_the_marks_of_the_next(job,
     job.does("monitor.step().__enter__(); monitor.stage('forward').__enter__()")
     job.does("steps 3")
     # THEN it is one of the captured steps, and the two after it have their own marks
-    assert job.result().state == "done"
+    assert job.result().state == "stored"
     found = names(spool / "cap-1.json")
     assert len([name for name in found if name.startswith("ProfilerStep#")]) == 3
     assert (found.count("sftriage:forward"), found.count("sftriage:data")) == (3, 2)
@@ -236,7 +236,7 @@ def test_a_spool_that_is_gone_fails_the_capture_and_training_goes_on(job, spool)
     job.does("steps 5")
     assert [record.step for record in new_records(job.reader)] == list(range(1000, 1013))
     spool.mkdir()
-    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "done"
+    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "stored"
 
 
 def test_a_spool_that_may_not_be_written_fails_the_capture(job, spool):
@@ -263,7 +263,7 @@ def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
     # WHEN it is captured, with the size of a step known from before
     result = job.captures(CaptureRequest("cap-3", 2, "torch", 100, 1, 60.0, room))
     # THEN the trace is whole, within its bytes, and says that it has fewer steps, and why
-    assert (result.state, result.size_bytes <= room) == ("done", True)
+    assert (result.state, result.size_bytes <= room) == ("stored", True)
     marks = [name for name in names(spool / "cap-3.json") if name.startswith("ProfilerStep#")]
     assert result.detail == f"{len(marks)} of 100 steps: more would not fit into {room} bytes"
     assert 6 <= len(marks) <= 12
@@ -273,7 +273,7 @@ def test_a_first_capture_of_many_steps_records_one_beforehand(job, spool):
     # GIVEN a process that was never captured
     result = job.captures(CaptureRequest("cap-1", 2, "torch", 40, 1, 60.0, 50_000_000))
     # THEN all steps fit, and the step beforehand left nothing but its cost on record
-    assert (result.state, result.detail) == ("done", "")
+    assert (result.state, result.detail) == ("stored", "")
     assert result.timings_s["probe"] > 0.0
     assert [path.name for path in spool.iterdir()] == ["cap-1.json"]
     assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 40
@@ -300,7 +300,7 @@ def test_steps_of_many_operators_are_cut_to_what_does_not_hold_the_rank_up(job, 
     # WHEN more are asked for
     result = job.captures(CaptureRequest("cap-1", 2, "torch", steps, 1, 60.0, 500_000_000, options))
     # THEN the trace has one, and says why
-    assert (result.state, result.first_step) == ("done", result.last_step)
+    assert (result.state, result.first_step) == ("stored", result.last_step)
     assert result.detail == f"1 of {steps} steps: more would hold the rank up for over 1e-06 s"
     found = names(spool / "cap-1.json")
     assert (found.count("aten::add"), result.timings_s["probe"] > 0.0) == (400, True)
@@ -360,7 +360,7 @@ def test_twenty_captures_in_a_row_leave_memory_threads_and_files_as_they_were(jo
         """One capture; how large its trace was."""
         asked = CaptureRequest(f"cap-{number}", 2, "torch", 20, 1, 60.0, 50_000_000, options)
         result = job.captures(asked)
-        assert (result.state, result.last_step - result.first_step) == ("done", 19), result
+        assert (result.state, result.last_step - result.first_step) == ("stored", 19), result
         (spool / f"cap-{number}.json").unlink()
         return result.size_bytes
 
@@ -398,7 +398,7 @@ def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
     assert job.trainer.ends() == 0
     # THEN the trace of the steps that there were is whole
     result = job.result()
-    assert (result.state, result.detail) == ("done", "training ended after 3 of 50 steps")
+    assert (result.state, result.detail) == ("stored", "training ended after 3 of 50 steps")
     assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 3
 
 
@@ -406,7 +406,7 @@ def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(j
     # GIVEN a job of one rank that has initialised torch.distributed
     store = "torch.distributed.HashStore()"
     job.does(f"torch.distributed.init_process_group('gloo', store={store}, rank=0, world_size=1)")
-    assert job.captures(REQUEST).state == "done"
+    assert job.captures(REQUEST).state == "stored"
     # THEN what torch writes itself is left as it is
     info = json.loads((spool / "cap-1.json").read_text())["distributedInfo"]
     assert (info["backend"], info["rank"], info["world_size"]) == ("gloo", 0, 1)
@@ -422,6 +422,6 @@ def test_a_training_that_forks_while_it_is_captured_keeps_its_capture(job, spool
     )
     job.does("steps 4")
     # THEN the parent's capture is what it would have been
-    assert job.result().state == "done"
+    assert job.result().state == "stored"
     found = names(spool / "cap-1.json")
     assert len([name for name in found if name.startswith("ProfilerStep#")]) == 3

@@ -1,16 +1,19 @@
 """The agent on real rings: monitors in this process write them, as trainers would."""
 
+import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from sftriage.agent.agent import Agent
+from sftriage.agent.captures import ANSWER_GRACE_S
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor, StepLog
-from sftriage.records import CaptureRequest
-from sftriage.windows.gather import Shape
+from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
+from sftriage.traces.store import LocalStore
 from tests.recorded import read_log
 
 
@@ -23,11 +26,36 @@ def places(tmp_path):
     return made
 
 
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 @pytest.fixture
-def agent(places):
-    agent = Agent(**places, shape=Shape(window_steps=4, stride_steps=4, warmup_steps=0))
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def agent(places, clock, tmp_path):
+    agent = Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1", clock=clock)
     yield agent
     agent.close()
+
+
+WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
+
+
+def wanted(rank: int, **about: object) -> WantedCapture:
+    return WantedCapture(request(rank), WHY, **about)
+
+
+def told(agent: Agent) -> list[tuple[str, str]]:
+    return [(one.result.state, one.result.detail) for one in agent.reports()]
 
 
 @pytest.fixture
@@ -56,26 +84,37 @@ def request(rank: int) -> CaptureRequest:
     return CaptureRequest(f"w0-3-r{rank}-x-1", rank, "torch", steps=1, warmup_steps=0, max_seconds=5, max_bytes=10**6)
 
 
-def test_windows_come_out_once_and_every_step_is_kept(agent, monitor, places):
+def test_every_step_is_told_once_and_kept(agent, monitor, places):
+    assert agent.rows() == []
     ranks = monitor(0), monitor(1)
-    assert agent.poll() == []
     train(*ranks, steps=6)
-    assert [window.first_step for window in agent.poll()] == [0]
-    assert agent.poll() == []
-    train(*ranks, steps=2)
-    assert [window.first_step for window in agent.poll()] == [4]
+    (rows,) = agent.rows()
+    assert (rows.generation, rows.world_size, sorted(rows.ranks)) == (0, 2, [0, 1])
+    assert sorted(zip(rows.steps.rank_B.tolist(), rows.steps.step_B.tolist(), strict=True)) == [
+        (rank, step) for rank in (0, 1) for step in range(6)
+    ]
+    # WHEN nothing has come since THEN it says that the ranks are there, further on in its stream
+    (again,) = agent.rows()
+    assert (len(again.steps), again.position > rows.position) == (0, True)
     for rank in (0, 1):
         kept = read_log(places["steps"] / f"rank-{rank}.0.steps")
-        assert [record.step for record in kept.records] == list(range(8))
+        assert [record.step for record in kept.records] == list(range(6))
+
+
+def test_the_times_of_rows_can_be_told_on_any_host(agent, monitor):
+    before_ns = time.time_ns()
+    train(monitor(0), monitor(1), steps=1)
+    (rows,) = agent.rows()
+    start_ns_B = rows.steps.start_ns_B + rows.wall_ns
+    # (the two clocks are read one after the other)
+    assert before_ns - 10**8 <= start_ns_B.min() <= start_ns_B.max() <= time.time_ns() + 10**8
 
 
 def test_a_ring_that_is_none_is_said_once_and_the_others_are_read(agent, monitor, places):
     (places["rings"] / "rank-1.0.ring").write_bytes(b"not a ring" * 1000)
     train(monitor(0), steps=8)
-    # GIVEN rank 1's ring is foreign, WHEN rank 0 is a window ahead
-    (window,) = agent.poll()
-    # THEN the window goes out with rank 1 missing, and why is known
-    assert window.durations_NRS.shape == (4, 2, 3)
+    (rows,) = agent.rows()
+    assert (set(rows.steps.rank_B.tolist()), sorted(rows.ranks)) == ({0}, [0])
     assert len(agent.telemetry.problems) == 1
 
 
@@ -87,122 +126,115 @@ def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatc
     # GIVEN the disk takes no step, WHEN the job goes on
     ranks = monitor(0), monitor(1)
     train(*ranks, steps=4)
-    first = agent.poll()
+    first = agent.rows()
     train(*ranks, steps=4)
-    # THEN its windows are judged all the same, and it is said once a rank
-    assert [window.first_step for window in (*first, *agent.poll())] == [0, 4]
+    # THEN its steps are told all the same, and it is said once a rank
+    assert [len(rows.steps) for rows in (*first, *agent.rows())] == [8, 8]
     assert [record.message.count("No space left") for record in caplog.records] == [1, 1]
 
 
 def test_a_rank_that_records_other_stages_counts_as_missing(agent, monitor):
     train(monitor(0), monitor(1, stages=("load", "backward")), steps=8)
-    agent.poll()
+    agent.rows()
     (problem,) = agent.telemetry.problems.values()
     assert "records other stages than rank 0" in problem
 
 
-def test_another_attempt_of_the_job_has_windows_of_its_own(agent, monitor, monkeypatch):
-    first = monitor(0), monitor(1)
-    train(*first, steps=5)
-    assert [(w.attempt, w.first_step) for w in agent.poll()] == [(0, 0)]
-    # GIVEN the launcher has started the ranks again, and they count their steps from 0
-    for one in first:
-        one.close()
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
-    train(monitor(0), monitor(1), steps=4)
-    # THEN the windows are of the new attempt, and no window mixes the two
-    assert [(w.attempt, w.first_step) for w in agent.poll()] == [(1, 0)]
-
-
-def test_windows_say_where_the_ranks_are_and_what_roles_they_have(agent, monitor):
-    train(monitor(0, host="node-a", cohort="pp0"), monitor(1, host="node-a", cohort="pp1"), steps=4)
-    (window,) = agent.poll()
-    assert (window.hosts, window.cohorts) == (("node-a", "node-a"), ("pp0", "pp1"))
-    assert (window.kinds, window.work_NR, window.ready_NR) == (None, None, None)
-
-
-def test_an_attempt_that_another_one_has_followed_is_over(agent, monitor, monkeypatch):
-    first = monitor(0), monitor(1)
-    train(*first, steps=3)
-    assert agent.poll() == []
-    # GIVEN the job was started again, and a rank of the attempt before still takes steps
+def test_rows_say_of_which_generation_they_are_and_where_the_ranks_are(agent, monitor, monkeypatch):
+    first = monitor(0, host="node-a", cohort="pp0"), monitor(1, host="node-a", cohort="pp1")
+    train(*first, steps=2)
+    (rows,) = agent.rows()
+    assert [(one.host, one.cohort) for one in rows.ranks.values()] == [("node-a", "pp0"), ("node-a", "pp1")]
+    # WHEN the launcher has started the ranks again, and a rank of before still takes steps
     with monkeypatch.context() as environment:
         environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
         second = monitor(0), monitor(1)
-    train(*second, steps=3)
-    assert agent.poll() == []
-    train(*first, steps=8)
-    # THEN those make no windows
-    assert agent.poll() == []
-    train(*second, steps=1)
-    assert [(w.attempt, w.first_step) for w in agent.poll()] == [(1, 0)]
+    train(*second, first[0], steps=1)
+    # THEN each is told for itself
+    assert [(rows.generation, len(rows.steps)) for rows in agent.rows()] == [(0, 1), (1, 2)]
 
 
 def test_a_capture_of_a_rank_that_is_not_here_fails_at_once(agent, monitor):
     train(monitor(0), steps=1)
-    agent.poll()
-    result = agent.capture(request(rank=1))
-    assert (result.state, result.detail) == ("failed", "rank 1 has no ring here")
+    agent.want([wanted(1)])
+    assert told(agent) == [("failed", "rank 1 has no ring here")]
 
 
-def test_a_refused_capture_comes_back_with_its_reason(agent, monitor, monkeypatch):
-    import sys
+def test_a_capture_for_another_generation_is_refused(agent, monitor):
+    train(monitor(0), steps=1)
+    agent.want([wanted(0, generation=4)])
+    assert told(agent) == [("refused", "rank 0 has started again since")]
 
+
+def test_what_is_wanted_is_begun_once_however_often_it_is_told(agent, monitor, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     rank = monitor(0, world_size=1)
     train(rank, steps=1)
-    agent.poll()
-    # WHEN a rank that has not imported torch is asked for a capture, and takes its next step
-    assert agent.capture(request(rank=0)) is None
-    assert agent.results() == []
+    # WHEN a rank that has not imported torch is wanted a capture of, and takes its next step
+    for _ in range(3):
+        agent.want([wanted(0)])
+    assert [state for state, _ in told(agent)] == ["accepted", "armed"]
     train(rank, steps=1)
     # THEN it refuses in words, once
-    ((capture, result),) = agent.results()
-    capture.close()
-    assert (result.state, result.detail) == ("refused", "torch is not imported in this process")
-    assert agent.results() == []
+    assert told(agent) == [("refused", "torch is not imported in this process")]
+    agent.want([wanted(0)])
+    assert told(agent) == []
     assert agent.running == ()
 
 
-def test_a_capture_that_is_not_answered_can_be_given_up(agent, monitor):
+def test_what_is_wanted_no_more_is_called_off(agent, monitor, monkeypatch):
+    cuda = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+    rank = monitor(0, world_size=1)
+    train(rank, steps=1)
+    agent.want([wanted(0)])
+    told(agent)
+    agent.want([])
+    train(rank, steps=1)
+    ((state, detail),) = told(agent)
+    assert (state, detail) == ("refused", "cancelled")
+
+
+def test_a_capture_that_is_not_answered_is_given_up_and_the_rank_is_said_to_hang(agent, monitor, clock):
     only = monitor(0, world_size=1)
     train(only, steps=1)
-    agent.poll()
-    assert agent.capture(request(rank=0)) is None
-    ((given_up, result),) = agent.abandon("w0-3-r0-x-1", "no answer")
-    assert (given_up, result.state, result.detail) == (request(rank=0), "failed", "no answer")
-    assert agent.abandon("w0-3-r0-x-1", "no answer") == []
+    agent.want([wanted(0)])
+    told(agent)
+    # WHEN its time-box and the time to answer are over
+    clock.now_s = request(0).max_seconds + ANSWER_GRACE_S["torch"]
+    (report,) = agent.reports()
+    assert (report.result.state, report.result.detail) == ("expired", "no answer long past its time-box")
+    assert report.hangs
     # AND once its rank answers after all, nobody takes that for a result
     train(only, steps=2)
-    assert agent.results() == []
+    assert told(agent) == []
 
 
-def test_steps_that_are_held_no_longer_come_from_the_logs(agent, monitor):
-    # GIVEN a job that has gone on for many windows after some steps
-    ranks = monitor(0), monitor(1)
-    for _ in range(30):
-        train(*ranks, steps=4)
-        agent.poll()
-    # WHEN these are asked for
-    window = agent.steps(0, 10, 21)
-    # THEN they are there, of all ranks, and just these
-    assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (10, 21, (12, 2))
-    assert np.isfinite(window.durations_NRS).all()
-    # AND steps that nobody took are not
-    assert agent.steps(0, 500, 510) is None
-    assert agent.steps(7, 10, 21) is None
+def test_what_is_in_the_store_already_is_not_made_again(agent, monitor, tmp_path, make_manifest, trace):
+    # GIVEN a capture that was stored by somebody who was killed before saying so
+    train(monitor(0), steps=1)
+    capture_id = request(0).capture_id
+    store = LocalStore(tmp_path)
+    store.put(capture_id, trace, lambda artefact: make_manifest(capture_id, artefact, rank=0))
+    agent.want([wanted(0, resumed=True)])
+    (report,) = agent.reports()
+    assert (report.result.capture_id, report.result.state) == (capture_id, "stored")
+    assert report.stored_bytes > 0
+    assert isinstance(report.result, CaptureResult)
 
 
-def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor):
+def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor, clock):
     # GIVEN a rank that has not answered a capture that was given up
     train(monitor(0, world_size=1), steps=1)
-    agent.poll()
-    assert agent.capture(request(rank=0)) is None
-    agent.abandon("w0-3-r0-x-1", "no answer")
+    agent.want([wanted(0)])
+    clock.now_s = 1000.0
+    told(agent)
     before = len(list(Path("/proc/self/fd").iterdir()))
     # WHEN it is to be captured again and again
     for number in range(5):
-        result = agent.capture(replace(request(rank=0), capture_id=f"again-{number}"))
+        again = replace(wanted(0), request=replace(request(rank=0), capture_id=f"again-{number}"))
+        agent.want([again])
         # THEN each is refused by its mailbox, and nothing of it stays open
-        assert (result.state, "has not answered" in result.detail) == ("failed", True)
+        ((state, detail),) = told(agent)
+        assert (state, "has not answered" in detail) == ("failed", True)
     assert len(list(Path("/proc/self/fd").iterdir())) == before

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sftriage.agent.agent import Agent
 from sftriage.recorder import Monitor
 from sftriage.recorder.device import IN_FLIGHT, READ_A_STEP
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import DEVICE_LAG_STEPS, Shape
 from sftriage.windows.logs import LogReader
+from tests.recorded import Windows
 from tests.unit.recorder.fake_cuda import FakeDevice
 
 STAGES, SYNC = ("data", "forward", "backward"), ("backward",)
@@ -44,7 +44,7 @@ def rings(tmp_path, run):
 
 @pytest.fixture
 def agent(rings, run):
-    made = Agent(rings, run.steps, run.spool, SHAPE)
+    made = Windows(rings, run.steps, SHAPE)
     yield made
     made.close()
 
@@ -271,7 +271,7 @@ def test_an_agent_that_takes_over_keeps_each_step_once(agent, device, monitor, r
     agent.close()
     # WHEN another one takes its place
     train(device, *ranks, steps=WINDOW)
-    other = Agent(rings, run.steps, run.spool, SHAPE)
+    other = Windows(rings, run.steps, SHAPE)
     window, *_ = other.poll()
     other.close()
     # THEN it has everything from the rings, and what is kept is kept once

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.agent.agent import Agent
 from sftriage.recorder import Monitor, find_rings
-from sftriage.windows.gather import Shape
+from sftriage.traces.store import LocalStore
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def places(tmp_path):
 
 @pytest.fixture
 def agent(places):
-    agent = Agent(**places, shape=Shape(window_steps=4, stride_steps=4, warmup_steps=0))
+    agent = Agent(**places, store=LocalStore(places["steps"].parent), job="job", run="run-1")
     yield agent
     agent.close()
 
@@ -40,7 +40,7 @@ def monitor(places):
 
 
 def test_before_there_is_a_ring_nobody_does_anything(agent):
-    agent.poll()
+    agent.rows()
     assert agent.statuses() is None
 
 
@@ -51,26 +51,26 @@ def test_each_rank_is_in_its_stage_since_it_entered_it(agent, monitor):
     with first.step():
         pass
     with first.step(), first.stage("data"):
-        agent.poll()
+        agent.rows()
         job = agent.statuses()
     assert (job.schema.sync, job.world_size, job.attempt) == (("backward",), 2, 0)
     in_data, not_begun = job.ranks
     assert (in_data.rank, in_data.host, in_data.stage, in_data.step, in_data.published) == (0, "a", "data", 1, 1)
-    assert before_ns <= in_data.step_since_ns <= in_data.since_ns <= time.monotonic_ns()
+    assert 0 <= in_data.stage_age_ns <= in_data.step_age_ns <= time.monotonic_ns() - before_ns
     # THEN the latter has been so since it started, not since the host did
     assert (not_begun.rank, not_begun.host, not_begun.stage, not_begun.published) == (1, "b", None, 0)
-    assert before_ns <= not_begun.since_ns <= time.monotonic_ns()
+    assert 0 <= not_begun.stage_age_ns <= time.monotonic_ns() - before_ns
     assert (not_begun.closed, not_begun.alive) == (False, True)
 
 
 def test_only_the_newest_attempt_counts(agent, monitor):
     for rank in (0, 1):
         monitor(rank).close()
-    agent.poll()
+    agent.rows()
     assert [one.closed for one in agent.statuses().ranks] == [True, True]
     # WHEN rank 0 starts again
     monitor(0)
-    agent.poll()
+    agent.rows()
     job = agent.statuses()
     assert (job.attempt, [(one.rank, one.closed) for one in job.ranks]) == (1, [(0, False)])
 
@@ -78,7 +78,7 @@ def test_only_the_newest_attempt_counts(agent, monitor):
 def test_a_ring_that_cannot_be_read_any_more_is_a_rank_that_shows_nothing(agent, monitor, places):
     for rank in (0, 1):
         monitor(rank)
-    agent.poll()
+    agent.rows()
     os.truncate(find_rings(places["rings"])[1], 100)
     assert [one.rank for one in agent.statuses().ranks] == [0]
     assert list(agent.telemetry.problems.values())

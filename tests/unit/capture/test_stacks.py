@@ -32,7 +32,7 @@ def request(**changes):
 
 
 def look():
-    return RankStatus(1, "node-a", "data", time.monotonic_ns() - 10**9, 7, 0, 6, False, True)
+    return RankStatus(1, "node-a", "data", 10**9, 7, 2 * 10**9, 6, False, True)
 
 
 def result(capture):
@@ -74,7 +74,7 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
     # WHEN its stacks are taken
     found = result(capture)
     # THEN they are one document that says whose they are, and where it stands
-    assert (found.state, found.first_step, found.last_step) == ("done", 7, 7), found.detail
+    assert (found.state, found.first_step, found.last_step) == ("stored", 7, 7), found.detail
     (product,) = capture.products()
     document = json.loads(product.path.read_text(encoding="utf-8"))
     assert (document["rank"], document["pid"], document["step"], document["stage"]) == (1, process.pid, 7, "data")
@@ -93,7 +93,7 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
 def test_native_frames_are_there_when_asked_for_or_it_says_why_not(process, tmp_path):
     capture = StacksCapture(request(options={"native": True}), info(process.pid), tmp_path, look)
     found = result(capture)
-    assert found.state == "done"
+    assert found.state == "stored"
     document = json.loads(capture.products()[0].path.read_text(encoding="utf-8"))
     names = [frame["name"] for thread in document["threads"] for frame in thread["frames"]]
     assert "waits_here" in names
@@ -147,7 +147,7 @@ def test_a_py_spy_that_hangs_is_tried_without_stopping_the_process_and_says_so(p
     py_spy("""case "$*" in *--nonblocking*) echo '[{"frames": []}]';; *) exec sleep 100;; esac""")
     found = result(StacksCapture(request(), info(os.getpid()), tmp_path, look))
     # THEN its stacks are read as it runs
-    assert (found.state, "py-spy hung: no answer within 0.3 s" in found.detail) == ("done", True)
+    assert (found.state, "py-spy hung: no answer within 0.3 s" in found.detail) == ("stored", True)
 
 
 def test_a_py_spy_that_hangs_either_way_costs_the_time_box(py_spy, tmp_path):

@@ -9,7 +9,7 @@ from sftriage.errors import CaptureError
 from sftriage.records import CaptureRequest, CaptureResult
 
 REQUEST = CaptureRequest("w0-9-r2-x-1", 2, "torch", steps=3, warmup_steps=1, max_seconds=10, max_bytes=100_000)
-RESULT = CaptureResult("w0-9-r2-x-1", 2, "done", first_step=5, last_step=7)
+RESULT = CaptureResult("w0-9-r2-x-1", 2, "stored", first_step=5, last_step=7)
 
 
 def trace(steps=(5, 6, 7), rank: int | None = 2, **more: object) -> dict[str, object]:
@@ -77,4 +77,4 @@ def test_a_trace_that_is_not_there_is_said(tmp_path):
 
 def test_a_trainer_that_names_no_steps_has_captured_none(tmp_path):
     with pytest.raises(CaptureError, match="names no steps"):
-        verify_trace(tmp_path / "trace.json", REQUEST, CaptureResult("w0-9-r2-x-1", 2, "done"))
+        verify_trace(tmp_path / "trace.json", REQUEST, CaptureResult("w0-9-r2-x-1", 2, "stored"))

@@ -75,4 +75,4 @@ def test_a_damaged_record_is_named(sftriage, run):
     run.decisions.write_text(json.dumps({"type": "window", "verdict": {"label": 3}, "decision": decision}) + "\n")
     outcome = sftriage("explain", "5", "--run", run.path)
     assert outcome.code == 2
-    assert "the record of 5 is damaged" in outcome.err
+    assert "1 line of its journal is damaged" in outcome.err

@@ -5,8 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance, why_undecided
+from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance
+from sftriage.records import Decision, Verdict
+from sftriage.runs.decided import why_undecided
 from sftriage.traces.rows import CaptureRow
+from tests.journals import Recorder
 
 ROW = CaptureRow(
     "c-1", "j", "r", 2, "data", "suspect", "rank", 90, 139, 142, 146, 0.01, 100, "0" * 64, "torch", "a", "p",
@@ -33,9 +36,10 @@ def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage,
     run = tmp_path / "run"
     run.mkdir()
     (run / "run.json").write_text("{}")
-    decision = {"time_s": 1.0, "first_step": 20, "last_step": 69, "label": "healthy", "outcome": "ignore"}
-    decision |= {"reason": "healthy", "requests": []}
-    (run / "decisions.jsonl").write_text(json.dumps({"type": "window", "decision": decision}) + "\n")
+    verdict = Verdict(20, 69, "healthy", (), (), 0.05, {"data": 0.05}, {"data": 1}, {})
+    journal = Recorder(run / "decisions.jsonl")
+    journal.window(verdict, Decision(1.0, 20, 69, "healthy", "ignore", "healthy"))
+    journal.close()
     # WHEN asked for a step of that window THEN there is no capture, and the decision says why
     status, out, _ = sftriage("traces", "for-step", "42", "--run", run, "--json")
     answer = json.loads(out)

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.commands import metrics_options
 from sftriage.errors import UsageError
-from sftriage.sinks.metering import Meter
+from sftriage.sinks.metering import Metering
 
 NOTHING = {
     "port": None,
@@ -20,8 +20,8 @@ NOTHING = {
 }
 
 
-def meter_of(**options: object) -> Meter:
-    return metrics_options.meter(**{**NOTHING, **options})
+def metering_of(**options: object) -> Metering:
+    return metrics_options.metering(**{**NOTHING, **options})
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def meter_of(**options: object) -> Meter:
 def test_what_makes_no_sense_is_said_before_the_job_starts(wanted, message, monkeypatch):
     monkeypatch.delenv("SFTRIAGE_METRICS_TOKEN", raising=False)
     with pytest.raises(UsageError, match=message):
-        meter_of(**wanted)
+        metering_of(**wanted)
 
 
 @pytest.mark.parametrize("missing", ["prometheus_client", "opentelemetry.exporter.otlp.proto.http"])
@@ -48,22 +48,22 @@ def test_a_library_that_is_missing_is_named_with_its_extra(missing, monkeypatch)
     monkeypatch.setitem(sys.modules, missing, None)
     wanted, extra = ({"port": 0}, "metrics") if missing == "prometheus_client" else ({"otel": True}, "otel")
     with pytest.raises(UsageError, match=rf"install sftriage\[{extra}\]"):
-        meter_of(**wanted)
+        metering_of(**wanted)
 
 
 @pytest.mark.parametrize("variable", ["OTEL_EXPORTER_OTLP_PROTOCOL", "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"])
 def test_a_protocol_that_is_not_spoken_is_said(variable, monkeypatch):
     monkeypatch.setenv(variable, "grpc")
     with pytest.raises(UsageError, match=r"http/protobuf, and .* asks for grpc"):
-        meter_of(otel=True)
+        metering_of(otel=True)
 
 
 def test_a_variable_that_is_none_is_said(monkeypatch):
     monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
     with pytest.raises(UsageError, match="OpenTelemetry cannot be set up"):
-        meter_of(otel=True)
+        metering_of(otel=True)
 
 
 def test_nothing_is_made_where_nothing_was_asked_for():
-    meter = meter_of()
-    assert (type(meter), meter.url) == (Meter, None)
+    meter = metering_of()
+    assert (type(meter), meter.url) == (Metering, None)

@@ -9,7 +9,7 @@ import yaml
 from sftriage.policy.loading import parse, shipped
 from sftriage.records import Decision, Suspect, Verdict
 from sftriage.runs.directory import RunInfo, create
-from sftriage.runs.journal import Journal
+from tests.journals import Recorder
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -137,8 +137,8 @@ def test_a_run_is_called_by_its_name_and_its_stalls_are_replayed(sftriage, tmp_p
     run = create(tmp_path / "run", info, POLICY)
     suspect = Suspect("rank", (1,), "data", 90.0, 1.0, 1.0, rank=1)
     verdict = Verdict(7, 7, "stalled", ("not_arrived",), (suspect,), 90.0, {}, {}, {"still_s": 90.0})
-    journal = Journal(run.decisions)
-    journal.window(verdict, Decision(1.0, 7, 7, "stalled", "hold", "not_arrived: rank 1 in data"))
+    journal = Recorder(run.decisions)
+    journal.window(verdict, Decision(1.0, 7, 7, "stalled", "hold", "standstill"))
     journal.close()
     policy = tmp_path / "watching.yaml"
     policy.write_text(POLICY.replace('{stage: [data], gain: ">= 10%"}, capture: {steps: 3}', "{label: stalled}"))

@@ -11,10 +11,10 @@ from rich.cells import cell_len
 from sftriage.commands.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.commands.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.records import Ask, CaptureResult, plain
-from sftriage.runs.journal import Journal
 from sftriage.runs.picture import Picture, Recorders, captures_of, frontier_of, picture, picture_values
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
+from tests.journals import Recorder
 from tests.unit.recorded import NOW_S, Run, decision, request_of, run_at, verdict
 from tests.unit.web.reading import NASTY
 
@@ -87,14 +87,14 @@ def test_a_suspect_is_shown_with_its_numbers_and_what_was_done(run, trace, make_
     assert "running  rank 2  c-1" in written
     # WHEN the capture has ended and is stored THEN what became of it
     manifest = LocalStore(run.directory.path).put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
-    run.ended(CaptureResult("c-1", 2, "done", first_step=160, last_step=164))
+    run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))
     steps = f"steps {manifest.capture.first_step} to {manifest.capture.last_step}"
-    assert f"done  rank 2  c-1  {steps}" in text(shown(run))
+    assert f"stored  rank 2  c-1  {steps}" in text(shown(run))
 
 
 def test_a_hold_off_is_shown_with_what_would_resolve_it(run):
     held = verdict(20, "needs_evidence", reasons=("co_critical",))
-    run.decide(held, "hold", "co_critical", resolves="Look at both.")
+    run.decide(held, "hold", "two are late", resolves="Look at both.")
     written = text(shown(run))
     assert "Undecided: held" in written
     assert "To resolve it: Look at both." in written
@@ -122,7 +122,7 @@ def test_captures_that_no_window_led_to_are_there_with_who_asked(run):
     # GIVEN a person who asked for two captures, one of which is over, and one that another capture led to
     of = verdict(20)
     run.decide(of)
-    journal = Journal(run.directory.decisions)
+    journal = Recorder(run.directory.decisions)
     asked = replace(decision(of, "capture", "a person asked"), label="asked", requests=(request_of("a-1"),))
     journal.ask(Ask("a-1", (2,), "ada", "curious"), asked)
     journal.capture(CaptureResult("a-1", 2, "failed", "too large"))
@@ -306,9 +306,9 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
     # WHEN windows come in
     run.decide(verdict(30))
     run.decide(verdict(40, "suspect"), "capture", "rule slow-rank", requests=(request_of("c-1"),))
-    run.decide(verdict(50, "suspect"), "throttle", "cooldown", resolves="Wait.")
-    run.decide(verdict(60, "suspect"), "throttle", "cooldown", resolves="Wait.")
-    run.decide(verdict(70, "suspect", rank=3), "throttle", "cooldown", resolves="Wait.")
+    run.decide(verdict(50, "suspect"), "throttle", "too early", resolves="Wait.")
+    run.decide(verdict(60, "suspect"), "throttle", "too early", resolves="Wait.")
+    run.decide(verdict(70, "suspect", rank=3), "throttle", "too early", resolves="Wait.")
     run.ended(CaptureResult("c-1", 2, "failed", "no space"))
     told, lines = news(told, run.source.view(), NOW_S)
     # THEN each that is another is said, and each that is the same is not
@@ -319,7 +319,7 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
         "No trace of rank 2",
     ]
     assert lines[0].endswith("Capturing rank 2 (c-1).")
-    assert lines[1].endswith("Throttled: cooldown. To resolve it: Wait.")
+    assert lines[1].endswith("Throttled: too early. To resolve it: Wait.")
     assert lines[0].startswith("2027-01-15 08:01:29  ")
     # AND nothing is said twice
     assert news(told, run.source.view(), NOW_S)[1] == []
@@ -332,7 +332,7 @@ def test_a_fault_that_passes_or_comes_to_stay_is_another(run):
     passed = [replace(one, suspects=(replace(one.suspects[0], pattern="one-off"),)) for one in (first, second)]
     told = all_of(run.source.view())
     for one in (*passed, third):
-        run.decide(one)
+        run.decide(one, "ignore", "observe_only")
     # WHEN it turns out to stay THEN that is said, and what is as before is not
     _, lines = news(told, run.source.view(), NOW_S)
     assert [line.rpartition("; ")[2].partition(". ")[0] for line in lines] == [

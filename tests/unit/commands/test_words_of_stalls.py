@@ -1,10 +1,11 @@
 """A stall in one sentence, and when it is said."""
 
 import pytest
+from rich.console import Console
 
-from sftriage.commands.run import Reporter
-from sftriage.controller.controller import Judged
+from sftriage.events import WindowJudged
 from sftriage.records import Decision, Suspect, Verdict
+from sftriage.sinks.terminal import Reporter
 from sftriage.words import verdict_sentence
 
 
@@ -52,9 +53,9 @@ def test_what_is_not_known_is_not_said():
 
 
 def test_a_stall_is_always_said_and_is_no_window(capsys):
-    reporter = Reporter()
-    stall = Judged(verdict(rank(1, "forward")), Decision(1.0, 41, 41, "stalled", "hold", "not_arrived"))
+    reporter = Reporter(Console(stderr=True, width=200))
+    stall = WindowJudged(verdict(rank(1, "forward")), Decision(1.0, 41, 41, "stalled", "hold", "standstill"))
     for _ in range(2):
-        reporter.judged(stall)
+        reporter.take(stall)
     assert capsys.readouterr().err.count("rank 1 in forward") == 2
     assert reporter.windows == 0

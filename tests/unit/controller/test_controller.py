@@ -56,9 +56,7 @@ def test_every_window_is_on_record_with_its_decision(start, tmp_path):
     controller = start()
     for number, late_s in enumerate((0.0, 0.02, 0.02)):
         controller.take(window(20 * number, late_s), now_s=100.0 + number)
-    decided = [
-        (e["decision"]["first_step"], e["decision"]["outcome"]) for e in read_journal(tmp_path / "decisions.jsonl")
-    ]
+    decided = [(e.decision.first_step, e.decision.outcome) for e in read_journal(tmp_path / "decisions.jsonl")]
     assert decided == [(0, "ignore"), (20, "capture"), (40, "throttle")]
 
 
@@ -70,7 +68,7 @@ def test_a_restart_neither_forgets_a_cooldown_nor_a_capture_under_way(start):
     second = start()
     # THEN the same suspect is throttled, and after the cooldown captured again
     assert second.take(window(20, late_s=0.02), now_s=101.0).decision.outcome == "throttle"
-    second.ended(CaptureResult(request.capture_id, 2, "done"))
+    second.changed(CaptureResult(request.capture_id, 2, "stored"), 100.0)
     assert second.take(window(40, late_s=0.02), now_s=100.0 + 601).decision.outcome == "capture"
 
 

@@ -1,6 +1,6 @@
 """What the ranks are doing now goes in; a stall is decided, and on record, once."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import JobStatus, RankStatus, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
+from sftriage.words import reason_sentence, resolution
 
 S = 1_000_000_000
 SCHEMA = StageSchema(("data", "save", "backward", "other"), ("backward",))
@@ -32,10 +33,26 @@ def window(first_step: int, late_s: float = 0.0) -> Window:
     return Window(SCHEMA, first_step, durations_NRS)
 
 
-def status(stages: tuple[str, ...], step: int, since_s: float, attempt: int = 0) -> JobStatus:
-    since_ns = int(since_s * S)
-    ranks = [RankStatus(r, "h", stage, since_ns, step, since_ns, step, False, True) for r, stage in enumerate(stages)]
-    return JobStatus(SCHEMA, len(ranks), tuple(ranks), attempt)
+@dataclass(frozen=True)
+class Since:
+    """What the ranks are doing since some moment of the controller's clock, told in ages when it is looked at."""
+
+    stages: tuple[str | None, ...]
+    step: int
+    since_s: float
+    attempt: int = 0
+    closed: bool = False
+
+    def at(self, now_ns: int) -> JobStatus:
+        age_ns = now_ns - int(self.since_s * S)
+        ranks = [
+            RankStatus(r, "h", stage, age_ns, self.step, age_ns, self.step, self.closed, True)
+            for r, stage in enumerate(self.stages)
+        ]
+        return JobStatus(SCHEMA, len(ranks), tuple(ranks), self.attempt)
+
+
+status = Since
 
 
 @pytest.fixture
@@ -43,7 +60,8 @@ def controller(tmp_path):
     """A controller that has seen the job's pace: a step each 0.1 s, the 9th from 0.9 s on."""
     made = Controller(parse(POLICY, "test.yaml"), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
     for step in range(10):
-        assert made.look(status(("backward",) * 3, step, 0.1 * step), int((0.1 * step + 0.01) * S), 100.0) is None
+        now_ns = int((0.1 * step + 0.01) * S)
+        assert made.look(status(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0) is None
     return made
 
 
@@ -53,7 +71,7 @@ def journal(tmp_path):
 
 def looks(controller, job, first_s, last_s, now_s=100.0):
     """Look once a second; what was decided."""
-    found = [controller.look(job, int(second * S), now_s) for second in np.arange(first_s, last_s)]
+    found = [controller.look(job.at(int(second * S)), int(second * S), now_s) for second in np.arange(first_s, last_s)]
     return [one for one in found if one is not None]
 
 
@@ -62,20 +80,20 @@ def test_a_stall_is_decided_once_and_on_record_with_who_where_and_why(controller
     (judged,) = looks(controller, status(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
     # THEN it is held, for no rule is about stalls
     decision = judged.decision
-    assert (decision.outcome, decision.reason) == ("hold", "not_arrived: rank 1 in data")
-    assert "py-spy" in decision.resolves
+    assert (decision.outcome, reason_sentence(decision)) == ("hold", "not_arrived: rank 1 in data")
+    assert "py-spy" in resolution(decision)
     # AND the journal has it, once
     (entry,) = journal(tmp_path)
-    assert (entry["verdict"]["label"], entry["verdict"]["suspects"][0]["rank"]) == ("stalled", 1)
-    assert (entry["decision"]["first_step"], entry["decision"]["last_step"]) == (10, 10)
-    assert entry["verdict"]["numbers"]["threshold_s"] == 2.0
+    assert (entry.verdict.label, entry.verdict.suspects[0].rank) == ("stalled", 1)
+    assert (entry.decision.first_step, entry.decision.last_step) == (10, 10)
+    assert entry.verdict.numbers["threshold_s"] == 2.0
 
 
 def test_once_the_job_has_gone_on_the_next_stall_is_another_one(controller, tmp_path):
     looks(controller, status(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
     looks(controller, status(("backward",) * 3, 11, 9.1), 9.2, 10.0)
     looks(controller, status(("backward", "data", "backward"), 12, 10.1), 10.2, 19.0)
-    assert [entry["decision"]["first_step"] for entry in journal(tmp_path)] == [10, 12]
+    assert [entry.decision.first_step for entry in journal(tmp_path)] == [10, 12]
 
 
 def test_a_rank_that_is_being_captured_is_no_stall_until_its_time_is_up(controller):
@@ -103,7 +121,7 @@ def test_another_attempt_starts_with_no_pace_and_gets_the_time_to_compile(contro
 
 def test_a_job_that_ends_leaves_no_stall(controller):
     job = status(("backward", "data", "backward"), 10, 1.0)
-    ended = replace(job, ranks=tuple(replace(one, stage=None, closed=True) for one in job.ranks))
+    ended = replace(job, stages=(None,) * 3, closed=True)
     assert looks(controller, ended, 1.1, 600.0) == []
 
 

@@ -8,6 +8,7 @@ import pytest
 from sftriage.controller import policies as module
 from sftriage.controller.controller import Controller
 from sftriage.controller.policies import PolicyFiles
+from sftriage.events import PolicyChanged, WindowJudged
 from sftriage.policy.problems import PolicyError
 from sftriage.records import StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
@@ -199,13 +200,19 @@ def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_re
     assert "going on under high as it was" in caplog.text
     assert "now under b" in caplog.text
     entries = list(read_journal(tmp_path / "decisions.jsonl"))
-    assert [entry["type"] for entry in entries] == ["window", "policy", "window", "policy", "window"]
-    refused, changed = entries[1]["change"], entries[3]["change"]
-    assert (refused["kind"], refused["policies"][0]["name"], refused["policies"][0]["document"]) == (
+    assert [type(entry) for entry in entries] == [
+        WindowJudged,
+        PolicyChanged,
+        WindowJudged,
+        PolicyChanged,
+        WindowJudged,
+    ]
+    refused, changed = entries[1], entries[3]
+    assert (refused.kind, refused.policies[0].name, refused.policies[0].document) == (
         "refused",
         "high",
         None,
     )
-    assert "spec.rules[0].match.gain" in refused["problems"][0]
-    assert (changed["kind"], changed["time_s"], changed["policies"][0]["name"]) == ("changed", 102.0, "b")
-    assert changed["policies"][0]["document"]["spec"]["rules"][0]["match"]["gain"] == ">= 5%"
+    assert "spec.rules[0].match.gain" in refused.problems[0]
+    assert (changed.kind, changed.time_s, changed.policies[0].name) == ("changed", 102.0, "b")
+    assert changed.policies[0].document["spec"]["rules"][0]["match"]["gain"] == ">= 5%"

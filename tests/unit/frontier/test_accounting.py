@@ -18,7 +18,7 @@ QUIET = gaussian(0.0)
 
 
 @given(window=windows(elements=ANY))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @pytest.mark.parametrize("account", [plain, anchored])
 def test_advances_are_never_negative_and_sum_to_the_exposed_time(account, window):
     # GIVEN any window: any schema, sync stages anywhere, with or without refinements, vectors missing
@@ -30,7 +30,6 @@ def test_advances_are_never_negative_and_sum_to_the_exposed_time(account, window
 
 
 @given(window=windows(missing=False))
-@settings(max_examples=100, deadline=None)
 def test_the_plain_exposed_time_is_the_slowest_ranks_step(window):
     # GIVEN a window without missing vectors, WHEN accounted plainly
     # THEN what is exposed is, step by step, the longest step of any rank
@@ -39,7 +38,6 @@ def test_the_plain_exposed_time_is_the_slowest_ranks_step(window):
 
 
 @given(window=windows(elements=ANY))
-@settings(max_examples=100, deadline=None)
 def test_without_a_sync_stage_anchored_is_plain(window):
     # GIVEN a window whose ranks never wait for one another, and nothing known from between its steps
     schema = replace(window.schema, sync=())
@@ -52,7 +50,6 @@ def test_without_a_sync_stage_anchored_is_plain(window):
 
 
 @given(window=distinct_windows())
-@settings(max_examples=100, deadline=None)
 @pytest.mark.parametrize("account", [plain, anchored])
 def test_ranks_may_be_numbered_in_any_order(account, window):
     # GIVEN a window and the same with its ranks the other way round
@@ -88,7 +85,7 @@ def test_a_step_whose_refinement_is_missing_is_left_out_too(name):
 
 
 def test_a_delay_after_the_last_sync_keeps_its_stage_and_its_rank():
-    """The case that the paper's accounting gets wrong, with the numbers measured on a real job (design §3)."""
+    """The case that the paper's accounting gets wrong, with the numbers measured on a real job."""
     # GIVEN four ranks whose `backward` takes 12 ms and whose `optimizer` 0.7 ms, with 20 ms more on rank 2
     job = Job(
         stages=(("data", 0.005), ("forward", 0.010), ("backward", 0.010), ("optimizer", 0.0007), (OTHER, 0.0)),
@@ -144,7 +141,6 @@ def test_the_simulator_and_the_anchored_accounting_agree_on_the_wall_clock():
 
 
 @given(window=windows())
-@settings(max_examples=100, deadline=None)
 def test_a_walk_of_a_few_rows_at_a_time_is_a_walk(window):
     # GIVEN any window, WHEN its segments are walked row by row, as those of a large job are
     for segment in segments(window):
@@ -167,7 +163,6 @@ def test_a_walk_of_a_few_rows_at_a_time_is_a_walk(window):
 
 
 @given(window=windows())
-@settings(max_examples=100, deadline=None)
 def test_complete_steps_are_those_in_which_nothing_is_missing(window):
     # GIVEN any window, WHEN walked without looking for what is missing first
     walks, complete_N = walked(window)

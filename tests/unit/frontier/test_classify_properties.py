@@ -58,7 +58,7 @@ def assert_coherent(verdict, window):
 
 
 @given(window=windows(elements=ANY), factor=st.sampled_from([None, 0.0, 0.5, 0.9, 1.0, 2.0]))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=250)
 def test_any_window_gets_a_coherent_verdict(window, factor):
     # GIVEN any window: one rank or more, one step or more, zeros, denormals, huge values, missing vectors
     known = factor is not None and complete_steps(window).any()
@@ -68,7 +68,6 @@ def test_any_window_gets_a_coherent_verdict(window, factor):
 
 
 @given(window=windows(missing=False, max_ranks=3), settings_=st.builds(Settings, min_coverage_fraction=st.just(0.0)))
-@settings(max_examples=100, deadline=None)
 def test_judging_is_classifying_and_learning_at_most_one_window(window, settings_):
     # GIVEN any window and no past, WHEN judged
     verdict, past = judge(window, None, settings_)
@@ -81,7 +80,6 @@ def test_judging_is_classifying_and_learning_at_most_one_window(window, settings
 
 
 @given(window=distinct_windows(), exponent=st.integers(-30, 30), factor=st.sampled_from([None, 0.5, 0.9]))
-@settings(max_examples=100, deadline=None)
 def test_the_unit_of_time_does_not_matter(window, exponent, factor):
     # GIVEN a window and the same in another unit (a power of two, so that no digit is lost)
     unit = 2.0**exponent
@@ -96,7 +94,6 @@ def test_the_unit_of_time_does_not_matter(window, exponent, factor):
 
 
 @given(window=distinct_windows(), factor=st.sampled_from([None, 0.5, 0.9]))
-@settings(max_examples=100, deadline=None)
 def test_ranks_may_be_numbered_in_any_order(window, factor):
     # GIVEN a window and the same with its ranks the other way round
     last = window.durations_NRS.shape[1] - 1

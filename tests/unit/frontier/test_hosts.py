@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.frontier import segments, walk
@@ -81,7 +81,6 @@ def check(window):
 
 
 @given(window=windows(min_ranks=2, max_ranks=8), data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_the_gains_of_hosts_are_what_the_naive_replay_saves(window, data):
     # GIVEN any window, and any ranks on any hosts, in a row or not; some with cohorts
     n_ranks = window.durations_NRS.shape[1]

@@ -1,4 +1,4 @@
-"""When a step in progress is a stall, who is waited for, and what is not a stall (design §4)."""
+"""When a step in progress is a stall, who is waited for, and what is not a stall."""
 
 from dataclasses import replace
 
@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.frontier.looks import JobSince, RankSince
 from sftriage.frontier.pace import Pace, Pause
 from sftriage.frontier.stalls import MAX_NAMED, StallSettings, Watch, look, stalled
-from sftriage.records import JobStatus, RankStatus, StageSchema, Window
+from sftriage.records import StageSchema, Window
 
 S = 1_000_000_000
 NOW = 100_000 * S
@@ -20,10 +21,10 @@ STEADY = Pace(periods_s=(0.1,) * 5, unused=frozenset({"save"}))
 
 
 def rank(number, what, still_s, host="h"):
-    """A rank's status from "STAGE@STEP", with "-" between steps, and perhaps "died", "closed" or "special" after it."""
+    """From "STAGE@STEP", with "-" between steps, and perhaps "died", "unknown", "closed" or "special" after."""
     place, _, fate = what.partition(" ")
     stage, _, step = place.partition("@")
-    return RankStatus(
+    return RankSince(
         rank=number,
         host=host,
         stage=None if stage == "-" else stage,
@@ -32,14 +33,14 @@ def rank(number, what, still_s, host="h"):
         step_since_ns=NOW - int((still_s + 1) * S),
         published=int(step) + (stage == "-"),
         closed=fate == "closed",
-        alive=fate != "died",
+        alive={"died": False, "unknown": None}.get(fate, True),
         special=fate == "special",
     )
 
 
 def job(*ranks, still_s=61.0, hosts=None, schema=SCHEMA, world_size=None):
     found = tuple(rank(number, what, still_s, (hosts or "h" * 99)[number]) for number, what in enumerate(ranks))
-    return JobStatus(schema, world_size or len(found), found)
+    return JobSince(schema, world_size or len(found), found)
 
 
 def named(verdict):
@@ -62,6 +63,17 @@ def named(verdict):
         (["backward@50", "-@49 died", "backward@50"], ("died",), [("rank", (1,), "other")]),
         (
             ["data@50", "backward@50", "forward@50 died"],
+            ("died", "not_arrived"),
+            [("rank", (2,), "forward"), ("rank", (0,), "data")],
+        ),
+        # Of one of which nobody can tell whether it is there, it counts where it is: it has not died, ...
+        (["backward@50", "backward@50", "forward@50 unknown"], ("not_arrived",), [("rank", (2,), "forward")]),
+        # ... it waits like the others, ...
+        (["backward@50 unknown", "backward@50 unknown", "data@50"], ("not_arrived",), [("rank", (2,), "data")]),
+        (["backward@50 unknown", "backward@50 unknown"], ("in_sync",), []),
+        # ... and one that is known to be dead comes before it.
+        (
+            ["data@50 unknown", "backward@50", "forward@50 died"],
             ("died", "not_arrived"),
             [("rank", (2,), "forward"), ("rank", (0,), "data")],
         ),
@@ -113,6 +125,7 @@ def test_some_waits_are_given_more_time(ranks, floor_s, reasons, suspects):
         ["backward@50 died", "forward@50 died"],
         ["-@99 closed", "-@99"],  # the last rank still saves the model
         ["-@99 died", "-@99"],
+        ["-@99 closed", "-@99 unknown"],
         [],
     ],
 )
@@ -229,7 +242,7 @@ class Job:
         self.now_ns = NOW
         self.settings = settings
         self.watch = Watch()
-        self.ranks = [RankStatus(r, "h", None, NOW, 0, 0, 0, False, True) for r in range(n_ranks)]
+        self.ranks = [RankSince(r, "h", None, NOW, 0, 0, 0, False, True) for r in range(n_ranks)]
         self.verdicts = []
 
     def wait(self, seconds, every_s=0.5):
@@ -239,7 +252,7 @@ class Job:
             self.look()
 
     def look(self, capturing=()):
-        status = JobStatus(SCHEMA, len(self.ranks), tuple(self.ranks))
+        status = JobSince(SCHEMA, len(self.ranks), tuple(self.ranks))
         verdict, self.watch = look(status, self.watch, self.settings, self.now_ns, capturing)
         self.verdicts += [verdict] if verdict else []
 
@@ -369,7 +382,7 @@ def test_what_nobody_watched_does_not_count():
 def test_another_attempt_has_a_pace_of_its_own():
     job = Job()
     job.steps(10)
-    status = JobStatus(SCHEMA, 3, tuple(job.ranks), attempt=1)
+    status = JobSince(SCHEMA, 3, tuple(job.ranks), attempt=1)
     _, watch = look(status, job.watch, SETTINGS, job.now_ns)
     assert watch.pace == Pace()
 
@@ -396,7 +409,7 @@ def test_windows_tell_which_stages_are_seldom_and_how_long_special_steps_take():
 
 stages = st.sampled_from([None, *SCHEMA.stages])
 statuses = st.builds(
-    RankStatus,
+    RankSince,
     rank=st.integers(0, 9),
     host=st.sampled_from(["", "a", "b"]),
     stage=stages,
@@ -405,10 +418,10 @@ statuses = st.builds(
     step_since_ns=st.integers(-(2**63), 2**63 - 1),
     published=st.integers(0, 5),
     closed=st.booleans(),
-    alive=st.sampled_from([True, True, True, False]),
+    alive=st.sampled_from([True, True, None, False]),
 )
 jobs = st.lists(statuses, max_size=10, unique_by=lambda one: one.rank).map(
-    lambda ranks: JobStatus(SCHEMA, 10, tuple(sorted(ranks, key=lambda one: one.rank)))
+    lambda ranks: JobSince(SCHEMA, 10, tuple(sorted(ranks, key=lambda one: one.rank)))
 )
 
 
@@ -418,9 +431,8 @@ def test_whatever_the_headers_say_it_never_raises_and_names_only_who_is_behind(s
     if verdict is None:
         return
     by_rank = {one.rank: one for one in status.ranks}
-    waiting = [
-        one for one in status.ranks if one.stage == "backward" and one.alive and not one.closed and one.since_ns <= NOW
-    ]
+    live = [one for one in status.ranks if one.alive is not False and not one.closed and one.since_ns <= NOW]
+    waiting = [one for one in live if one.stage == "backward"]
     furthest = max((one.step for one in waiting), default=None)
     blamed = [by_rank[number] for suspect in verdict.suspects for number in suspect.ranks]
     # THEN nobody is named twice, nor who waits where nobody is further

@@ -1,4 +1,4 @@
-"""The truth table of the verdicts (design §4): what happened in a job, and what is said of it.
+"""The truth table of the verdicts: what happened in a job, and what is said of it.
 
 Each situation is a simulated job of 100 ms steps (see `windows`), most of them with 3 % of noise on every stage.
 """

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -32,7 +32,6 @@ def local(segment):
 
 
 @given(values_MR=VALUES, data=st.data())
-@settings(max_examples=100, deadline=None)
 def test_the_median_of_the_others_is_just_that(values_MR, data):
     # GIVEN any rows and any one rank of each, ties included
     n_rows, n_ranks = values_MR.shape
@@ -63,7 +62,6 @@ def saved_s(local_RK, rank, columns, sync_work_s=0.0):
 
 
 @given(window=windows())
-@settings(max_examples=100, deadline=None)
 def test_every_gain_is_what_the_naive_replay_saves(window):
     # GIVEN any window
     for segment, seen in zip(segments(window), replayed(window), strict=True):
@@ -87,7 +85,6 @@ def test_every_gain_is_what_the_naive_replay_saves(window):
 
 
 @given(window=windows())
-@settings(max_examples=100, deadline=None)
 def test_a_gain_is_never_more_than_the_lateness_it_would_mend_or_the_margin_to_the_next(window):
     # GIVEN any window, WHEN replayed, THEN nothing is promised that the next rank to arrive would not let happen
     for seen in replayed(window):
@@ -138,7 +135,6 @@ def test_of_very_many_ranks_a_sample_tells_the_median():
 
 
 @given(values=VALUES)
-@settings(max_examples=100, deadline=None)
 def test_the_medians_are_those_of_numpy(values):
     # GIVEN any rows, WHEN their medians are taken, THEN they are to the bit what numpy says
     assert (medians(values) == np.median(values, axis=-1)).all()

@@ -7,6 +7,7 @@ from sftriage.policy.loading import parse
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, finished
 from sftriage.records import Ask, CaptureResult
+from sftriage.words import reason_sentence, resolution
 
 NOW_S = 1_800_000_000.0
 
@@ -32,7 +33,11 @@ def test_what_is_asked_for_is_captured():
     # GIVEN an ask for two ranks
     decision, state = decided(ask(1, 3, steps=7, warmup_steps=2, max_seconds=30.0, max_bytes=2**21), attempt=2)
     # THEN just that is requested, with the bounds that were asked for
-    assert (decision.outcome, decision.label, decision.reason) == ("capture", "asked", "ann asked for it: why not")
+    assert (decision.outcome, decision.label, reason_sentence(decision)) == (
+        "capture",
+        "asked",
+        "ann asked for it: why not",
+    )
     assert [(one.rank, one.steps, one.warmup_steps, one.max_seconds) for one in decision.requests] == [
         (1, 7, 2, 30.0),
         (3, 7, 2, 30.0),
@@ -40,7 +45,7 @@ def test_what_is_asked_for_is_captured():
     assert [one.capture_id for one in decision.requests] == ["asked-s120-r1-a2-1", "asked-s120-r3-a2-2"]
     # AND it counts, as every capture does, and starts no rule's cooldown
     assert (state.captures, state.asked, set(state.running)) == (2, 2, {one.capture_id for one in decision.requests})
-    ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "done"), NOW_S + 10)
+    ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "stored"), NOW_S + 10)
     assert (ended.fired_s, ended.failures) == ({}, {})
 
 
@@ -68,13 +73,13 @@ def test_the_limits_hold(wanted, before, limits, reason):
         assert decision.outcome == "capture"
     decision, after = decided(wanted, state, limits)
     assert (decision.outcome, decision.requests) == ("throttle", ())
-    assert decision.reason.startswith(reason), decision.reason
-    assert decision.resolves
+    assert reason_sentence(decision).startswith(reason), reason_sentence(decision)
+    assert resolution(decision)
     assert after.captures == state.captures
 
 
 def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
-    assert decided(ask(0), ranks=())[0].reason == "no rank 0 in this job: none so far"
+    assert reason_sentence(decided(ask(0), ranks=())[0]) == "no rank 0 in this job: none so far"
 
 
 def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():

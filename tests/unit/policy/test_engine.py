@@ -9,11 +9,11 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy
-from sftriage.policy.reasons import RESOLVES, resolves
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.policy.triggers import trigger
 from sftriage.records import Verdict
+from sftriage.words import RESOLVES, advice, reason_sentence, resolution
 
 MakePolicy = Callable[..., TriagePolicy]
 MakeVerdict = Callable[..., Verdict]
@@ -120,9 +120,9 @@ def test_truth_table(
     make_verdict: MakeVerdict,
 ) -> None:
     decision, _ = decide(make_verdict(**verdict), make_policy(*rules), State(**state), NOW)
-    assert (decision.outcome, decision.reason[: len(reason)]) == (outcome, reason)
+    assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
     assert bool(decision.requests) == (outcome == "capture")
-    assert bool(decision.resolves) == (outcome == "throttle" or bool(verdict.get("reasons")))
+    assert bool(resolution(decision)) == (outcome == "throttle" or bool(verdict.get("reasons")))
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_a_stall_is_held_or_observed_with_advice_and_never_captured(
     make_verdict: MakeVerdict,
 ) -> None:
     decision, state = decide(make_verdict("stalled", **verdict), make_policy(*rules), BEGUN, NOW)
-    assert (decision.outcome, decision.reason, decision.rule) == (outcome, reason, rule)
+    assert (decision.outcome, reason_sentence(decision), decision.rule) == (outcome, reason, rule)
     assert (decision.label, decision.requests, state) == ("stalled", (), BEGUN)
-    assert decision.resolves == resolves(verdict["reasons"])
+    assert resolution(decision) == advice(verdict["reasons"])
 
 
 def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others(
@@ -191,7 +191,7 @@ def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others(
     verdict = make_verdict("stalled", reasons=("not_arrived",))
     others = (replace(verdict.suspects[0], ranks=(3,)), replace(verdict.suspects[0], ranks=(4, 5)))
     decision, _ = decide(replace(verdict, suspects=verdict.suspects + others), make_policy(CAPTURING), State(), NOW)
-    assert decision.reason == "not_arrived: rank 2 in data and 3 more"
+    assert reason_sentence(decision) == "not_arrived: rank 2 in data and 3 more"
 
 
 def test_a_fault_that_has_passed_is_held(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
@@ -202,7 +202,7 @@ def test_a_fault_that_has_passed_is_held(make_policy: MakePolicy, make_verdict: 
     passed = replace(verdict, suspects=(replace(verdict.suspects[0], pattern="one-off"),))
     decision, state = decide(passed, make_policy(CAPTURING), BEGUN, NOW)
     # THEN no healthy steps are profiled in its stead
-    assert (decision.outcome, decision.reason, state) == ("hold", "one-off, and has passed", BEGUN)
+    assert (decision.outcome, reason_sentence(decision), state) == ("hold", "one-off, and has passed", BEGUN)
 
 
 def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
@@ -315,7 +315,7 @@ def test_every_reason_of_the_design_says_what_would_resolve_it() -> None:
         *("not_arrived", "died", "left_early", "in_sync", "no_rank_waits", "outside_steps", "unseen_ranks"),
     }
     assert all(advice.endswith(".") and len(advice) > 40 for advice in RESOLVES.values())
-    assert resolves(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."
+    assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."
 
 
 def test_state_comes_back_from_json() -> None:

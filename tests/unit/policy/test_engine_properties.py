@@ -15,6 +15,7 @@ from sftriage.policy.engine import decide
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import GRACE_S, State, charged, finished
 from sftriage.records import CaptureRequest, CaptureResult, Decision, Verdict
+from sftriage.words import reason_sentence
 
 MakePolicy = Callable[..., TriagePolicy]
 MakeVerdict = Callable[..., Verdict]
@@ -54,7 +55,7 @@ EVENT: dict[str, list[Any]] = {
     "stage": ["data", "data", "data", "forward", None],
     "share": [0.5, 0.5, 0.3, 0.2, 0.1, 0.0, float("nan")],
     "wait_s": [1.0, 30.0, 10.0, 0.0, 200.0, 1800.0],
-    "ends": ["", "done", "failed", "done", "refused"],
+    "ends": ["", "stored", "failed", "stored", "refused"],
     "pattern": ["chronic"] * 4 + ["recurring", "one-off"],
     "cost_s": [0.0] * 8 + [-1.0, 0.05, 2.0],
     "restart": [False, True],
@@ -100,7 +101,7 @@ LIMITS = st.fixed_dictionaries(
 ACTIVE = st.sampled_from([None, {"cron": "0-29 * * * *"}])
 PEERS = st.sampled_from([(), (7, 3, 1)])
 
-RELAXED = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+RELAXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @dataclass
@@ -203,7 +204,7 @@ def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(
     assert [decision.first_step for _, decision in found.history] == [number * 10 for number in range(len(events))]
     for number, (event, decision) in enumerate(found.history):
         assert decision.label == event.label
-        assert decision.reason
+        assert reason_sentence(decision)
         assert bool(decision.requests) == (decision.outcome == "capture")
         if decision.outcome != "capture":
             continue

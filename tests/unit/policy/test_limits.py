@@ -14,6 +14,7 @@ from sftriage.policy.limits import choose
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import Failures, Running, State, charged, finished
 from sftriage.records import CaptureResult, Decision, Verdict
+from sftriage.words import reason_sentence, resolution
 
 MakePolicy = Callable[..., TriagePolicy]
 MakeVerdict = Callable[..., Verdict]
@@ -41,14 +42,14 @@ def of(capture_id: str, state: str = "failed") -> CaptureResult:
 
 def test_a_rule_waits_for_as_many_windows_as_it_says(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
     decisions, _ = played(make_policy(LASTING), make_verdict(), make_verdict(), make_verdict())
-    assert [(one.outcome, one.reason[:22]) for one in decisions] == [
+    assert [(one.outcome, reason_sentence(one)[:22]) for one in decisions] == [
         ("hold", "rule a: window 1 of 3"),
         ("hold", "rule a: window 2 of 3"),
         ("capture", "rule a: data of rank 2"),
     ]
     assert [one.numbers["windows"] for one in decisions] == [1, 2, 3]
     assert {one.numbers["for_windows"] for one in decisions} == {3}
-    assert decisions[0].resolves == "Wait whether the next windows match too."
+    assert resolution(decisions[0]) == "Wait whether the next windows match too."
 
 
 @pytest.mark.parametrize(
@@ -92,7 +93,7 @@ def test_each_rule_counts_its_own_windows_of_a_suspect(make_policy: MakePolicy, 
 def test_an_observing_rule_waits_as_well(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
     policy = make_policy({"name": "w", "match": {}, "for": "2 windows"})
     decisions, _ = played(policy, make_verdict(), make_verdict())
-    assert [(one.outcome, one.reason) for one in decisions] == [
+    assert [(one.outcome, reason_sentence(one)) for one in decisions] == [
         ("ignore", "rule w: window 1 of 2"),
         ("ignore", "observe-only: rule w matched"),
     ]
@@ -118,7 +119,7 @@ def test_patterns(
 ) -> None:
     policy = make_policy({**CAPTURING, "match": {"pattern": wanted}})
     decision, _ = decide(make_verdict(pattern=pattern), policy, BEGUN, NOW)
-    assert (decision.outcome, decision.reason[: len(reason)]) == (outcome, reason)
+    assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
 
 
 @pytest.mark.parametrize(
@@ -168,8 +169,8 @@ def test_limits_of_the_run(
     if reason is None:
         assert decision.outcome == "capture"
         return
-    assert (decision.outcome, decision.reason, decision.rule) == ("throttle", reason, "a")
-    assert decision.resolves
+    assert (decision.outcome, reason_sentence(decision), decision.rule) == ("throttle", reason, "a")
+    assert resolution(decision)
     assert after == replace(BEGUN, **state)
     assert {"captures_last_hour", "captures_per_hour", "spent_s", "budget_s", "overhead_budget"} <= set(
         decision.numbers
@@ -230,8 +231,8 @@ def test_whom_a_rule_captures(
         role: [request.rank for request in decision.requests if request.role == role] for role in ("suspect", "control")
     }
     assert by_role == {"suspect": ranks, "control": controls}
-    assert ("to compare with" in decision.reason) == bool(controls)
-    assert ("no healthy peer" in decision.reason) == (bool(capture.get("control_ranks")) and not controls)
+    assert ("to compare with" in reason_sentence(decision)) == bool(controls)
+    assert ("no healthy peer" in reason_sentence(decision)) == (bool(capture.get("control_ranks")) and not controls)
     assert {one.rank: one.control for one in state.running.values()} == {
         **dict.fromkeys(ranks, False),
         **dict.fromkeys(controls, True),
@@ -252,7 +253,10 @@ def test_a_cooldown_begins_when_a_capture_is_asked_for(make_policy: MakePolicy, 
     """GIVEN a capture under way WHEN its rule matches another rank THEN the cooldown holds all the same."""
     _, state = decide(make_verdict(), make_policy(CAPTURING), BEGUN, NOW)
     decision, _ = decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW + 1)
-    assert (decision.outcome, decision.reason) == ("throttle", "cooldown of rule a until 2027-01-15T08:10:00Z")
+    assert (decision.outcome, reason_sentence(decision)) == (
+        "throttle",
+        "cooldown of rule a until 2027-01-15T08:10:00Z",
+    )
 
 
 def test_a_rule_that_is_throttled_leaves_the_window_to_the_next(
@@ -266,7 +270,10 @@ def test_a_rule_that_is_throttled_leaves_the_window_to_the_next(
     assert (decision.outcome, decision.rule) == ("capture", "c")
     # WHEN all have to wait, THEN the first says why
     decision, _ = decide(make_verdict(ranks=(7,)), policy, replace(state, fired_s={"a": NOW, "c": NOW}), NOW + 1)
-    assert (decision.outcome, decision.reason) == ("throttle", "cooldown of rule a until 2027-01-15T08:10:00Z")
+    assert (decision.outcome, reason_sentence(decision)) == (
+        "throttle",
+        "cooldown of rule a until 2027-01-15T08:10:00Z",
+    )
 
 
 @pytest.mark.parametrize("ended", ["failed", "refused"])
@@ -283,18 +290,20 @@ def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(
     assert state.failures == {"a": Failures(1, NOW, NOW + 60)}
     # THEN the rule waits a tenth of its cooldown
     throttled, _ = decide(make_verdict(), policy, state, NOW + 119)
-    assert throttled.reason == (
+    assert reason_sentence(throttled) == (
         "the last capture of rule a failed or was refused, next attempt from 2027-01-15T08:02:00Z on"
     )
     again, state = decide(make_verdict(), policy, state, NOW + 120)
     assert again.requests[0].capture_id != request.capture_id
     # WHEN that comes to nothing too, THEN it waits twice as long
     state = finished(state, of(again.requests[0].capture_id, ended), NOW + 120)
-    assert decide(make_verdict(), policy, state, NOW + 239)[0].reason.startswith("the last 2 captures of rule a failed")
+    assert reason_sentence(decide(make_verdict(), policy, state, NOW + 239)[0]).startswith(
+        "the last 2 captures of rule a failed"
+    )
     third, state = decide(make_verdict(), policy, state, NOW + 240)
     assert third.requests[0].capture_id not in (request.capture_id, again.requests[0].capture_id)
     # WHEN one is made, THEN all is as if none had failed
-    state = finished(state, of(third.requests[0].capture_id, "done"), NOW + 250)
+    state = finished(state, of(third.requests[0].capture_id, "stored"), NOW + 250)
     assert (state.captures, state.fired_s, state.failures) == (1, {"a": NOW + 240}, {})
 
 
@@ -314,7 +323,7 @@ def test_the_wait_doubles_up_to_the_cooldown_or_an_hour(count: int, cooldown_s: 
     assert Failures(count, 0.0, 100.0).until_s(cooldown_s) == 100.0 + waits_s
 
 
-@pytest.mark.parametrize("order", [("done", "failed"), ("failed", "done")])
+@pytest.mark.parametrize("order", [("stored", "failed"), ("failed", "stored")])
 def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(
     order: tuple[str, str], make_policy: MakePolicy, make_verdict: MakeVerdict
 ) -> None:
@@ -329,7 +338,7 @@ def test_a_healthy_peer_alone_is_not_what_the_rule_wanted(make_policy: MakePolic
     policy = make_policy({**CAPTURING, "capture": {"control_ranks": 1}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW, (0,))
     suspect, control = decision.requests
-    state = finished(finished(state, of(control.capture_id, "done")), of(suspect.capture_id), NOW + 5)
+    state = finished(finished(state, of(control.capture_id, "stored")), of(suspect.capture_id), NOW + 5)
     assert (state.captures, state.fired_s, state.failures) == (1, {}, {"a": Failures(1, NOW, NOW + 5)})
 
 
@@ -350,7 +359,7 @@ def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
     }
     failed = finished(State(captures=2, running=running), of("w1-60-r3-a-2"), NOW + 12)
     # WHEN the first one is done after that
-    state = finished(failed, of("w1-50-r2-a-1", "done"), NOW + 20)
+    state = finished(failed, of("w1-50-r2-a-1", "stored"), NOW + 20)
     # THEN the rule still waits for what failed, and has fired when the first one did
     assert state.failures == failed.failures != {}
     assert state.fired_s == {"a": NOW}
@@ -362,7 +371,7 @@ def test_a_capture_that_is_lost_counts_as_made(make_policy: MakePolicy, make_ver
     _, state = decide(make_verdict(), policy, BEGUN, NOW)
     decision, state = decide(make_verdict(), policy, state, NOW + 200)
     assert (state.running, state.captures, state.fired_s) == ({}, 1, {"a": NOW})
-    assert decision.reason == "cooldown of rule a until 2027-01-15T09:00:00Z"
+    assert reason_sentence(decision) == "cooldown of rule a until 2027-01-15T09:00:00Z"
 
 
 def test_a_state_of_the_first_version_is_read(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
@@ -375,7 +384,7 @@ def test_a_state_of_the_first_version_is_read(make_policy: MakePolicy, make_verd
     assert (state.version, state.captures, state.asked, state.fired_s) == (2, 2, 2, {"a": NOW})
     policy = make_policy(CAPTURING, OTHER)
     throttled, after = decide(make_verdict(), policy, state, NOW + 10)
-    assert throttled.reason == "cooldown of rule a until 2027-01-15T08:10:00Z"
+    assert reason_sentence(throttled) == "cooldown of rule a until 2027-01-15T08:10:00Z"
     assert after.started_s == NOW + 10
     given, _ = decide(make_verdict(ranks=(5,)), policy, finished(after, of("w1-50-r2-a-2")), NOW + 20)
     assert given.requests[0].capture_id.endswith("-3")
@@ -417,13 +426,16 @@ def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived(
     verdict = replace(verdict, suspects=(*verdict.suspects, replace(verdict.suspects[0], ranks=(5,), stage="forward")))
     policy = make_policy(STACKS, concurrent_ranks=3)
     decision, state = decide(verdict, policy, BEGUN, NOW)
-    assert (decision.outcome, decision.reason) == ("capture", "rule hang: not_arrived: rank 3 in data and 1 more")
+    assert (decision.outcome, reason_sentence(decision)) == (
+        "capture",
+        "rule hang: not_arrived: rank 3 in data and 1 more",
+    )
     assert [(one.rank, one.profiler, one.steps, one.warmup_steps) for one in decision.requests] == [
         (3, "stacks", 1, 0),
         (5, "stacks", 1, 0),
     ]
     assert decision.requests[0].options == {"native": True, "flight_recorder": False}
-    assert decision.resolves
+    assert resolution(decision)
     # A rule that is about one of them takes that one
     narrow = make_policy({**STACKS, "match": {"label": "stalled", "stage": ["forward"]}}, concurrent_ranks=3)
     assert [one.rank for one in decide(verdict, narrow, BEGUN, NOW)[0].requests] == [5]
@@ -434,7 +446,7 @@ def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived(
 def test_a_stall_in_which_nobody_is_missing_is_held(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
     verdict = make_verdict("stalled", reasons=("in_sync",), ranks=None)
     decision, _ = decide(verdict, make_policy(STACKS, concurrent_ranks=3), BEGUN, NOW)
-    assert (decision.outcome, decision.reason, decision.requests) == ("hold", "in_sync", ())
+    assert (decision.outcome, reason_sentence(decision), decision.requests) == ("hold", "in_sync", ())
 
 
 @pytest.mark.parametrize(

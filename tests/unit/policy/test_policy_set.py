@@ -15,6 +15,7 @@ from sftriage.policy.problems import PolicyError
 from sftriage.policy.state import State
 from sftriage.policy.triggers import trigger
 from sftriage.records import Verdict
+from sftriage.words import reason_sentence
 
 MakeVerdict = Callable[..., Verdict]
 
@@ -58,10 +59,10 @@ def test_captures_are_allowed_where_every_policy_allows_them(make_verdict: MakeV
     evening = loaded("one", INPUT, '  active: {cron: "* 18-21 * * *"}\n')
     night = loaded("two", ANY, '  active: {cron: "* 20-23 * * *"}\n')
     decision, _ = decide(make_verdict(), PolicySet((evening, night)), State(), NOW)
-    assert decision.reason == "active: captures are not allowed until 2027-01-15T20:00:00Z"
+    assert reason_sentence(decision) == "active: captures are not allowed until 2027-01-15T20:00:00Z"
     morning = loaded("two", ANY, '  active: {cron: "* 6-9 * * *"}\n')
     decision, _ = decide(make_verdict(), PolicySet((evening, morning)), State(), NOW)
-    assert decision.reason == "active: captures are never allowed again"
+    assert reason_sentence(decision) == "active: captures are never allowed again"
 
 
 def test_a_rule_samples_as_many_ranks_as_a_stricter_policy_allows(make_verdict: MakeVerdict) -> None:

@@ -81,8 +81,5 @@ def test_what_cannot_be_read_says_what_was_expected(parse: object, value: object
 def test_a_condition_is_met_at_its_threshold_and_not_by_nan() -> None:
     both = gain(">= 5% and >= 10ms")
     assert both.met(0.05, 0.01)
-    assert both.shortfall(0.05, 0.01) == ""
-    assert both.shortfall(0.049, 0.01) == "gain 4.9% under 5%"
-    assert both.shortfall(0.03, 0.002) == "gain 3% under 5% and gain 2 ms under 10 ms"
     assert not both.met(float("nan"), 0.01)
     assert not gain(">= 0%").met(0.5, float("nan"))

@@ -26,12 +26,13 @@ from sftriage.recorder.mailbox import (
     STATE,
     Mailbox,
     MailboxClient,
+    result_from_json,
 )
 from sftriage.records import CaptureRequest, CaptureResult, plain
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 5, 2, 30.0, 1 << 20, {"with_stack": True})
 RESULT = CaptureResult(
-    "c-1", 3, "done", "", 7, 11, 1234, {"start": 0.1, "export": 2}, {"mono_ns": 1, "wall_ns": 1 << 60}
+    "c-1", 3, "stored", "", 7, 11, 1234, {"start": 0.1, "export": 2}, {"mono_ns": 1, "wall_ns": 1 << 60}
 )
 
 
@@ -231,6 +232,15 @@ def test_a_result_that_is_wrong_is_refused(ends, changes):
     trainer.live[RESULT_SEQ] = 1
     with pytest.raises(RingError, match="not a capture result"):
         client.poll()
+
+
+@pytest.mark.parametrize(
+    ("sent", "read"), [({"code": "no_nvtx"}, "no_nvtx"), ({"code": "of a later version"}, ""), ({}, "")]
+)
+def test_a_code_that_is_missing_or_not_known_is_none(sent, read):
+    # GIVEN a trainer of this version, of a later one, and of one that had no codes
+    message = {name: value for name, value in plain(RESULT).items() if name != "code"}
+    assert result_from_json(message | sent).code == read
 
 
 def test_a_detail_without_end_is_cut(ends):

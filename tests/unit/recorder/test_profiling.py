@@ -151,7 +151,7 @@ def test_what_comes_back_is_waited_for(rig, steps, warmup, period, phase, armed_
     rig.exported()
     # THEN the steps that hold it are recorded, and while it was waited for no profiler was in the way
     result = rig.result()
-    assert (result.state, result.first_step, result.last_step) == ("done", recorded[0], recorded[-1])
+    assert (result.state, result.first_step, result.last_step) == ("stored", recorded[0], recorded[-1])
     assert not period or any(step % period == phase for step in recorded)
     assert min(rig.touched) == recorded[0] - warmup
     assert FakeSession.log[:2] == ["prepare", f"start {recorded[0]}"]
@@ -182,7 +182,7 @@ def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session
     # THEN the profiler was prepared before step 2, started before 3 and stopped after 4
     assert session.log == ["prepare", "start 3", "begin 3", "end", "begin 4", "end", "stop", "export"]
     result = rig.result()
-    assert (result.state, result.detail, result.first_step, result.last_step) == ("done", "", 3, 4)
+    assert (result.state, result.detail, result.first_step, result.last_step) == ("stored", "", 3, 4)
     assert result.size_bytes == (rig.spool / "c-1.json").stat().st_size
     assert (result.clock, result.timings_s["start"]) == ({"mono_ns": 1, "wall_ns": 2}, 0.5)
     assert rig.client.progress().state == "idle"
@@ -195,7 +195,7 @@ def test_without_warm_up_recording_starts_at_once(rig, session):
     rig.step()
     rig.exported()
     assert session.log == ["prepare", "start 0", "begin 0", "end", "stop", "export"]
-    assert rig.result().state == "done"
+    assert rig.result().state == "stored"
 
 
 def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(rig, session, clock):
@@ -271,8 +271,8 @@ def test_a_request_that_comes_before_the_export_is_quite_done_is_heard(rig, monk
     ("warmup", "before_time_is_up", "state", "detail"),
     [
         (5, 2, "failed", "time-box reached before a step was recorded"),
-        (0, 1, "done", "time-box reached after 1 of 9 steps"),
-        (1, 3, "done", "time-box reached after 2 of 9 steps"),
+        (0, 1, "stored", "time-box reached after 1 of 9 steps"),
+        (1, 3, "stored", "time-box reached after 2 of 9 steps"),
     ],
 )
 def test_a_capture_is_bounded_in_seconds_warm_up_included(rig, session, warmup, before_time_is_up, state, detail):
@@ -281,7 +281,7 @@ def test_a_capture_is_bounded_in_seconds_warm_up_included(rig, session, warmup, 
     rig.now_s[0] += 30.0
     # WHEN the time is up between two steps THEN it stops at the next boundary
     rig.step()
-    if state == "done":
+    if state == "stored":
         rig.exported()
     result = rig.result()
     assert (result.state, result.detail) == (state, detail)
@@ -295,7 +295,7 @@ def test_time_that_runs_out_in_a_step_ends_the_capture_with_it(rig):
     rig.step(1, lambda: rig.now_s.__setitem__(0, 200.0))
     rig.exported()
     result = rig.result()
-    assert (result.state, result.first_step, result.last_step) == ("done", 0, 0)
+    assert (result.state, result.first_step, result.last_step) == ("stored", 0, 0)
     assert result.detail == "time-box reached after 1 of 9 steps"
 
 
@@ -343,7 +343,7 @@ def test_whatever_breaks_fails_the_capture_and_not_the_training(rig, session, wh
     rig.client.post(replace(REQUEST, capture_id="c-2"))
     rig.step(4)
     rig.exported()
-    assert rig.result().state == "done"
+    assert rig.result().state == "stored"
 
 
 def test_the_jobs_own_profiler_goes_first(rig, session):
@@ -396,7 +396,7 @@ def test_a_training_that_ends_keeps_the_steps_it_has(rig):
     rig.step(3)
     rig.recording.close()
     result = rig.result()
-    assert (result.state, result.detail) == ("done", "training ended after 3 of 9 steps")
+    assert (result.state, result.detail) == ("stored", "training ended after 3 of 9 steps")
     assert (rig.spool / "c-1.json").exists()
 
 
@@ -495,7 +495,7 @@ def test_many_steps_are_cut_to_what_fits_as_one_recorded_beforehand_says(
     assert log[:13] == [*BLANKS, "prepare", "start 0", "stop", "export 0", "prepare"]
     assert len([what for what in log if what.startswith("begin")]) == recorded
     result = rig.result()
-    assert (result.state, result.detail, result.first_step) == ("done", detail, 2)
+    assert (result.state, result.detail, result.first_step) == ("stored", detail, 2)
     assert "probe" in result.timings_s
     # AND every step that the profiler touched is marked, and nothing is left in the spool but the trace
     assert rig.touched[:2] == [0, 1]
@@ -522,7 +522,7 @@ def test_what_a_step_takes_is_learnt_once(rig, session, monkeypatch):
     rig.client.post(replace(REQUEST, steps=2, max_bytes=100_000))
     rig.step(4)
     rig.exported()
-    assert rig.result().state == "done"
+    assert rig.result().state == "stored"
     # WHEN many steps are asked for
     SizedSession.log.clear()
     rig.client.post(replace(REQUEST, capture_id="c-2", steps=20, max_bytes=3000))
@@ -568,7 +568,7 @@ def test_a_capture_is_cut_to_what_does_not_hold_the_rank_up_as_the_step_beforeha
     # THEN as many steps are recorded as do not take too long, and the result says why there are no more
     result = rig.result()
     cut = f"{recorded} of {asked} steps: more would hold the rank up for over 2 s"
-    assert (result.state, result.detail) == ("done", cut if recorded < asked else "")
+    assert (result.state, result.detail) == ("stored", cut if recorded < asked else "")
     assert result.last_step - result.first_step + 1 == recorded
 
 

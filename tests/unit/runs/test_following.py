@@ -1,18 +1,16 @@
-import json
-
 import pytest
 
-from sftriage.controller.costs import Cost
-from sftriage.records import CaptureResult, plain
+from sftriage.events import WindowJudged, encode
+from sftriage.records import CaptureResult
 from sftriage.runs import following as module
 from sftriage.runs.following import JournalTail
-from sftriage.runs.journal import Journal
+from tests.journals import Recorder
 from tests.unit.recorded import decision, request_of, verdict
 
 
 def line_of(first: int = 20, **about) -> bytes:
     of = verdict(first, **about)
-    return json.dumps({"type": "window", "verdict": plain(of), "decision": plain(decision(of))}).encode() + b"\n"
+    return encode(WindowJudged(of, decision(of))) + b"\n"
 
 
 @pytest.fixture
@@ -27,11 +25,11 @@ def tail(path) -> JournalTail:
 
 def test_what_the_controller_writes_is_followed(path, tail):
     # GIVEN a journal with a window, a capture's end and a cost
-    journal = Journal(path)
+    journal = Recorder(path)
     of = verdict(100, "suspect", onset=120)
     journal.window(of, decision(of, "capture", "rule slow-rank", rule="slow-rank", requests=(request_of("c-1"),)))
     journal.capture(CaptureResult("c-1", 2, "failed", "the disk is full"))
-    journal.cost({"time_s": 1.0, "attempt": 0, **plain(Cost(100, 105, 1.0, 0.1))})
+    journal.cost(time_s=1.0, attempt=0, first_step=100, last_step=105, cost_s=1.0, before_s=0.1)
     # WHEN it is followed
     assert tail.follow()
     # THEN the window and the result are there, and nothing was held to be damage
@@ -72,10 +70,10 @@ def test_a_line_that_is_not_whole_yet_is_waited_for(path, tail):
         b"[1, 2]\n",
         b"\xff\xfe\x00\n",
         b"[" * 5000 + b"\n",
-        line_of().replace(b'"exposed_s": 0.1', b'"exposed_s": -0.1'),
-        line_of().replace(b'"exposed_s": 0.1', b'"exposed_s": 1e300'),
-        line_of().replace(b'"label": "healthy"', b'"label": "<script>"'),
-        line_of().replace(b'"last_step": 69', b'"last_step": 1'),
+        line_of().replace(b'"exposed_s":0.1', b'"exposed_s":-0.1'),
+        line_of().replace(b'"exposed_s":0.1', b'"exposed_s":1e300'),
+        line_of().replace(b'"label":"healthy"', b'"label":"<script>"'),
+        line_of().replace(b'"last_step":69', b'"last_step":1'),
     ],
 )
 def test_damage_is_passed_over_and_counted(path, tail, damage):
@@ -89,7 +87,7 @@ def test_damage_is_passed_over_and_counted(path, tail, damage):
 
 def test_a_line_without_end_takes_no_memory(path, tail, monkeypatch):
     # GIVEN a line that is longer than any entry
-    monkeypatch.setattr(module, "MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr(module, "MAX_EVENT_BYTES", 10_000)
     monkeypatch.setattr(module, "_CHUNK_BYTES", 4096)
     path.write_bytes(line_of(20) + b"x" * 50_000 + b"\n" + line_of(30))
     # WHEN the journal is followed

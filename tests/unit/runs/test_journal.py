@@ -5,6 +5,7 @@ import os
 import pytest
 
 from sftriage.errors import InputError
+from sftriage.events import CaptureChanged, WindowJudged
 from sftriage.records import CaptureResult, Decision, Verdict
 from sftriage.runs.journal import Journal, read_journal
 
@@ -14,30 +15,29 @@ DECISION = Decision(1.0, 20, 69, "healthy", "ignore", "healthy")
 
 def test_entries_come_back_in_order_with_every_number(tmp_path):
     journal = Journal(tmp_path / "decisions.jsonl")
-    journal.window(VERDICT, DECISION)
-    journal.capture(CaptureResult("w20-69-r1-x-1", 1, "failed", "the trainer ended"))
+    journal.append(WindowJudged(VERDICT, DECISION))
+    journal.append(CaptureChanged(2.0, CaptureResult("w20-69-r1-x-1", 1, "failed", "the trainer ended")))
     journal.close()
     window, capture = read_journal(tmp_path / "decisions.jsonl")
-    assert window["verdict"]["advances_s"] == {"data": 0.05}
-    assert window["decision"]["reason"] == "healthy"
-    assert (capture["type"], capture["result"]["detail"]) == ("capture", "the trainer ended")
+    assert (window.verdict, window.decision) == (VERDICT, DECISION)
+    assert (type(capture), capture.result.detail) == (CaptureChanged, "the trainer ended")
 
 
 def test_a_line_that_a_crash_cut_short_costs_only_itself(tmp_path):
     path = tmp_path / "decisions.jsonl"
     journal = Journal(path)
-    journal.window(VERDICT, DECISION)
-    journal.window(VERDICT, DECISION)
+    journal.append(WindowJudged(VERDICT, DECISION))
+    journal.append(WindowJudged(VERDICT, DECISION))
     journal.close()
     # GIVEN the crash came in the middle of the second line
     os.truncate(path, path.stat().st_size - 40)
     assert len(list(read_journal(path))) == 1
     # WHEN another controller goes on in the same journal
     journal = Journal(path)
-    journal.window(VERDICT, DECISION)
+    journal.append(WindowJudged(VERDICT, DECISION))
     journal.close()
     # THEN its lines are read; the torn one is passed over
-    assert [entry["type"] for entry in read_journal(path)] == ["window", "window"]
+    assert [type(entry) for entry in read_journal(path)] == [WindowJudged, WindowJudged]
 
 
 def test_no_journal_is_an_empty_one(tmp_path):

@@ -5,12 +5,13 @@ import json
 import pytest
 
 from sftriage.controller.costs import Cost
+from sftriage.events import VERSION, TakenOver
 from sftriage.records import Ask, CaptureResult, plain
 from sftriage.runs.decisions import Entry, log_of
 from sftriage.runs.following import JournalTail, row_of
-from sftriage.runs.journal import Journal
 from sftriage.runs.notes import AskRow, CostRow, PolicyRow, captures_in
 from sftriage.runs.outlook import outlook
+from tests.journals import Recorder
 from tests.unit.conftest import asked_for
 from tests.unit.recorded import NOW_S, decision, request_of, verdict
 from tests.unit.web.reading import NASTY, Seen, text_of
@@ -21,7 +22,7 @@ CHANGE = {"time_s": NOW_S, "kind": "changed", "policies": [{"name": "default"}],
 
 @pytest.fixture
 def journal(run):
-    made = Journal(run.directory.decisions)
+    made = Recorder(run.directory.decisions)
     yield made
     made.close()
 
@@ -60,7 +61,7 @@ def test_a_capture_that_hangs_leads_to_another(run, journal):
     hung = verdict(100, "stalled", reasons=("in_sync",))
     run.decide(hung, "capture", "rule hang", requests=(request_of("c-9"),))
     run.ended(CaptureResult("c-9", 2, "failed", "no answer long past its time-box"))
-    journal.beside("c-9", decision(hung, "capture", "rank 2 hangs", requests=(request_of("c-10"),)), {})
+    journal.beside("c-9", decision(hung, "capture", "rank 2 hangs", requests=(request_of("c-10"),)))
     # WHEN the page is read THEN both belong to the present trouble, and say why they are there
     seen = run.get()
     assert {"/captures/c-9", "/captures/c-10"} <= {a.get("href") for tag, a in Seen(seen.text).tags if tag == "a"}
@@ -80,7 +81,7 @@ def test_a_capture_that_hangs_leads_to_another(run, journal):
     ],
 )
 def test_changes_of_the_policy_are_on_record(run, journal, change, said):
-    journal.policy(CHANGE | change)
+    journal.policy(**CHANGE | change)
     assert said in text_of(run.get("/decisions?outcome=policy"))
 
 
@@ -90,8 +91,8 @@ def test_changes_of_the_policy_are_on_record(run, journal, change, said):
 )
 def test_what_captures_cost_is_beside_them(captured, cost_s, said):
     # GIVEN what a capture has cost
-    journal = Journal(captured.directory.decisions)
-    journal.cost(cost(159, 165, cost_s))
+    journal = Recorder(captured.directory.decisions)
+    journal.cost(**cost(159, 165, cost_s))
     journal.close()
     # WHEN the decisions, and the capture's own page, are read THEN both say it
     assert said in text_of(captured.get("/decisions?outcome=cost"))
@@ -115,16 +116,16 @@ def test_a_cost_that_is_in_the_manifest_needs_no_journal(captured, store):
 )
 def test_a_cost_is_of_the_captures_that_measured_its_steps(first, last, attempt, found):
     of = CostRow(0.0, attempt, first, last, 1.0, 0.1)
-    results = {"c-1": CaptureResult("c-1", 2, "done", first_step=160, last_step=164)}
+    results = {"c-1": CaptureResult("c-1", 2, "stored", first_step=160, last_step=164)}
     results["c-2"] = CaptureResult("c-2", 2, "failed")
     assert captures_in(of, {"c-1": 0, "c-2": 0}, results) == (("c-1",) if found else ())
 
 
 def test_what_gpus_say_is_on_record_and_what_says_nothing_is_not(run, journal):
-    gpus = {"time_s": NOW_S, "remarks": ["GPU 2 is held back by its power limit"], "problem": None, "of": {}}
-    journal.evidence({"attempt": 0, "first_step": 100, "last_step": 149, "gpus": gpus})
-    journal.evidence({"attempt": 0, "first_step": 100, "last_step": 149, "gpus": gpus | {"remarks": []}})
-    journal.evidence({"time_s": NOW_S, "first_step": 100, "bucket_ready": 1.0})
+    seen = {"time_s": NOW_S, "first_step": 100, "last_step": 149, "gpus": {"problem": None, "of": {}}}
+    journal.evidence(**seen, remarks=("GPU 2 is held back by its power limit",))
+    journal.evidence(**seen)
+    journal.evidence(time_s=NOW_S, first_step=100, last_step=149, ready_fraction=1.0)
     assert "held back by its power limit" in text_of(run.get("/decisions"))
     assert run.get("/decisions?outcome=evidence").text.count("<li>") == 1
     assert "could not be read" not in text_of(run.get())
@@ -133,20 +134,22 @@ def test_what_gpus_say_is_on_record_and_what_says_nothing_is_not(run, journal):
 @pytest.mark.parametrize(
     "damage",
     [
-        {"type": "cost", "cost": {}},
-        {"type": "cost", "cost": cost(1, 2) | {"time_s": -1.0}},
-        {"type": "cost", "cost": cost(1, 2) | {"cost_s": 1e300}},
-        {"type": "cost", "cost": cost(1, 2) | {"before_s": -1.0}},
-        {"type": "policy", "change": CHANGE | {"kind": "<script>"}},
-        {"type": "policy", "change": CHANGE | {"time_s": 1e300}},
-        {"type": "evidence", "evidence": {"gpus": {"time_s": "now"}}},
-        {"type": "beside", "capture_id": 7, "decision": {}},
-        {"type": "ask", "ask": {}, "decision": {}},
+        {"type": "cost"},
+        {"type": "cost", **cost(1, 2), "time_s": -1.0},
+        {"type": "cost", **cost(1, 2), "cost_s": 1e300},
+        {"type": "cost", **cost(1, 2), "before_s": -1.0},
+        {"type": "policy", **CHANGE, "kind": "<script>"},
+        {"type": "policy", **CHANGE, "time_s": 1e300},
+        {"type": "evidence", "time_s": "now", "first_step": 1, "last_step": 2},
+        {"type": "follow_up", "capture_id": 7, "decision": {}},
+        {"type": "manual_request", "request": {}, "decision": {}},
+        {"type": "taken_over", "time_s": -1.0, "host": "h", "pid": 1},
     ],
 )
 def test_damage_is_passed_over_and_counted(tmp_path, damage):
     path = tmp_path / "decisions.jsonl"
-    path.write_text(json.dumps(damage) + "\n" + json.dumps({"type": "cost", "cost": cost(1, 2)}) + "\n")
+    sound = {"type": "cost", **cost(1, 2)}
+    path.write_text("".join(json.dumps({**one, "version": VERSION}) + "\n" for one in (damage, sound)))
     tail = JournalTail(path)
     tail.follow()
     assert (len(tail.notes), tail.skipped) == (1, 1)
@@ -155,8 +158,9 @@ def test_damage_is_passed_over_and_counted(tmp_path, damage):
 def test_markup_in_what_others_wrote_is_text(run, journal):
     asked = Ask("a-1", (1,), NASTY, NASTY)
     journal.ask(asked, decision(verdict(100), "capture", NASTY, requests=(request_of("a-1"),), resolves=NASTY))
-    journal.policy(CHANGE | {"policies": [{"name": NASTY}], "problems": [NASTY], "later": [NASTY]})
-    journal.evidence({"gpus": {"time_s": NOW_S, "remarks": [NASTY]}})
+    journal.policy(**CHANGE | {"policies": [{"name": NASTY}], "problems": [NASTY], "later": [NASTY]})
+    journal.evidence(time_s=NOW_S, first_step=100, last_step=149, remarks=(NASTY,))
+    journal.append(TakenOver(NOW_S, NASTY, 7))
     for target in ("/", "/decisions", "/captures/a-1"):
         answer = run.get(target)
         assert answer.status == 200
@@ -182,5 +186,5 @@ def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():
             (verdict(40, "suspect"), "throttle", ()),
         )
     ]
-    beside = AskRow(rows[0].time_s, "", "capture c-1", "capture", "hangs", (), beside="c-1")
+    beside = AskRow(rows[0].time_s, "", "capture c-1", "capture", "rank_hangs", "it hangs", (), beside="c-1")
     assert outlook(rows, {}, [beside]).captures == ()

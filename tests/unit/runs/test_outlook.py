@@ -1,6 +1,6 @@
 import pytest
 
-from sftriage.records import CaptureResult
+from sftriage.records import ENDED, CaptureResult
 from sftriage.runs.following import row_of
 from sftriage.runs.outlook import outlook
 from tests.unit.recorded import decision, request_of, verdict
@@ -48,17 +48,17 @@ def test_a_trouble_is_told_from_its_beginning():
         row(30, "needs_evidence", "hold", reasons=("sync_ambiguous",)),
         row(100, "suspect", "capture", "rule slow-rank", ASKED, onset=120),
         row(110, **DISTURBED),
-        row(160, "suspect", "throttle", "cooldown", onset=125),
+        row(160, "suspect", "throttle", "too early", onset=125),
     ]
     # WHEN it is told THEN since when, who, and what was done, are those of the one who is named
-    seen = outlook(rows, {"c-1": CaptureResult("c-1", 2, "done")})
+    seen = outlook(rows, {"c-1": CaptureResult("c-1", 2, "stored")})
     assert (seen.since_step, seen.since_s, seen.named) == (120, rows[2].time_s, "rank 2 in data")
-    assert seen.done == "Throttled, nothing heavy was started: cooldown"
-    assert [(one.asked.capture_id, one.state) for one in seen.captures] == [("c-1", "done")]
+    assert seen.done == "Throttled, nothing heavy was started: too early"
+    assert [(one.asked.capture_id, one.state) for one in seen.captures] == [("c-1", "stored")]
     assert not seen.disturbed
 
 
-@pytest.mark.parametrize("state", ["failed", "refused"])
+@pytest.mark.parametrize("state", sorted(ENDED - {"stored"}))
 def test_a_capture_that_came_to_nothing_is_no_capture(state):
     # GIVEN a slow job whose capture failed
     rows = [row(30, "suspect", "capture", "rule slow-rank", ASKED)]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.agent import captures
 from sftriage.runtime import triage
 
 POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encoding="utf-8")
@@ -12,8 +13,8 @@ POLICIES = (Path(__file__).parents[3] / "docs" / "policies.md").read_text(encodi
 @pytest.mark.parametrize(
     "said",
     [
-        f"| {triage.CANCEL_GRACE_S:.0f} | the capture is called off",
-        f"| {triage.ANSWER_GRACE_S:.0f} (`nsys`: {triage.NSYS_ANSWER_GRACE_S:.0f}, to make its report) | a rank",
+        f"| {captures.CANCEL_GRACE_S:.0f} | the capture is called off",
+        "| {torch:.0f} (`nsys`: {nsys:.0f}, to make its report) | a rank".format(**captures.ANSWER_GRACE_S),
         f"its trainers are given {triage.LAST_ANSWER_S:.0f} s",
     ],
 )

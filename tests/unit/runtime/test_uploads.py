@@ -10,15 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.events import CaptureChanged
+from sftriage.records import CaptureResult
 from sftriage.runs.captures import upload_words
 from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info, write_info
 from sftriage.runtime import uploads
-from sftriage.runtime.uploads import follow, what_is_left
+from sftriage.runtime.uploads import RunUploads, follow, what_is_left
+from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Standing, Uploader
 from sftriage.traces.uploads import Outbox, Upload
+from tests.integration.processes import wait_until
 from tests.unit.traces.faulty import FaultyObjects, run_of
 
 
@@ -82,6 +86,26 @@ def test_traces_go_from_here_if_that_is_wanted(sftriage, run, elsewhere):
     assert not list((run.path / "captures").rglob("trace.json.gz"))
     got = sftriage("traces", "get", "c-1", "--run", run.path, "--out", run.path / "got")
     assert (got.code, (run.path / "got").exists()) == (0, True), got.err
+
+
+def test_while_a_run_goes_on_a_trace_goes_from_here_once_its_capture_is_stored_and_not_before(run, elsewhere):
+    # GIVEN a run that keeps its traces elsewhere alone
+    info = dataclasses.replace(read_info(run), store=elsewhere.as_uri(), drop_local=True)
+    kept = RunUploads(run, info)
+    stream = Stream([kept])
+    stream.start()
+    # WHEN one capture is stored and another one runs
+    stream.publish(CaptureChanged(1.0, CaptureResult("c-1", 2, "running")))
+    stream.publish(CaptureChanged(1.0, CaptureResult("c-2", 2, "stored")))
+    # THEN of the one the trace is only there, and of the other here until the end
+    first, second = (run.path / "captures" / one / "trace.json.gz" for one in ("c-1", "c-2"))
+    wait_until(lambda: not second.exists())
+    stream.close(30.0)
+    assert first.exists()
+    said: list[str] = []
+    kept.finish(said.append)
+    assert said == [f"2 captures are in {elsewhere.as_uri()}"]
+    assert not first.exists()
 
 
 def test_what_fails_is_said_and_is_a_failure(sftriage, run, elsewhere, monkeypatch):
@@ -184,7 +208,7 @@ def test_the_end_of_a_run_waits_only_as_long_as_something_moves(run):
     assert not standing.done
 
 
-def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypatch, capsys):
+def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypatch, caplog):
     # GIVEN a run whose captures are in a store that cannot be reached now
     objects = FaultyObjects()
     monkeypatch.setattr(uploads.RemoteStore, "open", lambda url, **_: run_of(objects))
@@ -197,6 +221,5 @@ def test_a_store_that_is_away_is_said_once_and_the_change_is_kept(run, monkeypat
     store.pin("c-2")
     # THEN they are so here, and it is said once what the copy lacks
     assert store.pinned() == {"c-1", "c-2"}
-    said = capsys.readouterr().err
-    assert said.count("is not up to date") == 1
-    assert f"sftriage traces upload --run {run.path}" in said.replace("\n", "")
+    assert caplog.text.count("is not up to date") == 1
+    assert f"sftriage traces upload --run {run.path}" in caplog.text

@@ -4,17 +4,21 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 import time
+import urllib.error
+import urllib.request
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from sftriage.controller.controller import Judged
-from sftriage.records import Decision, Verdict
-from sftriage.runs.directory import RunInfo
+from sftriage.events import JobSeen, Received
 from sftriage.sinks import exposition
 from sftriage.sinks.exposition import TextFile
-from sftriage.sinks.metering import Metering, Wanted
+from sftriage.sinks.metering import Metering, MeteringOptions
+from sftriage.sinks.stream import Stream
+from sftriage.web.access import Access
+from sftriage.web.metrics import MetricsEndpoint
 
 TOKEN = "0123456789abcdef"
 DEADLINE_S = 30.0
@@ -69,42 +73,43 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monk
     ]
 
 
-class Broken:
-    """Says that it cannot, whatever it is asked."""
-
-    def __getattr__(self, name):
-        raise RuntimeError("broken")
+def test_nothing_is_made_where_nothing_was_asked_for():
+    metering = Metering(MeteringOptions())
+    assert (metering.sinks("job", "run-1", 1.0), metering.url) == ([], None)
 
 
-def test_metrics_that_fail_are_said_once_and_stop_nobody(tmp_path, caplog):
-    # GIVEN metrics and spans whose every part fails
-    meter = Metering(Wanted(file=tmp_path / "x.prom"))
-    info = RunInfo("run-1", "job", "2027-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, str(tmp_path))
-    broken = Broken()
-    meter.start(info, broken, broken)
-    meter._metrics = meter._spans = broken
-    verdict = Verdict(0, 9, "healthy", (), (), 0.1, {}, {}, {})
-    judged = Judged(verdict, Decision(1.0, 0, 9, "healthy", "ignore", "healthy"))
-    # WHEN triage goes on
-    for _ in range(3):
-        meter.judged(judged)
-        meter.asked(judged.decision)
-        meter.learnt(None)
-        meter.captured(None, None)
-        meter.looked(ended=True)
-    meter.close()
-    # THEN nothing was raised, and each failure was said once
-    said = [record.getMessage() for record in caplog.records]
-    assert said
-    assert len(said) == len(set(said))
+def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    before = threading.active_count()
+    access = Access.to("127.0.0.1", None, "give one")
+    metering = Metering(
+        MeteringOptions(file=tmp_path / "x.prom", otel=True), lambda: MetricsEndpoint("127.0.0.1", 0, access)
+    )
+    stream = Stream(metering.sinks("job", "run-1", 1.0))
+    # GIVEN nothing but a port that is bound
+    assert threading.active_count() == before
+    # WHEN the run goes on THEN that can be asked for
+    stream.start()
+    stream.publish(JobSeen(2.0, Received(25), None, 0.0, 0.0))
+    end = time.monotonic() + DEADLINE_S
+    while (
+        'sftriage_telemetry_steps_total{job_name="job"} 25.0'
+        not in urllib.request.urlopen(metering.url).read().decode()
+    ):
+        assert time.monotonic() < end
+    # AND how it ended is in the file
+    stream.close(DEADLINE_S)
+    assert 'sftriage_run_active{job_name="job"} 0.0' in (tmp_path / "x.prom").read_text()
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(metering.url)
 
 
 def test_a_directory_for_metrics_of_many_processes_is_somebody_elses(tmp_path):
     # GIVEN a training job whose own metrics are gathered from many processes
     code = (
-        "from sftriage.sinks.metering import Metering, Wanted\n"
+        "from sftriage.sinks.metering import Metering, MeteringOptions\n"
         "import os, sys\n"
-        "Metering(Wanted(file=__import__('pathlib').Path(sys.argv[1])))\n"
+        "Metering(MeteringOptions(file=__import__('pathlib').Path(sys.argv[1])))\n"
         "from sftriage.sinks.metrics import Metrics\n"
         "Metrics('j', 'r', version='1', started_s=0.0)\n"
         "print(os.environ['PROMETHEUS_MULTIPROC_DIR'])\n"

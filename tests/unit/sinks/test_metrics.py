@@ -11,11 +11,20 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from sftriage.controller.controller import Controller, Judged
-from sftriage.controller.costs import Cost
+from sftriage.events import (
+    CaptureChanged,
+    CostMeasured,
+    JobSeen,
+    ManualRequestDecided,
+    Received,
+    Resumed,
+    Span,
+    WindowJudged,
+    WindowSeen,
+)
 from sftriage.frontier import anchored, by_step
-from sftriage.policy.loading import find, load
 from sftriage.records import (
+    Ask,
     CaptureRequest,
     CaptureResult,
     Decision,
@@ -27,11 +36,8 @@ from sftriage.records import (
     Verdict,
     Window,
 )
-from sftriage.runs.journal import Journal
-from sftriage.sinks.metrics import ALL_LOCAL, Metrics, Received
-from sftriage.traces.manifest import ReproducedInfo
-
-from ..conftest import manifest_of
+from sftriage.sinks.metrics import ALL_LOCAL, Metrics, reason_label
+from sftriage.words import RESOLVES
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 ID = "w20-39-r2-any-1"
@@ -51,10 +57,34 @@ def suspect(stage="data", scope="rank", ranks=(2,)) -> Suspect:
     return Suspect(scope, ranks, stage, 0.02, 0.25, 1.0, rank=ranks[0] if scope == "rank" else None)
 
 
-def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, reason="healthy", costs=()) -> Judged:
+def judged(label="healthy", suspects=(), requests=(), reasons=(), outcome=None, reason="healthy") -> WindowJudged:
     verdict = Verdict(0, 19, label, tuple(reasons), tuple(suspects), 0.1, {"data": 0.1}, {}, {})
     outcome = outcome or ("capture" if requests else "ignore")
-    return Judged(verdict, Decision(1000.0, 0, 19, label, outcome, reason, requests=tuple(requests)), tuple(costs))
+    why = {"reasons": tuple(reasons)} if reasons else {}
+    decision = Decision(1000.0, 0, 19, label, outcome, reason, parameters=why, requests=tuple(requests))
+    return WindowJudged(verdict, decision)
+
+
+def tell(found: Metrics, judged: WindowJudged, window: Window, lag_s: float | None = None) -> None:
+    """A window comes and is judged."""
+    spans = {}
+    if lag_s is not None:
+        spans[window.last_step] = Span(0, round((judged.decision.time_s - lag_s) * 1e9))
+    found.take(WindowSeen(window, spans))
+    steps = {"first_step": window.first_step, "last_step": window.last_step, "attempt": window.attempt}
+    found.take(WindowJudged(replace(judged.verdict, **steps), judged.decision))
+
+
+def ended(capture_id, state, rank=2) -> CaptureChanged:
+    return CaptureChanged(1000.0, CaptureResult(capture_id, rank, state))
+
+
+def cost(cost_s) -> CostMeasured:
+    return CostMeasured(1000.0, 0, 1, 5, cost_s, 0.1)
+
+
+def looked(received=None, job=None, time_s=1.0, spent_s=0.0, budget_s=0.0) -> JobSeen:
+    return JobSeen(time_s, received or Received(), job, spent_s, budget_s)
 
 
 def request(capture_id=ID, profiler="torch") -> CaptureRequest:
@@ -65,7 +95,10 @@ def status(ranks=4, step=25) -> JobStatus:
     return JobStatus(
         SCHEMA,
         4,
-        tuple(RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=r != 3) for r in range(ranks)),
+        tuple(
+            RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=(True, True, None, False)[r])
+            for r in range(ranks)
+        ),
     )
 
 
@@ -76,17 +109,20 @@ def value(found: Metrics, name: str, **labels) -> float | None:
 def everything(**options) -> Metrics:
     """Metrics that have seen one of each."""
     found = metrics(**options)
-    found.judged(judged(), window(), lag_s=0.2)
-    costs = (Cost(1, 5, 0.4, 0.1), Cost(6, 7, None, None), Cost(8, 9, -0.1, 0.1))
-    found.judged(judged("suspect", [suspect()], [request()], reason="rule any", costs=costs), window(10, seed=1))
-    found.judged(judged("stalled", [suspect("backward")], outcome="hold", reasons=["not_arrived"]))
-    found.judged(judged("needs_evidence", reasons=["roaming"], outcome="hold"), window(20, seed=2))
-    found.asked(Decision(1.0, 5, 5, "asked", "capture", "me", requests=(request("asked-1", "nsys"),)))
-    stored = manifest_of(ID).model_copy(update={"reproduced": ReproducedInfo.of(Reproduced("yes", 5, 5, 0.02, 0.02))})
-    result = CaptureResult(ID, 2, "done", size_bytes=5, timings_s={"start": 0.1, "stop": 0.2, "odd": 9.0})
-    found.captured(result, stored)
-    found.captured(CaptureResult("asked-1", 1, "failed", "no"))
-    found.looked(Received(100, 2, 1, 1), status(), 1234.5, (0.4, 2.0))
+    tell(found, judged(), window(), lag_s=0.2)
+    for cost_s in (0.4, None, -0.1):
+        found.take(cost(cost_s))
+    tell(found, judged("suspect", [suspect()], [request()], reason="rule_matched"), window(10, seed=1))
+    found.take(judged("stalled", [suspect("backward")], outcome="hold", reason="standstill", reasons=["not_arrived"]))
+    tell(found, judged("needs_evidence", reason="undecided", reasons=["roaming"], outcome="hold"), window(20, seed=2))
+    decision = Decision(1.0, 5, 5, "asked", "capture", "asked", requests=(request("asked-1", "nsys"),))
+    found.take(ManualRequestDecided(Ask("asked", (1,), "me", "why"), decision))
+    result = CaptureResult(ID, 2, "stored", size_bytes=5, timings_s={"start": 0.1, "stop": 0.2, "odd": 9.0})
+    for state in ("accepted", "armed", "running"):
+        found.take(ended(ID, state))
+    found.take(CaptureChanged(1000.0, result, Reproduced("yes", 5, 5, 0.02, 0.02), stored_bytes=7))
+    found.take(ended("asked-1", "failed", rank=1))
+    found.take(looked(Received(100, 2, 1, 1), status(), 1234.5, 0.4, 2.0))
     return found
 
 
@@ -95,7 +131,7 @@ def test_the_exposed_time_of_overlapping_windows_is_counted_once_and_exactly():
     run = window(n_steps=100, seed=7)
     found = metrics()
     for start in range(0, 81, 10):
-        found.judged(judged(), replace(run, first_step=start, durations_NRS=run.durations_NRS[start : start + 20]))
+        tell(found, judged(), replace(run, first_step=start, durations_NRS=run.durations_NRS[start : start + 20]))
     # THEN, over the stages, the counter is the sum of the run's exposed step times
     by_stage = {stage: value(found, "sftriage_exposed_seconds_total", stage=stage) for stage in SCHEMA.stages}
     assert sum(by_stage.values()) == pytest.approx(anchored(run).exposed_s, rel=1e-9)
@@ -117,13 +153,17 @@ def test_what_has_happened_is_counted():
             ("sftriage_decisions_total", {"outcome": "capture", "reason": "asked"}),
             ("sftriage_decisions_total", {"outcome": "hold", "reason": "roaming"}),
             ("sftriage_decisions_total", {"outcome": "hold", "reason": "not_arrived"}),
-            ("sftriage_captures_total", {"profiler": "torch", "state": "done"}),
+            ("sftriage_captures_total", {"profiler": "torch", "state": "stored"}),
             ("sftriage_captures_total", {"profiler": "nsys", "state": "failed"}),
         ]
     }
     assert set(counted.values()) == {1.0}, counted
+    # AND a capture counts when it ends, once
+    states = {s.labels["state"] for f in found.registry.collect() if f.name == "sftriage_captures" for s in f.samples}
+    assert states == {"stored", "failed", "refused", "expired"}
+    assert value(found, "sftriage_captures_running") == 0
     # AND a kind of capture that there was none of is a 0 from which the first one can be seen
-    assert value(found, "sftriage_captures_total", profiler="stacks", state="done") == 0.0
+    assert value(found, "sftriage_captures_total", profiler="stacks", state="stored") == 0.0
     # AND what was stored says whether the fault was there
     assert value(found, "sftriage_captures_reproduced_total", answer="yes") == 1
     assert value(found, "sftriage_captures_stored_bytes_total") == 7
@@ -135,57 +175,70 @@ def test_what_has_happened_is_counted():
     # AND telemetry is as it was told
     assert value(found, "sftriage_telemetry_missed_steps_total") == 2
     assert value(found, "sftriage_telemetry_torn_steps_total") == 1
-    assert (value(found, "sftriage_ranks"), value(found, "sftriage_ranks_alive")) == (4, 3)
+    assert (value(found, "sftriage_ranks"), value(found, "sftriage_ranks_alive")) == (4, 2)
     assert value(found, "sftriage_telemetry_lag_steps") == 0
+    assert value(found, "sftriage_telemetry_lag_seconds") == pytest.approx(0.2)
     assert value(found, "sftriage_update_timestamp_seconds") == 1234.5
 
 
-def test_what_a_capture_cost_reaches_the_metrics_as_it_reaches_the_budget(tmp_path):
-    # GIVEN a job that a capture made half as slow again, for as long as it went on
-    controller = Controller(load(find("default")), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
+def test_captures_that_were_under_way_before_are_known_by_their_profiler():
     found = metrics()
-    times_NRS = np.full((80, 4, 3), 0.01)
-    times_NRS[30:35] = 0.015
-    capturing_N = np.zeros(80, dtype=np.bool_)
-    capturing_N[30:35] = True
-    for first in range(0, 80, 20):
-        steps = slice(first, first + 20)
-        some = Window(SCHEMA, first, times_NRS[steps], capturing_N=capturing_N[steps])
-        found.judged(controller.take(some, 1000.0 + first), some)
-    found.looked(Received(), None, 1100.0, controller.budget(1100.0))
-    # THEN that is in the metrics
-    cost_s = 5 * 3 * 0.005
-    assert value(found, "sftriage_capture_cost_seconds_total") == pytest.approx(cost_s)
-    assert value(found, "sftriage_capture_budget_used_seconds") == pytest.approx(cost_s)
-    assert value(found, "sftriage_capture_budget_seconds") > 0
+    found.take(Resumed([request("a", "nsys"), request("b")]))
+    assert value(found, "sftriage_captures_running") == 2
+    found.take(ended("a", "expired"))
+    assert value(found, "sftriage_captures_running") == 1
+    assert value(found, "sftriage_captures_total", profiler="nsys", state="expired") == 1
+
+
+def test_a_window_that_was_never_seen_is_judged_and_not_counted():
+    found = metrics()
+    # GIVEN a window that was lost on its way here, after another
+    found.take(WindowSeen(window(first_step=20)))
+    found.take(judged())
+    assert value(found, "sftriage_verdicts_total", label="healthy") == 1
+    assert value(found, "sftriage_steps_total") == 0
+
+
+@pytest.mark.parametrize("reason", sorted(RESOLVES))
+def test_what_could_not_be_decided_counts_under_the_verdicts_first_reason(reason):
+    found = metrics()
+    found.take(judged("needs_evidence", reason="undecided", reasons=[reason, "roaming"], outcome="hold"))
+    assert value(found, "sftriage_decisions_total", outcome="hold", reason=reason) == 1
+
+
+def test_a_reason_that_nobody_knows_is_not_a_label_of_its_own():
+    found = metrics()
+    for number in range(3):
+        found.take(judged("needs_evidence", reason="undecided", reasons=[f"moon {number}"], outcome="hold"))
+    assert value(found, "sftriage_decisions_total", outcome="hold", reason="other") == 3
 
 
 def test_steps_that_an_earlier_process_has_counted_are_not_counted_again():
     found = metrics()
     for first in (0, 10, 20):
-        found.learnt(window(first))
-    found.judged(judged(), window(30))
+        found.take(WindowSeen(window(first), learnt=True))
+    tell(found, judged(), window(30))
     assert value(found, "sftriage_steps_total") == 10
 
 
 def test_totals_that_are_told_again_are_not_counted_again():
     found = metrics()
     for steps in (10, 10, 25):
-        found.looked(Received(steps), None, 1.0)
+        found.take(looked(Received(steps)))
     assert value(found, "sftriage_telemetry_steps_total") == 25
 
 
 def test_a_suspect_is_shown_as_long_as_there_is_one():
     found = metrics()
-    found.judged(judged("suspect", [suspect()], outcome="ignore"), window())
+    tell(found, judged("suspect", [suspect()], outcome="ignore"), window())
     assert value(found, "sftriage_suspect_gain_seconds", stage="data", scope="rank") == 0.02
     assert value(found, "sftriage_verdict", label="suspect") == 1
     # WHEN it is slow in all it does, that is no stage's name
-    found.judged(judged("suspect", [suspect(None, "host", (2, 3))], outcome="ignore"), window(20))
+    tell(found, judged("suspect", [suspect(None, "host", (2, 3))], outcome="ignore"), window(20))
     assert value(found, "sftriage_suspect_gain_seconds", stage=ALL_LOCAL, scope="host") == 0.02
     assert value(found, "sftriage_suspect_gain_seconds", stage="data", scope="rank") is None
     # WHEN all is well again, nobody is
-    found.judged(judged(), window(40))
+    tell(found, judged(), window(40))
     assert value(found, "sftriage_suspect_share_ratio", stage=ALL_LOCAL, scope="host") is None
     assert (value(found, "sftriage_verdict", label="suspect"), value(found, "sftriage_verdict", label="healthy")) == (
         0,
@@ -196,12 +249,12 @@ def test_a_suspect_is_shown_as_long_as_there_is_one():
 def test_a_stall_is_over_with_the_next_window_and_with_the_run():
     found = metrics()
     assert value(found, "sftriage_stalled") == 0
-    found.judged(judged("stalled", outcome="hold"))
+    found.take(judged("stalled", outcome="hold"))
     assert value(found, "sftriage_stalled") == 1
-    found.judged(judged(), window())
+    tell(found, judged(), window())
     assert value(found, "sftriage_stalled") == 0
-    found.judged(judged("stalled", outcome="hold"))
-    found.ended(2000.0)
+    found.take(judged("stalled", outcome="hold"))
+    found.close()
     assert (value(found, "sftriage_stalled"), value(found, "sftriage_run_active")) == (0, 0)
 
 
@@ -209,7 +262,7 @@ def test_steps_that_are_not_there_lower_the_coverage():
     found = metrics()
     some = window()
     some.durations_NRS[5:10, 1] = np.nan
-    found.judged(judged(), some)
+    tell(found, judged(), some)
     assert value(found, "sftriage_coverage_ratio") == pytest.approx(1 - 5 / 80)
     assert (value(found, "sftriage_steps_total"), value(found, "sftriage_incomplete_steps_total")) == (15, 5)
 
@@ -220,8 +273,8 @@ def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_
     total_s = 0.0
     for attempt in range(10):
         some = window(schema=StageSchema((f"a{attempt}", f"b{attempt}", "other")), seed=attempt, attempt=attempt)
-        found.judged(judged(), some)
-        found.judged(judged("suspect", [suspect(f"b{attempt}")], outcome="ignore"), window(20, attempt=attempt))
+        tell(found, judged(), some)
+        tell(found, judged("suspect", [suspect(f"b{attempt}")], outcome="ignore"), window(20, attempt=attempt))
         total_s += anchored(some).exposed_s
     families = {family.name: family for family in found.registry.collect()}
     stages = {
@@ -242,6 +295,7 @@ def test_ranks_are_named_only_where_that_was_asked_for():
     assert value(found, "sftriage_rank_suspect_verdicts_total", rank="2", stage="data") == 1
     assert value(found, "sftriage_rank_captures_total", rank="2") == 1
     assert (value(found, "sftriage_rank_step", rank="0"), value(found, "sftriage_rank_alive", rank="3")) == (25, 0)
+    assert np.isnan(value(found, "sftriage_rank_alive", rank="2"))
 
 
 def test_exemplars_name_the_capture():
@@ -264,8 +318,8 @@ def test_exemplars_name_the_capture():
 
 def test_the_longest_capture_id_is_an_exemplar_still():
     found = metrics()
-    found.judged(judged("suspect", [suspect()], [request(LONGEST_ID)], reason="rule any"), window())
-    found.captured(CaptureResult(LONGEST_ID, 2, "done"))
+    tell(found, judged("suspect", [suspect()], [request(LONGEST_ID)], reason="rule_matched"), window())
+    found.take(ended(LONGEST_ID, "stored"))
     assert LONGEST_ID in generate_openmetrics(found.registry).decode()
 
 
@@ -335,8 +389,23 @@ def test_the_sum_is_never_seen_half_way():
     thread = threading.Thread(target=scrape)
     thread.start()
     for start in range(0, 4000, 20):
-        found.judged(judged(), replace(run, first_step=start, durations_NRS=run.durations_NRS[start : start + 20]))
+        tell(found, judged(), replace(run, first_step=start, durations_NRS=run.durations_NRS[start : start + 20]))
     stop.set()
     thread.join(60)
     assert not thread.is_alive()
     assert apart == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "reasons", "label"),
+    [
+        ("undecided", ("low_coverage", "roaming"), "low_coverage"),
+        ("standstill", ("in_sync",), "in_sync"),
+        ("undecided", ("phase of the moon 17",), "other"),
+        ("undecided", (), "other"),
+        ("cooldown", (), "cooldown"),
+    ],
+)
+def test_a_hold_counts_under_the_verdicts_first_reason_and_all_else_under_its_code(reason, reasons, label):
+    decision = Decision(1.0, 0, 19, "suspect", "hold", reason, parameters={"reasons": reasons})
+    assert reason_label(decision) == label

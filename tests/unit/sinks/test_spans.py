@@ -10,13 +10,24 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from sftriage.controller.controller import Judged
+from sftriage.events import CaptureChanged, JobSeen, ManualRequestDecided, Received, Span, WindowJudged, WindowSeen
 from sftriage.frontier import by_step
-from sftriage.records import CaptureRequest, CaptureResult, Decision, StageSchema, Suspect, Verdict, Window
+from sftriage.records import (
+    Ask,
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    Reproduced,
+    StageSchema,
+    Suspect,
+    Verdict,
+    Window,
+)
 from sftriage.sinks.spans import Spans, Telling, trace_id_of
 from tests.otlp import Receiver
 
 SECOND_NS = 1_000_000_000
+T0_S = 1_800_000_000.0
 T0_NS = 1_800_000_000 * SECOND_NS
 ID = "w0-9-r2-any-1"
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
@@ -36,47 +47,66 @@ def make(receiver, monkeypatch):
     made = []
 
     def make(**options) -> Spans:
-        processor = BatchSpanProcessor(Telling(OTLPSpanExporter()))
-        spans = Spans(processor, job="resnet", run="run-1", version="1", start_ns=T0_NS, **options)
+        spans = Spans(processor, job="resnet", run="run-1", version="1", started_s=T0_S, **{"grace_s": 30.0, **options})
+        spans.start()
         made.append(spans)
         return spans
 
     yield make
     for one in made:
-        one.close(T0_NS, 0.0)
+        one.close()
+
+
+def processor() -> BatchSpanProcessor:
+    return BatchSpanProcessor(Telling(OTLPSpanExporter()))
 
 
 def window(first_step=0, n_steps=10) -> Window:
     return Window(SCHEMA, first_step, np.random.default_rng(first_step).gamma(20.0, 0.001, (n_steps, 4, 3)))
 
 
-def judged(label="suspect", first_step=0, requests=()) -> Judged:
+def judged(label="suspect", first_step=0, requests=()) -> WindowJudged:
     found = Suspect("rank", (2,), "data", 0.02, 0.25, 1.0, rank=2)
     suspects = (found,) if label == "suspect" else ()
     last_step = first_step + 9
     verdict = Verdict(first_step, last_step, label, (), suspects, 0.1, {"data": 0.06, "backward": 0.04}, {}, {})
     outcome = "capture" if requests else "ignore"
-    decision = Decision(T0_NS / 1e9 + 1, first_step, last_step, label, outcome, "why", "any", requests=tuple(requests))
-    return Judged(verdict, decision)
+    decision = Decision(
+        T0_S + 1, first_step, last_step, label, outcome, "rule_matched", "any", requests=tuple(requests)
+    )
+    return WindowJudged(verdict, decision)
 
 
 def request(capture_id=ID) -> CaptureRequest:
     return CaptureRequest(capture_id, 2, "torch", 5, 1, 60.0, 2**29)
 
 
-def wall(first: int, last: int) -> tuple[int, int]:
+def wall(first: int, last: int) -> Span:
     """A step takes 100 ms."""
-    return T0_NS + first * SECOND_NS // 10, T0_NS + (last + 1) * SECOND_NS // 10
+    return Span(T0_NS + first * SECOND_NS // 10, T0_NS + (last + 1) * SECOND_NS // 10)
+
+
+def seen(window: Window, unknown: int = -1) -> WindowSeen:
+    steps = range(window.first_step, window.last_step + 1)
+    return WindowSeen(window, {step: wall(step, step) for step in steps if step != unknown})
+
+
+def looked(time_s: float) -> JobSeen:
+    return JobSeen(time_s, Received(), None, 0.0, 0.0)
 
 
 def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(make, receiver):
     # GIVEN a run in which a window led to a capture
     spans = make()
-    spans.judged(judged(requests=[request()]), wall(0, 9), window())
-    spans.judged(judged("healthy", 10), wall(10, 19), window(10))
-    done = CaptureResult(ID, 2, "done", first_step=12, last_step=16, size_bytes=99, timings_s={"stop": 0.25})
-    spans.captured(done, T0_NS + 3 * SECOND_NS)
-    spans.close(T0_NS + 5 * SECOND_NS, 30.0)
+    spans.take(seen(window()))
+    spans.take(judged(requests=[request()]))
+    spans.take(seen(window(10)))
+    spans.take(judged("healthy", 10))
+    stored = CaptureResult(ID, 2, "stored", first_step=12, last_step=16, size_bytes=99, timings_s={"stop": 0.25})
+    spans.take(CaptureChanged(T0_S + 2, CaptureResult(ID, 2, "running")))
+    spans.take(CaptureChanged(T0_S + 3, stored, Reproduced("yes", 5, 5, 0.02, 0.02), 99))
+    spans.take(looked(T0_S + 5))
+    spans.close()
     # THEN all of it has arrived, in the one trace that the run's id tells
     by_name = receiver.by_name()
     assert {name: len(found) for name, found in by_name.items()} == {"run": 1, "window": 2, "capture": 1}
@@ -97,8 +127,9 @@ def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(m
     assert (about["sftriage.advance_s.data"], about["sftriage.exposed_s"]) == (0.06, 0.1)
     assert "sftriage.suspect.stage" not in receiver.attributes(second)
     about = receiver.attributes(capture)
-    assert (about["sftriage.capture.id"], about["sftriage.capture.state"]) == (ID, "done")
+    assert (about["sftriage.capture.id"], about["sftriage.capture.state"]) == (ID, "stored")
     assert (about["sftriage.capture.first_step"], about["sftriage.capture.stop_s"]) == (12, 0.25)
+    assert about["sftriage.capture.reproduced"] == "yes"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +144,7 @@ def test_who_speaks_is_for_the_environment_to_say(make, receiver, monkeypatch, v
     spans = make  # made once the environment is as it should be
     for name, text in variables.items():
         monkeypatch.setenv(name, text)
-    spans().close(T0_NS, 30.0)
+    spans().close()
     (resource,) = receiver.resources
     assert resource["service.name"] == service
     assert (resource["sftriage.job"], resource["sftriage.run"]) == ("resnet", "run-1")
@@ -121,10 +152,11 @@ def test_who_speaks_is_for_the_environment_to_say(make, receiver, monkeypatch, v
 
 def test_a_capture_that_failed_is_an_error_and_one_that_never_ended_too(make, receiver):
     spans = make()
-    spans.asked(judged(requests=[request("a-1"), request("a-2")]).decision)
-    spans.captured(CaptureResult("a-1", 2, "refused", "torch is not imported"), T0_NS + SECOND_NS)
-    spans.captured(CaptureResult("nobody-knows", 2, "done"), T0_NS)
-    spans.close(T0_NS + 2 * SECOND_NS, 30.0)
+    decision = judged(requests=[request("a-1"), request("a-2")]).decision
+    spans.take(ManualRequestDecided(Ask("a", (2,), "me", "why"), decision))
+    spans.take(CaptureChanged(T0_S + 1, CaptureResult("a-1", 2, "refused", "torch is not imported")))
+    spans.take(CaptureChanged(T0_S + 1, CaptureResult("nobody-knows", 2, "stored")))
+    spans.close()
     said = {receiver.attributes(s)["sftriage.capture.id"]: s.status for s in receiver.by_name()["capture"]}
     assert {name: status.code for name, status in said.items()} == {"a-1": 2, "a-2": 2}
     assert said["a-1"].message == "torch is not imported"
@@ -136,9 +168,9 @@ def test_steps_have_spans_only_where_asked_for_and_each_one(make, receiver):
     run = window(0, 30)
     for first, label in ((0, "healthy"), (5, "suspect"), (10, "suspect"), (20, "healthy")):
         some = Window(SCHEMA, first, run.durations_NRS[first : first + 10])
-        known = {step: wall(step, step) for step in range(30) if step != 7}
-        spans.judged(judged(label, first), wall(first, first + 9), some, known.get)
-    spans.close(T0_NS, 30.0)
+        spans.take(seen(some, unknown=7))
+        spans.take(judged(label, first))
+    spans.close()
     # THEN the steps of these have a span each, but the one whose time is not known
     found = {receiver.attributes(span)["sftriage.step"]: span for span in receiver.by_name()["step"]}
     assert sorted(found) == [5, 6, *range(8, 20)]
@@ -155,9 +187,13 @@ def test_steps_have_spans_only_where_asked_for_and_each_one(make, receiver):
 
 def test_a_stall_is_a_span_of_its_own(make, receiver):
     spans = make(steps=True)
-    spans.judged(judged("stalled"), wall(0, 9))
-    spans.close(T0_NS, 30.0)
+    spans.take(seen(window()))
+    spans.take(judged("stalled"))
+    spans.close()
     assert set(receiver.by_name()) == {"run", "stall"}
+    # AND it lasts until it is decided
+    (stall,) = receiver.by_name()["stall"]
+    assert (stall.start_time_unix_nano, stall.end_time_unix_nano) == (T0_NS, T0_NS + SECOND_NS)
 
 
 def test_a_receiver_that_is_away_holds_up_nothing(monkeypatch, caplog):
@@ -168,16 +204,17 @@ def test_a_receiver_that_is_away_holds_up_nothing(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    spans = Spans(BatchSpanProcessor(Telling(OTLPSpanExporter())), job="j", run="r", version="1", start_ns=T0_NS)
+    spans = Spans(processor, job="j", run="r", version="1", started_s=T0_S)
+    spans.start()
     with caplog.at_level(logging.WARNING, "sftriage"):
         # WHEN far more comes than could wait to be sent
         for number in range(2500):
-            spans.judged(judged("healthy", number), wall(0, 9), window())
+            spans.take(judged("healthy", number))
         end = time.monotonic() + 60
         while not caplog.records:
             assert time.monotonic() < end
             time.sleep(0.01)
-        spans.close(T0_NS, 20.0)
+        spans.close()
     # THEN nothing was raised, and it was said once
     assert [record.getMessage() for record in caplog.records] == [
         "OpenTelemetry: spans cannot be delivered and are lost; see OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -189,11 +226,12 @@ def test_a_receiver_that_answers_nothing_is_not_waited_for(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "120")
-        spans = Spans(BatchSpanProcessor(Telling(OTLPSpanExporter())), job="j", run="r", version="1", start_ns=T0_NS)
-        spans.judged(judged("healthy"), wall(0, 9), window())
+        spans = Spans(processor, job="j", run="r", version="1", started_s=T0_S, grace_s=0.2)
+        spans.start()
+        spans.take(judged("healthy"))
         # THEN the end has come while the spans are still being handed over
-        spans.close(T0_NS, 0.2)
-        assert "sftriage-spans" in {thread.name for thread in threading.enumerate()}
+        spans.close()
+        assert "sftriage-spans-end" in {thread.name for thread in threading.enumerate()}
 
 
 def test_a_receiver_that_comes_back_is_said(receiver, monkeypatch, caplog):

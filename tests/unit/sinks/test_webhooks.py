@@ -9,15 +9,13 @@ import threading
 import time
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import urllib3
 
-from sftriage.controller.controller import Controller
-from sftriage.policy.loading import parse
-from sftriage.policy.schema import Webhook
-from sftriage.records import Decision, StageSchema, Suspect, Verdict, Window
-from sftriage.runs.journal import Journal
+from sftriage.events import PolicyChanged, WindowJudged
+from sftriage.policy.schema import Rule, Webhook
+from sftriage.records import Decision, Suspect, Verdict
+from sftriage.sinks.stream import Stream
 from sftriage.sinks.webhooks import RETRY, Origin, Webhooks, cloud_event, slack_message
 from tests.unit.sinks.hooks import DEADLINE_S, hooked
 
@@ -29,13 +27,16 @@ DECISION = Decision(
     209,
     "suspect",
     "ignore",
-    "observe-only: rule page-me matched",
+    "observe_only",
     "page-me",
+    {"rule": "page-me"},
     notify=("page-me",),
 )
 ORIGIN = Origin("res net", "run-1")
 CLOUD, SLACK = Webhook(url_from_env="HOOK"), Webhook(format="slack", url_from_env="HOOK")
 AT_ONCE = RETRY.new(backoff_factor=0.001, backoff_jitter=0.0)
+RULES = {}
+"""Those in force."""
 GIVEN_UP_S = 0.5
 """Long for a retry that comes at once, and short to wait for."""
 
@@ -51,16 +52,24 @@ def make():
     made = []
 
     def make(**options):
-        made.append(Webhooks(ORIGIN, **{"retry": AT_ONCE, **options}))
+        made.append(Webhooks(ORIGIN, lambda: RULES, **{"retry": AT_ONCE, "close_s": DEADLINE_S, **options}))
         return made[-1]
 
     yield make
     for webhooks in made:
-        webhooks.close(DEADLINE_S)
+        webhooks.close()
+    RULES.clear()
 
 
-def tell(webhooks, *to, number=0):
-    webhooks.notify(VERDICT, replace(DECISION, attempt=number), to)
+def rule(name, *to):
+    """A rule that wants these told."""
+    notify = [{"webhook": one.model_dump(exclude_none=True)} for one in to]
+    return Rule.model_validate({"name": name, "match": {"gain": ">= 10%"}, "notify": notify})
+
+
+def tell(webhooks, *to, number=0, **verdict):
+    RULES["page-me"] = rule("page-me", *to)
+    webhooks.take(WindowJudged(replace(VERDICT, **verdict), replace(DECISION, attempt=number)))
 
 
 def attempt_of(event):
@@ -92,7 +101,10 @@ def test_a_decision_arrives_as_a_cloud_event_with_its_verdict(make, monkeypatch)
         "subject": "steps 160 to 209",
     }
     assert event["data"]["rules"] == ["page-me"]
-    assert event["data"]["decision"]["outcome"] == "ignore"
+    # AND the decision is told in codes, and in words beside them
+    told = event["data"]["decision"]
+    assert (told["outcome"], told["reason"], told["parameters"]) == ("ignore", "observe_only", {"rule": "page-me"})
+    assert told["words"] == "observe-only: rule page-me matched"
     assert event["data"]["verdict"]["suspects"][0]["ranks"] == [2]
 
 
@@ -106,7 +118,7 @@ def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, monkeypatch)
         "text": "res net: Rank 2 is slow in data: it costs the job 20.0 ms of each 100.0 ms step (20%), in 90% of "
         "steps 160 to 209; chronic. Ignore: observe-only: rule page-me matched"
     }
-    marked = slack_message(Origin("<!channel> & <b>", "r"), VERDICT, replace(DECISION, reason="x" * 9000))
+    marked = slack_message(Origin("<!channel> & <b>", "r"), VERDICT, replace(DECISION, parameters={"rule": "x" * 9000}))
     text = json.loads(marked)["text"]
     assert text.startswith("&lt;!channel&gt; &amp; &lt;b&gt;")
     assert len(text) < 4000
@@ -119,7 +131,7 @@ def test_a_fault_that_may_pass_is_tried_again_with_the_same_event(make, monkeypa
         webhooks = make()
         tell(webhooks, CLOUD)
         events = [hook.next()[2] for _ in range(3)]
-        webhooks.close(DEADLINE_S)
+        webhooks.close()
         assert hook.received.empty()
     assert events[0] == events[1] == events[2]
     # AND that is said once
@@ -218,25 +230,25 @@ def test_one_destination_that_is_down_holds_up_no_other(make, monkeypatch, caplo
         monkeypatch.setenv("HOOK", down.url)
         monkeypatch.setenv("OTHER", up.url)
         # GIVEN a wait that does take its time
-        webhooks = make(retry=RETRY.new(backoff_factor=1800.0, backoff_max=3600.0), give_up_s=7200.0)
+        webhooks = make(retry=RETRY.new(backoff_factor=1800.0, backoff_max=3600.0), give_up_s=7200.0, close_s=0.2)
         down.answers.append(500)
         tell(webhooks, CLOUD, other, number=1)
         tell(webhooks, CLOUD, other, number=2)
         assert [attempt_of(up.next()[2]) for _ in range(2)] == [1, 2]
         # THEN it is not waited for at the end
         started_s = time.monotonic()
-        webhooks.close(0.2)
+        webhooks.close()
         assert time.monotonic() - started_s < DEADLINE_S / 2
 
 
 def test_an_attempt_that_lies_beyond_the_end_is_not_waited_for(make, monkeypatch, caplog):
     with hooked((503, {"Retry-After": "300"})) as hook:
         monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make()
+        webhooks = make(close_s=2 * DEADLINE_S)
         tell(webhooks, CLOUD)
         hook.next()
         started_s = time.monotonic()
-        webhooks.close(2 * DEADLINE_S)
+        webhooks.close()
         assert time.monotonic() - started_s < DEADLINE_S
     assert "given up after 1 tries" in caplog.text
 
@@ -247,11 +259,7 @@ def test_closing_delivers_what_waits(make, monkeypatch, caplog):
         webhooks = make()
         for number in range(20):
             tell(webhooks, CLOUD, number=number)
-        webhooks.close(DEADLINE_S)
-        assert hook.received.qsize() == 20
-        # AND what comes later starts nothing
-        tell(webhooks, CLOUD)
-        tell(webhooks, SLACK)
+        webhooks.close()
         assert hook.received.qsize() == 20
     assert caplog.text == ""
 
@@ -260,18 +268,18 @@ def test_closing_delivers_what_waits(make, monkeypatch, caplog):
 def test_closing_takes_no_longer_than_it_may(make, monkeypatch, caplog, answer):
     with hooked(answer) as hook:
         monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make(attempt_s=DEADLINE_S)
+        webhooks = make(attempt_s=DEADLINE_S, close_s=0.2)
         tell(webhooks, CLOUD)
         tell(webhooks, CLOUD, number=1)
         hook.next()
         # The webhook never answers: without its deadline, this would only end with the attempt.
-        webhooks.close(0.2)
+        webhooks.close()
         assert "2 notices were not delivered" in caplog.text
 
 
-def test_closing_what_never_had_anything_to_say_starts_nothing():
+def test_closing_what_never_had_anything_to_say_starts_nothing(make):
     before = threading.active_count()
-    Webhooks(ORIGIN).close(DEADLINE_S)
+    make().close()
     assert threading.active_count() == before
 
 
@@ -279,21 +287,11 @@ def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, mon
     with hooked() as hook:
         monkeypatch.setenv("HOOK", hook.url)
         webhooks = make()
-        webhooks.notify(replace(VERDICT, numbers={"bad": object()}), DECISION, [CLOUD])
-        webhooks.notify(replace(VERDICT, numbers={"nan": float("nan")}), DECISION, [CLOUD])
+        tell(webhooks, CLOUD, numbers={"bad": object()})
+        tell(webhooks, CLOUD, numbers={"nan": float("nan")})
         tell(webhooks, CLOUD, number=3)
         assert attempt_of(hook.next()[2]) == 3
     assert "given up after 1 tries: TypeError" in caplog.text
-
-
-def test_a_thread_that_cannot_start_is_nobodys_problem(make, monkeypatch, caplog):
-    def none_left(self):
-        raise RuntimeError("can't start new thread")
-
-    with monkeypatch.context() as broken:
-        broken.setattr(threading.Thread, "start", none_left)
-        tell(make(), CLOUD)
-    assert "a decision could not be queued" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -313,11 +311,12 @@ def test_a_secret_that_is_no_address_is_said_but_never_shown(make, monkeypatch, 
     monkeypatch.setenv("HOOK", secret)
     webhooks = make()
     # WHEN it is looked at beforehand, and when somebody is to be told
-    webhooks.check([CLOUD])
+    RULES["page-me"] = rule("page-me", CLOUD)
+    webhooks.start()
     assert f"webhook of $HOOK: {'the' if said[0] != 't' else ''}" in caplog.text
     assert f"{said}; nobody is told" in caplog.text
     tell(webhooks, CLOUD)
-    webhooks.close(DEADLINE_S)
+    webhooks.close()
     assert f"given up after 1 tries: {'the secret ' if not said.startswith('the') else ''}" in caplog.text
     assert "secret-1" not in caplog.text
     assert "passwd" not in caplog.text
@@ -393,57 +392,41 @@ def test_a_secret_in_a_file_is_read_anew_for_each_attempt(make, tmp_path, caplog
         assert hook.next()[0] == "/hook/top-secret"
 
 
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: test}
-spec:
-  rules:
-    - name: page-me
-      match: {gain: ">= 30%"}
-      notify: [{webhook: {url_from_env: HOOK}}, {webhook: {url_from_env: HOOK, format: slack}}]
-      cooldown: 1h
-    - name: page-me-too
-      match: {gain: ">= 10%"}
-      notify: [{webhook: {url_from_env: HOOK}}]
-"""
-SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
-
-
-def window(first_step, late_s):
-    """Twenty steps of four ranks; rank 2 is late in data, and the others wait for it in backward."""
-    local_R = np.array([0.01, 0.01, 0.01 + late_s, 0.01])
-    durations_NRS = np.zeros((20, 4, 3))
-    durations_NRS[:, :, 0] = local_R
-    durations_NRS[:, :, 1] = 0.02 + local_R.max() - local_R
-    return Window(SCHEMA, first_step, durations_NRS)
-
-
-def test_what_a_rule_wants_told_is_told_once_by_the_controller_and_not_again_before_its_cooldown(
-    make, monkeypatch, tmp_path
-):
+def test_whom_rules_want_told_is_told_once_and_whom_no_rule_names_is_not(make, monkeypatch):
     with hooked() as hook:
         monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make()
-        journal = Journal(tmp_path / "decisions.jsonl")
-        controller = Controller(parse(POLICY, "test.yaml"), journal, tmp_path / "state.json", webhooks)
-        # WHEN a suspect is there for three windows
-        for first_step, late_s in ((0, 0.0), (20, 0.02), (40, 0.02), (60, 0.02)):
-            controller.take(window(first_step, late_s), now_s=100.0 + first_step)
-        # THEN both forms have been told of the first, and no address twice though two rules name it
-        webhooks.close(DEADLINE_S)
+        # GIVEN two rules that name the same address, one of them in another form too, and a rule that has gone
+        RULES.update({"page-me": rule("page-me", CLOUD, SLACK), "me-too": rule("me-too", CLOUD)})
+        RULES["other"] = rule("other", Webhook(url_from_env="OTHER"))
+        stream = Stream([make()])
+        stream.start()
+        # WHEN the two want a decision told, and nobody the next one
+        stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=("page-me", "me-too", "gone"))))
+        stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=())))
+        stream.close(DEADLINE_S)
+        # THEN the address was told once in each form
         assert hook.received.qsize() == 2
-        event, message = sorted((hook.next()[2] for _ in range(2)), key=lambda body: "text" in body)
-    assert (event["source"], event["subject"]) == ("/sftriage/res%20net/run-1", "steps 20 to 39")
-    assert event["data"]["rules"] == ["page-me", "page-me-too"]
-    assert message["text"].startswith("res net: Rank 2 is slow in data: it costs the job 20.0 ms of each 50.0 ms step")
-    # AND the address is not on record
-    assert "top-secret" not in (tmp_path / "decisions.jsonl").read_text() + (tmp_path / "state.json").read_text()
+        event, _ = sorted((hook.next()[2] for _ in range(2)), key=lambda body: "text" in body)
+    assert event["data"]["rules"] == ["page-me", "me-too", "gone"]
+
+
+def test_who_cannot_be_told_is_said_when_other_policies_are_taken_over(make, monkeypatch, caplog):
+    monkeypatch.delenv("HOOK", raising=False)
+    webhooks = make()
+    webhooks.start()
+    assert caplog.text == ""
+    # WHEN a rule comes that wants somebody told whose address nobody knows
+    RULES["page-me"] = rule("page-me", CLOUD)
+    webhooks.take(PolicyChanged(1.0, "refused", ()))
+    assert caplog.text == ""
+    webhooks.take(PolicyChanged(1.0, "changed", ()))
+    assert "webhook of $HOOK: the variable is not set; nobody is told" in caplog.text
 
 
 def test_a_stall_says_the_step_and_who_is_missed():
     stall = Verdict(10, 10, "stalled", ("not_arrived",), (SUSPECT,), 60.0, {}, {}, {})
-    held = Decision(1.0, 10, 10, "stalled", "hold", "not_arrived: rank 2 in data")
+    found = {"reasons": ("not_arrived",), "rank": 2, "stage": "data"}
+    held = Decision(1.0, 10, 10, "stalled", "hold", "standstill", None, found)
     assert json.loads(slack_message(Origin("j", "r"), stall, held))["text"] == (
         "j: Stalled: no rank has moved for 60 s in step 10; the others wait for ranks that have not arrived: "
         "rank 2 in data. Hold: not_arrived: rank 2 in data"

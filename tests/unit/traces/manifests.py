@@ -44,7 +44,7 @@ SPANS = _spans(st.integers(0, 5)) | _spans(st.integers(LAST - 3, LAST))
 
 def _captured(capture_id: str, rank: int, profiler: str, span: tuple[int, int], host: str) -> CaptureInfo:
     request = CaptureRequest(capture_id, rank, profiler, 5, 1, 60.0, 2**29)
-    result = CaptureResult(capture_id, rank, "done", first_step=span[0], last_step=span[1])
+    result = CaptureResult(capture_id, rank, "stored", first_step=span[0], last_step=span[1])
     return CaptureInfo.of(request, result, world_size=2**31, host=host)
 
 

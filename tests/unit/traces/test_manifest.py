@@ -146,7 +146,7 @@ def test_a_capture_that_measured_nothing_has_no_manifest() -> None:
 
 def test_a_profilers_message_is_kept_without_its_control_characters() -> None:
     request = CaptureRequest("c-1", 0, "torch", 5, 1, 60.0, 2**29)
-    result = CaptureResult("c-1", 0, "done", "one\ntwo\x1b[2J" + "x" * 3000, first_step=1, last_step=3)
+    result = CaptureResult("c-1", 0, "stored", "one\ntwo\x1b[2J" + "x" * 3000, first_step=1, last_step=3)
     info = CaptureInfo.of(request, result, world_size=1, host="h")
     assert info.detail.startswith("one two [2Jxxx")
     assert (info.steps, info.requested_steps) == (3, 5)

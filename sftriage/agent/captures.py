@@ -1,0 +1,251 @@
+"""The captures that are wanted of a host: each is begun once, bounded in time, checked, stored, and told of."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from sftriage.agent.executors import Places, adopted, executor_for, overlap
+from sftriage.agent.reading import RankRings
+from sftriage.capture import Executor
+from sftriage.errors import CaptureError, SftriageError
+from sftriage.recorder import RingInfo
+from sftriage.records import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
+from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
+from sftriage.traces.store import FileToStore, LocalStore
+
+log = logging.getLogger("sftriage")
+
+CANCEL_GRACE_S = 15.0
+"""Past its time-box, how long a rank has to end a capture by itself, at a step boundary, and keep what it has."""
+
+ANSWER_GRACE_S: Mapping[Profiler, float] = {"torch": 60.0, "stacks": 60.0, "nsys": 300.0}
+"""Past its time-box, how long a rank has to export and answer before its capture is given up.
+
+nsys makes its report beside the job, which goes on meanwhile.
+"""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A capture under way. ``cancel_s`` and ``give_up_s`` are times of the agent's own clock."""
+
+    wanted: WantedCapture
+    executor: Executor
+    cancel_s: float
+    give_up_s: float
+    state: CaptureState = "accepted"
+    cancelled: bool = False
+
+
+class Captures:
+    """Carries out the captures that are wanted of one host. Nothing here waits.
+
+    Args:
+        rings: the host's ranks.
+        places: where captures find things.
+        store: where traces are kept.
+        job: the job's name, for the manifests.
+        run: the run's id.
+    """
+
+    def __init__(self, rings: RankRings, places: Places, store: LocalStore, *, job: str, run: str) -> None:
+        self._rings, self._places, self._store = rings, places, store
+        self._job, self._run = job, run
+        self._running: dict[str, _Running] = {}
+        self._given_up: list[Executor] = []
+        self._known: set[str] = set()
+        self._reports: list[Report] = []
+
+    @property
+    def running(self) -> tuple[str, ...]:
+        """Captures that have not ended."""
+        return tuple(self._running)
+
+    def want(self, wanted: Sequence[WantedCapture], now_s: float) -> None:
+        """Bring about that these, and no others, are made: begin what is new, call off what is wanted no more.
+
+        Args:
+            wanted: all captures that are wanted now.
+            now_s: the time on a clock that only goes on, in seconds.
+        """
+        for one in wanted:
+            if one.request.capture_id not in self._known:
+                self._known.add(one.request.capture_id)
+                self._begin(one, now_s)
+        still = {one.request.capture_id for one in wanted}
+        for capture_id, running in self._running.items():
+            if capture_id not in still and not running.cancelled:
+                running.cancelled = True
+                running.executor.cancel()
+
+    def go_on(self, now_s: float) -> list[Report]:
+        """Go on with the captures under way; what there is to report since the last call."""
+        for capture in list(self._given_up):
+            if capture.poll() is not None or not self._rings.alive(capture.request.rank):
+                capture.close()
+                self._given_up.remove(capture)
+        for capture_id, running in list(self._running.items()):
+            result = _polled(running.executor, lambda rank: self._rings.alive(rank))
+            if result is not None:
+                del self._running[capture_id]
+                self._reports.append(self._ended(running, result))
+            elif now_s >= running.give_up_s:
+                self.give_up(capture_id, "no answer long past its time-box")
+            else:
+                self._watch(running, now_s)
+        reports, self._reports = self._reports, []
+        return reports
+
+    def give_up(self, capture_id: str, reason: str) -> None:
+        """End a capture whose rank does not answer. What it leaves should it answer after all is removed then."""
+        running = self._running.pop(capture_id, None)
+        if running is None:
+            return
+        executor = running.executor
+        alive = self._rings.alive(executor.request.rank)
+        if executor.needs_trainer and alive:
+            executor.cancel()
+            self._given_up.append(executor)
+        else:
+            executor.close()
+        self._reports.append(Report(replace(executor.failed(reason), state="expired"), hangs=alive))
+
+    def close(self) -> None:
+        """End what has not ended."""
+        for executor in (*(one.executor for one in self._running.values()), *self._given_up):
+            executor.cancel()
+            executor.close()
+        self._running.clear()
+        self._given_up.clear()
+
+    def _watch(self, running: _Running, now_s: float) -> None:
+        """End a capture in time, and tell of the states it goes through."""
+        if now_s >= running.cancel_s and not running.cancelled:
+            running.cancelled = True
+            running.executor.cancel()
+        state = running.executor.state
+        if state != running.state:
+            running.state = state
+            self._tell(running.wanted.request, state)
+
+    def _begin(self, wanted: WantedCapture, now_s: float) -> None:
+        request = wanted.request
+        info = self._rings.ranks.get(request.rank)
+        try:
+            executor = self._executor(wanted, info)
+        except _NotBegunError as refused:
+            if request.capture_id in self._store.ids():
+                self._reports.append(self._stored(request.capture_id))
+            else:
+                self._tell(request, refused.state, str(refused))
+            return
+        cancel_s = now_s + request.max_seconds + CANCEL_GRACE_S
+        give_up_s = now_s + request.max_seconds + ANSWER_GRACE_S[request.profiler]
+        self._running[request.capture_id] = _Running(wanted, executor, cancel_s, give_up_s)
+        self._tell(request, "accepted")
+
+    def _executor(self, wanted: WantedCapture, info: RingInfo | None) -> Executor:
+        """The executor of a capture, begun; or of one that an earlier process has begun.
+
+        Raises:
+            _NotBegunError: there is none.
+        """
+        request = wanted.request
+        if wanted.resumed:
+            try:
+                if info is None:
+                    raise CaptureError("its rank has no ring here any more")
+                return adopted(request, info, self._places)
+            except CaptureError as error:
+                raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
+        if info is None:
+            raise _NotBegunError("failed", f"rank {request.rank} has no ring here")
+        if wanted.generation is not None and info.attempt != wanted.generation:
+            raise _NotBegunError("refused", f"rank {request.rank} has started again since")
+        reason = overlap(request, [one.wanted.request for one in self._running.values()])
+        if reason is not None:
+            raise _NotBegunError("refused", reason)
+        try:
+            executor = executor_for(request, info, self._places, lambda: self._rings.status(info))
+        except CaptureError as error:
+            raise _NotBegunError("refused", str(error)) from error
+        try:
+            executor.start()
+        except CaptureError as error:
+            executor.close()
+            raise _NotBegunError("failed", str(error)) from error
+        return executor
+
+    def _tell(self, request: CaptureRequest, state: CaptureState, detail: str = "") -> None:
+        self._reports.append(Report(CaptureResult(request.capture_id, request.rank, state, detail)))
+
+    def _ended(self, running: _Running, result: CaptureResult) -> Report:
+        """Store a capture that has ended. One that cannot be stored, or is not what was promised, has failed."""
+        executor = running.executor
+        try:
+            if result.capture_id in self._store.ids():
+                # Whoever put it there ended before it could say so.
+                return self._stored(result.capture_id)
+            if result.state != "stored":
+                return Report(result)
+            executor.verify(result)
+            manifest = self._store.put_files(
+                result.capture_id,
+                [FileToStore(one.path, one.name, one.media_type, one.compress) for one in executor.products()],
+                lambda artefacts: self._manifest(running.wanted, result, artefacts),
+            )
+            return Report(result, stored_bytes=sum(one.size_bytes for one in manifest.artefacts))
+        except (SftriageError, OSError) as error:
+            return Report(replace(result, state="failed", detail=str(error)))
+        finally:
+            executor.close()
+
+    def _manifest(self, wanted: WantedCapture, result: CaptureResult, artefacts: tuple[Artefact, ...]) -> Manifest:
+        ring = self._rings.ranks[wanted.request.rank]
+        return Manifest(
+            capture_id=wanted.request.capture_id,
+            job=self._job,
+            run=self._run,
+            created_at=datetime.now(timezone.utc),
+            trigger=TriggerInfo.of(wanted.trigger),
+            capture=CaptureInfo.of(wanted.request, result, world_size=ring.world_size, host=ring.host),
+            artefacts=artefacts,
+            may_contain=contents_of(wanted.request.profiler, wanted.request.options),
+        )
+
+    def _stored(self, capture_id: str) -> Report:
+        """What became of a capture that is in the store, by its manifest, where nobody else can tell any more."""
+        manifest = self._store.manifest(capture_id)
+        info = manifest.capture
+        size_bytes = sum(one.size_bytes for one in manifest.artefacts)
+        result = CaptureResult(
+            capture_id,
+            info.rank,
+            "stored",
+            first_step=info.first_step,
+            last_step=info.last_step,
+            size_bytes=size_bytes,
+            timings_s=info.timings_s,
+            clock=info.clock,
+        )
+        return Report(result, stored_bytes=size_bytes)
+
+
+class _NotBegunError(Exception):
+    """A capture that is not begun. ``state`` is what it comes to."""
+
+    def __init__(self, state: CaptureState, reason: str) -> None:
+        super().__init__(reason)
+        self.state = state
+
+
+def _polled(executor: Executor, alive: Callable[[int], bool]) -> CaptureResult | None:
+    """What became of a capture, once it has ended: also where its trainer has, without a word."""
+    result = executor.poll()
+    if result is None and executor.needs_trainer and not alive(executor.request.rank):
+        # Its last word may have come in between.
+        result = executor.poll() or executor.failed("the trainer ended during the capture")
+    return result

@@ -1,0 +1,104 @@
+"""Windows of a job from what its agents send: one generation after the other."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from sftriage.events import Span
+from sftriage.records import Window
+from sftriage.windows.decoding import together
+from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.shipped import Rows
+from sftriage.windows.times import StepTimes
+
+log = logging.getLogger("sftriage")
+
+Kept = Callable[[int, int, int], "Window | None"]
+"""Steps that are held no longer: by generation, first and last step; None where they are not there either."""
+
+
+class Gathering:
+    """Puts windows together, of every generation until another one has followed it.
+
+    Args:
+        shape: how windows are cut.
+        kept: steps that are held no longer.
+    """
+
+    def __init__(self, shape: Shape, kept: Kept = lambda generation, first_step, last_step: None) -> None:
+        self._shape, self._kept = shape, kept
+        self._gatherers: dict[int, Gatherer] = {}
+        self._foreign: set[tuple[int, tuple[int, ...]]] = set()
+        self._on_device: set[int] = set()
+        self._times = StepTimes(2 * shape.window_steps)
+
+    def add(self, sent: Sequence[Rows], *, ended: bool = False) -> list[Window]:
+        """Take rows; the windows that are ready by them. With ``ended``, the job's last ones too."""
+        of_generation: dict[int, list[Rows]] = {}
+        for rows in sent:
+            of_generation.setdefault(rows.generation, []).append(rows)
+        for _, some in sorted(of_generation.items()):
+            self._take(some)
+        windows = []
+        for generation, gatherer in sorted(self._gatherers.items()):
+            # A generation that another one has followed is over.
+            over = generation < max(self._gatherers)
+            windows += gatherer.ready(ended=ended or over)
+            if over:
+                del self._gatherers[generation]
+        return windows
+
+    def spans(self, window: Window) -> Mapping[int, Span]:
+        """From when to when each step of a window was, by number, as far as that is known."""
+        found = {}
+        for step in range(window.first_step, window.last_step + 1):
+            span = self._times.of(window.attempt, step, step)
+            if span is not None:
+                found[step] = span
+        return found
+
+    def steps(self, generation: int, first_step: int, last_step: int) -> Window | None:
+        """Some of the newest steps; None where they are not there."""
+        gatherer = self._gatherers.get(generation)
+        held = None if gatherer is None else gatherer.cut(first_step, last_step)
+        if held is not None or gatherer is None or generation in self._on_device:
+            return held
+        return self._kept(generation, first_step, last_step)
+
+    def _take(self, sent: Sequence[Rows]) -> None:
+        """Take rows of one generation, of all hosts at once: no window is given up for steps that are there."""
+        first = sent[0]
+        if first.generation < max(self._gatherers, default=first.generation):
+            return
+        gatherer = self._gatherers.get(first.generation)
+        if gatherer is None:
+            gatherer = Gatherer(first.schema, first.world_size, self._shape, attempt=first.generation)
+            self._gatherers[first.generation] = gatherer
+        sent = [rows for rows in sent if self._belongs(rows, gatherer)]
+        if not sent:
+            return
+        for rows in sent:
+            self._times.note(rows.generation, rows.steps, rows.wall_ns)
+            for rank, place in rows.ranks.items():
+                gatherer.describe(rank, place.host, place.cohort)
+        steps = together([rows.steps for rows in sent])
+        of_devices = [rows.device_steps for rows in sent if rows.device_steps is not None]
+        if not of_devices:
+            gatherer.add(steps)
+            return
+        self._on_device.add(first.generation)
+        gatherer.runs_on_device()
+        gatherer.add_both(steps, together(of_devices))
+        for rank in (rank for rows in sent for rank in rows.device_over):
+            gatherer.device_over(rank)
+
+    def _belongs(self, rows: Rows, gatherer: Gatherer) -> bool:
+        """Whether rows are of the stages of their generation. Ranks that record others count as missing."""
+        if gatherer.takes(rows.schema, rows.world_size):
+            return True
+        who = rows.generation, tuple(sorted(rows.ranks))
+        if who not in self._foreign:
+            self._foreign.add(who)
+            log.warning("ranks %s record other stages than the others; they count as missing", who[1])
+        return False

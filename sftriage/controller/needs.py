@@ -1,0 +1,42 @@
+"""What a controller needs of others: of the agents of its job, and of where it puts things on record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from sftriage.events import Event
+from sftriage.records import JobStatus, Report, WantedCapture
+from sftriage.windows.shipped import Rows, Telemetry
+
+
+class Fleet(Protocol):
+    """The agents of a job. What crosses are records; times are ages, or nanoseconds since the epoch."""
+
+    def rows(self) -> Sequence[Rows]:
+        """Steps that were not told before."""
+
+    def statuses(self) -> JobStatus | None:
+        """What each rank of the newest generation is doing now; None before there is one."""
+
+    def want(self, wanted: Sequence[WantedCapture]) -> None:
+        """All captures that are wanted now: what is new is begun, what is there no more is called off."""
+
+    def reports(self) -> Sequence[Report]:
+        """What became of captures since the last call."""
+
+    def telemetry(self) -> Telemetry:
+        """What has come in so far."""
+
+    def settled(self, position: int) -> None:
+        """Rows up to this position are on record: they need not be sent again."""
+
+
+class Records(Protocol):
+    """Where everything goes on record."""
+
+    def append(self, event: Event) -> None:
+        """Put an event on record; it is there once the call returns."""
+
+    def events(self) -> Iterator[Event]:
+        """What is on record, in order."""

@@ -1,0 +1,250 @@
+"""What happens to a job, as typed records: one encoder, and one decoder, for whoever keeps or sends them.
+
+What is on record is an `Event`: a JSON object whose ``type`` says which, and whose ``version`` is `VERSION`. What the
+parts of one process tell each other beside that, and nobody keeps, is a `Sight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+
+from sftriage.records import (
+    Ask,
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    JobStatus,
+    Reproduced,
+    Trigger,
+    Verdict,
+    Window,
+)
+
+VERSION = 2
+MAX_EVENT_BYTES = 8 * 2**20
+"""Room for a suspect of a hundred thousand ranks."""
+
+Triggers: TypeAlias = Mapping[str, Trigger]
+"""Why captures exist, by id: what a controller that takes over needs to go on with them."""
+
+
+class _Event(msgspec.Struct, frozen=True, tag_field="type"):
+    pass
+
+
+class WindowJudged(_Event, tag="window", frozen=True):
+    """A window, or a step in progress that stalls: the verdict, and what was decided about it."""
+
+    verdict: Verdict
+    decision: Decision
+    triggers: Triggers = {}
+    version: int = VERSION
+
+
+class ManualRequestDecided(_Event, tag="manual_request", frozen=True):
+    """A capture that a person asked for, and what was decided about it."""
+
+    request: Ask
+    decision: Decision
+    triggers: Triggers = {}
+    version: int = VERSION
+
+
+class FollowUpDecided(_Event, tag="follow_up", frozen=True):
+    """A capture that another one, ``capture_id``, led to."""
+
+    capture_id: str
+    decision: Decision
+    triggers: Triggers = {}
+    version: int = VERSION
+
+
+class CaptureChanged(_Event, tag="capture", frozen=True):
+    """A capture is in another state. ``reproduced`` and ``stored_bytes`` are those of one that is stored."""
+
+    time_s: float
+    result: CaptureResult
+    reproduced: Reproduced | None = None
+    stored_bytes: int = 0
+    version: int = VERSION
+
+
+class NamedPolicy(msgspec.Struct, frozen=True):
+    """A policy by name and content; ``document`` is the whole of one that was taken over: no other file keeps it."""
+
+    name: str
+    sha256: str = ""
+    document: dict[str, Any] | None = None
+
+
+class PolicyChanged(_Event, tag="policy", frozen=True):
+    """Other policies were found while the job ran: taken over (``changed``), refused, or again those in force.
+
+    ``problems`` has a line for each mistake; ``later`` names the fields whose change waits for another run.
+    """
+
+    time_s: float
+    kind: Literal["changed", "refused", "restored"]
+    policies: tuple[NamedPolicy, ...]
+    problems: tuple[str, ...] = ()
+    later: tuple[str, ...] = ()
+    version: int = VERSION
+
+
+class CostMeasured(_Event, tag="cost", frozen=True):
+    """What the captures that touched some steps cost the job, over all ranks.
+
+    ``cost_s`` is by how much these steps, and some after them, took longer than as many before; below nothing where the
+    machine was quicker meanwhile, and None where nothing is known of before. ``before_s`` is what a step took before.
+    """
+
+    time_s: float
+    attempt: int
+    first_step: int
+    last_step: int
+    cost_s: float | None
+    before_s: float | None
+    version: int = VERSION
+
+
+class EvidenceGathered(_Event, tag="evidence", frozen=True):
+    """What was seen beside a verdict, and decided nothing.
+
+    ``gpus`` is what the driver says of the suspects' GPUs; ``ready_fraction`` the share of the steps whose sync stage
+    is split at the last ready gradient, where that has changed.
+    """
+
+    time_s: float
+    first_step: int
+    last_step: int
+    remarks: tuple[str, ...] = ()
+    gpus: dict[str, Any] | None = None
+    ready_fraction: float | None = None
+    version: int = VERSION
+
+
+class TakenOver(_Event, tag="taken_over", frozen=True):
+    """Another controller goes on with the run."""
+
+    time_s: float
+    host: str
+    pid: int
+    version: int = VERSION
+
+
+Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
+Event = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered | TakenOver
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
+
+
+class _Kind(msgspec.Struct):
+    type: str
+    version: int = 1
+
+
+_KIND = msgspec.json.Decoder(_Kind)
+_TYPES = frozenset({"window", "manual_request", "follow_up", "capture", "policy", "cost", "evidence", "taken_over"})
+
+
+def encode(event: Event) -> bytes:
+    """An event as one line of JSON, without its end."""
+    return _ENCODER.encode(event)
+
+
+def kind_of(line: bytes) -> tuple[int, bool]:
+    """The version of an event's format, and whether it is of a type that is known in this one.
+
+    Raises:
+        ValueError: it is no JSON object that says its type.
+    """
+    kind = _KIND.decode(line)
+    return kind.version, kind.type in _TYPES
+
+
+def decode(line: bytes) -> Event:
+    """The event of this version that a line holds.
+
+    Raises:
+        ValueError: it holds none.
+    """
+    return _DECODER.decode(line)
+
+
+def from_values(values: Mapping[str, Any]) -> Event:
+    """The event of this version that JSON values hold.
+
+    Raises:
+        ValueError: they hold none.
+    """
+    event: Event = msgspec.convert(values, Event)
+    return event
+
+
+def values_of(event: Event) -> dict[str, Any]:
+    """An event as JSON values."""
+    values: dict[str, Any] = msgspec.to_builtins(event)
+    return values
+
+
+class Span(NamedTuple):
+    """From when to when, nanoseconds since the epoch."""
+
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowSeen:
+    """A window is about to be judged, or with ``learnt`` only learnt from: an earlier controller has decided about it.
+
+    ``spans`` says from when to when each step was, by number, as far as that is known.
+    """
+
+    window: Window
+    spans: Mapping[int, Span] = field(default_factory=dict)
+    learnt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What has come in from the ranks since the run began. ``unreadable`` is how many of their rings cannot be read."""
+
+    steps: int = 0
+    missed: int = 0
+    torn: int = 0
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JobSeen:
+    """The job has been looked at.
+
+    Attributes:
+        time_s: when, seconds since the epoch.
+        received: what has come in by now.
+        job: what the ranks are doing; None before there are any, and once the job has ended.
+        spent_s: what captures have cost the job.
+        budget_s: what they may have cost it by now.
+    """
+
+    time_s: float
+    received: Received
+    job: JobStatus | None
+    spent_s: float
+    budget_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Captures that are under way though this process has not asked for them."""
+
+    requests: Sequence[CaptureRequest]
+
+
+Sight: TypeAlias = WindowSeen | JobSeen | Resumed

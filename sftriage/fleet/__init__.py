@@ -1,0 +1,1 @@
+"""How a controller reaches the agents of its job."""

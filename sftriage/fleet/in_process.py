@@ -1,0 +1,94 @@
+"""The agents of a job in the controller's own process: what crosses is what would cross a network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import Protocol
+
+from sftriage.records import JobStatus, Report, WantedCapture
+from sftriage.windows.shipped import Rows, Telemetry
+
+
+class HostAgent(Protocol):
+    """One host's agent."""
+
+    def rows(self) -> Sequence[Rows]:
+        """The steps that have come since the last call."""
+
+    def statuses(self) -> JobStatus | None:
+        """What the host's ranks are doing now."""
+
+    def want(self, wanted: Sequence[WantedCapture]) -> None:
+        """All captures that are wanted of the host."""
+
+    def reports(self) -> Sequence[Report]:
+        """What there is to say of captures since the last call."""
+
+    @property
+    def telemetry(self) -> Telemetry:
+        """What has come in so far."""
+
+
+class InProcess:
+    """A fleet whose agents are called, one after the other.
+
+    Args:
+        agents: one a host.
+    """
+
+    def __init__(self, agents: Sequence[HostAgent]) -> None:
+        self._agents = tuple(agents)
+        self._asked: dict[str, int] = {}
+
+    def rows(self) -> Sequence[Rows]:
+        """See `controller.needs.Fleet`."""
+        return [rows for agent in self._agents for rows in agent.rows()]
+
+    def statuses(self) -> JobStatus | None:
+        """See `controller.needs.Fleet`: the ranks of the newest generation, of all hosts that agree on the stages."""
+        told = [status for agent in self._agents if (status := agent.statuses()) is not None]
+        newest = [status for status in told if status.attempt == max(one.attempt for one in told)]
+        newest = [status for status in newest if _job(status) == _job(newest[0])]
+        if len(newest) < 2:
+            return next(iter(newest), None)
+        ranks = sorted((rank for status in newest for rank in status.ranks), key=attrgetter("rank"))
+        return replace(newest[0], ranks=tuple(ranks))
+
+    def want(self, wanted: Sequence[WantedCapture]) -> None:
+        """See `controller.needs.Fleet`. What is asked of one agent stays with it, or it would be called off."""
+        told = [agent.statuses() for agent in self._agents] if len(self._agents) > 1 else []
+        self._asked = {
+            one.request.capture_id: self._asked.get(one.request.capture_id, _agent_of(one.request.rank, told))
+            for one in wanted
+        }
+        for number, agent in enumerate(self._agents):
+            agent.want([one for one in wanted if self._asked[one.request.capture_id] == number])
+
+    def reports(self) -> Sequence[Report]:
+        """See `controller.needs.Fleet`."""
+        return [report for agent in self._agents for report in agent.reports()]
+
+    def telemetry(self) -> Telemetry:
+        """See `controller.needs.Fleet`."""
+        told = [agent.telemetry for agent in self._agents]
+        return Telemetry(
+            sum(one.steps for one in told),
+            sum(one.missed for one in told),
+            sum(one.torn for one in told),
+            {path: problem for one in told for path, problem in one.problems.items()},
+        )
+
+    def settled(self, position: int) -> None:
+        """See `controller.needs.Fleet`: agents of this process send nothing twice."""
+
+
+def _job(status: JobStatus) -> tuple[object, ...]:
+    return status.schema, status.world_size
+
+
+def _agent_of(rank: int, told: Sequence[JobStatus | None]) -> int:
+    """The agent that has a rank, of its newest generation; the first one, which will say so, where none has."""
+    having = [n for n, one in enumerate(told) if one is not None and rank in {each.rank for each in one.ranks}]
+    return max(having, key=lambda n: one.attempt if (one := told[n]) is not None else 0, default=0)

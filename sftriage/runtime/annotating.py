@@ -1,0 +1,174 @@
+"""What becomes known of a stored capture later, noted in its manifest: reproduced, cost, findings."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass, field
+
+from sftriage.errors import SftriageError
+from sftriage.events import CostMeasured
+from sftriage.records import Reproduced
+from sftriage.reduce.inside import find
+from sftriage.reduce.reading import read_traces
+from sftriage.reduce.stages import Reduction, reduce_trace
+from sftriage.runs.directory import RunDirectory
+from sftriage.runtime.reducing import known_faulty, stage_in_question
+from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
+from sftriage.traces.retention import Retention, due, remove
+from sftriage.traces.store import LocalStore
+
+log = logging.getLogger("sftriage")
+
+KEPT_COSTS = 64
+"""Costs that a capture may still turn out to be of, once it is stored."""
+
+QUICK_BYTES = 4 * 2**20
+"""Up to this size a packed trace is looked into at once, in a second or two; a larger one when somebody asks."""
+
+
+@dataclass(slots=True)
+class _Costed:
+    """A cost, and the captures that share it."""
+
+    cost: CostMeasured
+    captures: list[str] = field(default_factory=list)
+
+
+class Annotations:
+    """Keeps the manifests of a run's captures, and its catalogue, up to what is known."""
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.store = LocalStore(directory.path)
+        self._catalogue = Catalogue(directory.catalogue, self.store)
+        self.store.sweep()
+        # Which of the two is known first depends on how long a trace takes to be written.
+        self._uncosted: dict[str, tuple[int, int, int]] = {}
+        self._costs: deque[_Costed] = deque(maxlen=KEPT_COSTS)
+
+    def stored(
+        self, capture_id: str, found: Reproduced | None, remarks: tuple[str, ...] = (), attempt: int = 0
+    ) -> None:
+        """A capture is in the store: note what is known of it, and look into it. Whatever fails, the capture is there.
+
+        Args:
+            capture_id: the capture.
+            found: whether its fault is in it, where that can be told.
+            remarks: what the GPU of its rank says of itself.
+            attempt: which start of the job it is of.
+        """
+        try:
+            manifest = self.store.manifest(capture_id)
+            if found is not None:
+                manifest = self.store.note(capture_id, ReproducedInfo.of(found))
+            if remarks:
+                manifest = self.store.note(capture_id, Remarks(lines=remarks))
+        except SftriageError as error:
+            log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
+            return
+        self._uncosted[capture_id] = (attempt, manifest.capture.first_step, manifest.capture.last_step)
+        for known_cost in self._costs:
+            self._note_cost(known_cost)
+        self._index(self._looked_into(manifest))
+
+    def _looked_into(self, manifest: Manifest) -> Manifest:
+        """The manifest with what filled the suspect stage in the trace, beside the control's, if that is quickly said.
+
+        Whichever of the two is stored last has the suspect looked into. A trace that says nothing is as good as before:
+        `sftriage reduce` tells what is the matter with it.
+        """
+        if not _quick(manifest):
+            return manifest
+        try:
+            beside = self._beside(manifest)
+            if manifest.capture.role == "suspect":
+                return self._found(manifest, next(iter(beside), None))
+            for suspect in beside:
+                self._found(suspect, manifest)
+        except Exception as error:
+            log.info("capture %s is stored, and was not looked into: %s", manifest.capture_id, error)
+        return manifest
+
+    def _found(self, manifest: Manifest, control: Manifest | None) -> Manifest:
+        one, other = self._reduced(manifest), None if control is None else self._reduced(control)
+        stage = stage_in_question(None, manifest, None, one, other)
+        if other is not None and stage not in other.schema.stages:
+            other = None
+        return self.store.note(manifest.capture_id, find(one, stage, other, known_faulty(manifest)))
+
+    def _reduced(self, manifest: Manifest) -> Reduction:
+        path = self.store.path(manifest.capture_id, manifest.artefacts[0].name)
+        (one,) = (reduce_trace(trace) for trace in read_traces(path))
+        return one
+
+    def _beside(self, manifest: Manifest) -> list[Manifest]:
+        """The captures of the other role that were asked for together with this one, and can be quickly looked into."""
+        window = manifest.trigger.window
+        begins = f"w{window.first_step}-{window.last_step}-r"
+        others = (self.store.manifest(one) for one in self.store.ids() if one.startswith(begins))
+        return [
+            one
+            for one in others
+            if one.capture.role != manifest.capture.role
+            and one.trigger.rule == manifest.trigger.rule
+            and one.capture.first_step <= manifest.capture.last_step
+            and one.capture.last_step >= manifest.capture.first_step
+            and _quick(one)
+        ]
+
+    def costed(self, cost: CostMeasured) -> None:
+        """Note what captures have cost the job in the manifests of those that touched its steps."""
+        self._costs.append(_Costed(cost))
+        self._note_cost(self._costs[-1])
+
+    def _note_cost(self, known: _Costed) -> None:
+        cost = known.cost
+        touched = [
+            capture_id
+            for capture_id, (attempt, first_step, last_step) in self._uncosted.items()
+            if attempt == cost.attempt and first_step <= cost.last_step and last_step >= cost.first_step
+        ]
+        if not touched:
+            return
+        for capture_id in touched:
+            del self._uncosted[capture_id]
+        # Those that were noted before learn that there is one more.
+        known.captures += touched
+        for capture_id in known.captures:
+            try:
+                self.store.note(capture_id, _cost_info(cost, len(known.captures)))
+            except SftriageError as error:
+                log.warning("what capture %s has cost is not in its manifest: %s", capture_id, error)
+
+    def tidy(self, retention: Retention, now_s: float) -> None:
+        """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
+        try:
+            gone, problem = remove(self.store, self._catalogue, due(self.store, retention, now_s))
+        except (SftriageError, OSError) as error:
+            gone, problem = (), str(error)
+        for one in gone:
+            log.info("capture %s is kept no longer: the policy's retention", one.capture_id)
+        if problem is not None:
+            log.warning("old captures could not be removed: %s", problem)
+
+    def _index(self, manifest: Manifest) -> None:
+        """The store has the capture; a catalogue that cannot take it now is rebuilt from the store when it can."""
+        try:
+            self._catalogue.add(manifest)
+        except SftriageError as error:
+            log.warning("capture %s is stored but not catalogued: %s", manifest.capture_id, error)
+
+
+def _cost_info(cost: CostMeasured, captures: int) -> CostInfo:
+    return CostInfo(
+        first_step=cost.first_step,
+        last_step=cost.last_step,
+        cost_s=cost.cost_s,
+        before_s=cost.before_s,
+        captures=captures,
+    )
+
+
+def _quick(manifest: Manifest) -> bool:
+    return manifest.capture.profiler == "torch" and manifest.artefacts[0].size_bytes <= QUICK_BYTES

@@ -1,0 +1,115 @@
+"""Windows from what agents send: from real rings, read by one agent or by two."""
+
+import numpy as np
+import pytest
+
+from sftriage.agent.reading import RankRings
+from sftriage.controller.gathering import Gathering
+from sftriage.fleet.in_process import InProcess
+from sftriage.recorder import Monitor
+from sftriage.windows.gather import Shape
+from sftriage.windows.logs import StepLogs, kept_steps
+from tests.unit.agent.test_agent import train
+
+SHAPE = Shape(window_steps=4, stride_steps=4, warmup_steps=0)
+
+
+class Host(RankRings):
+    """An agent that makes no captures."""
+
+    def want(self, wanted):
+        pass
+
+    def reports(self):
+        return []
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """Two hosts, each with rings of its own."""
+    made = []
+    for name in ("a", "b"):
+        for part in ("rings", "steps"):
+            (tmp_path / name / part).mkdir(parents=True)
+        made.append(Host(tmp_path / name / "rings", tmp_path / name / "steps"))
+    yield made
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def monitor(tmp_path):
+    made: list[Monitor] = []
+
+    def monitor(rank: int, host: str, world_size: int = 2, **about: str) -> Monitor:
+        stages, sync = ("data", "backward"), ("backward",)
+        rings = tmp_path / host / "rings"
+        made.append(Monitor(stages, sync, rank=rank, world_size=world_size, host=host, rings=rings, **about))
+        return made[-1]
+
+    yield monitor
+    for one in made:
+        one.close()
+
+
+def test_windows_come_out_once(hosts, monitor):
+    gathering = Gathering(SHAPE)
+    ranks = monitor(0, "a"), monitor(1, "a")
+    assert gathering.add(hosts[0].rows()) == []
+    train(*ranks, steps=6)
+    assert [window.first_step for window in gathering.add(hosts[0].rows())] == [0]
+    assert gathering.add(hosts[0].rows()) == []
+    train(*ranks, steps=2)
+    (window,) = gathering.add(hosts[0].rows())
+    assert window.first_step == 4
+    assert sorted(gathering.spans(window)) == [4, 5, 6, 7]
+
+
+def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once(hosts, monitor):
+    # GIVEN a rank on each of two hosts, which nobody has read for many windows
+    fleet, gathering = InProcess(hosts), Gathering(SHAPE)
+    train(monitor(0, "a", cohort="pp0"), monitor(1, "b", cohort="pp1"), steps=40)
+    # WHEN both are read THEN no window goes out without one of them
+    windows = gathering.add(fleet.rows())
+    assert [window.first_step for window in windows] == list(range(0, 40, 4))
+    assert all(np.isfinite(window.durations_NRS).all() for window in windows)
+    assert (windows[-1].hosts, windows[-1].cohorts) == (("a", "b"), ("pp0", "pp1"))
+    # AND what both ranks are doing is one job's
+    job = fleet.statuses()
+    assert ([(one.rank, one.host) for one in job.ranks], job.world_size) == ([(0, "a"), (1, "b")], 2)
+
+
+def test_a_generation_that_another_one_has_followed_is_over(hosts, monitor, monkeypatch):
+    gathering = Gathering(SHAPE)
+    first = monitor(0, "a"), monitor(1, "a")
+    train(*first, steps=3)
+    assert gathering.add(hosts[0].rows()) == []
+    # GIVEN the job was started again, and a rank of the generation before still takes steps
+    with monkeypatch.context() as environment:
+        environment.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+        second = monitor(0, "a"), monitor(1, "a")
+    train(*second, steps=3)
+    assert gathering.add(hosts[0].rows()) == []
+    train(*first, steps=8)
+    # THEN those make no windows
+    assert gathering.add(hosts[0].rows()) == []
+    train(*second, steps=1)
+    assert [(w.attempt, w.first_step) for w in gathering.add(hosts[0].rows())] == [(1, 0)]
+
+
+def test_steps_that_are_held_no_longer_come_from_the_logs(hosts, monitor, tmp_path):
+    # GIVEN a job that has gone on for many windows after some steps
+    logs = StepLogs(tmp_path / "a" / "steps")
+    gathering = Gathering(SHAPE, lambda *where: kept_steps(logs, *where))
+    ranks = monitor(0, "a"), monitor(1, "a")
+    for _ in range(30):
+        train(*ranks, steps=4)
+        gathering.add(hosts[0].rows())
+    # WHEN these are asked for
+    window = gathering.steps(0, 10, 21)
+    # THEN they are there, of all ranks, and just these
+    assert (window.first_step, window.last_step, window.durations_NRS.shape[:2]) == (10, 21, (12, 2))
+    assert np.isfinite(window.durations_NRS).all()
+    # AND steps that nobody took, or of a generation that is not there, are not
+    assert gathering.steps(0, 500, 510) is None
+    assert gathering.steps(3, 10, 21) is None

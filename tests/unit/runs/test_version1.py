@@ -1,0 +1,135 @@
+"""A journal of version 1, whose reasons are sentences, is read as if they had been codes all along."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.events import VERSION, CaptureChanged, values_of
+from sftriage.records import Decision
+from sftriage.runs.following import JournalTail
+from sftriage.runs.journal import event_of, read_journal
+from sftriage.runs.version1 import translated, upgraded
+from sftriage.words import reason_sentence, resolution
+
+RECORDED = Path(__file__).parent / "fixtures" / "journal-v1.jsonl"
+ENTRIES = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
+DECIDED = [entry for entry in ENTRIES if "decision" in entry]
+
+
+@pytest.mark.parametrize("entry", DECIDED, ids=lambda entry: entry["decision"]["reason"][:40])
+def test_a_recorded_decision_says_what_it_said(entry):
+    # WHEN it is read THEN it has a code, of which the same words are made, and all else is as it was
+    decision = event_of(json.dumps(entry).encode()).decision
+    before = entry["decision"]
+    assert decision.reason != "recorded"
+    assert reason_sentence(decision) == before["reason"]
+    assert resolution(decision) == before["resolves"]
+    assert decision.numbers == before["numbers"]
+    assert [one.capture_id for one in decision.requests] == [one["capture_id"] for one in before["requests"]]
+
+
+def test_a_recorded_journal_is_read_whole():
+    tail = JournalTail(RECORDED)
+    assert tail.follow()
+    assert tail.skipped == 0
+    types = [entry["type"] for entry in ENTRIES]
+    assert (len(tail.rows), len(tail.results)) == (types.count("window"), types.count("capture"))
+    assert [row.words for row in tail.rows] == [e["decision"]["reason"] for e in DECIDED if e["type"] == "window"]
+    assert [row.words for row in tail.asks] == [e["decision"]["reason"] for e in DECIDED if e["type"] != "window"]
+    events = list(read_journal(RECORDED))
+    assert (len(events), {event.version for event in events}) == (len(ENTRIES), {VERSION})
+
+
+def test_the_states_of_captures_have_their_names_of_now():
+    results = [event.result for event in read_journal(RECORDED) if isinstance(event, CaptureChanged)]
+    assert {one.state for one in results} == {"stored", "failed", "refused"}
+
+
+def test_all_else_of_a_recorded_entry_is_as_it_was():
+    renamed = {"ask": "manual_request", "beside": "follow_up"}
+    for entry, event in zip(ENTRIES, read_journal(RECORDED), strict=True):
+        values = json.loads(json.dumps(values_of(event)))
+        assert values["type"] == renamed.get(entry["type"], entry["type"])
+        for name in entry.keys() & {"verdict", "triggers", "capture_id"}:
+            assert values[name] == entry[name]
+        if entry["type"] in ("cost", "policy"):
+            inner = entry["cost"] if entry["type"] == "cost" else entry["change"]
+            assert {name: values[name] for name in inner if name != "policies"} == {
+                name: value for name, value in inner.items() if name != "policies"
+            }
+        if entry["type"] == "evidence" and entry["evidence"].get("gpus"):
+            assert values["remarks"] == entry["evidence"]["gpus"]["remarks"]
+
+
+@pytest.mark.parametrize(
+    ("sentence", "about", "code", "parameters"),
+    [
+        ("active: captures are never allowed again", {}, "active", {}),
+        ("suspect, but no rank is named", {}, "no_rank_named", {}),
+        ("a whole rank is not one of data, forward of rule a", {}, "no_rule_matched", {"stages": ("data", "forward")}),
+        (
+            "rule a: data of 3 ranks would save 20 ms a step (20%), in 100% of the steps; beside it ranks 4, 5, to "
+            "compare with",
+            {"outcome": "capture"},
+            "rule_matched",
+            {"rank_count": 3, "stage": "data", "gain_s": 0.02, "share": 0.2, "persistence": 1.0, "controls": (4, 5)},
+        ),
+        (
+            "rule hang: not_arrived, died: rank 3 in data and 1 more; no healthy peer beside it was found",
+            {"label": "stalled", "outcome": "capture"},
+            "rule_matched",
+            {"reasons": ("not_arrived", "died"), "rank": 3, "more_ranks": 1, "controls": ()},
+        ),
+        ("in_sync", {"label": "stalled"}, "standstill", {"reasons": ("in_sync",)}),
+        # A name may read as another sentence does.
+        (
+            "cooldown of rule x until 3 asked for it: healthy",
+            {"label": "asked", "outcome": "capture"},
+            "asked",
+            {"who": "cooldown of rule x until 3", "why": "healthy"},
+        ),
+    ],
+)
+def test_sentences_that_are_not_in_the_recording(sentence, about, code, parameters):
+    found, given_ = translated(sentence, **{"label": "suspect", "outcome": "hold", **about})
+    assert found == code
+    assert parameters.items() <= dict(given_).items()
+
+
+TEXTS = st.one_of(st.text(), st.sampled_from([entry["decision"]["reason"] for entry in DECIDED]))
+
+
+@given(
+    st.tuples(TEXTS, st.sampled_from(["", ": ", " of rule ", "9"]), TEXTS).map("".join),
+    st.sampled_from(["healthy", "suspect", "stalled", "needs_evidence", "asked"]),
+    st.sampled_from(["capture", "hold", "throttle", "ignore"]),
+)
+def test_whatever_was_said_is_said_again(sentence, label, outcome):
+    code, parameters = translated(sentence, label=label, outcome=outcome, resolves="Wait.")
+    decision = Decision(0.0, 0, 0, label, outcome, code, None, parameters)
+    assert reason_sentence(decision) == sentence
+    if code == "recorded":
+        assert resolution(decision) == "Wait."
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"type": "window", "decision": None},
+        {"type": "window", "decision": {"reason": 5}},
+        {"type": "window", "decision": {"reason": "odd", "label": [], "outcome": {}, "resolves": 7}},
+        {"type": "capture", "result": {"state": []}},
+    ],
+)
+def test_an_entry_that_is_none_is_not_made_one(entry):
+    with pytest.raises(ValueError):  # noqa: PT011 (msgspec and ours are both of it)
+        event_of(json.dumps(entry).encode())
+
+
+def test_an_entry_of_a_type_that_nobody_knows_is_passed_over():
+    assert upgraded({"type": "what"}) is None
+    assert event_of(b'{"type": "what", "version": 2}') is None
+    assert event_of(b'{"type": "window", "version": 99}') is None

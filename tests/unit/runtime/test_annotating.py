@@ -1,0 +1,117 @@
+"""What becomes known of a stored capture, and is noted in its manifest."""
+
+import pytest
+
+from sftriage.events import CostMeasured
+from sftriage.frontier.reproducing import reproduced
+from sftriage.records import Trigger
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runtime.annotating import Annotations
+from tests.unit.frontier.windows import Fault, Job, every
+from tests.unit.reduce.heavy import document, recurring_events, write
+
+WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
+
+
+@pytest.fixture
+def annotations(tmp_path):
+    info = RunInfo("run-1", "job", "2026-01-01T00:00:00+00:00", ("x",), "default", "ab" * 32, str(tmp_path))
+    return Annotations(create(tmp_path / "run", info, ""))
+
+
+@pytest.fixture
+def put(annotations, make_manifest, trace):
+    """Store a capture of some steps."""
+
+    def put(capture_id: str, first_step: int, attempt: int = 0, *, found=None, at=None, **about):
+        about = {"first_step": first_step, "rule": "slow", "window": (0, 49), **about}
+        annotations.store.put(capture_id, at or trace, lambda one: make_manifest(capture_id, one, **about))
+        annotations.stored(capture_id, found, (), attempt)
+        return annotations.store.manifest(capture_id)
+
+    return put
+
+
+def costs_of(annotations: Annotations) -> dict[str, tuple[float | None, int] | None]:
+    listing = annotations.store.manifests()
+    assert listing.problems == ()
+    return {one.capture_id: one.cost and (one.cost.cost_s, one.cost.captures) for one in listing.manifests}
+
+
+@pytest.mark.parametrize("stored_first", [True, False])
+def test_what_a_capture_has_cost_the_job_is_in_its_manifest_whichever_is_known_first(annotations, put, stored_first):
+    # GIVEN two captures in the same steps, one later on, and one in the same steps of another attempt
+    def store() -> None:
+        for capture_id, first_step, attempt in (("a", 100, 0), ("b", 102, 0), ("c", 300, 0), ("d", 100, 1)):
+            put(capture_id, first_step, attempt)
+
+    if stored_first:
+        store()
+    # WHEN it becomes known what was measured in the steps that the first two touched
+    annotations.costed(CostMeasured(1.0, 0, 98, 108, 0.4, 0.05))
+    if not stored_first:
+        store()
+    # THEN it is in the manifests of those two, and of no other
+    costs = costs_of(annotations)
+    assert {name: cost and cost[0] for name, cost in costs.items()} == {"a": 0.4, "b": 0.4, "c": None, "d": None}
+    # AND that they share it
+    assert costs["a"] == costs["b"] == (0.4, 2)
+
+
+def test_what_filled_the_stage_is_looked_for_in_the_steps_that_have_the_fault(put, tmp_path):
+    # GIVEN a capture of six steps, in two of which the suspect was late for what had led to it
+    trace = write(tmp_path / "heavy.json", document(recurring_events(first=100), 1, 4))
+    window = Job(n_ranks=4, n_steps=6).run(Fault("data", 1, 0.03, every(3, 1)), first_step=100)
+    # WHEN it is stored, and it is known what the ring says of these steps
+    manifest = put("a", 100, found=reproduced(window, WHY), at=trace, steps=6, rank=1)
+    # THEN the manifest says which they are, and what was found is of them and not of all
+    assert (manifest.reproduced.answer, manifest.reproduced.fault_steps) == ("partly", (101, 104))
+    findings = manifest.findings
+    assert (findings.suspect.steps, findings.of_steps, findings.control.steps) == (2, 6, 4)
+    assert findings.shares[0].name == "aten::slow"
+    assert (findings.suspect.stage_s, findings.control.stage_s) == pytest.approx((1200e-6, 300e-6))
+
+
+def test_a_cost_that_cannot_be_told_is_noted_as_such(annotations, put):
+    put("a", 10)
+    annotations.costed(CostMeasured(1.0, 0, 9, 14, None, None))
+    assert costs_of(annotations) == {"a": (None, 1)}
+
+
+def test_a_capture_that_was_removed_meanwhile_is_no_obstacle(annotations, put, caplog):
+    put("a", 10)
+    annotations.store.remove("a")
+    annotations.costed(CostMeasured(1.0, 0, 9, 14, 0.1, 0.05))
+    annotations.stored("a", None)
+    assert "what capture a has cost is not in its manifest" in caplog.text
+    assert "what is known of capture a is not in its manifest" in caplog.text
+
+
+@pytest.mark.parametrize("first", ["suspect", "control"])
+def test_a_suspect_is_looked_into_beside_its_control_whichever_is_stored_first(annotations, put, tmp_path, first):
+    # GIVEN a pair captured in the same steps, of which every third step of rank 1 has the fault; and another window's
+    window = Job(n_ranks=4, n_steps=6).run(Fault("data", 1, 0.03, every(3, 1)), first_step=100)
+
+    def collect(capture_id, rank, role):
+        events = recurring_events(first=100) if role == "suspect" else recurring_events(first=100, slow=())
+        trace = write(tmp_path / f"{capture_id}.json", document(events, rank, 4))
+        put(capture_id, 100, found=reproduced(window, WHY), at=trace, steps=6, rank=rank, role=role)
+
+    # WHEN they are stored, one after the other
+    pair = [("w0-49-r1-slow-1", 1, "suspect"), ("w0-49-r0-slow-2", 0, "control")]
+    for one in (("w50-99-r0-slow-9", 0, "control"), *sorted(pair, key=lambda one: one[2] != first)):
+        collect(*one)
+    # THEN the suspect's manifest has what filled the stage in its faulty steps beside the same steps of the control
+    found = {one.capture_id: one for one in annotations.store.manifests().manifests}
+    findings = found["w0-49-r1-slow-1"].findings
+    assert (findings.beside, findings.suspect.steps, findings.control.steps) == ("rank", 2, 2)
+    assert findings.suspect.stage_s > 2 * findings.control.stage_s
+    # AND the control's says what it is, and accuses nobody
+    control = found["w0-49-r0-slow-2"]
+    assert (control.capture.role, control.findings) == ("control", None)
+
+
+def test_what_a_gpu_says_of_itself_is_in_the_manifest(annotations, put):
+    put("a", 10)
+    annotations.stored("a", None, ("the GPU of rank 1 is throttled",))
+    assert annotations.store.manifest("a").evidence == ("the GPU of rank 1 is throttled",)

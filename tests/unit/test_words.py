@@ -1,0 +1,113 @@
+"""Every reason has its words, whatever it is said with; and no program acts on words."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import sftriage
+from sftriage.records import CaptureState, Decision, ReasonCode
+from sftriage.words import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
+
+CODES = get_args(ReasonCode)
+ON_WORDS = re.compile(
+    r"\.(?:reason|detail|words|resolves|sentence)\b\)?"
+    r"\.(?:startswith|endswith|find|index|split|partition|rpartition|removeprefix|removesuffix|replace)\("
+    r"|\.(?:match|search|fullmatch|split)\([^()]*\.(?:reason|detail|words|resolves|sentence)\b"
+    r"|[\"'] (?:not )?in \w+(?:\.\w+)*\.(?:reason|detail|words|resolves|sentence)\b"
+)
+
+
+def decided(reason: ReasonCode, label="suspect", **parameters) -> Decision:
+    return Decision(1.0, 0, 19, label, "hold", reason, parameters=parameters)
+
+
+def test_every_code_and_every_state_is_in_the_docs():
+    docs = Path(__file__).parents[2] / "docs"
+    for page, codes in (("policies-in-ci.md", get_args(ReasonCode)), ("policies.md", get_args(CaptureState))):
+        text = (docs / page).read_text(encoding="utf-8")
+        assert [code for code in codes if f"`{code}`" not in text] == []
+
+
+def test_every_code_has_words():
+    assert set(SENTENCES) == set(CODES)
+    assert set(RESOLUTIONS) < set(CODES)
+
+
+@pytest.mark.parametrize(
+    ("decision", "sentence", "kind"),
+    [
+        (decided("healthy"), "healthy", "healthy"),
+        (decided("undecided", reasons=("roaming", "low_coverage")), "roaming, low_coverage", "roaming, low_coverage"),
+        (decided("undecided", reasons=()), "no reason given", "no reason given"),
+        (decided("standstill", reasons=("died",), rank=3, stage="data"), "died: rank 3 in data", "died"),
+        (
+            decided("cooldown", rule="slow-2", until_s=1_800_000_000.0),
+            "cooldown of rule slow-2 until 2027-01-15T08:00:00Z",
+            "cooldown of rule slow-2",
+        ),
+        (
+            decided("waits_for_windows", rule="a", window=1, windows=3),
+            "rule a: window 1 of 3",
+            "rule a: window N of N",
+        ),
+        (
+            decided("no_rule_matched", rule="a", share=0.0351, min_share=0.05),
+            "gain 3.51% under 5% of rule a",
+            "gain N under N of rule a",
+        ),
+        (
+            decided("no_rule_matched", rule="a", stage="", stages=("data", "forward")),
+            "a whole rank is not one of data, forward of rule a",
+            "a whole rank is not one of data, forward of rule a",
+        ),
+        (decided("active"), "active: captures are never allowed again", "active"),
+    ],
+)
+def test_a_reason_is_said_with_its_particulars_and_without(decision, sentence, kind):
+    assert (reason_sentence(decision), reason_kind(decision)) == (sentence, kind)
+
+
+VALUES = st.one_of(
+    st.text(max_size=9),
+    st.integers(),
+    st.sampled_from([0, 10**400, -1]),
+    st.floats(),
+    st.booleans(),
+    st.lists(st.one_of(st.text(max_size=5), st.integers()), max_size=3).map(tuple),
+)
+NAMES = sorted({*re.findall(r"{(\w+)}", str(SENTENCES)), "reasons", "stage", "share", "controls", "failures", "gain_s"})
+
+
+@given(st.sampled_from(CODES), st.dictionaries(st.sampled_from(NAMES), VALUES))
+def test_what_was_read_back_has_words_whatever_its_parameters_are(code, parameters):
+    decision = decided(code, **parameters)
+    for said in (reason_sentence(decision), reason_kind(decision), resolution(decision)):
+        assert isinstance(said, str)
+
+
+def test_nothing_is_decided_by_what_words_say():
+    root = Path(sftriage.__file__).parent
+    found = {
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in root.rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if ON_WORDS.search(line)
+    }
+    assert found == set()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'if decision.reason.startswith("the last "):',
+        "if not answer.detail.startswith(NO_NVTX):",
+        'rule = re.match(r"rule", decision.reason)',
+        'if "captures left" in decision.reason:',
+    ],
+)
+def test_a_decision_by_words_would_be_found(line):
+    assert ON_WORDS.search(line)
