@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 from sftriage.records import (
-    Ask,
     CaptureRequest,
     CaptureResult,
     Decision,
     JobStatus,
+    ManualRequest,
     Reproduced,
     Trigger,
     Verdict,
@@ -48,7 +48,7 @@ class WindowJudged(_Event, tag="window", frozen=True):
 class ManualRequestDecided(_Event, tag="manual_request", frozen=True):
     """A capture that a person asked for, and what was decided about it."""
 
-    request: Ask
+    request: ManualRequest
     decision: Decision
     triggers: Triggers = {}
     version: int = VERSION

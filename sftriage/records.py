@@ -398,17 +398,17 @@ class Trigger:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ManualRequest:
     """A capture that a person asks for.
 
     Attributes:
-        ask_id: what the answer is known by.
+        request_id: what the answer is known by.
         ranks: who is to be captured.
         who: who asks.
         reason: and why.
     """
 
-    ask_id: str
+    request_id: str
     ranks: tuple[int, ...]
     who: str
     reason: str

@@ -15,7 +15,7 @@ from sftriage.events import (
     encode,
     from_values,
 )
-from sftriage.records import ENDED, Ask, CaptureResult, Decision, Trigger, Verdict
+from sftriage.records import ENDED, CaptureResult, Decision, ManualRequest, Trigger, Verdict
 from sftriage.runs.journal import Journal, read_journal
 
 
@@ -25,7 +25,7 @@ class Recorder(Journal):
     def window(self, verdict: Verdict, decision: Decision, triggers: Mapping[str, Trigger] | None = None) -> None:
         self.append(WindowJudged(verdict, decision, triggers or {}))
 
-    def ask(self, ask: Ask, decision: Decision) -> None:
+    def ask(self, ask: ManualRequest, decision: Decision) -> None:
         self.append(ManualRequestDecided(ask, decision))
 
     def beside(self, capture_id: str, decision: Decision) -> None:

@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.gathering import Gathering
+from sftriage.controller.gathering import WindowAssembly
 from sftriage.recorder import RingInfo, RingReader
 from sftriage.records import StepRecord, Window
 from sftriage.windows.decoding import decode
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
-from sftriage.windows.shipped import Telemetry
+from sftriage.windows.shipped import ReadCounts
 
 
 def records_in(raw: bytes, info: RingInfo) -> list[StepRecord]:
@@ -43,14 +43,14 @@ class Windows:
 
     def __init__(self, rings: Path, steps: Path, shape: Shape) -> None:
         self.rings = RankRings(rings, steps)
-        self._gathering = Gathering(shape)
+        self._gathering = WindowAssembly(shape)
 
     def poll(self, *, ended: bool = False) -> list[Window]:
         """Windows that have become ready since the last call."""
         return self._gathering.add(self.rings.rows(), ended=ended)
 
     @property
-    def telemetry(self) -> Telemetry:
+    def telemetry(self) -> ReadCounts:
         return self.rings.telemetry
 
     def close(self) -> None:

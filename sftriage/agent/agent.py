@@ -9,11 +9,11 @@ from pathlib import Path
 from sftriage.agent.captures import Captures
 from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
-from sftriage.capture import NsysPlace
+from sftriage.capture.nsys import NsysPlace
 from sftriage.recorder import RingInfo
 from sftriage.records import JobStatus, Report, WantedCapture
 from sftriage.traces.store import LocalStore
-from sftriage.windows.shipped import Rows, Telemetry
+from sftriage.windows.shipped import ReadCounts, Rows
 
 
 class Agent:
@@ -74,7 +74,7 @@ class Agent:
         return self._captures.running
 
     @property
-    def telemetry(self) -> Telemetry:
+    def telemetry(self) -> ReadCounts:
         """What has come in so far."""
         return self._rings.telemetry
 

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 from sftriage.agent.executors import Places, adopted, executor_for, overlap
 from sftriage.agent.reading import RankRings
-from sftriage.capture import Executor
+from sftriage.capture.executor import Executor
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture

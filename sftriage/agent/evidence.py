@@ -79,7 +79,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class GpuEvidence:
     """What a host's GPUs show of its ranks at one instant, in seconds since the epoch.
 
     ``gpus`` are all of the host: a suspect's is read against the others. ``problem`` says why there is nothing here, or
@@ -101,7 +101,7 @@ class Evidence:
 
 def gather(
     ranks: Sequence[RingInfo], *, about: Collection[int] | None = None, deadline_s: float = DEADLINE_S
-) -> Evidence:
+) -> GpuEvidence:
     """Ask about a host's ranks now, and wait at most until the deadline. Never raises for what a GPU does.
 
     Remarks are ``about`` those ranks; by default all.
@@ -114,13 +114,13 @@ def gather(
 
 def evidence_of(
     ranks: Sequence[RingInfo], reading: Reading, time_s: float, about: Collection[int] | None = None
-) -> Evidence:
+) -> GpuEvidence:
     """What a reading says of these ranks; their environments are looked up in /proc."""
     own = os.environ.get(CONTAINER)
     places = tuple(locate(info, environment_of(info), reading.gpus, own) for info in ranks) if reading.gpus else ()
     about = {info.rank for info in ranks} if about is None else set(about)
     theirs = list(dict.fromkeys(place.gpu for place in places if place.gpu is not None and place.rank in about))
-    return Evidence(
+    return GpuEvidence(
         time_s=time_s,
         ranks=places or tuple(RankGpu(info.rank, info.pid, None, "no GPU was seen") for info in ranks),
         gpus=reading.gpus,
@@ -274,7 +274,7 @@ class EvidenceSampler:
     _asked_s: float = field(default=0.0, init=False)
     _wall_s: float = field(default=0.0, init=False)
 
-    def ask(self, ranks: Sequence[RingInfo], now_s: float, about: Collection[int] | None = None) -> Evidence | None:
+    def ask(self, ranks: Sequence[RingInfo], now_s: float, about: Collection[int] | None = None) -> GpuEvidence | None:
         """As `gather`, at a time on a clock that only goes on; None as long as NVML is being asked: call again."""
         # As long as one question hangs in the driver, another would too.
         if self._question is None or (now_s - self._asked_s >= self.every_s and not self._question.hangs):

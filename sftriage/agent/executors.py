@@ -6,16 +6,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sftriage.capture import (
-    Executor,
-    NsysCapture,
-    NsysLeft,
-    NsysPlace,
-    RankLook,
-    StacksCapture,
-    StacksLeft,
-    TorchCapture,
-)
+from sftriage.capture.abandoned import AbandonedNsys, AbandonedStacks
+from sftriage.capture.executor import Executor, RankLook
+from sftriage.capture.nsys import NsysCapture, NsysPlace
+from sftriage.capture.stacks import StacksCapture
+from sftriage.capture.torch_profiler import TorchCapture
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest
@@ -63,11 +58,11 @@ def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor
     """
     mailbox = places.rings / info.file_name("mailbox")
     if request.profiler == "stacks":
-        return StacksLeft(request, places.spool)
+        return AbandonedStacks(request, places.spool)
     if request.profiler == "nsys":
         if places.nsys is None:
             raise CaptureError("the note of how its rank was launched under nsys is gone")
-        return NsysLeft(request, places.nsys, mailbox, places.spool, lambda: None)
+        return AbandonedNsys(request, places.nsys, mailbox, places.spool, lambda: None)
     capture = TorchCapture(request, mailbox, places.spool)
     if capture.handed_over:
         return capture

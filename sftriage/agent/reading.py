@@ -12,7 +12,7 @@ from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, RingReader, RingStatus, StepLog, find_rings
 from sftriage.records import JobStatus, RankStatus
 from sftriage.windows.decoding import decode, together
-from sftriage.windows.shipped import Place, Rows, Telemetry
+from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 
 log = logging.getLogger("sftriage")
 
@@ -35,7 +35,7 @@ class RankRings:
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self._position = 0
-        self.telemetry = Telemetry()
+        self.telemetry = ReadCounts()
 
     def rows(self) -> list[Rows]:
         """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
@@ -76,7 +76,7 @@ class RankRings:
             generation=generation,
             schema=first.schema,
             world_size=first.world_size,
-            ranks={info.rank: Place(info.host, info.cohort) for info in of_generation},
+            ranks={info.rank: RankLocation(info.host, info.cohort) for info in of_generation},
             steps=decode(raws, first.schema),
             device_steps=together([steps for _, steps, _ in read]) if read else None,
             device_over=tuple(rank for rank, steps, over in read if over and not len(steps)),

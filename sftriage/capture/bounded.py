@@ -35,12 +35,6 @@ class BoundedProgram:
 
     Its output goes to a file that has no name: a program that says much does not block, and nothing is left behind.
 
-    Args:
-        command: the program and its arguments.
-        deadline_s: seconds it may take.
-        environment: all of its environment; by default ours.
-        max_output_bytes: how much of its output is read.
-
     Raises:
         CaptureError: it cannot be started.
     """

@@ -23,11 +23,9 @@ from pathlib import Path
 
 from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
-from sftriage.capture.executor import Product, RankLook, mailbox_of
-from sftriage.capture.nsys_conversion import to_export, to_report
+from sftriage.capture.executor import InTurns, Product, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE
-from sftriage.capture.nsys_report import check
-from sftriage.capture.turns import InTurns, Turns
+from sftriage.capture.nsys_report import check, to_export, to_report
 from sftriage.errors import CaptureError, RingError
 from sftriage.records import CaptureRequest, CaptureResult, RankStatus
 
@@ -67,13 +65,6 @@ class NsysPlace:
 class NsysCapture(InTurns):
     """One capture, from asking for it to report and export in the spool.
 
-    Args:
-        request: what is asked for.
-        place: how the rank was launched.
-        mailbox: the rank's mailbox file.
-        spool: where the report goes.
-        look: what the rank is doing now.
-
     Raises:
         CaptureError: the rank's mailbox cannot be used, or the request makes no sense.
     """
@@ -85,7 +76,7 @@ class NsysCapture(InTurns):
         self._note = place.tmp / f"{NOTE}-{request.rank}"
         self._report = spool / f"{request.capture_id}.nsys-rep"
         self._export = spool / f"{request.capture_id}.sqlite"
-        self._traces = dialect.wanted_traces(request.options, place.traces)
+        dialect.wanted_traces(request.options, place.traces)  # refuses what it was not launched with
         self._flags = dialect.start_flags(request.options)
         if place.armed is not None and request.options.get("sample", "none") != "none":
             raise CaptureError("option sample: an armed rank is not sampled, for nsys waits for it without")
@@ -170,7 +161,7 @@ class NsysCapture(InTurns):
             raise CaptureError(f"session {session.name} is busy: {session.state}")
         self._name = session.name
 
-    def _stop_left(self, session: dialect.Session) -> Turns:
+    def _stop_left(self, session: dialect.ListedSession) -> Turns:
         """An agent that was killed has left nsys collecting for a capture that is nobody's any more."""
         yield from self._run([self._place.binary, "stop", f"--session={session.name}"], STOP_S)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -186,7 +177,7 @@ class NsysCapture(InTurns):
         partial.write_text(json.dumps(left), encoding="utf-8")
         partial.replace(self._note)
 
-    def _sessions(self) -> Generator[None, None, tuple[dialect.Session, ...]]:
+    def _sessions(self) -> Generator[None, None, tuple[dialect.ListedSession, ...]]:
         found = yield from self._ask("sessions", "list")
         if found.status:
             raise CaptureError(f"nsys shows no sessions: {found.problem()}")

@@ -21,7 +21,7 @@ Version = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class ListedSession:
     """A line of ``nsys sessions list``."""
 
     number: int
@@ -88,13 +88,13 @@ def wanted_traces(options: Mapping[str, Any], launched: Sequence[str]) -> tuple[
     return tuple(asked)
 
 
-def parse_sessions(output: str) -> tuple[Session, ...]:
+def parse_sessions(output: str) -> tuple[ListedSession, ...]:
     """What ``nsys sessions list`` shows; lines that are not sessions are passed over."""
     found = (_SESSION.match(line) for line in output.splitlines())
-    return tuple(Session(int(one[1]), one[3], one[5]) for one in found if one is not None)
+    return tuple(ListedSession(int(one[1]), one[3], one[5]) for one in found if one is not None)
 
 
-def session_of(sessions: Iterable[Session], prefix: str, rank: int) -> Session:
+def session_of(sessions: Iterable[ListedSession], prefix: str, rank: int) -> ListedSession:
     """The session of a rank: that of its newest attempt.
 
     It is looked up, never guessed: ``nsys start`` makes a new session of a name that it does not know.

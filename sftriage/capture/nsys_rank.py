@@ -246,7 +246,7 @@ class Rank:
             os._exit(0)
 
 
-class Session:
+class RankSession:
     """This rank's session, asked with the environment that it was launched with, or it would not be found."""
 
     def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
@@ -277,7 +277,7 @@ class Deserted:
     """
 
     def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
-        self._session = Session(environment, bare)
+        self._session = RankSession(environment, bare)
         self._tmp = Path(environment["SFTRIAGE_NSYS_TMP"])
         self._note = self._tmp / f"{NOTE}-{environment.get('RANK', '0')}"
 
@@ -303,7 +303,7 @@ class Armed:
     """
 
     def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
-        self._session = Session(environment, bare)
+        self._session = RankSession(environment, bare)
         name = self._session.name.removeprefix(environment["SFTRIAGE_NSYS_SESSION"])
         self._prefix = f"{environment['SFTRIAGE_NSYS_ARMED']}{name}"
         self._made = Path(environment["SFTRIAGE_NSYS_TMP"]) / f"armed{name}"

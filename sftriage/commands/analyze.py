@@ -16,7 +16,7 @@ from sftriage.policy.loading import load
 from sftriage.policy.schema import Detection
 from sftriage.records import Verdict
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.recordings import Recording, load_recording
+from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.windows.gather import Shape
 from sftriage.words import verdict_sentence
 
@@ -67,7 +67,7 @@ def analyze(
     console.print(verdict_sentence(shown), soft_wrap=True, markup=False)
 
 
-def judge_recording(recording: Recording, shape: Shape, settings: Settings) -> Iterator[Verdict]:
+def judge_recording(recording: RecordedRun, shape: Shape, settings: Settings) -> Iterator[Verdict]:
     """Verdicts on a recording's windows in order, each attempt of the job with a past of its own."""
     pasts: dict[int, Past] = {}
     for window in recording.windows(shape):

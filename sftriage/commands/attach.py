@@ -14,8 +14,7 @@ from sftriage.commands.options import CatalogueOption, RunOption
 from sftriage.commands.output import notices
 from sftriage.commands.run import finish, say_begun, say_summary
 from sftriage.errors import UsageError
-from sftriage.runs.directory import read_info
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import find_run, read_info
 from sftriage.runs.liveness import launcher_of
 
 if TYPE_CHECKING:

@@ -14,10 +14,9 @@ import typer
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.errors import CaptureError, UsageError
-from sftriage.records import Ask, Profiler, plain
+from sftriage.records import ManualRequest, Profiler, plain
 from sftriage.runs.asks import leave
-from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.words import decision_values, place
 
 POLL_S = 0.1
@@ -51,8 +50,8 @@ def capture(
     directory = find_run(run)
     if not Path(read_info(directory).rings).is_dir():
         raise UsageError(f"{place(directory.path)} is a run that has ended")
-    ask = Ask(
-        ask_id=secrets.token_hex(8),
+    ask = ManualRequest(
+        request_id=secrets.token_hex(8),
         ranks=tuple(dict.fromkeys(rank)),
         who=_who(),
         reason=reason,
@@ -77,7 +76,7 @@ def capture(
     _tell(directory, decision, ended or [], as_json=as_json)
 
 
-def _answer(directory: RunDirectory, ask: Ask, path: Path) -> dict[str, Any]:
+def _answer(directory: RunDirectory, ask: ManualRequest, path: Path) -> dict[str, Any]:
     """The decision to capture.
 
     Raises:
@@ -96,7 +95,7 @@ def _answer(directory: RunDirectory, ask: Ask, path: Path) -> dict[str, Any]:
     return decision
 
 
-def _left_alone(directory: RunDirectory, ask: Ask) -> str:
+def _left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
     """What becomes of a capture that is waited for no longer."""
     decision, where = _decision(directory, ask), f"--run {place(directory.path)}"
     ids = [] if decision is None else _ids(decision)
@@ -125,20 +124,22 @@ def _waited(look: Callable[[], Any], deadline_s: float) -> Any:
     return found
 
 
-def _decision(directory: RunDirectory, ask: Ask) -> dict[str, Any] | None:
+def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | None:
     from sftriage.events import ManualRequestDecided
-    from sftriage.runs.decided import decided_in
+    from sftriage.runs.decisions import decided_in
     from sftriage.runs.journal import read_journal
 
     decided = decided_in(list(read_journal(directory.decisions)))
-    manual = (one for one in decided if isinstance(one, ManualRequestDecided) and one.request.ask_id == ask.ask_id)
+    manual = (
+        one for one in decided if isinstance(one, ManualRequestDecided) and one.request.request_id == ask.request_id
+    )
     found = next(manual, None)
     return None if found is None else decision_values(found.decision)
 
 
 def _ended(directory: RunDirectory, ids: list[str]) -> list[dict[str, Any]] | None:
     """What became of the captures, once all of them have ended."""
-    from sftriage.runs.decided import results_in
+    from sftriage.runs.decisions import results_in
     from sftriage.runs.journal import read_journal
 
     results = results_in(list(read_journal(directory.decisions)))
@@ -148,7 +149,7 @@ def _ended(directory: RunDirectory, ids: list[str]) -> list[dict[str, Any]] | No
 def _follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
     """The captures that these have led to: the stacks of a rank that hung."""
     from sftriage.events import FollowUpDecided
-    from sftriage.runs.decided import decided_in
+    from sftriage.runs.decisions import decided_in
     from sftriage.runs.journal import read_journal
 
     ids = {result["capture_id"] for result in ended}

@@ -10,14 +10,13 @@ from pathlib import Path
 
 from sftriage.commands.output import counting, notices
 from sftriage.errors import StoreError, UsageError
-from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.stores import open_store
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.databases import directory_here, on_one_host, on_this_host
 from sftriage.traces.keys import shown, written
-from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Condition, Store
 
@@ -25,7 +24,7 @@ MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Captures:
+class CatalogueCaptures:
     """Captures that are meant.
 
     Attributes:
@@ -38,14 +37,14 @@ class Captures:
     catalogue: Catalogue
     store: Store | None
     run: RunDirectory | None
-    of: Wanted
+    of: CaptureQuery
 
     @property
     def place(self) -> str:
         """Where they were looked for."""
         return self.catalogue.name if self.store is None else self.store.place
 
-    def find(self, wanted: Wanted) -> list[CaptureRow]:
+    def find(self, wanted: CaptureQuery) -> list[CaptureRow]:
         """Those that are wanted, oldest first."""
         both = {name: getattr(self.of, name) for name in ("job", "run") if getattr(self.of, name) is not None}
         if any(getattr(wanted, name) not in (None, value) for name, value in both.items()):
@@ -59,7 +58,7 @@ class Captures:
             UsageError: there is none, or several are.
         """
         job_and_run, _, capture_id = name.rpartition("/")
-        rows = self.find(Wanted(prefix=capture_id)) if capture_id else []
+        rows = self.find(CaptureQuery(prefix=capture_id)) if capture_id else []
         if job_and_run:
             rows = [
                 row for row in rows if job_and_run in (f"{row.job}/{row.run}", f"{written(row.job)}/{written(row.run)}")
@@ -115,7 +114,7 @@ def _run_of(row: CaptureRow) -> str:
     return f"{written(row.job)}/{written(row.run)}"
 
 
-def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> Captures:
+def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> CatalogueCaptures:
     """The captures that the options mean: of a run (the newest, if nothing is said), of a store, or of a catalogue.
 
     What the store has and the catalogue does not know yet is indexed first; of what is no capture a notice says why.
@@ -127,17 +126,17 @@ def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> C
     """
     shared = catalogue_url(catalogue, from_environment=run is None)
     if shared is not None and run is None and store is None:
-        return Captures(Catalogue(shared, None), None, None, Wanted())
+        return CatalogueCaptures(Catalogue(shared, None), None, None, CaptureQuery())
     directory: RunDirectory | None
     if run is not None and store is not None:
         # All of the store is indexed, and one run's captures are asked for: a catalogue is of a store, not of a part.
         directory, meant = (named := find_run(run)), open_store(None, store)
         about = read_info(named)
-        at, of = own_catalogue(None, meant), Wanted(job=about.job, run=about.run_id)
+        at, of = own_catalogue(None, meant), CaptureQuery(job=about.job, run=about.run_id)
     else:
         directory, meant = whole_store(run, store)
-        at, of = own_catalogue(directory, meant), Wanted()
-    captures = Captures(Catalogue(shared or at, meant), meant, directory, of)
+        at, of = own_catalogue(directory, meant), CaptureQuery()
+    captures = CatalogueCaptures(Catalogue(shared or at, meant), meant, directory, of)
     try:
         with counting("Reading manifests") as progress:
             problems = captures.catalogue.refresh(progress)

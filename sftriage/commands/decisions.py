@@ -9,7 +9,7 @@ import typer
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.tables import decisions_table
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import find_run
 
 
 def decisions(
@@ -17,7 +17,7 @@ def decisions(
     as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False,
 ) -> None:
     """List the decision taken on each window, captures and hold-offs alike, with its reason."""
-    from sftriage.runs.decided import decisions_of
+    from sftriage.runs.decisions import decisions_of
 
     directory = find_run(run)
     taken = decisions_of(directory)

@@ -16,9 +16,9 @@ from sftriage.controller.controller import settings_of
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
-from sftriage.runs.decided import decisions_of
+from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
-from sftriage.runs.recordings import Recording, load_recording
+from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
@@ -81,7 +81,7 @@ class DemoOutcome:
         return next(iter(led or unhealthy[-1:] or self.verdicts[-1:]), None)
 
 
-def _step_times(recording: Recording, steps: int, warmup_steps: int, fault_step: int) -> dict[str, float | None]:
+def _step_times(recording: RecordedRun, steps: int, warmup_steps: int, fault_step: int) -> dict[str, float | None]:
     """Median seconds from one step to the next: before the fault, in it, while a profiler ran, and after that."""
     whole = next(recording.windows(Shape(steps, steps, 0)), None)
     if whole is None:

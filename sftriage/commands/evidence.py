@@ -9,14 +9,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.agent.evidence import DEADLINE_S, Evidence, gather, in_use_fraction
+from sftriage.agent.evidence import DEADLINE_S, GpuEvidence, gather, in_use_fraction
 from sftriage.agent.gpus import Gpu
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.errors import RingError, UsageError
 from sftriage.recorder import RingInfo, RingReader, find_rings
-from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import RunDirectory, find_run, read_info
 
 
 def evidence(
@@ -64,7 +63,7 @@ def running_ranks(run: RunDirectory) -> list[RingInfo]:
     return sorted((info for info in ranks if info.attempt == attempt), key=lambda info: info.rank)
 
 
-def gpus_table(found: Evidence) -> Table:
+def gpus_table(found: GpuEvidence) -> Table:
     """A line a GPU; a dash is what it does not say."""
     table = Table(title=f"GPUs, driver {escape(found.driver or '?')}", title_justify="left")
     for column in ("GPU", "ranks", "model", "SM clock", "limited by", "memory", "ECC errors"):

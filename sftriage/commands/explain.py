@@ -8,9 +8,9 @@ import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import print_json, results
-from sftriage.frontier import Check, explain
-from sftriage.runs.decided import window_of
-from sftriage.runs.finding import find_run
+from sftriage.frontier.explaining import Check, explain
+from sftriage.runs.decisions import window_of
+from sftriage.runs.directory import find_run
 from sftriage.words import (
     advice,
     decision_values,

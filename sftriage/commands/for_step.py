@@ -13,8 +13,8 @@ from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.tables import captures_table, decisions_table
 from sftriage.commands.traces import described
 from sftriage.commands.wanted import JobOption, RunIdOption
-from sftriage.runs.decided import decisions_of, why_none
-from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.runs.decisions import decisions_of, why_none
+from sftriage.traces.rows import CaptureQuery, CaptureRow
 
 MAX_DECISIONS = 8
 
@@ -34,7 +34,7 @@ def traces_for_step(
     decisions say why; they are kept where the run is, so of a store or catalogue only the captures are told.
     """
     captures = captures_of(run, store, catalogue)
-    rows = captures.find(Wanted(job=job, run=run_id))
+    rows = captures.find(CaptureQuery(job=job, run=run_id))
     holding = [row for row in rows if distance(row, step) == 0]
     nearest = min(rows, key=lambda row: (distance(row, step), row.first_step), default=None)
     shown = holding or ([] if nearest is None else [nearest])

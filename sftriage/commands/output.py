@@ -19,7 +19,7 @@ from sftriage.records import plain
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-    from sftriage.traces.uploading import Standing
+    from sftriage.traces.uploading import UploadProgress
 
 PIPE_COLUMNS = 250
 """How wide a table may be where no terminal says so."""
@@ -99,12 +99,12 @@ _DOING = {"sending": "Sending", "checking": "Reading back"}
 
 
 @contextmanager
-def uploading() -> Iterator[Callable[[Standing], None]]:
+def uploading() -> Iterator[Callable[[UploadProgress], None]]:
     """Show how far uploads are, where a person looks on; nothing of it stays."""
     with byte_bar() as bar:
         task = bar.add_task("Waiting for the store", total=None)
 
-        def show(standing: Standing) -> None:
+        def show(standing: UploadProgress) -> None:
             current = standing.current
             if current is not None:
                 what = f"{_DOING[current.doing]} {current.capture_id}"

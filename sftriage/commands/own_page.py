@@ -19,7 +19,7 @@ from sftriage.errors import IntegrityError, UsageError
 from sftriage.runs.directory import RunDirectory
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.files import private
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, destination_of
@@ -80,12 +80,12 @@ def show(
         serve(app, f"captures/{manifest.capture_id}", target or store.path(reference, name))
         return
     with _fetched(store, reference, manifest) as (copy, root):
-        file = root / Place.of(manifest).key / name
+        file = root / CaptureKey.of(manifest).key / name
         if target is not None:
             _keep(file, target)
         source = StoreSource(Catalogue(root / "catalogue.db", copy), copy, lambda _: copy, place=store.place)
         app = store_app(source, access, since_of, stopping=stopping)
-        serve(app, f"captures/{Place.of(manifest).key}", target or file)
+        serve(app, f"captures/{CaptureKey.of(manifest).key}", target or file)
 
 
 @contextlib.contextmanager
@@ -95,7 +95,7 @@ def _fetched(store: Store, reference: str, manifest: Manifest) -> Iterator[tuple
 
     with ending_on_sigterm(), tempfile.TemporaryDirectory(prefix="sftriage-open-") as name:
         root = Path(name)
-        place = root / Place.of(manifest).key
+        place = root / CaptureKey.of(manifest).key
         place.mkdir(parents=True, mode=0o700)
         for artefact in manifest.artefacts:
             with copying(artefact.name, artefact.size_bytes) as progress:

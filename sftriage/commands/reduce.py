@@ -38,7 +38,7 @@ from sftriage.runtime.reducing import (
     read_all,
     stage_in_question,
 )
-from sftriage.traces.findings import Findings
+from sftriage.traces.manifest import Findings
 from sftriage.words import verdict_sentence
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.traces.findings import Findings
+from sftriage.traces.manifest import Findings
 from sftriage.words import milliseconds, verdict_sentence
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from sftriage.errors import CatalogueError, UsageError
 from sftriage.policy import quantities
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.retention import Kept, Retention, outlook, remove
+from sftriage.traces.retention import Kept, RetentionLimits, outlook, remove
 from sftriage.words import size
 
 
@@ -86,7 +86,7 @@ def prune_traces(
         raise UsageError(problem)
 
 
-def _retention(age: str | None, total: str | None) -> Retention:
+def _retention(age: str | None, total: str | None) -> RetentionLimits:
     """What the options ask for.
 
     Raises:
@@ -96,7 +96,7 @@ def _retention(age: str | None, total: str | None) -> Retention:
     try:
         age_s = None if age is None else quantities.seconds(age)
         option = "--bytes"
-        return Retention(age_s, None if total is None else quantities.size_bytes(total))
+        return RetentionLimits(age_s, None if total is None else quantities.size_bytes(total))
     except ValueError as error:
         raise UsageError(f"{option}: {error}") from None
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sftriage.commands.catalogues import Captures, captures_of
+from sftriage.commands.catalogues import CatalogueCaptures, captures_of
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import lists, notices, print_json
 from sftriage.commands.tables import captures_table
@@ -28,10 +28,9 @@ from sftriage.commands.wanted import (
 from sftriage.errors import SftriageError
 from sftriage.records import plain
 from sftriage.runs.captures import upload_values
-from sftriage.runs.directory import RunDirectory
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Condition
 from sftriage.words import place
@@ -74,7 +73,7 @@ def list_traces(
     as_json: JsonOption = False,
 ) -> None:
     """List captures, oldest first: those of a run, of a store, or of a catalogue that many jobs share."""
-    wanted = Wanted(
+    wanted = CaptureQuery(
         job=job,
         run=run_id,
         rank=rank,
@@ -112,9 +111,9 @@ def condition_values(condition: Condition | None) -> dict[str, Any]:
     return {"state": condition and condition.state, "problem": (condition and condition.problem) or None}
 
 
-def _none(captures: Captures, wanted: Wanted) -> str:
+def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
     """Why a list is empty."""
-    if wanted != Wanted() and (others := len(captures.find(Wanted()))):
+    if wanted != CaptureQuery() and (others := len(captures.find(CaptureQuery()))):
         return f"No such capture among the {others} in {captures.place}."
     if captures.store is not None and captures.store.ids():
         return f"No capture in {captures.place} can be used."

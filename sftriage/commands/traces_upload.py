@@ -10,8 +10,7 @@ import typer
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import ending_on_sigterm, notices, print_json, results, uploading
 from sftriage.errors import StoreError, UsageError
-from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import RunDirectory, RunInfo, find_run, read_info, write_info
 from sftriage.runtime.uploads import follow, uploader_of, what_is_left
 from sftriage.traces.objects import checked_url
 

@@ -16,7 +16,7 @@ from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import notices, print_json, results
 from sftriage.commands.wanted import since_of
 from sftriage.errors import UsageError
-from sftriage.runs.finding import run_so_far
+from sftriage.runs.directory import run_so_far
 from sftriage.words import place
 
 if TYPE_CHECKING:

@@ -18,8 +18,7 @@ from sftriage.commands.watch_changes import Told, all_of, closing, events, news,
 from sftriage.commands.watch_lines import Room, picture_lines
 from sftriage.commands.watch_screen import Screen
 from sftriage.errors import InputError, UsageError
-from sftriage.runs.directory import RunDirectory
-from sftriage.runs.finding import find_run, run_so_far
+from sftriage.runs.directory import RunDirectory, find_run, run_so_far
 from sftriage.runs.picture import MAX_CAPTURES, Picture, Recorders, picture, picture_values
 from sftriage.runs.source import RunSource, View
 from sftriage.traces.uploads import Outbox, Upload

@@ -8,9 +8,9 @@ from typing import Any
 
 from sftriage.commands.watch_lines import clean
 from sftriage.records import plain
-from sftriage.runs.following import AskRow, WindowRow
+from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.outlook import telling_row
-from sftriage.runs.picture import Capture, captures_of, window_values
+from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
 from sftriage.words import clock_time, size
 
@@ -78,7 +78,7 @@ def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
     return Told(len(view.rows), len(view.asks), frozenset(view.became)), values
 
 
-def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[AskRow], list[Capture]]:
+def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureView]]:
     """What is new; all of it where the journal began anew."""
     if len(view.rows) < told.windows or len(view.asks) < told.asks:
         told = Told()
@@ -105,13 +105,13 @@ def _said(row: WindowRow) -> str:
     return f"{said} To resolve it: {row.resolves}" if row.resolves else said
 
 
-def _ask_said(ask: AskRow) -> str:
+def _ask_said(ask: RequestRow) -> str:
     by = f"{ask.by} asked for a capture" if ask.by else "Another capture led to this"
     ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in ask.asked)
     return f"{by}: {ask.why}. " + (f"Capturing {ranks}." if ranks else f"Refused: {ask.words}.")
 
 
-def _ended_said(one: Capture) -> str:
+def _ended_said(one: CaptureView) -> str:
     if one.state != "stored":
         return f"No trace of rank {one.rank}: {one.state}{one.detail and ', '}{one.detail}."
     return (

@@ -12,10 +12,10 @@ from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
 from sftriage.commands.tables import LABEL_STYLES, OUTCOME_STYLES
-from sftriage.runs.decisions import Entry
+from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
-from sftriage.runs.picture import Capture, Frontier, Picture
-from sftriage.traces.fields import CONTROL
+from sftriage.runs.picture import CaptureView, Frontier, Picture
+from sftriage.traces.manifest import CONTROL
 from sftriage.words import ago, milliseconds, moment, size
 
 STALE_S = 120.0
@@ -298,7 +298,7 @@ def _suspect(one: NamedSuspect, stalled: bool, width: int) -> Text:
     return _fitted(line, width)
 
 
-def _decision(entry: Entry, width: int) -> Text:
+def _decision(entry: DecisionGroup, width: int) -> Text:
     row = entry.row
     line = Text(f"  {moment(row.time_s):%H:%M:%S}  ")
     if width >= WIDE:
@@ -311,7 +311,7 @@ def _decision(entry: Entry, width: int) -> Text:
     return _fitted(line, width)
 
 
-def _capture(one: Capture, width: int) -> Text:
+def _capture(one: CaptureView, width: int) -> Text:
     line = Text("  ")
     line.append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
     rank = "" if one.rank is None else f"  rank {one.rank}"

@@ -29,25 +29,24 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.frontier import Past, Settings, judge
-from sftriage.frontier.looks import on_clock
+from sftriage.frontier.pace import on_clock
 from sftriage.frontier.reproducing import reproduced
 from sftriage.frontier.stalls import StallSettings, Watch, look
-from sftriage.policy.asking import decide_ask, trigger_of_ask
-from sftriage.policy.beside import decide_beside
 from sftriage.policy.engine import decide
+from sftriage.policy.explanations import labelled, trigger
 from sftriage.policy.limits import budget_s
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.requests import decide_follow_up, decide_manual_request, trigger_of_request
 from sftriage.policy.schema import Detection
 from sftriage.policy.state import State, charged, finished
-from sftriage.policy.triggers import labelled, trigger
 from sftriage.records import (
     ENDED,
-    Ask,
     CaptureRequest,
     CaptureResult,
     Decision,
     JobStatus,
+    ManualRequest,
     Reproduced,
     Trigger,
     Verdict,
@@ -213,7 +212,7 @@ class Controller:
         last = self._last if self._last is not None and self._last.attempt == job.attempt else None
         return self._decided(verdict, now_s, peers_of(verdict, last, [one.rank for one in job.ranks]))
 
-    def ask(self, ask: Ask, job: JobStatus | None, now_s: float) -> Decision:
+    def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
         """Decide about a capture that a person asks for, and put it on record.
 
         Args:
@@ -224,12 +223,12 @@ class Controller:
         ranks = () if job is None else tuple(one.rank for one in job.ranks)
         step = max((one.step for one in job.ranks), default=0) if job is not None else 0
         attempt = job.attempt if job is not None else 0
-        decision, self._state = decide_ask(
+        decision, self._state = decide_manual_request(
             ask, self._policies, self._state, now_s, ranks=ranks, step=max(0, step), attempt=attempt
         )
         if decision.requests:
             self._remember()
-        triggers = {one.capture_id: trigger_of_ask(ask, one, self._policies, decision) for one in decision.requests}
+        triggers = {one.capture_id: trigger_of_request(ask, one, self._policies, decision) for one in decision.requests}
         decision = self._known(decision, triggers)
         self._record(ManualRequestDecided(ask, decision, triggers))
         return decision
@@ -248,7 +247,7 @@ class Controller:
         rank = next((one for one in job.ranks if one.rank == hung.rank), None) if job is not None else None
         if job is None or rank is None or rank.closed or rank.alive is False or hung.profiler == "stacks":
             return None
-        decision, why, self._state = decide_beside(
+        decision, why, self._state = decide_follow_up(
             hung, self._triggers[hung.capture_id], self._state, now_s, step=max(0, rank.step), attempt=job.attempt
         )
         self._remember()
@@ -257,9 +256,9 @@ class Controller:
         self._record(FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
 
-    def answered(self, ask: Ask) -> bool:
+    def answered(self, ask: ManualRequest) -> bool:
         """Whether an earlier controller has decided about what a person asks for."""
-        return ask.ask_id in self._left.asks
+        return ask.request_id in self._left.request_ids
 
     def _charge(self, window: Window, now_s: float) -> list[CostMeasured]:
         """Charge to the budget what captures have cost, once the steps just after them have been seen."""

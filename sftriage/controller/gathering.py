@@ -8,9 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from sftriage.events import Span
 from sftriage.records import Window
 from sftriage.windows.decoding import together
-from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.gather import Gatherer, Shape, StepTimes
 from sftriage.windows.shipped import Rows
-from sftriage.windows.times import StepTimes
 
 log = logging.getLogger("sftriage")
 
@@ -18,7 +17,7 @@ Kept = Callable[[int, int, int], "Window | None"]
 """Steps that are held no longer: by generation, first and last step; None where they are not there either."""
 
 
-class Gathering:
+class WindowAssembly:
     """Puts windows together, of every generation until another one has followed it.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from sftriage.events import Event
 from sftriage.records import JobStatus, Report, WantedCapture
-from sftriage.windows.shipped import Rows, Telemetry
+from sftriage.windows.shipped import ReadCounts, Rows
 
 
 class Fleet(Protocol):
@@ -25,7 +25,7 @@ class Fleet(Protocol):
     def reports(self) -> Sequence[Report]:
         """What became of captures since the last call."""
 
-    def telemetry(self) -> Telemetry:
+    def telemetry(self) -> ReadCounts:
         """What has come in so far."""
 
     def settled(self, position: int) -> None:

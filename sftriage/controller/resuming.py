@@ -16,12 +16,12 @@ class ResumeState:
     Attributes:
         decided: for each attempt, the last step of the last window that was decided.
         unended: captures that were asked for and have not ended, with why they exist, by id.
-        asks: the manual requests that were decided.
+        request_ids: the manual requests that were decided.
     """
 
     decided: Mapping[int, int] = field(default_factory=dict)
     unended: Mapping[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
-    asks: frozenset[str] = frozenset()
+    request_ids: frozenset[str] = frozenset()
 
 
 def resume_state(events: Iterable[Event]) -> ResumeState:
@@ -32,7 +32,7 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
     """
     decided: dict[int, int] = {}
     unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
-    asks: set[str] = set()
+    request_ids: set[str] = set()
     for event in events:
         if isinstance(event, CaptureChanged):
             if event.result.state in ENDED:
@@ -47,5 +47,5 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
             decided[attempt] = max(last_step, decided.get(attempt, last_step))
         elif isinstance(event, ManualRequestDecided):
-            asks.add(event.request.ask_id)
-    return ResumeState(decided, unended, frozenset(asks))
+            request_ids.add(event.request.request_id)
+    return ResumeState(decided, unended, frozenset(request_ids))

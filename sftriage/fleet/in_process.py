@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Protocol
 
 from sftriage.records import JobStatus, Report, WantedCapture
-from sftriage.windows.shipped import Rows, Telemetry
+from sftriage.windows.shipped import ReadCounts, Rows
 
 
 class HostAgent(Protocol):
@@ -27,7 +27,7 @@ class HostAgent(Protocol):
         """What there is to say of captures since the last call."""
 
     @property
-    def telemetry(self) -> Telemetry:
+    def telemetry(self) -> ReadCounts:
         """What has come in so far."""
 
 
@@ -70,10 +70,10 @@ class InProcess:
         """See `controller.needs.Fleet`."""
         return [report for agent in self._agents for report in agent.reports()]
 
-    def telemetry(self) -> Telemetry:
+    def telemetry(self) -> ReadCounts:
         """See `controller.needs.Fleet`."""
         told = [agent.telemetry for agent in self._agents]
-        return Telemetry(
+        return ReadCounts(
             sum(one.steps for one in told),
             sum(one.missed for one in told),
             sum(one.torn for one in told),

@@ -12,7 +12,7 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray
 from sftriage.frontier.roles import MEDIAN_RANKS, sampled
-from sftriage.frontier.segments import Column, Segment, complete_steps, segments
+from sftriage.frontier.segments import Segment, SegmentColumn, complete_steps, segments
 from sftriage.records import Window
 
 
@@ -111,7 +111,7 @@ class _Passing:
         if segment.own is not None:
             self._pass(len(segment.local), segment.own, reached_BR.copy(), rows)
 
-    def _pass(self, k: int, column: Column, reached_BR: FloatArray, rows: slice) -> tuple[slice, FloatArray]:
+    def _pass(self, k: int, column: SegmentColumn, reached_BR: FloatArray, rows: slice) -> tuple[slice, FloatArray]:
         """Go through the k-th column; returns the steps that it has in these rows, and the ranks' times in them."""
         first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
         start, values_BR = first + column.offset - rows.start, column.at(slice(first, last))
@@ -141,7 +141,7 @@ def plain(window: Window) -> Accounting:
     d[r,j] ≥ 0; c[r,j] = Σ_{i≤j} d[r,i]; f_j = max_r c[r,j]; a_j = f_j - f_{j-1}.
     """
     valid_N = complete_steps(window)
-    columns = (Column(s, window.durations_NRS[valid_N, :, s]) for s in range(len(window.schema.stages)))
+    columns = (SegmentColumn(s, window.durations_NRS[valid_N, :, s]) for s in range(len(window.schema.stages)))
     return account([walk(Segment(tuple(columns), None, int(valid_N.sum()), window.durations_NRS.shape[1]))], window)
 
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.baseline import Profile, Typical
-from sftriage.frontier.course import Course, course_of, recurring
-from sftriage.frontier.recurrence import Recurrence
+from sftriage.frontier.recurrence import Course, Recurrence, course_of, recurring
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay

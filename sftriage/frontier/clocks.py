@@ -60,7 +60,7 @@ def timed(window: Window, settings: Settings) -> Timed:
     return Timed(device, clock="device", numbers=numbers)
 
 
-def told(verdict: Verdict, seen: Timed, longer_s: float | None, settings: Settings) -> Verdict:
+def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings: Settings) -> Verdict:
     """The verdict on what was timed, with its clock: held where its clock cannot tell it.
 
     On the host's clock a rank or a host that is late in a stage of the host's own work stands, and so does it that

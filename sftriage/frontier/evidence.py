@@ -9,9 +9,18 @@ import numpy as np
 
 from sftriage.frontier.accounting import Accounting, Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray
-from sftriage.frontier.baseline import Baseline, Profile, Regime, Typical, profile, regimes_of
+from sftriage.frontier.baseline import (
+    Baseline,
+    Excess,
+    Profile,
+    Regime,
+    Typical,
+    excess_of,
+    normal_lateness_s,
+    profile,
+    regimes_of,
+)
 from sftriage.frontier.candidates import Candidate, Scene, Unit, group_candidates, rank_units, suspects_of
-from sftriage.frontier.excess import Excess, excess_of, normal_lateness_s
 from sftriage.frontier.hosts import host_units
 from sftriage.frontier.recurrence import History, recurrences
 from sftriage.frontier.roles import roles_of
@@ -44,7 +53,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class WindowEvidence:
     """What the ladder looks at.
 
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
@@ -90,7 +99,7 @@ def used_steps(window: Window, valid_N: BoolArray) -> BoolArray:
 
 def weigh(
     window: Window, walks: list[Walk], accounting: Accounting, valid_N: BoolArray, past: Past, settings: Settings
-) -> Evidence:
+) -> WindowEvidence:
     """Replay a window and put every candidate and every part of the excess beside each other."""
     n_steps, n_ranks, n_stages = window.durations_NRS.shape
     roles, used_N = roles_of(window), used_steps(window, valid_N)
@@ -133,7 +142,7 @@ def weigh(
         np.bincount(leader_NG.ravel(), weights.ravel(), minlength=n_ranks).astype(np.float64)
         for weights in (gain_NG * clear_NG, clear_NG)
     ]
-    return Evidence(
+    return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
         seen=seen,

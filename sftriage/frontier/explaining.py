@@ -15,13 +15,7 @@ Unit = Literal["s", "fraction", "steps"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One number against its threshold. ``met``: the number reaches it.
-
-    Attributes:
-        name: the number's name in the verdict.
-        what: what the number is, in words.
-        unit: of both: seconds a step, a fraction, or steps.
-    """
+    """One number against its threshold. ``met``: the number reaches it."""
 
     name: str
     what: str

@@ -5,25 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 
 from sftriage.frontier.baseline import learned
-from sftriage.frontier.clocks import Timed, timed, told
-from sftriage.frontier.evidence import Evidence, Past
+from sftriage.frontier.clocks import Timed, on_its_clock, timed
+from sftriage.frontier.evidence import Past, WindowEvidence
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.verdicts import assess_times, coverage_of
 from sftriage.records import Verdict, Window
 
 
 def classify(window: Window, past: Past | None = None, settings: Settings | None = None) -> Verdict:
-    """The verdict on one window.
-
-    Args:
-        window: durations of N steps × R ranks × S stages.
-        past: what the windows before have taught, where there were any.
-        settings: the thresholds.
-    """
+    """The verdict on one window."""
     return assess(window, past or Past(), settings or Settings())[0]
 
 
-def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evidence | None]:
+def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, WindowEvidence | None]:
     """The verdict on one window, and what it was taken from; None where the window was not looked into.
 
     It is taken on one clock, and from what the windows before have taught on that one.
@@ -36,10 +30,10 @@ def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, Evi
             seen = Timed(window)
         else:
             verdict, evidence = assess_times(seen.window, past.device or Past(), settings, coverage)
-            return told(verdict, seen, None, settings), evidence
+            return on_its_clock(verdict, seen, None, settings), evidence
     verdict, evidence = assess_times(window, past, settings)
     longer_s = evidence.longer_s if seen.limited and evidence is not None else None
-    return told(verdict, seen, longer_s, settings), evidence
+    return on_its_clock(verdict, seen, longer_s, settings), evidence
 
 
 def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdict, Past]:
@@ -49,7 +43,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     return verdict, past if evidence is None else after(past, verdict, evidence)
 
 
-def after(past: Past, verdict: Verdict, evidence: Evidence) -> Past:
+def after(past: Past, verdict: Verdict, evidence: WindowEvidence) -> Past:
     """The past after one more window: its steps are looked at once, however the windows overlap.
 
     What was seen on one clock teaches nothing on another.
@@ -59,7 +53,7 @@ def after(past: Past, verdict: Verdict, evidence: Evidence) -> Past:
     return _after(past, verdict, evidence)
 
 
-def _after(past: Past, verdict: Verdict, evidence: Evidence) -> Past:
+def _after(past: Past, verdict: Verdict, evidence: WindowEvidence) -> Past:
     return replace(
         past,
         baseline=learned(past.baseline, verdict, evidence.regime, evidence.like.typical),

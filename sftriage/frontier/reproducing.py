@@ -22,11 +22,6 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
     What comes back is expected at its phase alone. The profiler itself slows the rank that it is on: half of the gain
     is more than it costs a coarse stage, and the numbers are there to be looked at.
 
-    Args:
-        window: the captured steps, of all ranks.
-        trigger: what had led to the capture.
-        settings: the thresholds.
-
     Returns:
         None where it cannot be told: no step is complete, the suspect has no peers in it (a cohort, everybody), nothing
         was suspected, or only the host's clock is known of what a device does.

@@ -22,7 +22,7 @@ Index = slice | tuple[slice | RankArray, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Column:
+class SegmentColumn:
     """One stage's part of a segment: N steps × R ranks, seconds.
 
     Step n is in the segment's row ``n + offset``: what came after the last sync belongs to the row of the next step.
@@ -81,8 +81,8 @@ class Segment:
     before, and has one row more than the window has steps: what came after the last step's last sync.
     """
 
-    local: tuple[Column, ...]
-    own: Column | None
+    local: tuple[SegmentColumn, ...]
+    own: SegmentColumn | None
     n_rows: int
     n_ranks: int
 
@@ -122,15 +122,15 @@ def segments(window: Window, valid_N: BoolArray | None = None) -> list[Segment]:
     return [opening, *(Segment(tuple(group[:-1]), group[-1], n_steps, n_ranks) for group in synced[1:])]
 
 
-def _columns_by_segment(window: Window) -> list[list[Column]]:
+def _columns_by_segment(window: Window) -> list[list[SegmentColumn]]:
     """Columns of each sync stage's segment in order, the sync stage's own last, and after them those of the tail."""
     schema, outside_NRG = window.schema, window.outside_NRG
-    groups: list[list[Column]] = [[]]
+    groups: list[list[SegmentColumn]] = [[]]
     if window.between_NR is not None:
-        groups[0].append(Column(schema.stages.index(OTHER), window.between_NR))
+        groups[0].append(SegmentColumn(schema.stages.index(OTHER), window.between_NR))
     n_sync = 0
     for index, stage in enumerate(schema.stages):
-        column = Column(index, window.durations_NRS[:, :, index])
+        column = SegmentColumn(index, window.durations_NRS[:, :, index])
         if stage == OTHER and outside_NRG is not None:
             outside_NR = outside_NRG[:, :, 0] if outside_NRG.shape[2] == 1 else outside_NRG.sum(axis=2)
             column = replace(column, over_NR=outside_NR)
@@ -138,20 +138,23 @@ def _columns_by_segment(window: Window) -> list[list[Column]]:
             groups[-1].append(column)
             continue
         if outside_NRG is not None:
-            groups[-1].append(Column(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
+            groups[-1].append(SegmentColumn(schema.stages.index(OTHER), outside_NRG[:, :, n_sync]))
         groups[-1].extend(_split_when_ready(column, window, n_sync))
         groups.append([])
         n_sync += 1
     return groups
 
 
-def _split_when_ready(column: Column, window: Window, n_sync: int) -> list[Column]:
+def _split_when_ready(column: SegmentColumn, window: Window, n_sync: int) -> list[SegmentColumn]:
     """The sync stage's columns: with the moment of the last ready gradient, a local part and the part that waits."""
     ready_NR = _ready(window)
     if ready_NR is None or n_sync != 0:
         return [column]
     values_NR = column.values_NR
-    return [Column(column.stage, values_NR, up_to_NR=ready_NR), Column(column.stage, values_NR, over_NR=ready_NR)]
+    return [
+        SegmentColumn(column.stage, values_NR, up_to_NR=ready_NR),
+        SegmentColumn(column.stage, values_NR, over_NR=ready_NR),
+    ]
 
 
 MIN_READY_FRACTION = 0.5

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sftriage.frontier.looks import JobSince, RankSince
-from sftriage.frontier.pace import NS, Pace, Pause, Wait
+from sftriage.frontier.pace import NS, JobSince, Pace, Pause, RankSince, Wait
 from sftriage.records import OTHER, Suspect, Verdict, Window
 
 MAX_NAMED = 16
@@ -56,7 +55,7 @@ class StallSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WaitState:
     """Who waits for whom, whether or not it has been for long.
 
     Attributes:
@@ -82,31 +81,8 @@ class Standing:
         return (now_ns - max(self.moved_ns, watched_since_ns)) * NS
 
 
-def stalled(
-    job: JobSince,
-    pace: Pace,
-    settings: StallSettings,
-    now_ns: int,
-    *,
-    watched_since_ns: int = 0,
-    capturing: Collection[int] = (),
-) -> Verdict | None:
-    """The verdict on the step in progress, if it is a stall.
-
-    Args:
-        job: what every rank is doing.
-        pace: what is normal for the job.
-        settings: the thresholds.
-        now_ns: now, on the clock of ``job``, and not before it was taken.
-        watched_since_ns: nothing before this counts: nobody looked.
-        capturing: ranks that a profiler runs on; it may hold them up for as long as its time-box lasts.
-    """
-    standing = standing_of(job, pace, now_ns)
-    return _judged(standing, job, pace, settings, now_ns, watched_since_ns, capturing)
-
-
-def _judged(
-    standing: Standing | None,
+def stall_verdict(
+    standing: WaitState | None,
     job: JobSince,
     pace: Pace,
     settings: StallSettings,
@@ -114,7 +90,17 @@ def _judged(
     watched_since_ns: int,
     capturing: Collection[int],
 ) -> Verdict | None:
-    """See `stalled`."""
+    """The verdict on the step in progress, if it is a stall.
+
+    Args:
+        standing: who waits for whom, if anybody can be said to wait.
+        job: what every rank is doing.
+        pace: what is normal for the job.
+        settings: the thresholds.
+        now_ns: now, on the clock of ``job``, and not before it was taken.
+        watched_since_ns: nothing before this counts: nobody looked.
+        capturing: ranks that a profiler runs on; it may hold them up for as long as its time-box lasts.
+    """
     if standing is None or any(one.rank in capturing for one in standing.missing):
         return None
     still_s = standing.still_s(now_ns, watched_since_ns)
@@ -150,7 +136,7 @@ def _judged(
     )
 
 
-def standing_of(job: JobSince, pace: Pace, now_ns: int) -> Standing | None:
+def wait_state_of(job: JobSince, pace: Pace, now_ns: int) -> WaitState | None:
     """Who waits for whom; None where the job has ended, or is about to."""
     # A time that has not come yet is damage, and tells nothing.
     seen = [one for one in job.ranks if one.since_ns <= now_ns]
@@ -161,14 +147,14 @@ def standing_of(job: JobSince, pace: Pace, now_ns: int) -> Standing | None:
     moved_ns = max(one.since_ns for one in live)
     if not stepping:
         last = max(one.step for one in live)
-        return Standing("idle", (), ("outside_steps",), 0, last, moved_ns, moved_ns)
+        return WaitState("idle", (), ("outside_steps",), 0, last, moved_ns, moved_ns)
     waiting = [one for one in stepping if one.stage in job.schema.sync]
     if waiting:
         missing, reasons = _waited_for(job, seen, waiting)
     else:
         missing, reasons = _furthest_behind(live, job), ("no_rank_waits",)
     step = min(one.step for one in stepping)
-    return Standing(
+    return WaitState(
         wait=_wait(live, missing, reasons, pace),
         missing=tuple(missing),
         reasons=reasons,
@@ -223,7 +209,7 @@ def _wait(live: Sequence[RankSince], missing: Sequence[RankSince], reasons: tupl
     return "outside" if outside else "step"
 
 
-def _suspects(standing: Standing, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
+def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: float) -> tuple[Suspect, ...]:
     """Who is missing: all ranks, whole hosts, and else rank by rank; the dead first, then who has not moved longest."""
 
     def suspect(ranks: Sequence[RankSince], *, host: str | None = None) -> Suspect:
@@ -268,7 +254,7 @@ class Watch:
 
     pace: Pace = Pace()  # noqa: RUF009  # frozen
     job: JobSince | None = None
-    standing: Standing | None = None
+    standing: WaitState | None = None
     looked_ns: int = 0
     since_ns: int = 0
     reported: tuple[Verdict, Wait] | None = None
@@ -293,11 +279,11 @@ def look(
     if watch.job is None or (now_ns - watch.looked_ns) * NS > settings.max_gap_s:
         watch = replace(watch, since_ns=now_ns)
     pace = _learned(job, watch, settings)
-    standing = standing_of(job, pace, now_ns)
+    standing = wait_state_of(job, pace, now_ns)
     reported = watch.reported
     if watch.job is not None and _ended_steps(job) > _ended_steps(watch.job):
         reported = None
-    verdict = _judged(standing, job, pace, settings, now_ns, watch.since_ns, capturing)
+    verdict = stall_verdict(standing, job, pace, settings, now_ns, watch.since_ns, capturing)
     if verdict is None or standing is None or (reported is not None and _told(verdict) == _told(reported[0])):
         return None, Watch(pace, job, standing, now_ns, watch.since_ns, reported, watch.reported_ns)
     return verdict, Watch(pace, job, standing, now_ns, watch.since_ns, (verdict, standing.wait), now_ns)

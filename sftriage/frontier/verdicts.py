@@ -13,7 +13,7 @@ import numpy as np
 from sftriage.frontier.accounting import Accounting, account, walked
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Evidence, Past, keep_fraction, weigh
+from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
 from sftriage.frontier.roles import differ
 from sftriage.frontier.settings import Settings
 from sftriage.records import Label, Suspect, Verdict, Window
@@ -27,7 +27,7 @@ MAX_SUSPECTS = 8
 
 def assess_times(
     window: Window, past: Past, settings: Settings, coverage: float | None = None
-) -> tuple[Verdict, Evidence | None]:
+) -> tuple[Verdict, WindowEvidence | None]:
     """The verdict on a window's durations, and what it was taken from; None where the window was not looked into.
 
     Args:
@@ -73,7 +73,7 @@ def coverage_of(window: Window) -> float:
     return float(finite_NR.mean()) if finite_NR.size else 0.0
 
 
-def _roles_differ(window: Window, valid_N: BoolArray, evidence: Evidence, settings: Settings) -> bool:
+def _roles_differ(window: Window, valid_N: BoolArray, evidence: WindowEvidence, settings: Settings) -> bool:
     """Whether the lateness of this window is that of ranks which do different work, and nobody has said so.
 
     A job whose healthy steps are known has shown that its ranks are alike.
@@ -95,7 +95,7 @@ def _since(first: Candidate, past: Past, window: Window) -> Suspect:
     return replace(suspect, onset_step=named.onset_step)
 
 
-def _unambiguous(evidence: Evidence, past: Past, settings: Settings) -> Candidate | None:
+def _unambiguous(evidence: WindowEvidence, past: Past, settings: Settings) -> Candidate | None:
     """The candidate that explains the excess and is clearly ahead of everybody else; None where none is or does.
 
     What comes back fills too few steps to be ahead in all of them, and is judged in its own.
@@ -117,13 +117,13 @@ def _has_nearly_all(again: Candidate | None, first: Candidate) -> bool:
     return float(first.gain_N[again.course.filled_N].sum()) >= NEARLY_ALL * first.total_s
 
 
-def _comes_back(candidate: Candidate, evidence: Evidence, past: Past, settings: Settings) -> bool:
+def _comes_back(candidate: Candidate, evidence: WindowEvidence, past: Past, settings: Settings) -> bool:
     """Whether what comes back explains what is in its steps, and is clearly ahead there."""
     keep = keep_fraction(past, candidate.suspect, settings)
     return _qualifies(candidate, evidence, settings, keep) and _leads_in_its_steps(candidate, evidence, settings)
 
 
-def _leads_in_its_steps(candidate: Candidate, evidence: Evidence, settings: Settings) -> bool:
+def _leads_in_its_steps(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> bool:
     """Whether what comes back is clearly ahead of everybody in the steps in which it does, and of what else comes back.
 
     Ranks that take turns by the clock each come back at a period.
@@ -134,7 +134,7 @@ def _leads_in_its_steps(candidate: Candidate, evidence: Evidence, settings: Sett
     return ahead and _lead_in_its_steps(candidate, evidence) >= settings.min_sparse_lead_fraction
 
 
-def _lead_in_its_steps(candidate: Candidate, evidence: Evidence) -> float:
+def _lead_in_its_steps(candidate: Candidate, evidence: WindowEvidence) -> float:
     """How far it is ahead, as a fraction of its gain. What others gain in its steps as anywhere is jitter."""
     own_s, _ = _gain_in_steps_of(candidate, candidate, evidence)
     rivals = _rivals(candidate, evidence)
@@ -144,12 +144,12 @@ def _lead_in_its_steps(candidate: Candidate, evidence: Evidence) -> float:
     return (own_s - second_s) / own_s if own_s > 0.0 else 0.0
 
 
-def _rivals(candidate: Candidate, evidence: Evidence) -> list[Candidate]:
+def _rivals(candidate: Candidate, evidence: WindowEvidence) -> list[Candidate]:
     """The candidates that have no rank in common with one: its own other stages are none."""
     return [one for one in evidence.candidates if not set(one.suspect.ranks) & set(candidate.suspect.ranks)]
 
 
-def _gain_in_steps_of(filling: Candidate, one: Candidate, evidence: Evidence) -> tuple[float, float]:
+def _gain_in_steps_of(filling: Candidate, one: Candidate, evidence: WindowEvidence) -> tuple[float, float]:
     """What mending ``one`` would have saved in the steps that ``filling`` fills, and would in as many of the others."""
     if filling.course is None:
         return 0.0, 0.0
@@ -159,7 +159,7 @@ def _gain_in_steps_of(filling: Candidate, one: Candidate, evidence: Evidence) ->
     return float(one.gain_N[filled_N].sum()), elsewhere_s * float(filled_N.sum())
 
 
-def _leads(evidence: Evidence, settings: Settings, keep: float) -> bool:
+def _leads(evidence: WindowEvidence, settings: Settings, keep: float) -> bool:
     """Whether the first is clearly ahead of the others: in gain and, among ranks, in the steps in which it is the one.
 
     Its own other stages are no rivals to it. Who fills few steps must have twice what the next one has.
@@ -175,7 +175,7 @@ def _leads(evidence: Evidence, settings: Settings, keep: float) -> bool:
     return _ahead(first.led_steps, second, settings)
 
 
-def _lead(evidence: Evidence, settings: Settings, keep: float) -> tuple[float, float]:
+def _lead(evidence: WindowEvidence, settings: Settings, keep: float) -> tuple[float, float]:
     """How far the first is ahead of the next in what it would save, as a fraction of that, and how far it has to be."""
     first = evidence.candidates[0]
     second_s = max((rival.total_s for rival in _rivals(first, evidence)), default=0.0)
@@ -196,7 +196,7 @@ def _ahead(first_steps: float, second_steps: float, settings: Settings) -> bool:
     return first_steps - second_steps >= settings.min_lead_sigmas * math.sqrt(first_steps + second_steps)
 
 
-def _qualifies(candidate: Candidate, evidence: Evidence, settings: Settings, keep: float) -> bool:
+def _qualifies(candidate: Candidate, evidence: WindowEvidence, settings: Settings, keep: float) -> bool:
     suspect = candidate.suspect
     single = suspect.scope in ("rank", "host")
     min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
@@ -211,7 +211,7 @@ def _qualifies(candidate: Candidate, evidence: Evidence, settings: Settings, kee
     return _explained_s(suspect, evidence) >= settings.min_explained_fraction * keep * weighty_s
 
 
-def _share(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
+def _share(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
     """What a candidate is worth, as a fraction of the step as it would be without.
 
     That is its gain, or more where it is steadily over its peers: a delay that is always there is there in full,
@@ -229,7 +229,7 @@ def _share(candidate: Candidate, evidence: Evidence, settings: Settings) -> floa
     return share / settings.known_fraction
 
 
-def _weighty_s(candidate: Candidate, evidence: Evidence, settings: Settings) -> float:
+def _weighty_s(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
     """The excess that wants explaining in the steps that the candidate fills.
 
     What all ranks share counts from its threshold on, and is drift below it.
@@ -243,7 +243,7 @@ def _weighty_s(candidate: Candidate, evidence: Evidence, settings: Settings) -> 
     return late_s + (shared_s if shared_s >= settings.min_group_fraction * evidence.exposed_s else 0.0)
 
 
-def _explained_s(suspect: Suspect, evidence: Evidence) -> float:
+def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
     """A suspect's gain, and the sync work that goes with it.
 
     Who is slow in its local stages is slow in its sync stages' own part too, and holds everybody up there: a slow GPU
@@ -257,7 +257,7 @@ def _explained_s(suspect: Suspect, evidence: Evidence) -> float:
     return suspect.gain_s + min(sync_excess_s, suspect.gain_s / normal_local_s * normal_sync_s)
 
 
-def _reasons(evidence: Evidence, past: Past, settings: Settings) -> tuple[str, ...]:
+def _reasons(evidence: WindowEvidence, past: Past, settings: Settings) -> tuple[str, ...]:
     """Why there is excess and no suspect, the largest part of it first; nothing where it is under its thresholds.
 
     What all ranks share is one part: a level that rises with the sync work is no finding about either.
@@ -278,7 +278,7 @@ def _reasons(evidence: Evidence, past: Past, settings: Settings) -> tuple[str, .
     return tuple(dict.fromkeys(reason for _, reason in sorted(parts, reverse=True)))
 
 
-def _late_reason(evidence: Evidence, settings: Settings) -> str | None:
+def _late_reason(evidence: WindowEvidence, settings: Settings) -> str | None:
     """Why lateness has no suspect; None where it is too little, or where it has one and other excess has none.
 
     ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
@@ -300,7 +300,7 @@ def _late_reason(evidence: Evidence, settings: Settings) -> str | None:
     return "roaming" if late_s >= settings.min_roaming_fraction * exposed_s else None
 
 
-def _mostly(evidence: Evidence, settings: Settings) -> int | None:
+def _mostly(evidence: WindowEvidence, settings: Settings) -> int | None:
     """The rank that causes most of the lateness beyond jitter, and not by chance; None where no rank does."""
     gain_R, steps_R = evidence.clear_gain_R, evidence.clear_steps_R
     one = int(gain_R.argmax())
@@ -311,7 +311,7 @@ def _mostly(evidence: Evidence, settings: Settings) -> int | None:
     return None
 
 
-def _shared_reason(evidence: Evidence, settings: Settings) -> str:
+def _shared_reason(evidence: WindowEvidence, settings: Settings) -> str:
     """Why what all ranks share has no suspect."""
     excess = evidence.excess
     if excess.sync_s >= excess.group_s:
@@ -324,7 +324,7 @@ def _shared_reason(evidence: Evidence, settings: Settings) -> str:
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
 
 
-def _numbers(evidence: Evidence, past: Past, settings: Settings) -> dict[str, float]:
+def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[str, float]:
     excess = evidence.excess
     return {
         "used_steps": float(evidence.used_N.sum()),
@@ -346,7 +346,7 @@ def _numbers(evidence: Evidence, past: Past, settings: Settings) -> dict[str, fl
     }
 
 
-def _numbers_of_first(evidence: Evidence, past: Past, settings: Settings) -> dict[str, float]:
+def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[str, float]:
     """What the first candidate was asked, see `_qualifies` and `_leads`."""
     first = evidence.candidates[0]
     keep = keep_fraction(past, first.suspect, settings)

@@ -15,7 +15,7 @@ import numpy as np
 from sftriage.frontier.accounting import BLOCK_BYTES, Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray, medians
 from sftriage.frontier.roles import MEDIAN_RANKS, Roles, sampled
-from sftriage.frontier.segments import Column
+from sftriage.frontier.segments import SegmentColumn
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
@@ -98,7 +98,7 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
             weight_S[column.stage], offset_S[column.stage] = weight, column.offset
         references.append(reference_MC)
         commons.append(common_MC)
-    arrival_MC, _ = _levels(Column(-1, walk.arrival_MR), None, leader_M, roles)
+    arrival_MC, _ = _levels(SegmentColumn(-1, walk.arrival_MR), None, leader_M, roles)
     return SegmentReplay(
         walk=walk,
         second_M=_second_largest(walk.arrival_MR, leader_M),
@@ -112,7 +112,7 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
 
 
 def _levels(
-    column: Column, some_NX: SingleArray | None, leader_N: RankArray, roles: Roles
+    column: SegmentColumn, some_NX: SingleArray | None, leader_N: RankArray, roles: Roles
 ) -> tuple[FloatArray, FloatArray]:
     """For each step and cohort the median without the leader, and what three quarters reach: (N × C, N × C)."""
     median_NC, common_NC = (np.empty((column.n_steps, len(roles.members))) for _ in range(2))
@@ -129,7 +129,9 @@ def _levels(
     return median_NC, common_NC
 
 
-def _levels_of_many(column: Column, ranks: RankArray, some_NX: SingleArray | None) -> tuple[FloatArray, FloatArray]:
+def _levels_of_many(
+    column: SegmentColumn, ranks: RankArray, some_NX: SingleArray | None
+) -> tuple[FloatArray, FloatArray]:
     """For each step the (lower) median of many ranks, and what three quarters of them reach: (N, N).
 
     In single precision, and a few steps at a time, so that they stay in the cache; ``some_NX`` are their times, where

@@ -9,11 +9,11 @@ from pydantic import BaseModel, Field
 
 from sftriage.policy import quantities
 from sftriage.policy.contradictions import CONTROL_RANKS, PROFILER, SAMPLE
-from sftriage.policy.fields import Model, Rank, TraceSize
+from sftriage.policy.fields import PolicyModel, Rank, TraceSize
 from sftriage.records import Profiler
 
 
-class TorchOptions(Model):
+class TorchOptions(PolicyModel):
     """What torch.profiler records beside operators and kernels. Each costs time and memory: off unless asked for."""
 
     record_shapes: bool = Field(default=False, description="Record the shapes of operators' inputs.")
@@ -21,7 +21,7 @@ class TorchOptions(Model):
     profile_memory: bool = Field(default=False, description="Record allocations.")
 
 
-class NsysOptions(Model):
+class NsysOptions(PolicyModel):
     """What Nsight Systems records of the process, from outside of it."""
 
     trace: tuple[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"], ...] = Field(
@@ -37,7 +37,7 @@ class NsysOptions(Model):
     sqlite: bool = Field(default=True, description="Export the report to SQLite too, which other programs can read.")
 
 
-class StacksOptions(Model):
+class StacksOptions(PolicyModel):
     """What is taken along with the Python stacks of all threads."""
 
     native: bool = Field(default=False, description="The frames of C and C++ too; the process stops for longer.")
@@ -46,7 +46,7 @@ class StacksOptions(Model):
     )
 
 
-class Capture(Model):
+class Capture(PolicyModel):
     """One time-boxed run of a profiler on a suspect's ranks."""
 
     profiler: Profiler = Field(

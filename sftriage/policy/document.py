@@ -22,7 +22,7 @@ MAX_DEPTH = 20
 
 _TAG = "tag:yaml.org,2002:"
 
-Place = tuple[int, int]
+SourcePosition = tuple[int, int]
 """Line and column, from 1."""
 
 
@@ -31,11 +31,11 @@ class Document:
     """Plain data, where each of its values and keys stands, and what is wrong with it so far."""
 
     data: Any = None
-    values: dict[Location, Place] = field(default_factory=dict)
-    keys: dict[Location, Place] = field(default_factory=dict)
+    values: dict[Location, SourcePosition] = field(default_factory=dict)
+    keys: dict[Location, SourcePosition] = field(default_factory=dict)
     problems: dict[Location, list[Problem]] = field(default_factory=dict)
 
-    def place(self, location: Location, *, of_key: bool = False) -> Place:
+    def place(self, location: Location, *, of_key: bool = False) -> SourcePosition:
         """Where a value (or its key) stands; of one that is not there, where what should hold it stands."""
         if of_key and location in self.keys:
             return self.keys[location]
@@ -43,7 +43,7 @@ class Document:
             location = location[:-1]
         return self.values.get(location, (1, 1))
 
-    def refuse(self, location: Location, message: str, place: Place) -> None:
+    def refuse(self, location: Location, message: str, place: SourcePosition) -> None:
         """Note a problem."""
         self.problems.setdefault(location, []).append(Problem(*place, path=path_text(location), message=message))
 
@@ -111,7 +111,7 @@ def _survey(text: str) -> tuple[list[Problem], list[Problem]]:
     return fatal, notes
 
 
-def _ornaments(event: Any, place: Place) -> Iterator[Problem]:
+def _ornaments(event: Any, place: SourcePosition) -> Iterator[Problem]:
     if event.anchor is not None:
         yield Problem(*place, "", f"anchor &{event.anchor} refused: a policy has no aliases")
     if getattr(event, "tag", None) is not None:
@@ -130,7 +130,7 @@ def _syntax(error: yaml.YAMLError, text: str) -> Problem:
     return Problem(*place, "", f"not valid YAML: character {shown(text[len(before) :][:1])} is not allowed")
 
 
-def _place(mark: Any) -> Place:
+def _place(mark: Any) -> SourcePosition:
     return mark.line + 1, mark.column + 1
 
 

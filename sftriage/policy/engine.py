@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from sftriage.policy import limits, telling
+from sftriage.policy import explanations, limits
+from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.limits import Chosen
 from sftriage.policy.plan import Plan, PlannedRule
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State, Streak, opened, started
-from sftriage.policy.telling import Parameters, Why
 from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
 
 _MAX_ID_LENGTH = 100
@@ -61,8 +61,8 @@ def decide(
         # A trace of the steps after it would show healthy ones.
         return case.decision("hold", Why("one_off")), state
     if not matching:
-        return case.decision("ignore", telling.missed(group.nearest, verdict, suspect)), state
-    return case.decided(matching, lambda _: suspect.ranks, telling.saved(suspect))
+        return case.decision("ignore", explanations.missed(group.nearest, verdict, suspect)), state
+    return case.decided(matching, lambda _: suspect.ranks, explanations.saved(suspect))
 
 
 def _without_suspect(verdict: Verdict, now_s: float) -> Decision:
@@ -81,7 +81,7 @@ def _on_stall(verdict: Verdict, plan: Plan, state: State, now_s: float, peers: S
     # Where nobody is named there is nobody to capture.
     able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
     case = _Case(verdict, plan, state, now_s, peers, due)
-    found = telling.standstill(verdict)
+    found = explanations.standstill(verdict)
     if not able:
         return case.decision("hold", Why("standstill", found)), state
     return case.decided(able, lambda rule: stalled[rule.name], found, found)
@@ -164,14 +164,7 @@ class _Case:
         found: Parameters,
         observed: Parameters = MappingProxyType({}),
     ) -> tuple[Decision, State]:
-        """The decision between rules that match, and the state after it.
-
-        Args:
-            matching: the rules, at least one, in order.
-            ranks_of: the ranks that a rule is to capture.
-            found: why a rule captures them.
-            observed: what a rule that only observes has to say.
-        """
+        """The decision between rules that match, and the state after it."""
         ready = _ready(matching, self.state)
         capturing = [rule for rule in ready if rule.capture is not None]
         if capturing:
@@ -312,7 +305,7 @@ def _decision(
         reason=why.reason,
         rule=rule.name if rule else None,
         parameters=why.parameters,
-        numbers={**telling.gain_in_numbers(verdict, rule), **(numbers or {})},
+        numbers={**explanations.gain_in_numbers(verdict, rule), **(numbers or {})},
         requests=requests,
         attempt=verdict.attempt,
         notify=notify,

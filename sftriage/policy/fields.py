@@ -91,7 +91,7 @@ EnvironmentName = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z_][A-Za
 AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
 
 
-class Model(BaseModel):
+class PolicyModel(BaseModel):
     """Strict, so that ``steps: yes`` is a mistake and not 1; frozen, so that a policy is the one that was checked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

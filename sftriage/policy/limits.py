@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sftriage.policy.capture import Capture
+from sftriage.policy.explanations import Why
 from sftriage.policy.plan import Bounds, Plan, PlannedRule
 from sftriage.policy.state import HOUR_S, Failures, State
-from sftriage.policy.telling import Why
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,7 @@ def left(bounds: Bounds, state: State, now_s: float) -> int:
 
 
 def choose(capture: Capture, ranks: Sequence[int], healthy: Sequence[int], most: int) -> Chosen:
-    """Whom a rule captures.
-
-    Args:
-        capture: how many it wants.
-        ranks: the suspected ranks.
-        healthy: the ranks that are not suspected, the most typical first.
-        most: how many captures are left; the suspects come first.
-    """
+    """Whom a rule captures, suspects first, at ``most`` so many; ``healthy`` has the most typical ranks first."""
     chosen = (capture.ranks or tuple(dict.fromkeys(ranks))[: capture.sample])[:most]
     wanted = min(capture.control_ranks, most - len(chosen))
     return Chosen(chosen, tuple([rank for rank in dict.fromkeys(healthy) if rank not in chosen][:wanted]))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 from sftriage.errors import UsageError
 from sftriage.policy import document as documents
 from sftriage.policy.contradictions import contradictions
-from sftriage.policy.document import Document, Place
+from sftriage.policy.document import Document, SourcePosition
 from sftriage.policy.fields import Location
 from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.quantities import shown
@@ -51,7 +51,7 @@ class LoadedPolicy:
     policy: TriagePolicy
     sha256: str
     source: str
-    places: Mapping[Location, Place] = field(default_factory=dict, repr=False, compare=False)
+    places: Mapping[Location, SourcePosition] = field(default_factory=dict, repr=False, compare=False)
 
 
 def load(path: str | os.PathLike[str]) -> LoadedPolicy:

@@ -33,8 +33,8 @@ from sftriage.policy.fields import (
     EnvironmentName,
     Gain,
     Held,
-    Model,
     Name,
+    PolicyModel,
     Share,
     Stage,
     StallTime,
@@ -50,7 +50,7 @@ from sftriage.records import Label, Pattern, Scope
 API_VERSION = "sftriage.dev/v1alpha1"
 
 
-class Detection(Model):
+class Detection(PolicyModel):
     """How windows are cut and when a window counts as slow."""
 
     window_steps: int = Field(default=WINDOW_STEPS, ge=2, le=10_000, description="Steps in a window.")
@@ -82,7 +82,7 @@ class Detection(Model):
         return quantities.seconds(self.stalled_after)
 
 
-class Match(Model):
+class Match(PolicyModel):
     """Which verdicts a rule is about."""
 
     label: Label = Field(
@@ -118,7 +118,7 @@ class Match(Model):
         return quantities.gain(self.gain)
 
 
-class Webhook(Model):
+class Webhook(PolicyModel):
     """Where to send a message. The address is a secret, so the policy says only where to find it."""
 
     url_from_env: EnvironmentName | None = Field(
@@ -132,13 +132,13 @@ class Webhook(Model):
     )
 
 
-class Notification(Model):
+class Notification(PolicyModel):
     """Who is told that a rule matches."""
 
     webhook: Webhook = Field(description="An HTTP POST of what was decided.")
 
 
-class Rule(Model):
+class Rule(PolicyModel):
     """If verdicts match, capture, and tell somebody; or, with neither, put on record that it would have matched."""
 
     name: Name = Field(description="Unique in the policy; goes into capture ids and manifests.")
@@ -177,7 +177,7 @@ class Rule(Model):
         return quantities.windows(self.lasting)
 
 
-class OnNeedsEvidence(Model):
+class OnNeedsEvidence(PolicyModel):
     """What happens on a window that cannot be decided."""
 
     hold: Held = Field(
@@ -194,7 +194,7 @@ class OnNeedsEvidence(Model):
     )
 
 
-class Limits(Model):
+class Limits(PolicyModel):
     """What captures may cost a job, over all rules. One rank captured once is one capture, a control rank's too."""
 
     captures_per_hour: int = Field(
@@ -223,7 +223,7 @@ class Limits(Model):
         return quantities.fraction(self.overhead_budget)
 
 
-class Active(Model):
+class Active(PolicyModel):
     """When captures are allowed. Everything else happens at any time."""
 
     cron: Cron = Field(
@@ -239,7 +239,7 @@ class Active(Model):
         return None if self.cron.split() == ["*"] * 5 else cron.trigger(self.cron, cron.zone(self.timezone))
 
 
-class Retention(Model):
+class Retention(PolicyModel):
     """How long traces are kept. What is not said is not limited."""
 
     age: Age | None = Field(default=None, description="Traces older than this are removed.", json_schema_extra=left_out)
@@ -260,7 +260,7 @@ class Retention(Model):
         return None if self.bytes is None else quantities.size_bytes(self.bytes)
 
 
-class Spec(Model):
+class Spec(PolicyModel):
     """What the policy says."""
 
     detection: Detection = Field(default=Detection(), description="How windows are cut and judged.")
@@ -280,13 +280,13 @@ class Spec(Model):
     )
 
 
-class Metadata(Model):
+class Metadata(PolicyModel):
     """How the policy is called."""
 
     name: Name = Field(description="The policy's name.")
 
 
-class TriagePolicy(Model):
+class TriagePolicy(PolicyModel):
     """A triage policy.
 
     Raises:

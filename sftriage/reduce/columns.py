@@ -14,7 +14,7 @@ from sftriage.errors import InputError
 from sftriage.reduce.events import Trace
 from sftriage.reduce.intervals import Ints
 from sftriage.reduce.naming import OWN
-from sftriage.reduce.packed import Block, Packed
+from sftriage.reduce.packed import EventBlock, Packed
 
 BLOCK_EVENTS = 1 << 16
 """Events that are packed together: few enough to lie close to each other in time, which is what makes them small."""
@@ -71,7 +71,7 @@ class Columns:
     source: str
     name_ids: NameIds = field(default_factory=NameIds)
     track_ids: dict[tuple[str, str], int] = field(default_factory=dict)
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[EventBlock] = field(default_factory=list)
     _singles: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(_FIELDS)))
     _waiting: list[tuple[Ints, ...]] = field(default_factory=list)
     _n_waiting: int = 0
@@ -115,7 +115,7 @@ class Columns:
         if self._n_waiting >= BLOCK_EVENTS:
             self._pack()
 
-    def finish(self) -> tuple[Block, ...]:
+    def finish(self) -> tuple[EventBlock, ...]:
         """All events that were taken, packed; no more are to be added."""
         if len(self._singles[0]):
             self._take_singles()
@@ -146,6 +146,8 @@ class Columns:
         self.add_all(*columns)
 
     def _pack(self) -> None:
-        self.blocks.append(Block(*(Packed.of(np.concatenate(column)) for column in zip(*self._waiting, strict=True))))
+        self.blocks.append(
+            EventBlock(*(Packed.of(np.concatenate(column)) for column in zip(*self._waiting, strict=True)))
+        )
         self._waiting.clear()
         self._n_waiting = 0

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from sftriage.errors import InputError
-from sftriage.reduce.packed import Block, Chosen, Events, Wanted, parts
+from sftriage.reduce.packed import Chosen, EventBlock, EventQuery, Events, parts
 
 # What an event is. Kineto's categories and nsys's tables come down to these.
 ANNOTATION: Final = 0
@@ -50,7 +50,7 @@ class Trace:
     """
 
     source: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[EventBlock, ...]
     names: tuple[str, ...]
     tracks: tuple[tuple[str, str], ...]
     absolute: bool
@@ -135,7 +135,7 @@ class Trace:
             yield until_ns, self._slab(replace(wanted, since_ns=since_ns, until_ns=last_ns))
             since_ns = last_ns
 
-    def _slab(self, wanted: Wanted) -> Events:
+    def _slab(self, wanted: EventQuery) -> Events:
         found, n_found = [], 0
         for part in parts(self.blocks, wanted):
             found.append(part)
@@ -147,8 +147,8 @@ class Trace:
         return Events.joined(found)
 
 
-def _wanted(kinds: Collection[int] | None, names: Chosen | None, tracks: Chosen | None) -> Wanted:
+def _wanted(kinds: Collection[int] | None, names: Chosen | None, tracks: Chosen | None) -> EventQuery:
     if kinds is not None:
         of_kind = np.zeros(256, dtype=np.bool_)
         of_kind[list(kinds)] = True
-    return Wanted(None if kinds is None else of_kind, names, tracks)
+    return EventQuery(None if kinds is None else of_kind, names, tracks)

@@ -11,11 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.reduce.events import ANNOTATION, KERNEL, ON_DEVICE, ON_HOST, RUNTIME, Trace
-from sftriage.reduce.intervals import Ints, Spans, both, union
-from sftriage.reduce.links import Links
+from sftriage.reduce.intervals import Intervals, Ints, Links, both, union
 from sftriage.reduce.naming import COLLECTIVES, IDLES, WAITS, matching, steplike
-from sftriage.reduce.owning import owned
 from sftriage.reduce.packed import Events
+from sftriage.reduce.self_time import self_time_slices
 
 # Annotations that stand for work or waiting of their own, and not only for a part of the program.
 _TELLING: Final = (*WAITS, "enumerate(DataLoader)*", "Optimizer.*")
@@ -80,7 +79,7 @@ class OnHost:
     busy_ns: int
 
 
-def on_host(trace: Trace, track: int, spans: Spans) -> OnHost:
+def on_host(trace: Trace, track: int, spans: Intervals) -> OnHost:
     """What was done in some spans by the process that one of the trace's threads, the steps' own, is of."""
     names = trace.names
     idles, tells, steps = matching(names, IDLES), matching(names, _TELLING), steplike(names)
@@ -91,7 +90,7 @@ def on_host(trace: Trace, track: int, spans: Spans) -> OnHost:
     back = _copies_back(trace)
     alike = _alike(names)
     tally, working_ns, busy_ns = Tally.nothing(names), 0, 0
-    for slab, events, pieces in owned(trace, kinds=ON_HOST, tracks=same, inside=spans):
+    for slab, events, pieces in self_time_slices(trace, kinds=ON_HOST, tracks=same, inside=spans):
         here = spans.between(slab.since_ns, slab.until_ns)
         name_X, kind_X = events.name_E, events.kind_E
         waits_X = waits[name_X] | ((kind_X == RUNTIME) & back.have(events.link_E))
@@ -111,7 +110,7 @@ def on_host(trace: Trace, track: int, spans: Spans) -> OnHost:
     return OnHost(tally, working_ns, busy_ns)
 
 
-def _shared_ns(one: Spans, other: Spans) -> int:
+def _shared_ns(one: Intervals, other: Intervals) -> int:
     return int(other.within(one.start_K, one.end_K).sum())
 
 
@@ -144,7 +143,7 @@ class OnDevice:
     launch_ns: int
 
 
-def on_device(trace: Trace, spans: Spans) -> OnDevice:
+def on_device(trace: Trace, spans: Intervals) -> OnDevice:
     """What was launched in some spans, whenever the device came to it."""
     launching = matching(trace.names, ("*Launch*Kernel*", "*GraphLaunch*"))
     links = Links()

@@ -52,9 +52,6 @@ class Halves:
     def pair(self, dated_ns: int) -> Paired:
         """Put beginnings and ends together by their nesting, and the events that come of it into the columns.
 
-        Args:
-            dated_ns: from when on an event's beginning is counted.
-
         Raises:
             InputError: too many are open at once.
         """

@@ -12,10 +12,9 @@ from sftriage.errors import InputError
 from sftriage.records import OTHER
 from sftriage.reduce.events import ANNOTATION, OPERATOR, PYTHON, RUNTIME
 from sftriage.reduce.filling import Tally, on_device, on_host
-from sftriage.reduce.intervals import Ints, Spans
+from sftriage.reduce.intervals import Intervals, Ints
 from sftriage.reduce.stages import Reduction
-from sftriage.traces.fields import CONTROL
-from sftriage.traces.findings import MAX_SHARES, Findings, Kind, Share, StageProfile
+from sftriage.traces.manifest import CONTROL, MAX_SHARES, Findings, Kind, Share, StageProfile
 
 _KIND_NAMES: Final[dict[int, Kind]] = {
     ANNOTATION: "annotation",
@@ -81,7 +80,7 @@ def _looked_at(reduction: Reduction, stage: str, numbers: Ints) -> tuple[StagePr
     """One rank's stage, in the steps that are wanted."""
     trace, steps = reduction.trace, reduction.steps
     chosen = np.isin(steps.number_N, numbers)
-    inside = Spans(steps.start_N[chosen], steps.end_N[chosen])
+    inside = Intervals(steps.start_N[chosen], steps.end_N[chosen])
     if stage == OTHER:
         spans = inside
         for named_stage in reduction.spans.values():

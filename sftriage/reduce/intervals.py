@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Spans:
+class Intervals:
     """Disjoint intervals in order: K starts and K ends, each end after its start and no later than the next start."""
 
     start_K: Ints
@@ -39,12 +40,12 @@ class Spans:
         """For each interval, how much of the spans lies in it."""
         return self.before(end_N) - self.before(start_N)
 
-    def clipped(self, to: Spans) -> Spans:
+    def clipped(self, to: Intervals) -> Intervals:
         """What they share with other spans."""
         edges = np.unique(np.concatenate([self.start_K, self.end_K, to.start_K, to.end_K]))
         return self._pieces(edges, to, inside=True)
 
-    def between(self, since_ns: int | None, until_ns: int | None) -> Spans:
+    def between(self, since_ns: int | None, until_ns: int | None) -> Intervals:
         """What they have from one moment to another; None is for ever."""
         first = 0 if since_ns is None else int(np.searchsorted(self.end_K, since_ns, side="right"))
         last = len(self.start_K) if until_ns is None else int(np.searchsorted(self.start_K, until_ns, side="left"))
@@ -53,14 +54,14 @@ class Spans:
         start_K, end_K = self.start_K[first:last].copy(), self.end_K[first:last].copy()
         start_K[0] = start_K[0] if since_ns is None else max(int(start_K[0]), since_ns)
         end_K[-1] = end_K[-1] if until_ns is None else min(int(end_K[-1]), until_ns)
-        return Spans(start_K, end_K)
+        return Intervals(start_K, end_K)
 
-    def without(self, other: Spans) -> Spans:
+    def without(self, other: Intervals) -> Intervals:
         """What is left of them once other spans are taken out."""
         edges = np.unique(np.concatenate([self.start_K, self.end_K, other.start_K, other.end_K]))
         return self._pieces(edges, other, inside=False)
 
-    def _pieces(self, edges: Ints, other: Spans, *, inside: bool) -> Spans:
+    def _pieces(self, edges: Ints, other: Intervals, *, inside: bool) -> Intervals:
         if len(edges) < 2:
             return NOTHING
         start, end = edges[:-1], edges[1:]
@@ -68,10 +69,10 @@ class Spans:
         return union(start[kept], end[kept])
 
 
-NOTHING = Spans(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+NOTHING = Intervals(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
 
 
-def union(start_M: Ints, end_M: Ints) -> Spans:
+def union(start_M: Ints, end_M: Ints) -> Intervals:
     """The time that is in at least one of the intervals, in any order, overlapping or not. Empty ones are dropped."""
     real = end_M > start_M
     start_M, end_M = start_M[real], end_M[real]
@@ -81,17 +82,17 @@ def union(start_M: Ints, end_M: Ints) -> Spans:
     start_M, reach_M = start_M[order], np.maximum.accumulate(end_M[order])
     opens = np.concatenate([[True], start_M[1:] > reach_M[:-1]])
     closes = np.concatenate([opens[1:], [True]])
-    return Spans(start_M[opens], reach_M[closes])
+    return Intervals(start_M[opens], reach_M[closes])
 
 
-class Gathering:
+class IntervalCollector:
     """Intervals that come in parts, put together as they come."""
 
     def __init__(self, most: int, what: str) -> None:
         """At the most how many may stay apart, and what is said if they are more."""
         self._most = most
         self._what = what
-        self._parts: list[Spans] = []
+        self._parts: list[Intervals] = []
         self._n_waiting = self._n_kept = 0
 
     def add(self, start_M: Ints, end_M: Ints) -> None:
@@ -106,7 +107,7 @@ class Gathering:
         if self._n_waiting > max(_GATHERED, self._n_kept):
             self._n_kept = len(self.spans().start_K)
 
-    def spans(self) -> Spans:
+    def spans(self) -> Intervals:
         """The time that is in at least one of them.
 
         Raises:
@@ -127,7 +128,7 @@ MAX_SPANS = 1_000_000
 _GATHERED = 100_000
 
 
-def both(*all_spans: Spans) -> Spans:
+def both(*all_spans: Intervals) -> Intervals:
     """The time that is in at least one of several spans."""
     if not all_spans:
         return NOTHING
@@ -145,7 +146,7 @@ class Pieces:
     end_P: Ints
 
     @property
-    def spans(self) -> Spans:
+    def spans(self) -> Intervals:
         """The time they fill."""
         return union(self.start_P, self.end_P)
 
@@ -260,3 +261,33 @@ def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:
             reached = top_end
     owner_P, start_P, end_P = (np.frombuffer(values, dtype=np.int64) for values in (owners, starts, ends))
     return owner_P.astype(np.intp), start_P, end_P
+
+
+class Links:
+    """Numbers of which it is asked whether they are among these; what is below 0 ties nothing."""
+
+    def __init__(self, parts: Iterable[Ints] = ()) -> None:
+        self._parts: list[NDArray[Any]] = []
+        for part in parts:
+            self.add(part)
+
+    def add(self, link_E: Ints) -> None:
+        """Take more of them, in as few bytes as they need: they may be those of half the events."""
+        links = np.unique(link_E[link_E >= 0])
+        if len(links):
+            self._parts.append(links.astype(np.min_scalar_type(int(links[-1]))))
+
+    def __bool__(self) -> bool:
+        return bool(self._parts)
+
+    def have(self, link_E: Ints) -> NDArray[np.bool_]:
+        """Of each number whether it is one of these."""
+        if not self._parts:
+            return np.zeros(len(link_E), dtype=np.bool_)
+        if len(self._parts) > 1:
+            self._parts = [np.unique(np.concatenate(self._parts))]
+        (links,) = self._parts
+        possible_E = (link_E >= 0) & (link_E <= int(links[-1]))
+        # Of one type, or all of these would be widened for each question.
+        asked_E = np.where(possible_E, link_E, 0).astype(links.dtype)
+        return np.asarray(possible_E & (links[np.searchsorted(links, asked_E)] == asked_E))

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sftriage.errors import InputError, SchemaError
 from sftriage.records import StageSchema
-from sftriage.traces.fields import first_problem
+from sftriage.traces.manifest import first_problem
 
 OWN: Final = "sftriage:"
 STEP: Final = re.compile(r"ProfilerStep#(\d+)")

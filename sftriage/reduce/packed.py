@@ -17,7 +17,7 @@ Chosen = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Events:
-    """Some events in plain columns, one place an event (E): the attributes are those of `Block`, with ends."""
+    """Some events in plain columns, one place an event (E): the attributes are those of `EventBlock`, with ends."""
 
     start_E: Ints
     end_E: Ints
@@ -84,7 +84,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class EventBlock:
     """Some ten thousand events that stood together in a file, packed.
 
     A text that is short says little: the shorter events are written, the less their columns take. So the events of a
@@ -109,7 +109,7 @@ class Block:
     def __len__(self) -> int:
         return self.start.size
 
-    def moved(self, by_ns: int) -> Block:
+    def moved(self, by_ns: int) -> EventBlock:
         """The same events, all of them later."""
         start = self.start
         return replace(self, start=Packed(start.size, start.least + by_ns, start.most + by_ns, start.above_E))
@@ -119,7 +119,7 @@ class Block:
         """What they take."""
         return sum(getattr(self, column.name).size_bytes for column in fields(self))
 
-    def events(self, wanted: Wanted) -> Events:
+    def events(self, wanted: EventQuery) -> Events:
         """Those of them that are wanted."""
         at: NDArray[np.intp] | None = None
         kept: Chosen | bool = True
@@ -136,7 +136,7 @@ class Block:
         others = (column.numbers(at) for column in (self.kind, self.name, self.track, self.link))
         return Events(start_E, start_E + self.duration.numbers(at), *others)
 
-    def among(self, wanted: Wanted) -> bool:
+    def among(self, wanted: EventQuery) -> bool:
         """Whether any of them may be wanted, by the time alone."""
         return self.start.most >= wanted.since_ns and self.start.least < wanted.until_ns
 
@@ -145,7 +145,7 @@ _ALWAYS_NS = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wanted:
+class EventQuery:
     """Which events are wanted: of kinds, names and tracks that are (None: of any), begun at a time that is."""
 
     kinds: Chosen | None = None
@@ -155,7 +155,7 @@ class Wanted:
     until_ns: int = _ALWAYS_NS
 
 
-def parts(blocks: Sequence[Block], wanted: Wanted) -> Iterator[Events]:
+def parts(blocks: Sequence[EventBlock], wanted: EventQuery) -> Iterator[Events]:
     """The events that are wanted, block by block; blocks without any are passed over."""
     for block in blocks:
         if block.among(wanted) and len(found := block.events(wanted)):

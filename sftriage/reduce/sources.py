@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from sftriage.errors import InputError
-from sftriage.traces.fields import CONTROL
+from sftriage.traces.manifest import CONTROL
 
 Format = Literal["json", "sqlite"]
 

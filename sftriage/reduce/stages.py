@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,12 +10,106 @@ import numpy as np
 
 from sftriage.errors import SchemaError
 from sftriage.records import OTHER, StageSchema
-from sftriage.reduce.events import ANNOTATION, OPERATOR, PYTHON, Trace
-from sftriage.reduce.inferring import backward_runs, copies_to_device, forward_before, gathering
-from sftriage.reduce.intervals import NOTHING, Ints, Spans, both
-from sftriage.reduce.naming import COLLECTIVES, FIELD, LOOSE, OWN, Names, matching
-from sftriage.reduce.owning import owned
-from sftriage.reduce.steps import Steps, find_steps
+from sftriage.reduce.events import ANNOTATION, MEMCPY, OPERATOR, PYTHON, RUNTIME, Trace
+from sftriage.reduce.intervals import MAX_SPANS, NOTHING, IntervalCollector, Intervals, Ints, Links, both, union
+from sftriage.reduce.naming import COLLECTIVES, COPIES, ENGINE, FIELD, LOOSE, OWN, Names, matching, steplike
+from sftriage.reduce.packed import Chosen
+from sftriage.reduce.self_time import self_time_slices
+from sftriage.reduce.steps import TracedSteps, find_steps
+
+MAX_CALLS = 4_000_000
+"""Calls of the autograd engine with something between them, which are put together to a few runs."""
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def copies_to_device(trace: Trace, steps: TracedSteps, taken: Intervals) -> Intervals:
+    """Copies that the steps' thread makes, in no stage, and that bring something to the device."""
+    names = np.fromiter((name.startswith("Memcpy HtoD") for name in trace.names), np.bool_, len(trace.names))
+    links = Links(part.link_E for part in trace.parts(kinds=(MEMCPY,), names=names))
+    if not links:
+        return NOTHING
+    # Calls into the driver may carry another name for their thread: they are placed by their time.
+    calls = [part.start_E[links.have(part.link_E)] for part in trace.parts(kinds=(RUNTIME,))]
+    called = np.sort(np.concatenate(calls)) if calls else NOTHING.start_K
+    copies = gathering(trace)
+    own = np.arange(len(trace.tracks)) == steps.track
+    for copy in trace.parts(kinds=(OPERATOR,), names=matching(trace.names, COPIES), tracks=own):
+        before_end, before_start = (
+            np.searchsorted(called, moments, side="left") for moments in (copy.end_E, copy.start_E)
+        )
+        holds = before_end > before_start
+        copies.add(copy.start_E[holds], copy.end_E[holds])
+    return copies.spans().without(taken)
+
+
+def backward_runs(trace: Trace, steps: TracedSteps) -> Intervals:
+    """From the first to the last function of the autograd engine, with nothing of the training thread's own between.
+
+    The engine may run in a thread of its own while the training thread waits for it. A run lasts until the collectives
+    that began in it are over, as far as the host can see, unless the training thread went on before that.
+    """
+    process = trace.tracks[steps.track][0]
+    same = np.fromiter((track[0] == process for track in trace.tracks), np.bool_, len(trace.tracks))
+    engine = gathering(trace, MAX_CALLS)
+    for part in trace.parts(kinds=(OPERATOR,), names=matching(trace.names, ENGINE), tracks=same):
+        engine.add(part.start_E, part.end_E)
+    runs = engine.spans()
+    if not len(runs.start_K):
+        return NOTHING
+    # A run goes on over a gap in which nothing else begins.
+    split_K = np.minimum(_next_own(trace, steps, runs.end_K), _first_from(steps.start_N, runs.end_K))
+    until_next = split_K[:-1] < runs.start_K[1:]
+    opens = np.concatenate([[True], until_next])
+    closes = np.concatenate([until_next, [True]])
+    start, end = runs.start_K[opens], runs.end_K[closes]
+    lasts = end.copy()
+    for part in trace.parts(kinds=(ANNOTATION, OPERATOR), names=matching(trace.names, COLLECTIVES), tracks=same):
+        run = np.searchsorted(start, part.start_E, side="right") - 1
+        within = (run >= 0) & (part.start_E < end[run])
+        np.maximum.at(lasts, run[within], part.end_E[within])
+    found = gathering(trace)
+    found.add(start, np.maximum(end, np.minimum(lasts, split_K[closes])))
+    return found.spans()
+
+
+def forward_before(trace: Trace, steps: TracedSteps, backward: Intervals, ends: Ints, taken: Intervals) -> Intervals:
+    """What the training thread did, in no stage, from the last batch, copy or backward up to the next backward."""
+    marks = np.sort(np.concatenate([ends, steps.start_N]))
+    last = np.searchsorted(marks, backward.start_K, side="right") - 1
+    begin = np.where(last >= 0, marks[last], backward.start_K)
+    return union(_next_own(trace, steps, begin, outside=taken), backward.start_K).without(taken)
+
+
+def _next_own(trace: Trace, steps: TracedSteps, moments: Ints, outside: Intervals = NOTHING) -> Ints:
+    """For each moment, when the training thread next begins something of its own; or never.
+
+    Its own is an operator other than the engine's, collectives and the steps themselves; not one that begins in the
+    spans that it is to be outside of.
+    """
+    beside = (*ENGINE, *COLLECTIVES, "torch.distributed.ddp.reducer*")
+    names = ~(steplike(trace.names) | matching(trace.names, beside))
+    found = np.full(len(moments), _NEVER, dtype=np.int64)
+    for began in _began(trace, names, np.arange(len(trace.tracks)) == steps.track):
+        free = began[outside.before(began + 1) == outside.before(began)]
+        np.minimum(found, _first_from(free, moments), out=found)
+    return found
+
+
+def _began(trace: Trace, names: Chosen, tracks: Chosen) -> Iterator[Ints]:
+    for part in trace.parts(kinds=(OPERATOR, ANNOTATION), names=names, tracks=tracks):
+        yield np.sort(part.start_E)
+
+
+def _first_from(begun: Ints, moments: Ints) -> Ints:
+    """For each moment the first of some others, which are in order, that is not before it; or never."""
+    return np.append(begun, _NEVER)[np.searchsorted(begun, moments, side="left")]
+
+
+def gathering(trace: Trace, most: int = MAX_SPANS) -> IntervalCollector:
+    """Takes the pieces of a stage, of which there are to be no more than can be worked with."""
+    return IntervalCollector(most, f"{trace.source}: its stages are in more than {most} pieces")
+
 
 Origin = Literal["sftriage", "names", "map"]
 
@@ -36,10 +130,10 @@ class Reduction:
     """
 
     trace: Trace
-    steps: Steps
+    steps: TracedSteps
     schema: StageSchema
     origin: Origin
-    spans: Mapping[str, Spans]
+    spans: Mapping[str, Intervals]
     durations_ns_NS: Ints
     outside_ns_NG: Ints
     notes: tuple[str, ...]
@@ -70,7 +164,7 @@ def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
     names = names or Names()
     steps = find_steps(trace, names)
     origin, spans = _stages(trace, steps, names)
-    inside = Spans(steps.start_N, steps.end_N)
+    inside = Intervals(steps.start_N, steps.end_N)
     spans = {stage: clipped for stage, its in spans.items() if (clipped := its.clipped(inside)).total_ns}
     stages = tuple(sorted(spans, key=lambda stage: _centre(spans[stage], steps)))
     sync = _sync(trace, steps, spans, names)
@@ -96,7 +190,7 @@ def reduce_trace(trace: Trace, names: Names | None = None) -> Reduction:
     )
 
 
-def _stages(trace: Trace, steps: Steps, names: Names) -> tuple[Origin, dict[str, Spans]]:
+def _stages(trace: Trace, steps: TracedSteps, names: Names) -> tuple[Origin, dict[str, Intervals]]:
     """The time of each stage, by the best marks there are."""
     if names.stages is not None:
         return "map", _marked(trace, steps, names.stages)
@@ -121,14 +215,14 @@ def _literally(name: str) -> str:
     return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in name)
 
 
-def _marked(trace: Trace, steps: Steps, stages: Mapping[str, Sequence[str]]) -> dict[str, Spans]:
+def _marked(trace: Trace, steps: TracedSteps, stages: Mapping[str, Sequence[str]]) -> dict[str, Intervals]:
     """Stages by what is marked on the steps' own thread; where marks nest, the inner one counts."""
     label = np.full(len(trace.names), -1, dtype=np.int64)
     for number, patterns in enumerate(stages.values()):
         label[(label < 0) & matching(trace.names, patterns)] = number
     own = np.arange(len(trace.tracks)) == steps.track
     found = [gathering(trace) for _ in stages]
-    for _, marks, pieces in owned(trace, kinds=(ANNOTATION, OPERATOR, PYTHON), names=label >= 0, tracks=own):
+    for _, marks, pieces in self_time_slices(trace, kinds=(ANNOTATION, OPERATOR, PYTHON), names=label >= 0, tracks=own):
         label_P = label[marks.name_E][pieces.owner_P]
         for number, its in enumerate(found):
             its.add(pieces.start_P[label_P == number], pieces.end_P[label_P == number])
@@ -136,7 +230,7 @@ def _marked(trace: Trace, steps: Steps, stages: Mapping[str, Sequence[str]]) -> 
     return {stage: spans for stage, spans in all_spans.items() if spans.total_ns}
 
 
-def _recognised(trace: Trace, steps: Steps) -> dict[str, Spans]:
+def _recognised(trace: Trace, steps: TracedSteps) -> dict[str, Intervals]:
     """Stages by the names of the field, and by what operators give away where there are none."""
     found = _marked(trace, steps, FIELD)
     taken = both(*found.values())
@@ -152,7 +246,7 @@ def _recognised(trace: Trace, steps: Steps) -> dict[str, Spans]:
     return found
 
 
-def _add(found: dict[str, Spans], taken: Spans, stage: str, spans: Spans) -> Spans:
+def _add(found: dict[str, Intervals], taken: Intervals, stage: str, spans: Intervals) -> Intervals:
     """Give a stage what nobody has taken yet; returns what is taken then."""
     spans = spans.without(taken)
     if spans.total_ns:
@@ -161,14 +255,14 @@ def _add(found: dict[str, Spans], taken: Spans, stage: str, spans: Spans) -> Spa
     return both(*found.values())
 
 
-def _centre(spans: Spans, steps: Steps) -> float:
+def _centre(spans: Intervals, steps: TracedSteps) -> float:
     """How far into its step a stage is, in the mean of its time: what the order of the stages goes by."""
     step_K = np.searchsorted(steps.start_N, spans.start_K, side="right") - 1
     middle_K = (spans.start_K + spans.end_K) / 2 - steps.start_N[step_K]
     return float(np.average(middle_K, weights=spans.end_K - spans.start_K))
 
 
-def _sync(trace: Trace, steps: Steps, spans: Mapping[str, Spans], names: Names) -> frozenset[str]:
+def _sync(trace: Trace, steps: TracedSteps, spans: Mapping[str, Intervals], names: Names) -> frozenset[str]:
     """The stages that end in a blocking exchange: as said, or those in which most steps end a collective."""
     if names.sync is not None:
         return frozenset(names.sync)
@@ -184,9 +278,9 @@ def _sync(trace: Trace, steps: Steps, spans: Mapping[str, Spans], names: Names) 
     return frozenset(stage for stage, its_steps in ended.items() if 2 * len(its_steps) >= len(steps.number_N))
 
 
-def outside_ns(steps: Steps, spans: Mapping[str, Spans], schema: StageSchema) -> Ints:
+def outside_ns(steps: TracedSteps, spans: Mapping[str, Intervals], schema: StageSchema) -> Ints:
     """Of ``other``, what lies before the end of each sync stage and after that of the one before (N × G)."""
-    rest = Spans(steps.start_N, steps.end_N).without(both(*spans.values()))
+    rest = Intervals(steps.start_N, steps.end_N).without(both(*spans.values()))
     claimed_N = np.zeros(len(steps.number_N), dtype=np.int64)
     outside = []
     for stage in schema.sync_in_order:

@@ -18,7 +18,7 @@ MAX_STEPS = 250_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steps:
+class TracedSteps:
     """N steps of one thread in order of time: their numbers, starts and ends; none begins before the last has ended."""
 
     track: int
@@ -28,7 +28,7 @@ class Steps:
     notes: tuple[str, ...] = ()
 
 
-def find_steps(trace: Trace, names: Names) -> Steps:
+def find_steps(trace: Trace, names: Names) -> TracedSteps:
     """The steps of a trace.
 
     A step's mark on a device is a copy of the host's, and does not count: only the host's events are looked at.
@@ -61,7 +61,7 @@ def find_steps(trace: Trace, names: Names) -> Steps:
     number_N, start_N, end_N = number_N[real], start_N[real], end_N[real]
     if len(np.unique(number_N)) < len(number_N):
         raise InputError(f"{trace.source}: a step number occurs twice: it holds more than one run of a profiler")
-    return Steps(track, number_N, start_N, end_N, tuple(notes))
+    return TracedSteps(track, number_N, start_N, end_N, tuple(notes))
 
 
 def _marked(trace: Trace, names: Names) -> Events:

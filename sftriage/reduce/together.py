@@ -11,7 +11,7 @@ from sftriage.errors import InputError
 from sftriage.records import StageSchema, Window
 from sftriage.reduce.intervals import Ints
 from sftriage.reduce.stages import Reduction, outside_ns
-from sftriage.reduce.steps import Steps
+from sftriage.reduce.steps import TracedSteps
 
 APART_S = 5.0
 APART_STEPS = 3.0
@@ -128,5 +128,5 @@ def _long(seconds: float) -> str:
     return f"{seconds:.1f} s"
 
 
-def _start(steps: Steps, number: int) -> int:
+def _start(steps: TracedSteps, number: int) -> int:
     return int(steps.start_N[steps.number_N == number][0])

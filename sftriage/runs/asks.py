@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from sftriage.errors import UsageError
-from sftriage.records import Ask, Profiler, plain
+from sftriage.records import ManualRequest, Profiler, plain
 from sftriage.runs.directory import RunDirectory
 from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
 
-_ASK_ID = re.compile(r"[a-z0-9-]{1,64}")
 _MAX_ASK_BYTES = 64 * 1024
 _MAX_TEXT = 500
 _Text = Annotated[str, Field(min_length=1, max_length=_MAX_TEXT, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
@@ -33,12 +31,15 @@ _WRONG_TEXT = {
 }
 
 
-class _AskFile(BaseModel):
-    """An ask as a file has it. Whoever may write into the run directory may ask; what they ask for is checked."""
+class _RequestFile(BaseModel):
+    """A manual request as a file has it: whoever may write into the run directory may ask, and it is checked."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
-    ask_id: Annotated[str, Field(pattern=f"^{_ASK_ID.pattern}$")]
+    # The version before called it `ask_id`.
+    request_id: Annotated[
+        str, Field(pattern=r"^[a-z0-9-]{1,64}$", validation_alias=AliasChoices("request_id", "ask_id"))
+    ]
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1, max_length=1024)]
     who: _Text
     reason: _Text
@@ -49,40 +50,40 @@ class _AskFile(BaseModel):
     max_bytes: Annotated[int, Field(ge=2**20, le=2**36)]
 
 
-def checked(ask: Ask) -> Ask:
-    """The ask itself, if it is one that can be left.
+def checked(request: ManualRequest) -> ManualRequest:
+    """The request itself, if it is one that can be left.
 
     Raises:
         UsageError: it is not; the message says why.
     """
     try:
-        _AskFile.model_validate(plain(ask))
+        _RequestFile.model_validate(plain(request))
     except ValidationError as error:
         first = error.errors(include_input=False)[0]
         of = _TEXTS.get(str(first["loc"][0]))
         if of is not None and first["type"] in _WRONG_TEXT:
             raise UsageError(f"{of} {_WRONG_TEXT[first['type']]}") from None
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return ask
+    return request
 
 
-def leave(directory: RunDirectory, ask: Ask) -> Path:
-    """Leave an ask where the run takes it up.
+def leave(directory: RunDirectory, request: ManualRequest) -> Path:
+    """Leave a request where the run takes it up.
 
     Raises:
         UsageError: it is none, or the run directory cannot be written.
     """
-    path = directory.asks / f"{checked(ask).ask_id}.json"
+    path = directory.asks / f"{checked(request).request_id}.json"
     try:
         directory.asks.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(path, json.dumps(plain(ask)))
+        write_atomically(path, json.dumps(plain(request)))
     except OSError as error:
         raise UsageError(f"{directory.asks} cannot be written: {error.strerror}") from error
     return path
 
 
-def taken(directory: RunDirectory) -> Iterator[Ask]:
-    """The asks that were left, oldest first. Each is removed once the next one is wanted: it has been decided then.
+def taken(directory: RunDirectory) -> Iterator[ManualRequest]:
+    """The requests that were left, oldest first. Each is removed once the next one is wanted: it has been decided then.
 
     What is none is removed and said.
     """
@@ -94,10 +95,10 @@ def taken(directory: RunDirectory) -> Iterator[Ask]:
         try:
             with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
                 text = file.read(_MAX_ASK_BYTES)
-            found = _AskFile.model_validate_json(text)
+            found = _RequestFile.model_validate_json(text)
         except (OSError, ValidationError) as error:
             log.warning("%s is no capture that could be asked for: %s", path.name, str(error).splitlines()[0])
             path.unlink(missing_ok=True)
             continue
-        yield Ask(**found.model_dump())
+        yield ManualRequest(**found.model_dump())
         path.unlink(missing_ok=True)

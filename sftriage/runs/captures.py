@@ -67,11 +67,7 @@ class CaptureShelf:
         return found
 
     def uploads(self, url: str | None) -> tuple[dict[str, Upload], bool]:
-        """How far each capture is on its way elsewhere, and whether somebody sends them now.
-
-        Args:
-            url: where the run's captures go; None where they stay here.
-        """
+        """How far each capture is on its way elsewhere, and whether somebody sends them now."""
         found: dict[str, Upload] = {}
         for name in LocalStore(self.directory).ids():
             # What has arrived does not change any more; what has not is looked at again.

@@ -6,7 +6,7 @@ The journal lies on a disk that others can write to: a line that is too long, or
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -28,10 +28,21 @@ from sftriage.records import (
     Verdict,
 )
 from sftriage.runs.journal import event_of
-from sftriage.runs.notes import MAX_NAMED, MAX_S, MAX_TEXT, Asked, AskRow, Row, ask_row, asked_in, bounded, note_of
+from sftriage.runs.notes import (
+    MAX_NAMED,
+    MAX_S,
+    MAX_TEXT,
+    RequestedCapture,
+    RequestRow,
+    Row,
+    asked_in,
+    bounded,
+    note_of,
+    request_row,
+)
 from sftriage.words import reason_sentence, resolution, verdict_sentence, when, where, who
 
-__all__ = ["AskRow", "Asked", "JournalTail", "NamedSuspect", "WindowRow", "row_of"]
+__all__ = ["JournalTail", "NamedSuspect", "RequestRow", "RequestedCapture", "WindowRow", "row_of"]
 
 _CHUNK_BYTES = 1 << 20
 
@@ -79,7 +90,7 @@ class WindowRow:
     words: str
     resolves: str
     rule: str
-    asked: tuple[Asked, ...] = ()
+    asked: tuple[RequestedCapture, ...] = ()
     suspects: tuple[NamedSuspect, ...] = ()
     coverage: float | None = None
     clock: Clock = "host"
@@ -103,7 +114,7 @@ class JournalTail:
     rows: list[WindowRow] = field(default_factory=list)
     results: dict[str, CaptureResult] = field(default_factory=dict)
     states: dict[str, CaptureState] = field(default_factory=dict)
-    asks: list[AskRow] = field(default_factory=list)
+    asks: list[RequestRow] = field(default_factory=list)
     notes: list[Row] = field(default_factory=list)
     skipped: int = 0
     _at: int = 0
@@ -168,7 +179,7 @@ class JournalTail:
                     if state in ENDED:
                         self.results[capture_id] = event.result
                 case ManualRequestDecided() | FollowUpDecided():
-                    self.asks.append(ask_row(event))
+                    self.asks.append(request_row(event))
                 case _:
                     if (note := note_of(event)) is not None:
                         self.notes.append(note)
@@ -230,3 +241,53 @@ def _named(suspect: Suspect) -> NamedSuspect:
 
 def _fraction(number: float | None) -> float | None:
     return number if number is not None and 0.0 <= number <= 1.0 else None
+
+
+_SEVERITY: tuple[Label, ...] = ("healthy", "needs_evidence", "suspect", "stalled")
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineColumn:
+    """Windows in a row, as one. ``advances_s`` are means, one a stage of the chart, and sum to ``exposed_s``."""
+
+    first_step: int
+    last_step: int
+    attempt: int
+    windows: int
+    label: Label
+    named: str
+    exposed_s: float
+    advances_s: tuple[float, ...]
+
+
+def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], max_columns: int) -> tuple[TimelineColumn, ...]:
+    """Windows put together into columns of as many each, the last of the rest."""
+    each = -(-len(rows) // max_columns)
+    return tuple(_column(rows[start : start + each], stages) for start in range(0, len(rows), each))
+
+
+def stages_of(rows: Sequence[WindowRow]) -> tuple[str, ...]:
+    """Every stage that is named, in the order of the newest window's step."""
+    kinds = dict.fromkeys(row.stages for row in reversed(rows))
+    return tuple(dict.fromkeys(stage for stages in kinds for stage in stages))
+
+
+def _column(rows: Sequence[WindowRow], stages: Sequence[str]) -> TimelineColumn:
+    # A step that hangs has no frontier yet: it is in the label, not in the stack.
+    timed = [row for row in rows if row.stages]
+    sums = dict.fromkeys(stages, 0.0)
+    for row in timed:
+        for stage, advance_s in zip(row.stages, row.advances_s, strict=True):
+            sums[stage] += advance_s
+    worst = max(rows, key=lambda row: _SEVERITY.index(row.label))
+    advances_s = tuple(sums[stage] / max(1, len(timed)) for stage in stages)
+    return TimelineColumn(
+        first_step=rows[0].first_step,
+        last_step=rows[-1].last_step,
+        attempt=rows[-1].attempt,
+        windows=len(rows),
+        label=worst.label,
+        named=worst.named,
+        exposed_s=sum(advances_s),
+        advances_s=advances_s,
+    )

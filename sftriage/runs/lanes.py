@@ -17,7 +17,7 @@ _Block = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class LaneBlock:
     """One stage of one step. ``x`` and ``width`` are of the drawing."""
 
     stage: str
@@ -35,7 +35,7 @@ class Lane:
     title: str
     rank: int
     host: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[LaneBlock, ...]
     means_s: Mapping[str, float]
 
 
@@ -73,7 +73,7 @@ def lanes_of(ranks: Sequence[tuple[str, RingInfo, Sequence[StepRecord]]]) -> Lan
     lanes = []
     for (title, info, records), steps, zero in zip(ranks, laid, zeros, strict=True):
         blocks = tuple(
-            Block(
+            LaneBlock(
                 schema.stages[stage],
                 stage,
                 record.step,

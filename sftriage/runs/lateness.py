@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier import segments
+from sftriage.frontier.segments import segments
 from sftriage.records import Window
 from sftriage.windows.logs import StepFile, StepLogs, windows
 
@@ -196,12 +196,7 @@ def _latest(
 
 @dataclass(slots=True)
 class HeatSource:
-    """Makes maps of a run's logs.
-
-    Attributes:
-        logs: the logs.
-        read: steps of single ranks that have been read so far.
-    """
+    """Makes maps of a run's logs."""
 
     logs: StepLogs
     read: int = 0

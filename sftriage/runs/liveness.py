@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
@@ -17,6 +18,7 @@ from sftriage.errors import RingError
 from sftriage.recorder import RingReader, files, find_rings
 from sftriage.recorder.files import start_ticks
 from sftriage.runs.directory import RunDirectory
+from sftriage.windows.logs import LOG_NAME, LogReader
 
 _LAUNCHER = "launcher"
 _MAX_NOTE_BYTES = 64
@@ -151,3 +153,61 @@ def _is_locked(lock: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+MAX_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class RankCoverage:
+    """How many ranks of an attempt have recorded steps, of how many, and the first few that have not."""
+
+    ranks: int = 0
+    world_size: int = 0
+    missing: tuple[int, ...] = ()
+
+    @property
+    def lacking(self) -> int:
+        """Ranks of which nothing is known."""
+        return max(0, self.world_size - self.ranks)
+
+
+@dataclass(slots=True)
+class TelemetryLook:
+    """Looks at the logs in a directory, whenever one has come."""
+
+    directory: Path
+    _seen: tuple[int, int | None] | None = None
+    _found: RankCoverage = field(default_factory=RankCoverage)
+
+    def at(self, attempt: int | None) -> RankCoverage:
+        """The ranks of one attempt, or of the newest there is."""
+        try:
+            seen = (self.directory.stat().st_mtime_ns, attempt)
+            if seen != self._seen:
+                self._found, self._seen = telemetry_of(self.directory, attempt), seen
+        except OSError:
+            return RankCoverage()
+        return self._found
+
+
+def telemetry_of(directory: Path, attempt: int | None) -> RankCoverage:
+    """The ranks of one attempt, or of the newest there is, as their logs are named; one says how many there should be.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    attempts: dict[int, set[int]] = {}
+    for entry in os.scandir(directory):
+        if (named := LOG_NAME.fullmatch(entry.name)) is not None:
+            attempts.setdefault(int(named[2]), set()).add(int(named[1]))
+    attempt = max(attempts, default=0) if attempt is None else attempt
+    ranks = attempts.get(attempt, set())
+    if not ranks:
+        return RankCoverage()
+    try:
+        world_size = LogReader(directory / f"rank-{min(ranks)}.{attempt}.steps").info.world_size
+    except RingError:
+        return RankCoverage(len(ranks))
+    absent = (rank for rank in range(world_size) if rank not in ranks)
+    return RankCoverage(len(ranks), world_size, tuple(islice(absent, MAX_NAMED)))

@@ -30,7 +30,7 @@ _MAX_LINES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestedCapture:
     """A capture that a decision asked for."""
 
     capture_id: str
@@ -39,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class AskRow:
+class RequestRow:
     """Captures that no window led to, and what was decided about them: a person asked, or another capture led to them.
 
     ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
@@ -51,7 +51,7 @@ class AskRow:
     outcome: Outcome
     reason: ReasonCode
     words: str
-    asked: tuple[Asked, ...]
+    asked: tuple[RequestedCapture, ...]
     resolves: str = ""
     beside: str = ""
     attempt: int = 0
@@ -109,10 +109,10 @@ class TakeOverRow:
 
 
 Row = CostRow | PolicyRow | EvidenceRow | TakeOverRow
-Note = AskRow | Row
+Note = RequestRow | Row
 
 
-def ask_row(event: ManualRequestDecided | FollowUpDecided) -> AskRow:
+def request_row(event: ManualRequestDecided | FollowUpDecided) -> RequestRow:
     """What is kept of captures that no window led to.
 
     Raises:
@@ -124,7 +124,7 @@ def ask_row(event: ManualRequestDecided | FollowUpDecided) -> AskRow:
         by, why, led_by = event.request.who, event.request.reason, ""
     else:
         by, why, led_by = "", f"capture {event.capture_id}", event.capture_id
-    return AskRow(
+    return RequestRow(
         time_s=decision.time_s,
         by=by[:MAX_TEXT],
         why=why[:MAX_TEXT],
@@ -159,19 +159,13 @@ def note_of(event: CostMeasured | PolicyChanged | EvidenceGathered | TakenOver) 
     return EvidenceRow(event.time_s, event.first_step, event.last_step, _lines(event.remarks))
 
 
-def asked_in(decision: Decision) -> tuple[Asked, ...]:
+def asked_in(decision: Decision) -> tuple[RequestedCapture, ...]:
     """The captures that a decision asked for."""
-    return tuple(Asked(one.capture_id, one.rank, one.role) for one in decision.requests[:_MAX_ASKED])
+    return tuple(RequestedCapture(one.capture_id, one.rank, one.role) for one in decision.requests[:_MAX_ASKED])
 
 
 def captures_in(cost: CostRow, attempts: Mapping[str, int], results: Mapping[str, CaptureResult]) -> tuple[str, ...]:
-    """The captures that a cost is of: those of its attempt that measured any of its steps.
-
-    Args:
-        cost: the cost.
-        attempts: the attempt that each capture was asked for in.
-        results: what became of captures, by id.
-    """
+    """The captures that a cost is of: those of its attempt that measured any of its steps."""
     return tuple(
         result.capture_id
         for result in results.values()

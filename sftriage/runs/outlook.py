@@ -11,7 +11,7 @@ from typing import Literal
 
 from sftriage.records import CaptureResult
 from sftriage.runs.following import WindowRow
-from sftriage.runs.notes import Asked, AskRow
+from sftriage.runs.notes import RequestedCapture, RequestRow
 
 Face = Literal["no_run", "warming_up", "healthy", "suspect", "captured", "held", "throttled", "stalled"]
 
@@ -33,13 +33,13 @@ DISTURBED = ("self_inflicted",)
 class CaptureStatus:
     """A capture that was asked for, and what became of it: None while it runs."""
 
-    asked: Asked
+    asked: RequestedCapture
     result: CaptureResult | None
 
     @classmethod
     def of(cls, result: CaptureResult) -> CaptureStatus:
         """That of a capture that has ended, wherever it was asked for."""
-        return cls(Asked(result.capture_id, result.rank, "suspect"), result)
+        return cls(RequestedCapture(result.capture_id, result.rank, "suspect"), result)
 
     @property
     def state(self) -> str:
@@ -91,7 +91,9 @@ class Outlook:
         return tuple(one for one in self.captures if one.lost)
 
 
-def outlook(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[AskRow] = ()) -> Outlook:
+def outlook(
+    rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[RequestRow] = ()
+) -> Outlook:
     """How a job stands that has been judged at least once.
 
     Args:

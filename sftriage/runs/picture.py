@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 from sftriage.records import CaptureResult
 from sftriage.runs.captures import Damaged
-from sftriage.runs.decisions import Entry, page_of
-from sftriage.runs.following import Asked, WindowRow
+from sftriage.runs.decisions import DecisionGroup, page_of
+from sftriage.runs.following import RequestedCapture, WindowRow, columns_of
 from sftriage.runs.outlook import DISTURBED, Outlook, outlook, telling_row
 from sftriage.runs.source import View
-from sftriage.runs.timeline import columns_of
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.uploads import Upload
 
@@ -59,7 +58,7 @@ class Frontier:
 
 
 @dataclass(frozen=True, slots=True)
-class Capture:
+class CaptureView:
     """A capture that was asked for, and how it stands.
 
     ``state`` is a `CaptureState`, or ``damaged`` where what is stored is none.
@@ -116,8 +115,8 @@ class Picture:
     telling: WindowRow | None = None
     healthy_since: WindowRow | None = None
     frontier: Frontier | None = None
-    decisions: tuple[Entry, ...] = ()
-    captures: tuple[Capture, ...] = ()
+    decisions: tuple[DecisionGroup, ...] = ()
+    captures: tuple[CaptureView, ...] = ()
     captured: int = 0
     skipped: int = 0
     unwatched: bool = False
@@ -191,7 +190,7 @@ def frontier_of(rows: Sequence[WindowRow], windows: int = FRONTIER_WINDOWS) -> F
     )
 
 
-def captures_of(view: View, uploads: Mapping[str, Upload] = NO_UPLOADS) -> tuple[Capture, ...]:
+def captures_of(view: View, uploads: Mapping[str, Upload] = NO_UPLOADS) -> tuple[CaptureView, ...]:
     """Every capture that was asked for, newest first; at the end those in the store that nobody asked for here."""
     stored = {one.capture_id: one for one in view.captures}
     asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
@@ -211,13 +210,17 @@ def captures_of(view: View, uploads: Mapping[str, Upload] = NO_UPLOADS) -> tuple
     )
 
 
-def _with_state(one: Capture, state: str) -> Capture:
+def _with_state(one: CaptureView, state: str) -> CaptureView:
     """A capture under way, and how far it is."""
     return replace(one, state=state) if one.state == "running" else one
 
 
-def _capture(asked: Asked, by: str, result: CaptureResult | None, stored: Manifest | Damaged | None) -> Capture:
-    one = Capture(asked.capture_id, asked.rank, asked.role, "running" if result is None else result.state, asked_by=by)
+def _capture(
+    asked: RequestedCapture, by: str, result: CaptureResult | None, stored: Manifest | Damaged | None
+) -> CaptureView:
+    one = CaptureView(
+        asked.capture_id, asked.rank, asked.role, "running" if result is None else result.state, asked_by=by
+    )
     if isinstance(stored, Damaged):
         return replace(one, state="damaged", detail=stored.problem)
     if result is not None:
@@ -225,13 +228,13 @@ def _capture(asked: Asked, by: str, result: CaptureResult | None, stored: Manife
     return one if stored is None else _with_stored(one, stored)
 
 
-def _only_stored(stored: Manifest | Damaged) -> Capture:
+def _only_stored(stored: Manifest | Damaged) -> CaptureView:
     if isinstance(stored, Damaged):
-        return Capture(stored.capture_id, None, "suspect", "damaged", stored.problem)
-    return _with_stored(Capture(stored.capture_id, stored.capture.rank, "suspect", "stored"), stored)
+        return CaptureView(stored.capture_id, None, "suspect", "damaged", stored.problem)
+    return _with_stored(CaptureView(stored.capture_id, stored.capture.rank, "suspect", "stored"), stored)
 
 
-def _with_stored(one: Capture, manifest: Manifest) -> Capture:
+def _with_stored(one: CaptureView, manifest: Manifest) -> CaptureView:
     return replace(
         one,
         first_step=manifest.capture.first_step,

@@ -62,7 +62,7 @@ class RankSteps:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Recording:
+class RecordedRun:
     """A recording whose windows can be cut: one array, or where the steps of each rank are, by attempt.
 
     ``on_device`` has the device times of the ranks that run on a device, also where there are none of them.
@@ -104,7 +104,7 @@ class Recording:
             yield from gatherer.ready(ended=True)
 
 
-def load_recording(path: Path) -> Recording:
+def load_recording(path: Path) -> RecordedRun:
     """Read a run directory or an ``.npz``.
 
     Raises:
@@ -114,10 +114,10 @@ def load_recording(path: Path) -> Recording:
         return _load_run(path)
     if not path.exists():
         raise InputError(f"{path}: no such file or directory")
-    return Recording(path, load_npz(path), {})
+    return RecordedRun(path, load_npz(path), {})
 
 
-def _load_run(path: Path) -> Recording:
+def _load_run(path: Path) -> RecordedRun:
     run = RunDirectory(path)
     directory = Path(read_info(run).rings)
     host: dict[int, dict[int, RankSteps]] = {}
@@ -140,7 +140,7 @@ def _load_run(path: Path) -> Recording:
         infos = [steps.info for steps in (*ranks.values(), *device.get(attempt, {}).values())]
         if len({(info.schema, info.world_size) for info in infos}) > 1:
             raise InputError(f"{run.steps}: the ranks recorded different stages or world sizes")
-    return Recording(path, None, host, device)
+    return RecordedRun(path, None, host, device)
 
 
 def _known(among: Mapping[int, Mapping[int, RankSteps]], info: RingInfo, of_device: bool) -> RankSteps:
@@ -152,12 +152,7 @@ def _put(into: dict[int, dict[int, RankSteps]], steps: RankSteps) -> None:
 
 
 class _Unread:
-    """Several ranks' steps that are still to be read, a few at a time.
-
-    Args:
-        ranks: where they are.
-        shape: how windows are cut: hardly more is held than one takes.
-    """
+    """Several ranks' steps that are still to be read, a few at a time."""
 
     def __init__(self, ranks: Mapping[int, RankSteps], shape: Shape) -> None:
         at_a_time = min(max(shape.window_steps, _MIN_STEPS_AT_A_TIME), _MAX_STEPS_AT_A_TIME)

@@ -18,9 +18,8 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, WindowRow
 from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
-from sftriage.runs.liveness import Watcher, WatcherLook
-from sftriage.runs.notes import AskRow, CostRow, Row
-from sftriage.runs.telemetry import Telemetry, TelemetryLook
+from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook
+from sftriage.runs.notes import CostRow, RequestRow, Row
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
@@ -65,10 +64,10 @@ class View:
     states: Mapping[str, CaptureState] = field(default_factory=dict)
     captures: tuple[Manifest | Damaged, ...] = ()
     skipped: int = 0
-    asks: tuple[AskRow, ...] = ()
+    asks: tuple[RequestRow, ...] = ()
     notes: tuple[Row, ...] = ()
     watcher: Watcher = field(default_factory=Watcher)
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    telemetry: RankCoverage = field(default_factory=RankCoverage)
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
     directory: str = ""
@@ -78,9 +77,9 @@ class View:
         """What became of captures, by id."""
         return self.results or {}
 
-    def asked_by(self, capture_id: str) -> WindowRow | AskRow | None:
+    def asked_by(self, capture_id: str) -> WindowRow | RequestRow | None:
         """What a capture was asked for by: the window whose decision it was, a person, or another capture."""
-        both: tuple[Sequence[WindowRow | AskRow], ...] = (self.rows, self.asks)
+        both: tuple[Sequence[WindowRow | RequestRow], ...] = (self.rows, self.asks)
         return next(
             (row for rows in both for row in reversed(rows) if any(one.capture_id == capture_id for one in row.asked)),
             None,

@@ -111,6 +111,10 @@ def _decided(entry: dict[str, Any]) -> dict[str, Any]:
     return {"decision": {**kept, "reason": code, "parameters": dict(parameters)}, "triggers": triggers}
 
 
+def _manual_request(ask: dict[str, Any]) -> dict[str, Any]:
+    return {"request_id" if name == "ask_id" else name: value for name, value in ask.items()}
+
+
 def _evidence(entry: dict[str, Any]) -> dict[str, Any]:
     known = entry["evidence"]
     gpus = known.get("gpus") or {}
@@ -132,7 +136,7 @@ def _result(entry: dict[str, Any]) -> dict[str, Any]:
 
 _EVENTS: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "window": lambda entry: {"verdict": entry["verdict"], **_decided(entry)},
-    "ask": lambda entry: {"type": "manual_request", "request": entry["ask"], **_decided(entry)},
+    "ask": lambda entry: {"type": "manual_request", "request": _manual_request(entry["ask"]), **_decided(entry)},
     "beside": lambda entry: {"type": "follow_up", "capture_id": entry["capture_id"], **_decided(entry)},
     "capture": _result,
     "policy": lambda entry: dict(entry["change"]),
@@ -144,14 +148,7 @@ _EVENTS: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 def translated(
     sentence: str, *, label: Cause, outcome: str, resolves: str = ""
 ) -> tuple[ReasonCode, Mapping[str, Parameter]]:
-    """The code and the parameters of which `words.reason_sentence` makes a sentence of version 1.
-
-    Args:
-        sentence: the decision's reason.
-        label: what the decision is about.
-        outcome: what was decided.
-        resolves: what would resolve it; kept of a sentence that is not known.
-    """
+    """The code and the parameters of which `words.reason_sentence` makes a sentence of version 1."""
     first = [_OF_LABEL[label]] if outcome == "hold" and label in _OF_LABEL else []
     for code, pattern in [*first, *_KNOWN] if len(sentence) <= _LONGEST else ():
         found = pattern.fullmatch(sentence)

@@ -16,7 +16,7 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runtime.reducing import known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
-from sftriage.traces.retention import Retention, due, remove
+from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
 
 log = logging.getLogger("sftriage")
@@ -141,7 +141,7 @@ class Annotations:
             except SftriageError as error:
                 log.warning("what capture %s has cost is not in its manifest: %s", capture_id, error)
 
-    def tidy(self, retention: Retention, now_s: float) -> None:
+    def tidy(self, retention: RetentionLimits, now_s: float) -> None:
         """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""
         try:
             gone, problem = remove(self.store, self._catalogue, due(self.store, retention, now_s))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sftriage.agent.evidence import Evidence, EvidenceSampler
+from sftriage.agent.evidence import EvidenceSampler, GpuEvidence
 from sftriage.events import EvidenceGathered
 from sftriage.recorder import RingInfo
 from sftriage.records import Verdict, plain
@@ -61,7 +61,7 @@ class Corroboration:
         self.sampler.close()
 
 
-def _brief(evidence: Evidence, about: list[int]) -> dict[str, Any]:
+def _brief(evidence: GpuEvidence, about: list[int]) -> dict[str, Any]:
     """What goes on record: the suspects' GPUs, and what is out of the ordinary about them."""
     gpus = {str(rank): plain(gpu) for rank in about if (gpu := evidence.of(rank)) is not None}
     return {"problem": evidence.problem, "of": gpus}

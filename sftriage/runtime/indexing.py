@@ -12,7 +12,7 @@ from sftriage.events import CaptureChanged, Event, Sight
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.sinks.stream import Sink
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
@@ -121,7 +121,7 @@ class SharedIndexing(Sink):
                 continue
             if (manifest := self._whole(capture_id)) is not None:
                 Catalogue(self._url, RemoteStore.open(url)).add(manifest)
-                self._copies[capture_id] = (url, Place.of(manifest).key)
+                self._copies[capture_id] = (url, CaptureKey.of(manifest).key)
         for capture_id in self._copies.keys() - held.keys():
             url, reference = self._copies[capture_id]
             Catalogue(self._url, RemoteStore.open(url)).drop(reference)

@@ -15,8 +15,7 @@ from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import UsageError
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
-from sftriage.runs.directory import RunInfo, create
-from sftriage.runs.finding import DEFAULT_ROOT, new_run_id, remember
+from sftriage.runs.directory import DEFAULT_ROOT, RunInfo, create, new_run_id, remember
 from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.indexing import indexing_of
 from sftriage.runtime.launcher import Launcher

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from sftriage.capture import NsysPlace, nsys_rank
+from sftriage.capture import nsys_rank
 from sftriage.capture.bounded import run_bounded
+from sftriage.capture.nsys import NsysPlace
 from sftriage.capture.nsys_dialect import TRACES, parse_version
 from sftriage.errors import CaptureError, InputError, UsageError
 from sftriage.runs.directory import RunDirectory

@@ -18,7 +18,7 @@ from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.reduce.together import missing_ranks, together
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.recordings import Recording, load_recording
+from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
@@ -139,7 +139,7 @@ LONG_STEPS = 512
 class Signal:
     """What was recorded of a run: where, by which job, and the manifest of the capture in question."""
 
-    recording: Recording
+    recording: RecordedRun
     job: str
     manifest: Manifest | None
     store: LocalStore

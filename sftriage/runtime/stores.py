@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.finding import find_run
+from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
 

@@ -14,9 +14,9 @@ from itertools import islice
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
-from sftriage.capture import NsysPlace
+from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.controller import Controller, in_force
-from sftriage.controller.gathering import Gathering
+from sftriage.controller.gathering import WindowAssembly
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import ResumeState
 from sftriage.controller.wanting import Wants
@@ -25,8 +25,8 @@ from sftriage.events import JobSeen, Received, Resumed, TakenOver
 from sftriage.fleet.in_process import InProcess
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
-from sftriage.policy.together import in_the_same_steps
 from sftriage.records import ENDED, CaptureResult, Decision, Report, Reproduced
 from sftriage.runs.asks import taken
 from sftriage.runs.directory import RunDirectory, RunInfo
@@ -36,7 +36,7 @@ from sftriage.runtime.annotating import Annotations
 from sftriage.runtime.corroboration import Corroboration
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Origin, Webhooks
-from sftriage.traces.retention import Retention
+from sftriage.traces.retention import RetentionLimits
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
 
@@ -98,7 +98,7 @@ class Triage:
             )
             self._fleet = InProcess([self._agent])
             logs = StepLogs(directory.steps)
-            self._gathering = Gathering(self._shape, lambda *where: kept_steps(logs, *where))
+            self._gathering = WindowAssembly(self._shape, lambda *where: kept_steps(logs, *where))
             self._journal = Journal(directory.decisions)
             self._stream = Stream(sinks)
             self._controller = Controller(policy, self._journal, directory.state, self._stream.publish, left)
@@ -300,7 +300,7 @@ class Triage:
         """Remove the captures that the policy keeps no longer."""
         self._tidied_s = time.monotonic()
         policies = self._controller.policies
-        self._annotations.tidy(Retention(policies.retention_s, policies.retention_bytes), time.time())
+        self._annotations.tidy(RetentionLimits(policies.retention_s, policies.retention_bytes), time.time())
 
 
 @contextlib.contextmanager

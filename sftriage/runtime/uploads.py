@@ -14,12 +14,12 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.sinks.stream import Sink
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.uploading import Standing, Uploader
+from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.words import place
 
 log = logging.getLogger("sftriage")
 
-Show = Callable[[Standing], None]
+Show = Callable[[UploadProgress], None]
 """Who shows how far uploads are."""
 
 LIMIT_S = 900.0
@@ -30,7 +30,7 @@ _CLOSE_S = 5.0
 _TICK_S = 0.25
 
 
-def _unseen(standing: Standing) -> None:
+def _unseen(standing: UploadProgress) -> None:
     """Nobody looks on."""
 
 
@@ -95,7 +95,7 @@ def uploads_of(directory: RunDirectory, info: RunInfo) -> RunUploads | None:
     return None if info.store is None else RunUploads(directory, info)
 
 
-def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = _unseen) -> Standing:
+def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = _unseen) -> UploadProgress:
     """Show how far the uploads are until there is nothing more to wait for; how they stand then.
 
     It is waited no longer than ``limit_s``, nor for ``still_s`` without a byte that moves, nor past a Ctrl-C.
@@ -114,7 +114,7 @@ def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = _uns
     return standing
 
 
-def what_is_left(standing: Standing) -> str:
+def what_is_left(standing: UploadProgress) -> str:
     """What is not in the store yet, and why."""
     if standing.taken:
         return "another process uploads this run's captures"

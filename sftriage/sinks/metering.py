@@ -100,10 +100,10 @@ class Metering:
         if (exporter := self._exporter) is not None:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-            from sftriage.sinks.spans import Spans, Telling
+            from sftriage.sinks.spans import SpanSink, Telling
 
             made.append(
-                Spans(
+                SpanSink(
                     lambda: BatchSpanProcessor(Telling(exporter)),
                     job=job,
                     run=run,

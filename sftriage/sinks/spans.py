@@ -33,7 +33,7 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.frontier import by_step
+from sftriage.frontier.accounting import by_step
 from sftriage.records import ENDED, CaptureRequest, Decision, Suspect, Verdict, Window
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import on_clock
@@ -47,7 +47,7 @@ GRACE_S = 5.0
 """How long after the end of a run spans may take to be handed over."""
 
 
-class Spans(Sink):
+class SpanSink(Sink):
     """The spans of one run; it ends when the last thing was seen of it.
 
     Args:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier import by_step
+from sftriage.frontier.accounting import by_step
 from sftriage.records import Clock, StageSchema, Window
 
 

@@ -21,7 +21,7 @@ from sqlalchemy.exc import DBAPIError
 from sftriage.errors import CatalogueError, InputError, UsageError
 from sftriage.traces.databases import Foreign, database_at, distance, reason
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureRow, Wanted, captures, conditions, key_of, stores
+from sftriage.traces.rows import CaptureQuery, CaptureRow, captures, conditions, key_of, stores
 from sftriage.traces.stores import Condition, Store
 
 Progress = Callable[[int, int], None]
@@ -80,14 +80,14 @@ class Catalogue:
         """
         self._delete([reference])
 
-    def find(self, wanted: Wanted | None = None) -> list[CaptureRow]:
+    def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
         """The captures that are wanted, oldest first; each once, where it can be had from several stores.
 
         Raises:
             CatalogueError, UsageError: as `add` does.
         """
         here = None if self._store is None else self._its_name
-        query = select(*(captures.c[name] for name in _COLUMNS)).where(conditions(wanted or Wanted(), here))
+        query = select(*(captures.c[name] for name in _COLUMNS)).where(conditions(wanted or CaptureQuery(), here))
         query = query.order_by(*(captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
         found = self._ask(lambda connection: connection.execute(query).all(), indexed=True)
         rows = [row for row in map(CaptureRow.read, found) if row is not None]
@@ -197,13 +197,7 @@ class Catalogue:
         return self._database.store_name(self._its_store.place)
 
     def _ask(self, question: Callable[[Connection], _Answer], *, write: bool = False, indexed: bool = False) -> _Answer:
-        """Answer from the database; if it is damaged, from a new one.
-
-        Args:
-            question: asked in a transaction of its own.
-            write: it changes something.
-            indexed: it wants all that is in the store.
-        """
+        """Answer from the database; if it is damaged, from a new one."""
         try:
             return self._answer(question, write=write, indexed=indexed)
         except (DBAPIError, Foreign) as error:

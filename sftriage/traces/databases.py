@@ -21,7 +21,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
 from sftriage.errors import CatalogueError, UsageError
-from sftriage.traces.fields import CONTROL
+from sftriage.traces.manifest import CONTROL
 from sftriage.traces.rows import METADATA, VERSION, schema
 
 CONNECT_S = 5

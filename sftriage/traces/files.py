@@ -65,13 +65,6 @@ def copy_verified(
 ) -> None:
     """Copy an artefact to a file that appears there only once its size and sha256 are right.
 
-    Args:
-        source: what is stored.
-        copy_to: the file; one that is there is replaced.
-        wanted: what was put.
-        name: what is stored, for messages.
-        progress: told how far it is.
-
     Raises:
         IntegrityError: what is stored is not what was put.
         OSError: the file cannot be written.

@@ -12,15 +12,14 @@ from urllib.parse import quote, unquote
 
 from sftriage.errors import InputError, UsageError
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.fields import CONTROL
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CONTROL, Manifest
 
 MAX_PART_BYTES = 240
 """What a file system takes as one name, and room for a suffix while it is written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CaptureKey:
     """Where a capture lies: the job and run as they are called, and its id."""
 
     job: str
@@ -28,7 +27,7 @@ class Place:
     capture_id: str
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Place:
+    def of(cls, manifest: Manifest) -> CaptureKey:
         """Where a capture belongs.
 
         Raises:
@@ -42,7 +41,7 @@ class Place:
         return cls(manifest.job, manifest.run, manifest.capture_id)
 
     @classmethod
-    def parse(cls, key: str) -> Place:
+    def parse(cls, key: str) -> CaptureKey:
         """The place that ``job/run/capture-id`` is.
 
         Raises:

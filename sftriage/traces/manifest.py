@@ -6,11 +6,12 @@ checked. Fields a newer version has added are ignored; a newer ``schema_version`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sftriage.errors import InputError
 from sftriage.records import (
@@ -27,8 +28,95 @@ from sftriage.records import (
     Trigger,
     plain,
 )
-from sftriage.traces.fields import CONTROL, Count, Model, Number, Rank, Sentence, Word, first_problem, text
-from sftriage.traces.findings import Findings
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""What would do something to a terminal."""
+
+
+def text(max_length: int) -> object:
+    """A string of bounded length without control characters: what is stored is printed on terminals one day."""
+    return Field(max_length=max_length, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")
+
+
+Word = Annotated[str, text(100)]
+Sentence = Annotated[str, text(2000)]
+# SQLite's integers, and everybody else's.
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Rank = Annotated[int, Field(ge=0, lt=2**31)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class DocumentModel(BaseModel):
+    """A document that later versions may add to: what is not known is ignored."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong, as one short piece of a message: the rest of a hostile file is noise."""
+    first = error.errors(include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"]) or "document"
+    return CONTROL.sub("?", f"{where[:100]}: {first['msg'][:200]}")
+
+
+MAX_SHARES = 20
+
+Kind = Literal["operator", "python", "call", "annotation"]
+
+
+class StageProfile(DocumentModel):
+    """What one rank did in the stage: means a step, in seconds.
+
+    ``working_s``, ``waiting_s`` and ``unseen_s`` sum to ``stage_s``: some thread of the process was in an operator, a
+    call or a Python function; none was, but one waited, in a collective, for the device or for another process; or
+    there was nothing in the trace but the stage itself. ``device_s`` is how long the device worked on what was launched
+    in the stage, whenever it did, and ``collective_s`` how much of that were collectives.
+    """
+
+    source: Sentence
+    rank: Rank | None
+    first_step: Count
+    last_step: Count
+    steps: Count
+    step_s: Number
+    stage_s: Number
+    working_s: Number
+    waiting_s: Number
+    unseen_s: Number
+    device_s: Number
+    collective_s: Number
+    kernels: Number
+    launches: Number
+    launch_s: Number
+
+
+class Share(DocumentModel):
+    """What one name took of the stage as self time, over all threads: means a step. ``control`` is the control rank."""
+
+    name: Word
+    kind: Kind
+    waits: bool
+    self_s: Number
+    calls: Number
+    control_self_s: Number | None = None
+
+
+class Findings(DocumentModel):
+    """What filled the suspect stage, beside the same stage of a control rank where there is one.
+
+    Where it is known which of the captured steps have the fault, and not all have, those alone are looked at:
+    ``of_steps`` is how many there are with the others. ``control`` is another ``rank`` in the same steps, or else the
+    other ``steps`` of the suspect itself: ``beside`` says which.
+    """
+
+    stage: Annotated[str, text(MAX_STAGE_NAME_BYTES)]
+    suspect: StageProfile
+    control: StageProfile | None = None
+    shares: Annotated[tuple[Share, ...], Field(max_length=MAX_SHARES)]
+    summary: Sentence
+    of_steps: Count | None = None
+    beside: Literal["rank", "steps"] = "rank"
+
 
 SCHEMA_VERSION: Final = 1
 MAX_MANIFEST_BYTES = 4 * 1024 * 1024
@@ -45,7 +133,7 @@ class NewerError(InputError):
     """A manifest that a newer sftriage has written: there is nothing wrong with it."""
 
 
-class Steps(Model):
+class Steps(DocumentModel):
     """A run of steps, both ends included."""
 
     first_step: Count
@@ -58,7 +146,7 @@ class Steps(Model):
         return self
 
 
-class TriggerInfo(Model):
+class TriggerInfo(DocumentModel):
     """Why the capture exists: the window, the suspect found in it, and the rule that asked (see `records.Trigger`)."""
 
     window: Steps
@@ -152,7 +240,7 @@ class CaptureInfo(Steps):
         )
 
 
-class Artefact(Model):
+class Artefact(DocumentModel):
     """One stored file of a capture, with what is needed to know it again."""
 
     name: FileName
@@ -169,7 +257,7 @@ class Artefact(Model):
         return name
 
 
-class ReproducedInfo(Model):
+class ReproducedInfo(DocumentModel):
     """Whether the fault was there while it was captured (see `records.Reproduced`)."""
 
     answer: Literal["yes", "no", "partly"]
@@ -185,7 +273,7 @@ class ReproducedInfo(Model):
         return cls(**{**plain(reproduced), "fault_steps": reproduced.fault_steps})
 
 
-class Remarks(Model):
+class Remarks(DocumentModel):
     """What the GPU of a captured rank said of itself."""
 
     lines: Annotated[tuple[Sentence, ...], Field(max_length=64)]
@@ -204,7 +292,7 @@ class CostInfo(Steps):
     captures: Annotated[int, Field(ge=1, le=2**31)] = 1
 
 
-class Manifest(Model):
+class Manifest(DocumentModel):
     """A capture, whole: what asked for it, what it measured, the files it left, and what they show once reduced."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
@@ -273,7 +361,7 @@ class Manifest(Model):
             raise InputError(f"{source}: not a manifest: {first_problem(error)}") from None
 
 
-class _Version(Model):
+class _Version(DocumentModel):
     schema_version: Annotated[int, Field(ge=1)]
 
 

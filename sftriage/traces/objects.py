@@ -82,13 +82,7 @@ def checked_url(url: str) -> str:
 
 
 class Objects:
-    """The objects below one prefix.
-
-    Args:
-        store: an opened store of obstore's.
-        place: what it is called in messages.
-        root: the directory, where it is one.
-    """
+    """The objects below one prefix."""
 
     def __init__(self, store: ObjectStore, place: str, root: Path | None = None) -> None:
         self.place = place
@@ -98,11 +92,6 @@ class Objects:
     @classmethod
     def open(cls, url: str, *, patience: Patience, create: bool = False) -> Objects:
         """Open a store; no request is made.
-
-        Args:
-            url: where it is.
-            patience: how long to wait for it.
-            create: make the directory, where it is one.
 
         Raises:
             UsageError: there is no such store, or obstore is not installed.

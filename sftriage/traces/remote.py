@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
 from sftriage.traces.files import copy, copy_verified
-from sftriage.traces.keys import Place, shown, written
+from sftriage.traces.keys import CaptureKey, shown, written
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience
 from sftriage.traces.stores import (
@@ -83,15 +83,13 @@ class RemoteStore:
 
     def reference(self, manifest: Manifest) -> str:
         """What this store knows a capture by: ``job/run/id``, or in the store of one run its id."""
-        return manifest.capture_id if self._scope else Place.of(manifest).key
+        return manifest.capture_id if self._scope else CaptureKey.of(manifest).key
 
     def manifest(self, capture_id: str) -> Manifest:
-        """See `Store.manifest`."""
         key = self._key(capture_id)
         return self._checked(key, self._names(key))
 
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
-        """See `Store.look`."""
         key = self._key(capture_id)
         names = self._names(key)
         manifest = self._read(key, names)
@@ -116,7 +114,6 @@ class RemoteStore:
         return Listing(tuple(manifests), unfit)
 
     def leftovers(self) -> tuple[str, ...]:
-        """See `Store.leftovers`."""
         places: set[str] = set()
         whole = set(self._listed())
         for key in self._objects.sizes(self._scope):
@@ -129,7 +126,6 @@ class RemoteStore:
         )
 
     def ids(self) -> frozenset[str]:
-        """See `Store.ids`."""
         return frozenset(self._reference(key) for key in self._listed() if _is_place(key))
 
     def get(
@@ -141,7 +137,6 @@ class RemoteStore:
         force: bool = False,
         progress: Progress | None = None,
     ) -> Path:
-        """See `Store.get`."""
         key = self._key(capture_id)
         wanted = self._checked(key, self._names(key)).artefact(artefact)
         target = destination_of(wanted.name, destination, force=force)
@@ -157,7 +152,6 @@ class RemoteStore:
         return target
 
     def note(self, capture_id: str, noted: Noted) -> Manifest:
-        """See `Store.note`."""
         manifest = noting(self.manifest(capture_id), noted)
         self.put_manifest(manifest)
         return manifest
@@ -172,19 +166,16 @@ class RemoteStore:
         self._objects.delete(f"{key}/{name}" for name in sorted(names) if name != MANIFEST_NAME)
 
     def pin(self, capture_id: str) -> None:
-        """See `Store.pin`."""
         key = self._key(capture_id)
         self._names(key)
         self._objects.put(f"{key}/{PIN_NAME}", b"")
 
     def unpin(self, capture_id: str) -> None:
-        """See `Store.unpin`."""
         key = self._key(capture_id)
         self._names(key)
         self._objects.delete([f"{key}/{PIN_NAME}"])
 
     def pinned(self) -> frozenset[str]:
-        """See `Store.pinned`."""
         return frozenset(
             self._reference(key) for key, names in self._listed().items() if PIN_NAME in names and _is_place(key)
         )
@@ -254,7 +245,7 @@ class RemoteStore:
             return f"{self._scope}/{check_id(reference)}"
         if "/" in reference:
             try:
-                return Place.parse(reference).key
+                return CaptureKey.parse(reference).key
             except InputError as error:
                 raise UsageError(str(error)) from None
         check_id(reference)
@@ -267,7 +258,7 @@ class RemoteStore:
         raise UsageError(f"{len(found)} captures are called {reference}; say which: {some}")
 
     def _key_of(self, manifest: Manifest) -> str:
-        key = Place.of(manifest).key
+        key = CaptureKey.of(manifest).key
         if self._scope and not key.startswith(f"{self._scope}/"):
             raise InputError(f"capture {manifest.capture_id} is of {key.rpartition('/')[0]}, not of {self._scope}")
         return key
@@ -303,7 +294,7 @@ class RemoteStore:
 
     def _read(self, key: str, names: _Names) -> Manifest:
         """The manifest of a place, if it belongs there."""
-        place, where = Place.parse(key), f"{self._objects.place}/{key}"
+        place, where = CaptureKey.parse(key), f"{self._objects.place}/{key}"
         source = f"{where}/{MANIFEST_NAME}"
         if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
             raise InputError(f"{source}: larger than {MAX_MANIFEST_BYTES // 2**20} MiB, which no manifest is")
@@ -311,8 +302,8 @@ class RemoteStore:
         if data is None:
             raise UsageError(f"no capture {place.capture_id} in {self.place}")
         manifest = Manifest.from_json(data, source)
-        if Place.of(manifest) != place:
-            raise InputError(f"{source}: is the manifest of {Place.of(manifest).key}")
+        if CaptureKey.of(manifest) != place:
+            raise InputError(f"{source}: is the manifest of {CaptureKey.of(manifest).key}")
         return manifest
 
     def _check(self, key: str, names: _Names, manifest: Manifest) -> None:
@@ -337,7 +328,7 @@ class RemoteStore:
 
 def _is_place(key: str) -> bool:
     try:
-        Place.parse(key)
+        CaptureKey.parse(key)
     except InputError:
         return False
     return True

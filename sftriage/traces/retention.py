@@ -13,7 +13,7 @@ from sftriage.traces.stores import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Retention:
+class RetentionLimits:
     """Captures older than ``age_s`` seconds go, and the oldest of those that are more than ``max_bytes`` together.
 
     None: no such limit.
@@ -44,7 +44,7 @@ class Kept:
         return cls(reference, manifest.created_at.timestamp(), size_bytes, pinned)
 
 
-def expired(captures: Sequence[Kept], retention: Retention, now_s: float) -> tuple[Kept, ...]:
+def expired(captures: Sequence[Kept], retention: RetentionLimits, now_s: float) -> tuple[Kept, ...]:
     """Those that go now, the oldest first. What is pinned stays, and its bytes count."""
     oldest_first = sorted(captures, key=lambda one: (one.created_s, one.capture_id))
     gone = [
@@ -72,7 +72,7 @@ class Due:
     left_alone: Mapping[str, str] = field(default_factory=dict)
 
 
-def due(store: Store, retention: Retention, now_s: float) -> tuple[Kept, ...]:
+def due(store: Store, retention: RetentionLimits, now_s: float) -> tuple[Kept, ...]:
     """Those of a store that go now. A damaged capture is left for people to look at.
 
     Raises:
@@ -81,14 +81,8 @@ def due(store: Store, retention: Retention, now_s: float) -> tuple[Kept, ...]:
     return () if retention.unlimited else outlook(store, retention, now_s).captures
 
 
-def outlook(store: Store, retention: Retention, now_s: float, *, unfit: bool = False) -> Due:
+def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bool = False) -> Due:
     """Those of a store that go now, and those that are left alone, and why.
-
-    Args:
-        store: the store.
-        retention: how long, and how much.
-        now_s: seconds since the epoch.
-        unfit: what is missing or damaged goes too, if no copy elsewhere is whole.
 
     Raises:
         OSError, StoreError: the store cannot be read.

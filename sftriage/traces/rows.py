@@ -14,8 +14,7 @@ from sqlalchemy import BigInteger, Column, ColumnElement, Double, MetaData, Stri
 from sqlalchemy.types import TypeEngine
 
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.fields import CONTROL
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CONTROL, Manifest
 
 # Compared byte by byte, as SQLite does and Python: another order than that of the database's language.
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
@@ -92,7 +91,7 @@ class CaptureRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CaptureQuery:
     """Which captures are asked for: those that meet every condition given.
 
     Attributes:
@@ -155,12 +154,12 @@ schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), pr
 _EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")
 
 
-def conditions(wanted: Wanted, store: str | None) -> ColumnElement[bool]:
+def conditions(wanted: CaptureQuery, store: str | None) -> ColumnElement[bool]:
     """What is asked for, of one store or of all, as a database is asked."""
     return and_(True, *_conditions(wanted, store))
 
 
-def _conditions(wanted: Wanted, store: str | None) -> Iterator[ColumnElement[bool]]:
+def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[ColumnElement[bool]]:
     if store is not None:
         yield captures.c.store == store
     for name in _EQUAL:

@@ -30,15 +30,7 @@ class Stopped(Exception):  # noqa: N818  # not an error: whoever waits has asked
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Brings captures of a run to where its copies are kept.
-
-    Attributes:
-        store: the run's own.
-        outbox: the same, as uploads see it.
-        remote: where they go.
-        url: its URL, as it is noted beside each capture.
-        told: told how far it is.
-    """
+    """Brings captures of a run to where its copies are kept."""
 
     store: LocalStore
     outbox: Outbox
@@ -48,11 +40,6 @@ class Sender:
 
     def bring(self, capture_id: str, now: datetime, *, changes_only: bool = False) -> bool:
         """Have a capture there as it is here; whether it is.
-
-        Args:
-            capture_id: the capture.
-            now: the time, for the record.
-            changes_only: not if it was never there.
 
         Raises:
             StoreError: the store cannot be reached.

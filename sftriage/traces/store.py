@@ -31,9 +31,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
-from sftriage.traces.fields import first_problem
 from sftriage.traces.files import Summed, chunks, copy, copy_verified, private, regular, replacing, sync, sync_directory
-from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest, first_problem
 from sftriage.traces.stores import (
     PIN_NAME,
     WHOLE,
@@ -56,14 +55,7 @@ _TEMPORARY = ".tmp-"
 
 @dataclass(frozen=True, slots=True)
 class FileToStore:
-    """A file that a capture has left.
-
-    Attributes:
-        path: where it lies; it stays there.
-        name: its name in the store.
-        media_type: what it is there.
-        compress: it is gzipped on its way in.
-    """
+    """A file that a capture has left."""
 
     path: Path
     name: str = TRACE_NAME
@@ -163,7 +155,6 @@ class LocalStore:
         return manifest
 
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
-        """See `Store.look`."""
         directory = self._directory(capture_id)
         path = directory / MANIFEST_NAME
         with regular(path, InputError) as file:
@@ -200,7 +191,6 @@ class LocalStore:
             raise IntegrityError(f"{path}: {size} bytes; it had {artefact.size_bytes}")
 
     def note(self, capture_id: str, noted: Noted) -> Manifest:
-        """See `Store.note`."""
         manifest = noting(self.manifest(capture_id), noted)
         path = self._captures / capture_id / MANIFEST_NAME
         try:
@@ -212,7 +202,6 @@ class LocalStore:
         return manifest
 
     def manifests(self) -> Listing:
-        """See `Store.manifests`."""
         manifests: list[Manifest] = []
         unfit: dict[str, Condition] = {}
         for name in sorted(self.ids()):
@@ -232,7 +221,6 @@ class LocalStore:
         return ()
 
     def ids(self) -> frozenset[str]:
-        """See `Store.ids`."""
         return frozenset(name for name in self._names() if not name.startswith("."))
 
     def path(self, capture_id: str, artefact: str) -> Path:
@@ -310,7 +298,6 @@ class LocalStore:
         self._changed()
 
     def pin(self, capture_id: str) -> None:
-        """See `Store.pin`."""
         directory = self._directory(capture_id)
         try:
             with contextlib.suppress(FileExistsError), private(directory / PIN_NAME):
@@ -320,7 +307,6 @@ class LocalStore:
         self._changed()
 
     def unpin(self, capture_id: str) -> None:
-        """See `Store.unpin`."""
         directory = self._directory(capture_id)
         try:
             (directory / PIN_NAME).unlink(missing_ok=True)
@@ -329,7 +315,6 @@ class LocalStore:
         self._changed()
 
     def pinned(self) -> frozenset[str]:
-        """See `Store.pinned`."""
         return frozenset(name for name in self.ids() if (self._captures / name / PIN_NAME).exists())
 
     def sweep(self) -> int:

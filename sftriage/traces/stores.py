@@ -16,8 +16,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.findings import Findings
-from sftriage.traces.manifest import CostInfo, Manifest, NewerError, Remarks, ReproducedInfo
+from sftriage.traces.manifest import CostInfo, Findings, Manifest, NewerError, Remarks, ReproducedInfo
 
 PIN_NAME = "pinned"
 """An empty file of this name beside a capture's manifest: retention leaves it alone."""

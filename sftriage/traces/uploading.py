@@ -46,7 +46,7 @@ class Current:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class UploadProgress:
     """How far the uploads are.
 
     Attributes:
@@ -85,12 +85,7 @@ class Failure:
 
 
 def delay_s(failures: int, chance: float) -> float:
-    """How long to wait after so many failures in a row: longer each time, and never all hosts at once.
-
-    Args:
-        failures: how many there were, at least one.
-        chance: from 0 to 1, evenly.
-    """
+    """How long to wait after so many failures in a row: longer each time, and never all hosts at once."""
     longest_s = min(LONGEST_DELAY_S, FIRST_DELAY_S * 2.0 ** min(failures - 1, 30))
     return longest_s * (0.5 + 0.5 * chance)
 
@@ -128,7 +123,7 @@ class Uploader:
         self._settled: dict[str, tuple[Signature, object]] = {}
         # How often it was asked to look anew, and of that how often it has begun to.
         self._asked = self._answered = 0
-        self._standing = Standing()
+        self._standing = UploadProgress()
         self._changed = threading.Condition()
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -152,11 +147,11 @@ class Uploader:
         self._wake.set()
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> UploadProgress:
         """How far it is."""
         return self._standing
 
-    def wait(self, seen: Standing, timeout_s: float) -> Standing:
+    def wait(self, seen: UploadProgress, timeout_s: float) -> UploadProgress:
         """Wait until it stands elsewhere than was seen, or the time is over; how it stands then."""
         with self._changed:
             self._changed.wait_for(lambda: self._standing is not seen, timeout_s)

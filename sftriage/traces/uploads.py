@@ -25,9 +25,8 @@ from typing import Annotated, BinaryIO, Final, Literal
 from pydantic import AwareDatetime, ValidationError
 
 from sftriage.errors import InputError, IntegrityError, UsageError
-from sftriage.traces.fields import CONTROL, Model, Sentence, text
 from sftriage.traces.files import private, regular, sync_directory, write_atomically
-from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest, Sha256
+from sftriage.traces.manifest import CONTROL, MANIFEST_NAME, Artefact, DocumentModel, Manifest, Sentence, Sha256, text
 from sftriage.traces.stores import PIN_NAME
 
 UPLOAD_NAME: Final = "upload.json"
@@ -39,7 +38,7 @@ Signature = tuple[object, object]
 UploadState = Literal["waiting", "uploading", "stored", "failed"]
 
 
-class Upload(Model):
+class Upload(DocumentModel):
     """How far a capture is.
 
     Attributes:

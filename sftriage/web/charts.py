@@ -13,9 +13,8 @@ from math import floor, log10
 from urllib.parse import urlencode
 
 from sftriage.records import Label
-from sftriage.runs.following import WindowRow
-from sftriage.runs.timeline import Column, columns_of, stages_of
-from sftriage.traces.findings import Findings, StageProfile
+from sftriage.runs.following import TimelineColumn, WindowRow, columns_of, stages_of
+from sftriage.traces.manifest import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0
 MAX_COLUMNS = 400
@@ -138,7 +137,7 @@ class Marker:
 class Timeline:
     """The whole chart. ``top_s`` is the time at its upper edge; ``restarts`` are where another attempt begins."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[TimelineColumn, ...]
     series: tuple[Series, ...]
     bands: tuple[Band, ...]
     markers: tuple[Marker, ...]
@@ -189,7 +188,7 @@ def _area(below: Sequence[float], above: Sequence[float], width: float, top_s: f
     return "".join(parts) + "Z"
 
 
-def _bands(columns: Sequence[Column], width: float) -> list[Band]:
+def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
     starts = [n for n in range(len(columns)) if n == 0 or columns[n].label != columns[n - 1].label]
     return [
         Band(

@@ -20,7 +20,7 @@ from starlette.types import Send
 
 from sftriage.errors import IntegrityError, SftriageError
 from sftriage.traces.files import CHUNK_BYTES, regular
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience, checked_url
 from sftriage.traces.store import LocalStore
@@ -66,7 +66,7 @@ def pieces_elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterat
         StoreError: it cannot be reached.
         IntegrityError: the artefact is not there, or in a directory a link leads out of it.
     """
-    key = f"{Place.of(manifest).key}/{artefact.name}"
+    key = f"{CaptureKey.of(manifest).key}/{artefact.name}"
     objects = Objects.open(url, patience=PATIENCE)
     parts = urlsplit(checked_url(url))
     if parts.scheme == "file":

@@ -16,12 +16,11 @@ from starlette.types import ASGIApp
 from sftriage.records import CAPTURE_ID
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
-from sftriage.runs.following import WindowRow
+from sftriage.runs.following import TimelineColumn, WindowRow, columns_of
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.notes import AskRow, Note
+from sftriage.runs.notes import Note, RequestRow
 from sftriage.runs.outlook import CaptureStatus, Outlook, outlook
 from sftriage.runs.source import Drawing, RunSource, View
-from sftriage.runs.timeline import Column, columns_of
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, StepRange, bars_of, timeline
@@ -197,7 +196,7 @@ def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:
     return tuple(choice for choice in CHOICES if choice < steps)
 
 
-def _column_values(column: Column) -> list[Any]:
+def _column_values(column: TimelineColumn) -> list[Any]:
     """What is read out of one column of the timeline."""
     advances = [round(advance_s, 6) for advance_s in column.advances_s]
     label = LABEL_WORDS[column.label]
@@ -207,7 +206,7 @@ def _column_values(column: Column) -> list[Any]:
 def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
     """Captures that were asked for and are not stored: running, failed, or removed since; newest first."""
     stored = {one.capture_id for one in view.captures}
-    decided: tuple[WindowRow | AskRow, ...] = (*view.rows, *view.asks)
+    decided: tuple[WindowRow | RequestRow, ...] = (*view.rows, *view.asks)
     asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
     asked.sort(key=lambda entry: entry[0], reverse=True)
     return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for _, one in asked[:20])

@@ -17,9 +17,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from sftriage.errors import InputError, UsageError
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.stores import Store
 from sftriage.web.access import Access
 from sftriage.web.charts import bars_of
@@ -53,7 +53,7 @@ class Filter:
     """
 
     texts: Mapping[str, str] = field(default_factory=dict)
-    wanted: Wanted = field(default_factory=Wanted)
+    wanted: CaptureQuery = field(default_factory=CaptureQuery)
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -79,7 +79,7 @@ def filter_of(query: Mapping[str, str], since_of: SinceOf, now: datetime) -> Fil
         except UsageError as error:
             problems["since"] = str(error).removeprefix("--")
     said = {name: texts[name] for name in ("job", "run", "stage", "reproduced", "profiler") if name in texts}
-    wanted = Wanted(
+    wanted = CaptureQuery(
         **{name: text for name, text in said.items() if name not in problems},  # type: ignore[arg-type]  # all text
         rank=int(rank) if rank and "rank" not in problems else None,
         since=since,
@@ -147,13 +147,13 @@ class StorePage(Page):
         """One capture."""
         with reading_stored():
             manifest, store = self._found(request)
-            of_run = self._source.find(Wanted(job=manifest.job, run=manifest.run))
+            of_run = self._source.find(CaptureQuery(job=manifest.job, run=manifest.run))
         others = [(_link(row), row) for row in of_run if row.capture_id != manifest.capture_id]
         return self.html(
             "capture.html",
             self._source.view(),
             layout="store_base.html",
-            address=address_of(Place.of(manifest)),
+            address=address_of(CaptureKey.of(manifest)),
             manifest=manifest,
             bars=bars_of(manifest.findings),
             asked=None,
@@ -173,20 +173,20 @@ class StorePage(Page):
     def _found(self, request: Request) -> tuple[Manifest, Store]:
         names = request.path_params
         try:
-            place = Place.parse(f"{names['job']}/{names['run']}/{names['capture_id']}")
+            place = CaptureKey.parse(f"{names['job']}/{names['run']}/{names['capture_id']}")
         except InputError as error:
             raise HTTPException(404, "There is no such capture.") from error
         return self._source.capture(place)
 
 
-def address_of(place: Place) -> str:
+def address_of(place: CaptureKey) -> str:
     """Where the page of a capture is: its key, whose own escapes are escaped once more."""
     return f"/captures/{quote(place.key)}"
 
 
 def _link(row: CaptureRow) -> str:
     try:
-        return address_of(Place(row.job, row.run, row.capture_id))
+        return address_of(CaptureKey(row.job, row.run, row.capture_id))
     except InputError:
         return "/"
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 
 from sftriage.errors import InputError, SftriageError, StoreError, UsageError
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.stores import Store
 
 REFRESH_S = 15.0
@@ -109,7 +109,7 @@ class StoreSource:
                 self._reading.submit(self._read)
             return self._view
 
-    def find(self, wanted: Wanted) -> Sequence[CaptureRow]:
+    def find(self, wanted: CaptureQuery) -> Sequence[CaptureRow]:
         """The captures that are wanted, newest first; none as long as nothing is known.
 
         Raises:
@@ -118,11 +118,11 @@ class StoreSource:
         view = self._view
         if not view.known:
             return ()
-        if wanted == Wanted():
+        if wanted == CaptureQuery():
             return view.rows[::-1]
         return self._catalogue.find(wanted)[::-1]
 
-    def capture(self, place: Place) -> tuple[Manifest, Store]:
+    def capture(self, place: CaptureKey) -> tuple[Manifest, Store]:
         """A capture, and the store that it lies in.
 
         Raises:
@@ -132,14 +132,14 @@ class StoreSource:
         """
         if self._store is not None:
             return self._store.manifest(place.key), self._store
-        wanted = Wanted(job=place.job, run=place.run, prefix=place.capture_id)
+        wanted = CaptureQuery(job=place.job, run=place.run, prefix=place.capture_id)
         row = next((row for row in self._catalogue.find(wanted) if row.capture_id == place.capture_id), None)
         if row is None:
             raise UsageError(f"no capture {place.key} in {self.place}")
         store = self._store_of(row)
         manifest = store.manifest(row.reference)
-        if Place.of(manifest) != place:
-            raise InputError(f"{row.reference} in {store.place} is the manifest of {Place.of(manifest).key}")
+        if CaptureKey.of(manifest) != place:
+            raise InputError(f"{row.reference} in {store.place} is the manifest of {CaptureKey.of(manifest).key}")
         return manifest, store
 
     def _read(self) -> None:

@@ -146,12 +146,7 @@ class StepArrays:
 
 
 def decode(of_ranks: Iterable[tuple[int, bytes]], schema: StageSchema) -> StepArrays:
-    """The steps in whole slots of some ranks, which whoever read them has checked (see `checked`).
-
-    Args:
-        of_ranks: ranks, each with slots as a ring or a log gave them.
-        schema: their stages.
-    """
+    """The steps in whole slots of some ranks, which whoever read them has checked (see `checked`)."""
     ranks, raws = zip(*of_ranks, strict=True)
     width = slot_words(schema)
     lengths = [len(raw) // (width * WORD_BYTES) for raw in raws]

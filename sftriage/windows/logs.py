@@ -39,10 +39,6 @@ class LogReader:
 
     No file is open between two reads: the logs of a job's every rank can be read side by side.
 
-    Args:
-        path: the log.
-        kind: see `StepLog`.
-
     Attributes:
         info: who wrote the ring that it was taken from.
         skipped: slots so far that were damaged, half-written or out of order.

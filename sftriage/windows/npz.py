@@ -123,15 +123,7 @@ def _flag(arrays: dict[str, Any], name: str) -> bool:
 def _refinement(
     arrays: dict[str, Any], name: str, missing_NR: BoolArray, *, n_sync: int | None = None, unknown: bool = False
 ) -> FloatArray | None:
-    """An optional array by step and rank (and sync stage): NaN where the vector is missing.
-
-    Args:
-        arrays: the file's.
-        name: the array.
-        missing_NR: vectors that are missing.
-        n_sync: sync stages on its last axis; None where it has no such axis.
-        unknown: NaN is an answer anywhere.
-    """
+    """An optional array by step and rank (and sync stage): NaN where the vector is missing."""
     if name not in arrays:
         return None
     shape = missing_NR.shape if n_sync is None else (*missing_NR.shape, n_sync)

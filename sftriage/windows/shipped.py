@@ -10,7 +10,7 @@ from sftriage.windows.decoding import StepArrays
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankLocation:
     """Where a rank is, and what role it has."""
 
     host: str
@@ -37,7 +37,7 @@ class Rows:
     generation: int
     schema: StageSchema
     world_size: int
-    ranks: Mapping[int, Place]
+    ranks: Mapping[int, RankLocation]
     steps: StepArrays
     device_steps: StepArrays | None = None
     device_over: tuple[int, ...] = ()
@@ -46,7 +46,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Telemetry:
+class ReadCounts:
     """What has come in so far, and what has not."""
 
     steps: int = 0

@@ -25,7 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.frontier import Settings, anchored, judge
+from sftriage.frontier import Settings, judge
+from sftriage.frontier.accounting import anchored
 from sftriage.recorder.layout import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
 from sftriage.records import OTHER, StageSchema, Verdict, Window
 from sftriage.windows.decoding import StepArrays

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sftriage.errors import RingError
 from sftriage.recorder import MailboxClient, RingReader, find_rings
-from sftriage.records import Ask
+from sftriage.records import ManualRequest
 from sftriage.runs import asks
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
@@ -136,14 +136,14 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
             job.process.wait(DEADLINE_S)
 
 
-def asked(job: Job, **changes: object) -> Ask:
+def asked(job: Job, **changes: object) -> ManualRequest:
     """Somebody asks for a capture."""
     job.asks += 1
     job.old = {path.name for path in (job.directory.path / "captures").glob("asked-*")}
     with job.mailbox() as mailbox:
         job.posted_before = mailbox.latest()
     fields = {"steps": STEPS, "warmup_steps": WARMUP_STEPS, **changes}
-    ask = Ask(f"ask-{job.asks}", (RANK,), "me", "a look", **fields)
+    ask = ManualRequest(f"ask-{job.asks}", (RANK,), "me", "a look", **fields)
     asks.leave(job.directory, ask)
     return ask
 
@@ -165,7 +165,7 @@ def stored(job: Job, _: MailboxClient) -> bool:
     return any(path.name not in job.old for path in (job.directory.path / "captures").glob("asked-*"))
 
 
-def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool], **changes: object) -> Ask:
+def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool], **changes: object) -> ManualRequest:
     """Have somebody ask for a capture, and wait for it to come to a stage.
 
     Some stages last milliseconds: they are not waited for by sleeping, and where one was missed, it is asked again.
@@ -178,23 +178,23 @@ def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool],
                 now_s = time.monotonic()
                 assert now_s < end_s, f"never {stage}"
                 if now_s > look_s:
-                    if results_of(job, ask.ask_id):
+                    if results_of(job, ask.request_id):
                         break
                     look_s = now_s + LOOK_S
             else:
                 return ask
 
 
-def results_of(job: Job, ask_id: str) -> list[dict]:
+def results_of(job: Job, request_id: str) -> list[dict]:
     """What has become of the capture that somebody asked for."""
-    decided = [one["decision"] for one in job.entries("manual_request") if one["request"]["ask_id"] == ask_id]
+    decided = [one["decision"] for one in job.entries("manual_request") if one["request"]["request_id"] == request_id]
     ids = {request["capture_id"] for one in decided for request in one["requests"]}
     return [one["result"] for one in job.entries("capture") if one["result"]["capture_id"] in ids]
 
 
-def result_of(job: Job, ask_id: str) -> dict:
+def result_of(job: Job, request_id: str) -> dict:
     """What became of it, once it has ended."""
-    (result,) = wait_until(lambda: results_of(job, ask_id))
+    (result,) = wait_until(lambda: results_of(job, request_id))
     return result
 
 
@@ -243,7 +243,7 @@ def check_record(job: Job) -> None:
     """Nothing was decided twice, every capture that was asked for has ended once, and what is done is there."""
     windows = Counter((one["verdict"]["attempt"], one["verdict"]["first_step"]) for one in job.entries("window"))
     assert set(windows.values()) <= {1}
-    decided = Counter(one["request"]["ask_id"] for one in job.entries("manual_request"))
+    decided = Counter(one["request"]["request_id"] for one in job.entries("manual_request"))
     assert set(decided.values()) <= {1}
     requested = {one["capture_id"] for entry in job.entries("manual_request") for one in entry["decision"]["requests"]}
     ended = Counter(one["result"]["capture_id"] for one in job.entries("capture"))

@@ -105,7 +105,7 @@ def test_what_cannot_be_asked_for_is_said(start, running):
     assert "--reason" in start("capture", "--run", directory, "--rank", 0).communicate(timeout=60)[1]
     # AND what somebody else left there is removed and not obeyed
     bad = directory / "asks" / "0.json"
-    bad.write_text('{"ask_id": "../../x", "ranks": [0]}')
+    bad.write_text('{"request_id": "../../x", "ranks": [0]}')
     wait_until(lambda: not bad.exists())
 
 

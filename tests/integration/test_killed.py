@@ -66,8 +66,8 @@ def bring_to(running: Job, stage: str) -> str:
     if stage == "asked":
         # (and here sftriage is not given the time to decide)
         os.kill(running.process.pid, signal.SIGSTOP)
-        return asked(running).ask_id
-    return come_to(running, stage, STAGES[stage]).ask_id
+        return asked(running).request_id
+    return come_to(running, stage, STAGES[stage]).request_id
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_sftriage_killed_at_any_stage_of_a_capture_is_taken_over_by_the_next(job
     running = job()
     trainers = [pid for pid in running.known() if pid != running.process.pid]
     for stage in stages:
-        ask_id = bring_to(running, stage)
+        request_id = bring_to(running, stage)
         # WHEN sftriage is killed there
         running.process.kill()
         running.process.wait(DEADLINE_S)
@@ -92,7 +92,7 @@ def test_sftriage_killed_at_any_stage_of_a_capture_is_taken_over_by_the_next(job
         assert all(Path(f"/proc/{pid}").exists() for pid in trainers), stage
         # AND whoever takes it over carries the capture to its end: the trainer had made it, or makes it now
         running.process = attached(running, environment)
-        assert result_of(running, ask_id)["state"] == "stored", stage
+        assert result_of(running, request_id)["state"] == "stored", stage
     # AND the next capture works, the job ends as it would have, and its record has everything once
     assert capture_again(running, environment)["state"] == "stored"
     end(running)
@@ -104,11 +104,11 @@ def test_a_trainer_killed_at_any_stage_of_its_capture_costs_the_capture_and_what
     running = job("--max-restarts", len(stages))
     for number, stage in enumerate(stages):
         killed = running.trainer()
-        ask_id = bring_to(running, stage)
+        request_id = bring_to(running, stage)
         # WHEN the trainer is killed there
         os.kill(killed, signal.SIGKILL)
         # THEN the capture has failed, with that reason, and nothing of it is listed
-        result = result_of(running, ask_id)
+        result = result_of(running, request_id)
         assert (result["state"], result["capture_id"] in running.whole()) == ("failed", False), stage
         assert "ended" in result["detail"]
         # AND the job starts again, as it would have

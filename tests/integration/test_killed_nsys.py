@@ -141,7 +141,7 @@ def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_
         assert running.trainer() == trainer
         # AND whoever takes it over says that this capture was lost, or, where it was stored already, has it
         running.process = attached(running, environment)
-        result = result_of(running, ask.ask_id)
+        result = result_of(running, ask.request_id)
         expected = "stored" if stage == "stored" else "failed"
         assert result["state"] == expected, (stage, result)
         assert (expected == "stored") == (result["capture_id"] in running.whole())
@@ -202,7 +202,7 @@ def test_a_trainer_killed_while_nsys_looks_at_it_costs_the_capture_and_what_it_w
         # WHEN the trainer is killed
         os.kill(killed, signal.SIGKILL)
         # THEN the capture has failed, if its steps were not all in; and what is listed is whole
-        result = result_of(running, ask.ask_id)
+        result = result_of(running, ask.request_id)
         expected = "failed" if stage == "collecting" else "stored"
         assert result["state"] == expected, result
         assert (result["capture_id"] in running.whole()) == (expected == "stored")
@@ -286,7 +286,7 @@ def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain,
     # AND whoever takes over says that it was lost, and the next one works
     successor = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
-    assert result_of(running, ask.ask_id)["state"] == "failed"
+    assert result_of(running, ask.request_id)["state"] == "failed"
     assert capture_again(running, environment, "stacks")["state"] == "stored"
     running.release.touch()
     _, said = successor.communicate(timeout=DEADLINE_S)

@@ -8,9 +8,9 @@ import pytest
 from sftriage.agent import captures
 from sftriage.events import CaptureChanged, WindowJudged
 from sftriage.policy.loading import parse
-from sftriage.records import ENDED, Ask
+from sftriage.records import ENDED, ManualRequest
 from sftriage.runs import asks
-from sftriage.runs.decided import decisions_of
+from sftriage.runs.decisions import decisions_of
 from sftriage.runtime import local
 from sftriage.sinks.stream import Sink
 from sftriage.traces.store import LocalStore
@@ -119,7 +119,7 @@ def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(
         keeping=local.Keeping(out=tmp_path / "run"),
     )
     # AND a person who asks for a capture of it once it goes on: a rule waits after a capture that failed
-    again = Ask("again", (1,), "me", "it goes on", steps=3)
+    again = ManualRequest("again", (1,), "me", "it goes on", steps=3)
     watcher.ask = lambda: asks.leave(started.directory, again)
     # WHEN the job is watched to its end
     assert started.execute() == 0

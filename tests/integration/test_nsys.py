@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.agent import Agent
-from sftriage.capture import NsysPlace, nsys, nsys_rank
+from sftriage.capture import nsys, nsys_rank
+from sftriage.capture.nsys import NsysPlace
 from sftriage.records import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
 from tests import needs

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 import pytest
 
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact
 from sftriage.traces.remote import RemoteStore
 from tests import needs
@@ -83,7 +83,7 @@ def put(server):
         )
         manifest = manifest_of(capture_id, trace, **about).model_copy(update={"job": job})
         for name, body in (("trace.json.gz", content), ("manifest.json", manifest.to_json())):
-            server.client.put_object(Bucket=BUCKET, Key=f"shared/{Place.of(manifest).key}/{name}", Body=body)
+            server.client.put_object(Bucket=BUCKET, Key=f"shared/{CaptureKey.of(manifest).key}/{name}", Body=body)
         return manifest
 
     return put
@@ -160,9 +160,9 @@ def test_a_download_that_is_not_what_was_put_never_looks_whole(page, through, pu
     # GIVEN an artefact of several pieces, that somebody has changed at its end, or that the network cuts
     content = os.urandom(5 * 2**20)
     manifest = put("c-1", content=content)
-    key = f"shared/{Place.of(manifest).key}/trace.json.gz"
+    key = f"shared/{CaptureKey.of(manifest).key}/trace.json.gz"
     process, url = serve("--store", URL)
-    page.goto(f"{url}captures/{Place.of(manifest).key}")
+    page.goto(f"{url}captures/{CaptureKey.of(manifest).key}")
     if what == "changed":
         server.client.put_object(Bucket=BUCKET, Key=key, Body=content[:-1] + bytes([content[-1] ^ 1]))
     else:
@@ -188,7 +188,7 @@ def test_a_large_artefact_passes_through_without_being_held(through, put, serve)
     process, url = serve("--store", URL)
 
     def fetched(manifest) -> str:
-        with urlopen(f"{url}captures/{Place.of(manifest).key}/files/trace.json.gz", timeout=DEADLINE_S) as answer:
+        with urlopen(f"{url}captures/{CaptureKey.of(manifest).key}/files/trace.json.gz", timeout=DEADLINE_S) as answer:
             digest = hashlib.sha256()
             while piece := answer.read(2**20):
                 digest.update(piece)
@@ -214,7 +214,12 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
     page = context.new_page()
     page.goto(url)
     page.wait_for_selector("table.list")
-    for target in ("", "?rank=x&since=2x", f"captures/{Place.of(manifest).key.replace('%', '%25')}", "captures/x/y/z"):
+    for target in (
+        "",
+        "?rank=x&since=2x",
+        f"captures/{CaptureKey.of(manifest).key.replace('%', '%25')}",
+        "captures/x/y/z",
+    ):
         page.goto(url + target)
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
         assert page.evaluate(CONTRASTS) == []

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier import plain
+from sftriage.frontier.accounting import plain
 from sftriage.records import OTHER, StageSchema, Window
 
 FloatArray = NDArray[np.float64]

@@ -53,10 +53,12 @@ def capture_rounds(tool: Sftriage, training: Training, captures: int, asks: Path
 
 
 def ask(asks: Path, number: int) -> None:
-    from sftriage.records import Ask, plain
+    from sftriage.records import ManualRequest, plain
 
-    wanted = Ask(ask_id=f"overhead-{number}", ranks=(0,), who="tests/bench/overhead.py", reason="what a capture costs")
+    wanted = ManualRequest(
+        request_id=f"overhead-{number}", ranks=(0,), who="tests/bench/overhead.py", reason="what a capture costs"
+    )
     asks.mkdir(mode=0o700, exist_ok=True)
     part = asks / f".overhead-{number}"
     part.write_text(json.dumps(plain(wanted)))
-    part.replace(asks / f"{wanted.ask_id}.json")
+    part.replace(asks / f"{wanted.request_id}.json")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sftriage.capture import NsysCapture, NsysPlace
+from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.recorder import Monitor, RingReader
 from sftriage.records import CaptureRequest, RankStatus
 

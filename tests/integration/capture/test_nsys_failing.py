@@ -8,7 +8,8 @@ from collections import namedtuple
 
 import pytest
 
-from sftriage.capture import NsysPlace, nsys, nsys_conversion
+from sftriage.capture import nsys, nsys_report
+from sftriage.capture.nsys import NsysPlace
 from sftriage.errors import CaptureError
 from tests.integration.capture.conftest import SESSIONS, make_export
 
@@ -84,7 +85,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, monkeypatch, fault):
     # GIVEN an nsys with a fault
-    monkeypatch.setattr(nsys_conversion, "IMPORTERS", ())
+    monkeypatch.setattr(nsys_report, "IMPORTERS", ())
     scripts, reason = FAULTS[fault]
     for subcommand, script in scripts.items():
         rank.behaves(subcommand, script)
@@ -111,7 +112,7 @@ def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, mon
 def test_an_nsys_that_hangs_is_killed_and_the_capture_failed(rank, nvtx, monkeypatch, subcommand):
     # GIVEN an nsys that never answers
     rank.behaves(subcommand, f"echo $$ > {rank.bin}/pid; {HANG}")
-    for module, name in ((nsys, "ASK_S"), (nsys, "STOP_S"), (nsys_conversion, "CONVERT_S")):
+    for module, name in ((nsys, "ASK_S"), (nsys, "STOP_S"), (nsys_report, "CONVERT_S")):
         monkeypatch.setattr(module, name, 0.5)
     # WHEN a capture is asked for; training goes on meanwhile
     capture = rank.capture()

@@ -5,7 +5,7 @@ import multiprocessing
 import sqlalchemy as sa
 
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.rows import Wanted
+from sftriage.traces.rows import CaptureQuery
 from tests.integration.processes import DEADLINE_S
 from tests.unit.conftest import manifest_of
 
@@ -16,7 +16,7 @@ def put(store, trace, capture_id, second=0, rank=2):
     return store.put(capture_id, trace, lambda artefact: manifest_of(capture_id, artefact, second=second, rank=rank))
 
 
-def ids(catalogue: Catalogue, wanted: Wanted | None = None) -> list[str]:
+def ids(catalogue: Catalogue, wanted: CaptureQuery | None = None) -> list[str]:
     return [row.capture_id for row in catalogue.find(wanted)]
 
 

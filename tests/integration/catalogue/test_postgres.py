@@ -14,7 +14,7 @@ from sftriage.runs.directory import RunInfo, create
 from sftriage.traces import databases
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import Wanted
+from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
@@ -40,7 +40,13 @@ LOSSES = {
 def test_every_answer_comes_back_whatever_is_deleted(server, url, store_of, loss):
     # GIVEN the catalogue of a store, and what it answers
     catalogue = Catalogue(url, store_of("run", "a", "b", "c"))
-    asked = [Wanted(), Wanted(rank=2), Wanted(prefix="b"), Wanted(steps=(160, 161)), Wanted(rank=9)]
+    asked = [
+        CaptureQuery(),
+        CaptureQuery(rank=2),
+        CaptureQuery(prefix="b"),
+        CaptureQuery(steps=(160, 161)),
+        CaptureQuery(rank=9),
+    ]
     before = [catalogue.find(wanted) for wanted in asked]
     assert [len(rows) for rows in before] == [3, 3, 1, 3, 0]
     # WHEN it is deleted, and built again

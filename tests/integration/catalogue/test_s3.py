@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import Wanted
+from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.catalogue.asking import ask
@@ -57,7 +57,13 @@ def names(rows):
 
 def test_a_stores_catalogue_that_was_deleted_gives_every_answer_again(bucket, server, url):
     catalogue = Catalogue(url, RemoteStore.open(STORE))
-    asked = [Wanted(), Wanted(run="two"), Wanted(rank=3), Wanted(prefix="w9"), Wanted(run="two", steps=(160, 160))]
+    asked = [
+        CaptureQuery(),
+        CaptureQuery(run="two"),
+        CaptureQuery(rank=3),
+        CaptureQuery(prefix="w9"),
+        CaptureQuery(run="two", steps=(160, 160)),
+    ]
     before = [catalogue.find(wanted) for wanted in asked]
     assert names(before[0]) == ["one/w1-r2", "one/w9-r3", "two/w1-r2", "two/w9-r3"]
     assert {row.store for row in before[0]} == {STORE}

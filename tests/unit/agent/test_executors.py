@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from sftriage.agent.executors import Places, executor_for, overlap
-from sftriage.capture import NsysCapture, NsysPlace, StacksCapture, TorchCapture
+from sftriage.capture.nsys import NsysCapture, NsysPlace
+from sftriage.capture.stacks import StacksCapture
+from sftriage.capture.torch_profiler import TorchCapture
 from sftriage.errors import CaptureError
 from sftriage.recorder import Monitor
 from sftriage.records import CaptureRequest

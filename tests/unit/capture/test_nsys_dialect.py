@@ -3,7 +3,7 @@
 import pytest
 
 from sftriage.capture.nsys_dialect import (
-    Session,
+    ListedSession,
     parse_sessions,
     parse_version,
     report_of,
@@ -74,8 +74,8 @@ def test_what_is_traced_is_what_the_rank_was_launched_with(options, launched, tr
 def test_sessions_are_read_and_other_lines_passed_over():
     found = parse_sessions(LISTED)
     assert found == (
-        Session(1025708, "Launched", "sft-20260101-0.0"),
-        Session(1125709, "RangeCollection", "somebody's own session"),
+        ListedSession(1025708, "Launched", "sft-20260101-0.0"),
+        ListedSession(1125709, "RangeCollection", "somebody's own session"),
     )
     assert parse_sessions("") == parse_sessions("Connection refused\n") == ()
 
@@ -92,7 +92,7 @@ def test_sessions_are_read_and_other_lines_passed_over():
     ],
 )
 def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen):
-    sessions = [Session(at, "Launched", name) for at, name in enumerate(names)]
+    sessions = [ListedSession(at, "Launched", name) for at, name in enumerate(names)]
     if chosen is not None:
         assert session_of(sessions, "sft-a", rank).name == chosen
         return
@@ -102,7 +102,7 @@ def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen
 
 @pytest.mark.parametrize(("state", "free"), [("Launched", True), ("Collection", False), ("RangeGeneration", False)])
 def test_a_session_in_which_something_is_collected_is_not_free(state, free):
-    assert Session(1, state, "sft-a-0.0").free == free
+    assert ListedSession(1, state, "sft-a-0.0").free == free
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.capture import StacksCapture, stacks
+from sftriage.capture import stacks
 from sftriage.capture.bounded import Finished
-from sftriage.capture.flight_recorder import FlightRecorder, RecorderPlace, place_of
+from sftriage.capture.stacks import FlightRecorder, RecorderPlace, StacksCapture, place_of
 from sftriage.errors import CaptureError
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from sftriage.capture import verify, verify_trace
+from sftriage.capture import torch_profiler
+from sftriage.capture.torch_profiler import verify_trace
 from sftriage.errors import CaptureError
 from sftriage.records import CaptureRequest, CaptureResult
 
@@ -22,7 +23,7 @@ def trace(steps=(5, 6, 7), rank: int | None = 2, **more: object) -> dict[str, ob
 def way(request, monkeypatch):
     """Small traces are parsed; large ones, in which a parse would take gigabytes, are searched."""
     if request.param == "searched":
-        monkeypatch.setattr(verify, "WHOLE_PARSE_BYTES", 0)
+        monkeypatch.setattr(torch_profiler, "WHOLE_PARSE_BYTES", 0)
     return request.param
 
 

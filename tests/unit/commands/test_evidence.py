@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from sftriage.agent.evidence import Evidence
+from sftriage.agent.evidence import GpuEvidence
 from sftriage.agent.gpus import Gpu, RankGpu
 from sftriage.commands import evidence as command
 from sftriage.recorder import Monitor
@@ -52,7 +52,7 @@ def answer(monkeypatch):
 
         def gather(ranks, *, deadline_s):
             asked.extend(info.rank for info in ranks)
-            return Evidence(**{"time_s": 5.0, "ranks": (RankGpu(0, os.getpid(), "GPU-0", "told"),)} | about)
+            return GpuEvidence(**{"time_s": 5.0, "ranks": (RankGpu(0, os.getpid(), "GPU-0", "told"),)} | about)
 
         monkeypatch.setattr(command, "gather", gather)
         return asked

@@ -7,7 +7,7 @@ import pytest
 
 from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance
 from sftriage.records import Decision, Verdict
-from sftriage.runs.decided import why_undecided
+from sftriage.runs.decisions import why_undecided
 from sftriage.traces.rows import CaptureRow
 from tests.journals import Recorder
 

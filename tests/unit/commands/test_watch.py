@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from sftriage.commands.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.commands.watch_lines import Room, apportion, clean, picture_lines, together
-from sftriage.records import Ask, CaptureResult, plain
+from sftriage.records import CaptureResult, ManualRequest, plain
 from sftriage.runs.picture import Picture, Recorders, captures_of, frontier_of, picture, picture_values
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
@@ -124,7 +124,7 @@ def test_captures_that_no_window_led_to_are_there_with_who_asked(run):
     run.decide(of)
     journal = Recorder(run.directory.decisions)
     asked = replace(decision(of, "capture", "a person asked"), label="asked", requests=(request_of("a-1"),))
-    journal.ask(Ask("a-1", (2,), "ada", "curious"), asked)
+    journal.ask(ManualRequest("a-1", (2,), "ada", "curious"), asked)
     journal.capture(CaptureResult("a-1", 2, "failed", "too large"))
     journal.close()
     with run.directory.decisions.open("a") as file:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from sftriage.agent.reading import RankRings
-from sftriage.controller.gathering import Gathering
+from sftriage.controller.gathering import WindowAssembly
 from sftriage.fleet.in_process import InProcess
 from sftriage.recorder import Monitor
 from sftriage.windows.gather import Shape
@@ -53,7 +53,7 @@ def monitor(tmp_path):
 
 
 def test_windows_come_out_once(hosts, monitor):
-    gathering = Gathering(SHAPE)
+    gathering = WindowAssembly(SHAPE)
     ranks = monitor(0, "a"), monitor(1, "a")
     assert gathering.add(hosts[0].rows()) == []
     train(*ranks, steps=6)
@@ -67,7 +67,7 @@ def test_windows_come_out_once(hosts, monitor):
 
 def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once(hosts, monitor):
     # GIVEN a rank on each of two hosts, which nobody has read for many windows
-    fleet, gathering = InProcess(hosts), Gathering(SHAPE)
+    fleet, gathering = InProcess(hosts), WindowAssembly(SHAPE)
     train(monitor(0, "a", cohort="pp0"), monitor(1, "b", cohort="pp1"), steps=40)
     # WHEN both are read THEN no window goes out without one of them
     windows = gathering.add(fleet.rows())
@@ -80,7 +80,7 @@ def test_ranks_of_two_hosts_are_in_the_same_windows_however_much_comes_at_once(h
 
 
 def test_a_generation_that_another_one_has_followed_is_over(hosts, monitor, monkeypatch):
-    gathering = Gathering(SHAPE)
+    gathering = WindowAssembly(SHAPE)
     first = monitor(0, "a"), monitor(1, "a")
     train(*first, steps=3)
     assert gathering.add(hosts[0].rows()) == []
@@ -100,7 +100,7 @@ def test_a_generation_that_another_one_has_followed_is_over(hosts, monitor, monk
 def test_steps_that_are_held_no_longer_come_from_the_logs(hosts, monitor, tmp_path):
     # GIVEN a job that has gone on for many windows after some steps
     logs = StepLogs(tmp_path / "a" / "steps")
-    gathering = Gathering(SHAPE, lambda *where: kept_steps(logs, *where))
+    gathering = WindowAssembly(SHAPE, lambda *where: kept_steps(logs, *where))
     ranks = monitor(0, "a"), monitor(1, "a")
     for _ in range(30):
         train(*ranks, steps=4)

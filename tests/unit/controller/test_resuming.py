@@ -5,7 +5,7 @@ from dataclasses import replace
 from sftriage.controller.controller import Controller
 from sftriage.controller.resuming import resume_state
 from sftriage.policy.loading import parse
-from sftriage.records import Ask, CaptureResult, JobStatus, RankStatus
+from sftriage.records import CaptureResult, JobStatus, ManualRequest, RankStatus
 from sftriage.runs.journal import Journal, read_journal
 from tests.unit.controller.test_controller import window
 
@@ -30,7 +30,7 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
     slow = window(0, late_s=0.02)
     (request,) = first.take(slow, 100.0).decision.requests
     ranks = tuple(RankStatus(rank, "h", None, 1, 30, 1, 30, closed=False, alive=True) for rank in range(4))
-    ask = Ask("a-1", (1,), "me", "why not")
+    ask = ManualRequest("a-1", (1,), "me", "why not")
     (wanted,) = first.ask(ask, JobStatus(slow.schema, 4, ranks, 0), 101.0).requests
     # WHEN the journal is read
     left = resume_state(read_journal(tmp_path / "decisions.jsonl"))
@@ -40,7 +40,7 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
         wanted.capture_id: wanted,
     }
     assert left.unended[request.capture_id][1] == first.trigger_of(request.capture_id)
-    assert (left.decided, left.asks) == ({0: slow.last_step}, {"a-1"})
+    assert (left.decided, left.request_ids) == ({0: slow.last_step}, {"a-1"})
     # AND the next controller decides neither again, knows why a capture exists, and lets it end
     second = controller(tmp_path, left)
     assert second.decided(slow)

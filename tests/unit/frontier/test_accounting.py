@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from sftriage.frontier import anchored, plain, segments, walk
-from sftriage.frontier.accounting import walked
-from sftriage.frontier.segments import complete_steps
+from sftriage.frontier.accounting import anchored, plain, walk, walked
+from sftriage.frontier.segments import complete_steps, segments
 from sftriage.records import OTHER
 
 from .strategies import ANY, distinct_windows, windows

@@ -6,8 +6,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from sftriage.frontier import Past, Settings, assess, classify, judge
+from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Known, Typical
+from sftriage.frontier.judging import assess, classify
 
 from .windows import Fault, Job, every, gaussian
 

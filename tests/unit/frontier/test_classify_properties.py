@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.frontier import Baseline, Past, Settings, classify, judge, profile, replay, segments, walk
-from sftriage.frontier.baseline import Known
+from sftriage.frontier import Past, Settings, judge
+from sftriage.frontier.accounting import walk
+from sftriage.frontier.baseline import Baseline, Known, profile
+from sftriage.frontier.judging import classify
 from sftriage.frontier.roles import roles_of
-from sftriage.frontier.segments import complete_steps
+from sftriage.frontier.segments import complete_steps, segments
+from sftriage.frontier.whatif import replay
 
 from .strategies import ANY, distinct_windows, windows
 

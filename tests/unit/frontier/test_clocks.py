@@ -9,7 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sftriage.frontier import Past, Settings, anchored, classify, explain, judge
+from sftriage.frontier import Past, Settings, judge
+from sftriage.frontier.accounting import anchored
+from sftriage.frontier.explaining import explain
+from sftriage.frontier.judging import classify
 from sftriage.frontier.reproducing import reproduced
 from sftriage.records import Trigger
 from sftriage.words import verdict_sentence

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.frontier import Settings, classify, judge
-from sftriage.frontier.course import course_of
+from sftriage.frontier import Settings, judge
+from sftriage.frontier.judging import classify
+from sftriage.frontier.recurrence import course_of
 
 from .windows import Fault, Job, at, every, from_step, gaussian
 

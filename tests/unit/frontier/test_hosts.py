@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.frontier import segments, walk
+from sftriage.frontier.accounting import walk
 from sftriage.frontier.hosts import ALIKE_FRACTION, host_units
 from sftriage.frontier.roles import grouped, roles_of
+from sftriage.frontier.segments import segments
 from sftriage.frontier.whatif import LARGE_COHORT, replay
 
 from .strategies import windows

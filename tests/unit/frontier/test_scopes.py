@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sftriage.frontier import Past, Settings, classify, judge
+from sftriage.frontier import Past, Settings, judge
+from sftriage.frontier.judging import classify
 
 from .windows import Fault, Job, every, exactly, from_step, gaussian
 

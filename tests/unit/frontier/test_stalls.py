@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.frontier.looks import JobSince, RankSince
-from sftriage.frontier.pace import Pace, Pause
-from sftriage.frontier.stalls import MAX_NAMED, StallSettings, Watch, look, stalled
+from sftriage.frontier.pace import JobSince, Pace, Pause, RankSince
+from sftriage.frontier.stalls import MAX_NAMED, StallSettings, Watch, look, stall_verdict, wait_state_of
 from sftriage.records import StageSchema, Window
 
 S = 1_000_000_000
@@ -18,6 +17,10 @@ SCHEMA = StageSchema(("data", "forward", "backward", "optimizer", "save", "other
 TWO_SYNCS = StageSchema(("data", "forward", "backward", "optimizer", "other"), ("forward", "backward"))
 SETTINGS = StallSettings()
 STEADY = Pace(periods_s=(0.1,) * 5, unused=frozenset({"save"}))
+
+
+def stalled(status, pace, settings, now_ns, *, capturing=()):
+    return stall_verdict(wait_state_of(status, pace, now_ns), status, pace, settings, now_ns, 0, capturing)
 
 
 def rank(number, what, still_s, host="h"):

@@ -10,8 +10,10 @@ from time import perf_counter
 import numpy as np
 import pytest
 
-from sftriage.frontier import Baseline, Past, Settings, Typical, anchored, classify, judge
-from sftriage.frontier.baseline import Known
+from sftriage.frontier import Past, Settings, judge
+from sftriage.frontier.accounting import anchored
+from sftriage.frontier.baseline import Baseline, Known, Typical
+from sftriage.frontier.judging import classify
 
 from .windows import BETWEEN, OUTSIDE, Fault, Job, at, every, exactly, from_step, gaussian, heavy_tailed
 

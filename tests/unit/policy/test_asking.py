@@ -2,11 +2,11 @@
 
 import pytest
 
-from sftriage.policy.asking import decide_ask, trigger_of_ask
 from sftriage.policy.loading import parse
 from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.requests import decide_manual_request, trigger_of_request
 from sftriage.policy.state import State, finished
-from sftriage.records import Ask, CaptureResult
+from sftriage.records import CaptureResult, ManualRequest
 from sftriage.words import reason_sentence, resolution
 
 NOW_S = 1_800_000_000.0
@@ -21,12 +21,12 @@ def policies(limits="{captures_per_hour: 3, captures_per_run: 4, concurrent_rank
 
 
 def ask(*ranks, **more):
-    return Ask("a-1", ranks or (1,), "ann", "why not", **more)
+    return ManualRequest("a-1", ranks or (1,), "ann", "why not", **more)
 
 
 def decided(wanted, state=None, limits=None, now_s=NOW_S, **known):
     known = {"ranks": range(4), "step": 120, **known}
-    return decide_ask(wanted, limits or policies(), state or State(), now_s, **known)
+    return decide_manual_request(wanted, limits or policies(), state or State(), now_s, **known)
 
 
 def test_what_is_asked_for_is_captured():
@@ -85,6 +85,6 @@ def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
 def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():
     loaded = policies()
     decision, _ = decided(ask(1), limits=loaded)
-    trigger = trigger_of_ask(ask(1), decision.requests[0], loaded, decision)
+    trigger = trigger_of_request(ask(1), decision.requests[0], loaded, decision)
     assert (trigger.label, trigger.ranks, trigger.stage, trigger.gain_s) == ("asked", (1,), None, 0.0)
     assert (trigger.why, trigger.rule, trigger.policy) == ("ann asked for it: why not", "", "p")

@@ -8,10 +8,10 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.policy.engine import decide
+from sftriage.policy.explanations import trigger
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import GRACE_S, Running, State, finished
-from sftriage.policy.triggers import trigger
 from sftriage.records import Verdict
 from sftriage.words import RESOLVES, advice, reason_sentence, resolution
 

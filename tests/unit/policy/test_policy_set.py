@@ -9,11 +9,11 @@ import pytest
 
 from sftriage.errors import UsageError
 from sftriage.policy.engine import decide
+from sftriage.policy.explanations import trigger
 from sftriage.policy.loading import LoadedPolicy, parse, shipped
 from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.problems import PolicyError
 from sftriage.policy.state import State
-from sftriage.policy.triggers import trigger
 from sftriage.records import Verdict
 from sftriage.words import reason_sentence
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sftriage.policy.together import in_the_same_steps
+from sftriage.policy.requests import in_the_same_steps
 from sftriage.records import CaptureRequest
 
 

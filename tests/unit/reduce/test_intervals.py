@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.reduce.intervals import Spans, _drawn_out, _largest, _nested, _one_by_one, self_time, union
+from sftriage.reduce.intervals import Intervals, _drawn_out, _largest, _nested, _one_by_one, self_time, union
 
 EVENTS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=12)
 
@@ -14,7 +14,7 @@ def arrays(events):
     return start, start + np.array([length for _, length in events], dtype=np.int64)
 
 
-def moments(spans: Spans) -> set[int]:
+def moments(spans: Intervals) -> set[int]:
     return {t for start, end in zip(spans.start_K, spans.end_K, strict=True) for t in range(start, end)}
 
 

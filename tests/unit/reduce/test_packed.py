@@ -8,12 +8,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce import columns, events, halves, intervals, owning, steps
+from sftriage.reduce import columns, events, halves, intervals, self_time, steps
 from sftriage.reduce.columns import OTHER_NAMES, Columns
 from sftriage.reduce.events import KERNEL, ON_HOST, OPERATOR, RUNTIME, Trace
 from sftriage.reduce.inside import find
-from sftriage.reduce.intervals import Gathering
-from sftriage.reduce.links import Links
+from sftriage.reduce.intervals import IntervalCollector, Links
 from sftriage.reduce.packed import Packed
 from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, document, event, mark, reduced, traces_of
 
@@ -187,7 +186,7 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
         ([(columns, "MAX_TRACKS", 3)], [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
         ([(steps, "MAX_STEPS", 3)], [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
         (
-            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (owning, "MAX_OPEN", 5)],
+            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (self_time, "MAX_OPEN", 5)],
             [mark("sftriage:data", n, 500 - n) for n in range(40)],
             "more than 5 events are open at one moment",
         ),
@@ -213,7 +212,7 @@ def test_what_cannot_be_bounded_is_refused_with_the_reason(tmp_path, monkeypatch
 
 
 def test_pieces_that_stay_apart_are_bounded():
-    gathering = Gathering(3, "too many")
+    gathering = IntervalCollector(3, "too many")
     gathering.add(np.array([0, 10, 20, 5]), np.array([5, 12, 22, 10]))
     assert gathering.spans().start_K.tolist() == [0, 20]
     gathering.add(np.array([30, 40]), np.array([31, 41]))

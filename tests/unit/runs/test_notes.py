@@ -6,17 +6,17 @@ import pytest
 
 from sftriage.controller.costs import Cost
 from sftriage.events import VERSION, TakenOver
-from sftriage.records import Ask, CaptureResult, plain
-from sftriage.runs.decisions import Entry, log_of
+from sftriage.records import CaptureResult, ManualRequest, plain
+from sftriage.runs.decisions import DecisionGroup, log_of
 from sftriage.runs.following import JournalTail, row_of
-from sftriage.runs.notes import AskRow, CostRow, PolicyRow, captures_in
+from sftriage.runs.notes import CostRow, PolicyRow, RequestRow, captures_in
 from sftriage.runs.outlook import outlook
 from tests.journals import Recorder
 from tests.unit.conftest import asked_for
 from tests.unit.recorded import NOW_S, decision, request_of, verdict
 from tests.unit.web.reading import NASTY, Seen, text_of
 
-ASK = Ask("a-1", (1,), "ada", "why is the loader slow?")
+ASK = ManualRequest("a-1", (1,), "ada", "why is the loader slow?")
 CHANGE = {"time_s": NOW_S, "kind": "changed", "policies": [{"name": "default"}], "problems": [], "later": []}
 
 
@@ -156,7 +156,7 @@ def test_damage_is_passed_over_and_counted(tmp_path, damage):
 
 
 def test_markup_in_what_others_wrote_is_text(run, journal):
-    asked = Ask("a-1", (1,), NASTY, NASTY)
+    asked = ManualRequest("a-1", (1,), NASTY, NASTY)
     journal.ask(asked, decision(verdict(100), "capture", NASTY, requests=(request_of("a-1"),), resolves=NASTY))
     journal.policy(**CHANGE | {"policies": [{"name": NASTY}], "problems": [NASTY], "later": [NASTY]})
     journal.evidence(time_s=NOW_S, first_step=100, last_step=149, remarks=(NASTY,))
@@ -172,7 +172,7 @@ def test_notes_stand_between_windows_by_their_time():
     rows = [row_of(of, decision(of)) for of in (verdict(20), verdict(30), verdict(200, "suspect"))]
     notes = [CostRow(rows[1].time_s + 1.0, 0, 1, 2, 1.0, 0.1), PolicyRow(rows[2].time_s, "changed", ("x",), (), ())]
     page = log_of(rows, notes, {})
-    kinds = [one.row.first_step if isinstance(one, Entry) else one.note.kind for one in page.entries]
+    kinds = [one.row.first_step if isinstance(one, DecisionGroup) else one.note.kind for one in page.entries]
     assert kinds == ["policy", 200, "cost", 30]
     assert page.counts == {"ignore": 3, "cost": 1, "policy": 1}
 
@@ -186,5 +186,5 @@ def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():
             (verdict(40, "suspect"), "throttle", ()),
         )
     ]
-    beside = AskRow(rows[0].time_s, "", "capture c-1", "capture", "rank_hangs", "it hangs", (), beside="c-1")
+    beside = RequestRow(rows[0].time_s, "", "capture c-1", "capture", "rank_hangs", "it hangs", (), beside="c-1")
     assert outlook(rows, {}, [beside]).captures == ()

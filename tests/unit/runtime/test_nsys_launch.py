@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.capture import NsysPlace
+from sftriage.capture.nsys import NsysPlace
 from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory
 from sftriage.runtime import nsys_launch as nsys

@@ -20,7 +20,7 @@ from sftriage.sinks.stream import Stream
 from sftriage.traces import uploading
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
-from sftriage.traces.uploading import Standing, Uploader
+from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.traces.uploads import Outbox, Upload
 from tests.integration.processes import wait_until
 from tests.unit.traces.faulty import FaultyObjects, run_of
@@ -164,13 +164,16 @@ def test_the_record_of_an_older_run_is_still_read(run):
 @pytest.mark.parametrize(
     ("standing", "said"),
     [
-        (Standing(), "the captures are not all in the store yet"),
-        (Standing(taken=True), "another process uploads this run's captures"),
-        (Standing(looked=True, left={"a": ""}), "1 capture is not in the store yet"),
-        (Standing(looked=True, left={"a": "full", "b": "full"}), "2 captures are not in the store yet (full)"),
-        (Standing(looked=True, left={"a": "full", "b": "away"}), "2 captures are not in the store yet (full, ...)"),
+        (UploadProgress(), "the captures are not all in the store yet"),
+        (UploadProgress(taken=True), "another process uploads this run's captures"),
+        (UploadProgress(looked=True, left={"a": ""}), "1 capture is not in the store yet"),
+        (UploadProgress(looked=True, left={"a": "full", "b": "full"}), "2 captures are not in the store yet (full)"),
         (
-            Standing(looked=True, left={"a": ""}, removals={"b": "away"}),
+            UploadProgress(looked=True, left={"a": "full", "b": "away"}),
+            "2 captures are not in the store yet (full, ...)",
+        ),
+        (
+            UploadProgress(looked=True, left={"a": ""}, removals={"b": "away"}),
             "1 capture is not in the store yet and 1 capture is still to be removed there (away)",
         ),
     ],

@@ -23,11 +23,11 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.records import ENDED, Ask, CaptureRequest, CaptureResult, Decision, StageSchema, Verdict, Window
+from sftriage.records import ENDED, CaptureRequest, CaptureResult, Decision, ManualRequest, StageSchema, Verdict, Window
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.metrics import Metrics
-from sftriage.sinks.spans import Spans
+from sftriage.sinks.spans import SpanSink
 from sftriage.sinks.stream import Stream
 from sftriage.sinks.terminal import Progress, Reporter
 from sftriage.sinks.webhooks import Origin, Webhooks
@@ -49,7 +49,7 @@ EVERYTHING = [
     WindowJudged(STALLED, Decision(1.0, 9, 9, "stalled", "hold", "standstill", parameters={"reasons": ("in_sync",)})),
     EvidenceGathered(1.0, 0, 9),
     PolicyChanged(1.0, "changed", ()),
-    ManualRequestDecided(Ask("a", (0,), "me", "why"), DECISION),
+    ManualRequestDecided(ManualRequest("a", (0,), "me", "why"), DECISION),
     FollowUpDecided("a", DECISION),
     *(CaptureChanged(1.0, CaptureResult("a", 0, state)) for state in ("accepted", "armed", "running", *sorted(ENDED))),
     JobSeen(1.0, Received(), None, 0.0, 0.0),
@@ -63,7 +63,7 @@ def sinks_of(tmp_path):
     console = Console(stderr=True)
     return {
         "metrics": lambda: Metrics("job", "run-1", version="1", started_s=0.0, per_rank=True),
-        "spans": lambda: Spans(
+        "spans": lambda: SpanSink(
             lambda: SimpleSpanProcessor(InMemorySpanExporter()), job="job", run="run-1", version="1", started_s=0.0
         ),
         "reporter": lambda: Reporter(console),

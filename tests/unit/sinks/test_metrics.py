@@ -22,13 +22,13 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.frontier import anchored, by_step
+from sftriage.frontier.accounting import anchored, by_step
 from sftriage.records import (
-    Ask,
     CaptureRequest,
     CaptureResult,
     Decision,
     JobStatus,
+    ManualRequest,
     RankStatus,
     Reproduced,
     StageSchema,
@@ -116,7 +116,7 @@ def everything(**options) -> Metrics:
     found.take(judged("stalled", [suspect("backward")], outcome="hold", reason="standstill", reasons=["not_arrived"]))
     tell(found, judged("needs_evidence", reason="undecided", reasons=["roaming"], outcome="hold"), window(20, seed=2))
     decision = Decision(1.0, 5, 5, "asked", "capture", "asked", requests=(request("asked-1", "nsys"),))
-    found.take(ManualRequestDecided(Ask("asked", (1,), "me", "why"), decision))
+    found.take(ManualRequestDecided(ManualRequest("asked", (1,), "me", "why"), decision))
     result = CaptureResult(ID, 2, "stored", size_bytes=5, timings_s={"start": 0.1, "stop": 0.2, "odd": 9.0})
     for state in ("accepted", "armed", "running"):
         found.take(ended(ID, state))

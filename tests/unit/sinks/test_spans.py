@@ -11,19 +11,19 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from sftriage.events import CaptureChanged, JobSeen, ManualRequestDecided, Received, Span, WindowJudged, WindowSeen
-from sftriage.frontier import by_step
+from sftriage.frontier.accounting import by_step
 from sftriage.records import (
-    Ask,
     CaptureRequest,
     CaptureResult,
     Decision,
+    ManualRequest,
     Reproduced,
     StageSchema,
     Suspect,
     Verdict,
     Window,
 )
-from sftriage.sinks.spans import Spans, Telling, trace_id_of
+from sftriage.sinks.spans import SpanSink, Telling, trace_id_of
 from tests.otlp import Receiver
 
 SECOND_NS = 1_000_000_000
@@ -46,8 +46,10 @@ def make(receiver, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     made = []
 
-    def make(**options) -> Spans:
-        spans = Spans(processor, job="resnet", run="run-1", version="1", started_s=T0_S, **{"grace_s": 30.0, **options})
+    def make(**options) -> SpanSink:
+        spans = SpanSink(
+            processor, job="resnet", run="run-1", version="1", started_s=T0_S, **{"grace_s": 30.0, **options}
+        )
         spans.start()
         made.append(spans)
         return spans
@@ -153,7 +155,7 @@ def test_who_speaks_is_for_the_environment_to_say(make, receiver, monkeypatch, v
 def test_a_capture_that_failed_is_an_error_and_one_that_never_ended_too(make, receiver):
     spans = make()
     decision = judged(requests=[request("a-1"), request("a-2")]).decision
-    spans.take(ManualRequestDecided(Ask("a", (2,), "me", "why"), decision))
+    spans.take(ManualRequestDecided(ManualRequest("a", (2,), "me", "why"), decision))
     spans.take(CaptureChanged(T0_S + 1, CaptureResult("a-1", 2, "refused", "torch is not imported")))
     spans.take(CaptureChanged(T0_S + 1, CaptureResult("nobody-knows", 2, "stored")))
     spans.close()
@@ -204,7 +206,7 @@ def test_a_receiver_that_is_away_holds_up_nothing(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    spans = Spans(processor, job="j", run="r", version="1", started_s=T0_S)
+    spans = SpanSink(processor, job="j", run="r", version="1", started_s=T0_S)
     spans.start()
     with caplog.at_level(logging.WARNING, "sftriage"):
         # WHEN far more comes than could wait to be sent
@@ -226,7 +228,7 @@ def test_a_receiver_that_answers_nothing_is_not_waited_for(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "120")
-        spans = Spans(processor, job="j", run="r", version="1", started_s=T0_S, grace_s=0.2)
+        spans = SpanSink(processor, job="j", run="r", version="1", started_s=T0_S, grace_s=0.2)
         spans.start()
         spans.take(judged("healthy"))
         # THEN the end has come while the spans are still being handed over

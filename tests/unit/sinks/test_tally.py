@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.frontier import anchored, by_step
+from sftriage.frontier.accounting import anchored, by_step
 from sftriage.records import StageSchema, Window
 from sftriage.sinks.tally import StepTally
 

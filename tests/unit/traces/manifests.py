@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from sftriage.records import CaptureRequest, CaptureResult, Trigger
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, ReproducedInfo, TriggerInfo
-from sftriage.traces.rows import Wanted
+from sftriage.traces.rows import CaptureQuery
 
 # Without making a failure smaller, which takes minutes against a database.
 QUICKLY = (Phase.explicit, Phase.reuse, Phase.generate)
@@ -92,13 +92,13 @@ CONDITIONS = {
 }
 
 
-def questions() -> st.SearchStrategy[Wanted]:
+def questions() -> st.SearchStrategy[CaptureQuery]:
     """Any question; of few conditions, so that something meets them."""
     some = st.lists(st.sampled_from(sorted(CONDITIONS)), max_size=2, unique=True)
-    return some.flatmap(lambda names: st.builds(Wanted, **{name: CONDITIONS[name] for name in names}))
+    return some.flatmap(lambda names: st.builds(CaptureQuery, **{name: CONDITIONS[name] for name in names}))
 
 
-def meets(manifest: Manifest, wanted: Wanted) -> bool:
+def meets(manifest: Manifest, wanted: CaptureQuery) -> bool:
     """Whether a manifest is one that is wanted."""
     trigger, capture = manifest.trigger, manifest.capture
     said = {
@@ -128,13 +128,13 @@ def _in_order(manifest: Manifest) -> tuple[datetime, str, str, str]:
     return manifest.created_at, manifest.capture_id, manifest.job, manifest.run
 
 
-def answer(stored: list[Manifest], wanted: Wanted) -> list[tuple[str, str, str]]:
+def answer(stored: list[Manifest], wanted: CaptureQuery) -> list[tuple[str, str, str]]:
     """Job, run and id of those that are wanted, in the order of time."""
     found = sorted((one for one in stored if meets(one, wanted)), key=_in_order)
     return [(one.job, one.run, one.capture_id) for one in found]
 
 
-def agrees(catalogue: Catalogue, stored: list[Manifest], questions: Sequence[Wanted]) -> None:
+def agrees(catalogue: Catalogue, stored: list[Manifest], questions: Sequence[CaptureQuery]) -> None:
     """A catalogue that has nothing yet, told of these manifests, answers as they would; and it has nothing again."""
     for manifest in stored:
         catalogue.add(manifest)
@@ -144,5 +144,5 @@ def agrees(catalogue: Catalogue, stored: list[Manifest], questions: Sequence[Wan
             assert found == answer(stored, wanted)
     finally:
         for manifest in stored:
-            catalogue.drop(Place.of(manifest).key)
+            catalogue.drop(CaptureKey.of(manifest).key)
     assert catalogue.find() == []

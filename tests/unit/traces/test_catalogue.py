@@ -15,7 +15,7 @@ from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import CaptureRow, Wanted
+from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import TRACE_NAME, LocalStore
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
@@ -46,39 +46,41 @@ def answers(catalogue: Catalogue) -> list[object]:
     """One of every kind of question."""
     return [
         catalogue.find(),
-        catalogue.find(Wanted(rank=3)),
-        catalogue.find(Wanted(stage="data", steps=(0, 310))),
-        catalogue.find(Wanted(rule="other")),
-        catalogue.find(Wanted(label="suspect")),
-        catalogue.find(Wanted(prefix="whole")),
+        catalogue.find(CaptureQuery(rank=3)),
+        catalogue.find(CaptureQuery(stage="data", steps=(0, 310))),
+        catalogue.find(CaptureQuery(rule="other")),
+        catalogue.find(CaptureQuery(label="suspect")),
+        catalogue.find(CaptureQuery(prefix="whole")),
     ]
 
 
 @pytest.mark.parametrize(
     ("wanted", "found"),
     [
-        (Wanted(), ["data-2", "data-3", "whole-3", "late"]),
-        (Wanted(rank=3), ["data-3", "whole-3"]),
-        (Wanted(stage="data"), ["data-2", "data-3", "late"]),
-        (Wanted(rank=3, stage="data"), ["data-3"]),
-        (Wanted(rule="other"), ["data-3"]),
-        (Wanted(label="needs_evidence"), []),
-        (Wanted(stage="x' OR 1=1 --"), []),
-        (Wanted(stage="DATA"), []),
-        (Wanted(stage="da%"), []),
-        (Wanted(prefix="data-"), ["data-2", "data-3"]),
-        (Wanted(prefix="data_"), []),
-        (Wanted(prefix="DATA"), []),
-        (Wanted(prefix=""), ["data-2", "data-3", "whole-3", "late"]),
-        (Wanted(job="resnet", run="run-1", host="node-1", profiler="torch", rank=2), ["data-2", "late"]),
-        (Wanted(job="other"), []),
-        (Wanted(reproduced="yes"), []),
+        (CaptureQuery(), ["data-2", "data-3", "whole-3", "late"]),
+        (CaptureQuery(rank=3), ["data-3", "whole-3"]),
+        (CaptureQuery(stage="data"), ["data-2", "data-3", "late"]),
+        (CaptureQuery(rank=3, stage="data"), ["data-3"]),
+        (CaptureQuery(rule="other"), ["data-3"]),
+        (CaptureQuery(label="needs_evidence"), []),
+        (CaptureQuery(stage="x' OR 1=1 --"), []),
+        (CaptureQuery(stage="DATA"), []),
+        (CaptureQuery(stage="da%"), []),
+        (CaptureQuery(prefix="data-"), ["data-2", "data-3"]),
+        (CaptureQuery(prefix="data_"), []),
+        (CaptureQuery(prefix="DATA"), []),
+        (CaptureQuery(prefix=""), ["data-2", "data-3", "whole-3", "late"]),
+        (CaptureQuery(job="resnet", run="run-1", host="node-1", profiler="torch", rank=2), ["data-2", "late"]),
+        (CaptureQuery(job="other"), []),
+        (CaptureQuery(reproduced="yes"), []),
         # What no manifest can hold, and no database can be asked for.
-        (Wanted(job="\udcff"), []),
-        (Wanted(job="resnet\0"), []),
+        (CaptureQuery(job="\udcff"), []),
+        (CaptureQuery(job="resnet\0"), []),
     ],
 )
-def test_captures_are_found_by_what_is_known_of_them(wanted: Wanted, found: list[str], catalogue: Catalogue) -> None:
+def test_captures_are_found_by_what_is_known_of_them(
+    wanted: CaptureQuery, found: list[str], catalogue: Catalogue
+) -> None:
     assert ids(catalogue.find(wanted)) == found
 
 
@@ -92,7 +94,7 @@ def test_captures_are_found_by_what_is_known_of_them(wanted: Wanted, found: list
     ],
 )
 def test_captures_are_found_by_when_they_were_made(since: datetime, found: list[str], catalogue: Catalogue) -> None:
-    assert ids(catalogue.find(Wanted(since=since))) == found
+    assert ids(catalogue.find(CaptureQuery(since=since))) == found
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,12 @@ def test_captures_are_found_by_when_they_were_made(since: datetime, found: list[
 def test_captures_are_found_by_a_step_of_the_capture_or_of_its_window(
     steps: tuple[int, int], found: list[str], catalogue: Catalogue
 ) -> None:
-    assert ids(catalogue.find(Wanted(steps=steps))) == found
+    assert ids(catalogue.find(CaptureQuery(steps=steps))) == found
 
 
 def test_a_row_says_what_the_manifest_says(catalogue: Catalogue, store: LocalStore) -> None:
     manifest = store.manifest("data-3")
-    (row,) = catalogue.find(Wanted(prefix="data-3"))
+    (row,) = catalogue.find(CaptureQuery(prefix="data-3"))
     assert row == CaptureRow(
         capture_id="data-3",
         job="resnet",
@@ -326,6 +328,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 @given(stored=sets_of_manifests(), wanted=st.lists(questions(), min_size=8, max_size=12))
 @settings(deadline=None, max_examples=40, phases=QUICKLY)
 def test_the_catalogue_answers_as_the_manifests_would(
-    stored: list[Manifest], wanted: list[Wanted], shelf: Catalogue
+    stored: list[Manifest], wanted: list[CaptureQuery], shelf: Catalogue
 ) -> None:
     agrees(shelf, stored, wanted)

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError, UsageError
-from sftriage.traces.fields import CONTROL
-from sftriage.traces.keys import MAX_PART_BYTES, Place, read, written
+from sftriage.traces.keys import MAX_PART_BYTES, CaptureKey, read, written
+from sftriage.traces.manifest import CONTROL
 from sftriage.traces.objects import checked_url, said
 
 SAFE = re.compile(r"[A-Za-z0-9_~%-][A-Za-z0-9_.~%-]*")
@@ -52,7 +52,7 @@ def test_any_name_comes_back_and_its_part_is_plain(name):
 @settings(deadline=None)
 def test_whatever_a_key_is_it_is_a_place_that_we_would_write_or_refused(key):
     try:
-        place = Place.parse(key)
+        place = CaptureKey.parse(key)
     except InputError as error:
         said = str(error)
     else:
@@ -88,7 +88,7 @@ def test_a_name_that_cannot_be_part_of_a_key_is_refused(name):
 )
 def test_a_forged_key_is_no_place(key):
     with pytest.raises(InputError):
-        Place.parse(key)
+        CaptureKey.parse(key)
 
 
 @pytest.mark.parametrize(

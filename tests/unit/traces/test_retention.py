@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sftriage.errors import UsageError
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.retention import Kept, Retention, due, expired, outlook, remove
+from sftriage.traces.retention import Kept, RetentionLimits, due, expired, outlook, remove
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
 from tests.unit.traces.faulty import FaultyObjects, captured, keep
@@ -51,7 +51,7 @@ def kept(*captures):
     ],
 )
 def test_what_goes(captures, age_days, mib, gone):
-    retention = Retention(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
+    retention = RetentionLimits(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
     assert [one.capture_id for one in expired(kept(*captures), retention, NOW_S)] == list(gone)
 
 
@@ -66,7 +66,7 @@ def test_what_goes(captures, age_days, mib, gone):
 @settings(deadline=None)
 def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, age_days, mib):
     found = kept(*captures)
-    retention = Retention(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
+    retention = RetentionLimits(None if age_days is None else age_days * DAY_S, None if mib is None else mib * MIB)
     gone = expired(found, retention, NOW_S)
     stays = [one for one in found if one not in gone]
     # THEN nothing pinned went, and what stays and is not pinned is young enough, and not too much
@@ -90,7 +90,7 @@ def test_a_capture_goes_as_one(store: LocalStore, put, tmp_path) -> None:
     store.pin("c-2")
     # WHEN everything is too old
     now_s = 4e9
-    captures = due(store, Retention(age_s=1.0), now_s)
+    captures = due(store, RetentionLimits(age_s=1.0), now_s)
     gone, problem = remove(store, catalogue, captures)
     # THEN trace, manifest and row of the others are gone, and nothing is left of them
     assert ([one.capture_id for one in gone], problem) == (["c-1", "c-3"], None)
@@ -100,14 +100,14 @@ def test_a_capture_goes_as_one(store: LocalStore, put, tmp_path) -> None:
     # AND once it is not pinned any more, it goes too
     store.unpin("c-2")
     store.unpin("c-2")
-    assert remove(store, catalogue, due(store, Retention(max_bytes=0), now_s))[0][0].capture_id == "c-2"
+    assert remove(store, catalogue, due(store, RetentionLimits(max_bytes=0), now_s))[0][0].capture_id == "c-2"
     assert store.ids() == frozenset()
 
 
 def test_what_is_pinned_between_the_look_and_the_removal_stays(store: LocalStore, put, tmp_path) -> None:
     catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
     catalogue.add(put("c-1"))
-    captures = due(store, Retention(age_s=1.0), 4e9)
+    captures = due(store, RetentionLimits(age_s=1.0), 4e9)
     store.pin("c-1")
     assert remove(store, catalogue, captures) == ((), None)
     assert store.ids() == {"c-1"}
@@ -127,15 +127,15 @@ def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to
     upload = Upload(url="s3://b/p", state="stored", verified_at=datetime(2027, 1, 15, tzinfo=timezone.utc))
     (place / "copied" / "upload.json").write_text(upload.model_dump_json())
     # WHEN nothing is too old THEN nothing goes unless it is to, and then what is damaged and nowhere else
-    kept = outlook(store, Retention(), 4e9)
-    assert kept.captures == due(store, Retention(), 4e9) == ()
+    kept = outlook(store, RetentionLimits(), 4e9)
+    assert kept.captures == due(store, RetentionLimits(), 4e9) == ()
     assert kept.left_alone.keys() == {"damaged", "both", "newer", "copied"}
-    gone = outlook(store, Retention(), 4e9, unfit=True)
+    gone = outlook(store, RetentionLimits(), 4e9, unfit=True)
     assert [one.capture_id for one in gone.captures] == ["damaged"]
     assert gone.left_alone.keys() == {"both", "newer", "copied"}
     # AND when all is too old, what is pinned is said too
-    old = outlook(store, Retention(age_s=1.0), 4e9)
-    assert [one.capture_id for one in old.captures] == [one.capture_id for one in due(store, Retention(1.0), 4e9)]
+    old = outlook(store, RetentionLimits(age_s=1.0), 4e9)
+    assert [one.capture_id for one in old.captures] == [one.capture_id for one in due(store, RetentionLimits(1.0), 4e9)]
     assert [one.capture_id for one in old.captures] == ["whole"]
     assert old.left_alone["pinned"] == "it is pinned"
     for name, said in (
@@ -176,7 +176,7 @@ def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp
         keep(objects, captured(run=run))
     store.pin("resnet/run-3/c-1")
     catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
-    captures = due(store, Retention(age_s=1.0), 4e9)
+    captures = due(store, RetentionLimits(age_s=1.0), 4e9)
     assert [one.capture_id for one in captures] == ["resnet/run-1/c-1", "resnet/run-2/c-1"]
     # WHEN the store is lost while the first of them is removed
     objects.fails = {"delete trace.json.gz"}
@@ -187,6 +187,6 @@ def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp
     assert store.manifests().problems == ()
     assert store.ids() == {"resnet/run-2/c-1", "resnet/run-3/c-1"}
     # AND the next time the rest goes
-    gone, problem = remove(store, catalogue, due(store, Retention(age_s=1.0), 4e9))
+    gone, problem = remove(store, catalogue, due(store, RetentionLimits(age_s=1.0), 4e9))
     assert ([one.capture_id for one in gone], problem) == (["resnet/run-2/c-1"], None)
     assert store.ids() == {"resnet/run-3/c-1"}

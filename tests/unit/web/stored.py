@@ -9,7 +9,7 @@ from typing import Any
 
 from sftriage.commands.wanted import since_of
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.web.access import Access
@@ -47,7 +47,7 @@ class Shelf:
         return manifest
 
     def directory(self, manifest: Manifest) -> Path:
-        return self.root / Place.of(manifest).key
+        return self.root / CaptureKey.of(manifest).key
 
     def look(self) -> StoreView:
         """The store as it is now, once it has been read."""

@@ -140,7 +140,7 @@ def test_a_control_that_was_captured_is_the_one_beside(run, store, trace, make_m
 
 
 def test_findings_are_shown_once_they_are_there(captured, store):
-    from sftriage.traces.findings import Findings, Share, StageProfile
+    from sftriage.traces.manifest import Findings, Share, StageProfile
 
     numbers = dict.fromkeys(
         ("step_s", "stage_s", "working_s", "waiting_s", "unseen_s", "device_s", "collective_s", "launch_s"), 0.01

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.runs.following import row_of
-from sftriage.traces.findings import Findings, StageProfile
+from sftriage.traces.manifest import Findings, StageProfile
 from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, timeline
 from tests.unit.recorded import decision, request_of, verdict
 

@@ -14,8 +14,7 @@ from sftriage.recorder.files import start_ticks
 from sftriage.recorder.ring import RingWriter
 from sftriage.runs import liveness
 from sftriage.runs.directory import RunInfo, read_info, write_info
-from sftriage.runs.liveness import Watcher, WatcherLook, watcher_of
-from sftriage.runs.telemetry import Telemetry, telemetry_of
+from sftriage.runs.liveness import RankCoverage, Watcher, WatcherLook, telemetry_of, watcher_of
 from sftriage.traces.uploads import Outbox, Upload
 from tests.unit.recorded import info_of, verdict
 from tests.unit.web.reading import text_of
@@ -150,11 +149,11 @@ def test_a_run_that_is_watched_and_judges_nothing_is_looked_at_twice(run, rings)
 @pytest.mark.parametrize(
     ("ranks", "world_size", "attempt", "found"),
     [
-        ([0, 1, 2, 3], 4, 0, Telemetry(4, 4)),
-        ([0, 3], 4, 0, Telemetry(2, 4, (1, 2))),
-        ([5], 1024, 0, Telemetry(1, 1024, (0, 1, 2, 3, 4, 6, 7, 8))),
-        ([0], 1, 7, Telemetry()),
-        ([], 4, 0, Telemetry()),
+        ([0, 1, 2, 3], 4, 0, RankCoverage(4, 4)),
+        ([0, 3], 4, 0, RankCoverage(2, 4, (1, 2))),
+        ([5], 1024, 0, RankCoverage(1, 1024, (0, 1, 2, 3, 4, 6, 7, 8))),
+        ([0], 1, 7, RankCoverage()),
+        ([], 4, 0, RankCoverage()),
     ],
 )
 def test_who_is_heard_of_is_seen_from_the_logs(run, ranks, world_size, attempt, found):
@@ -171,7 +170,7 @@ def test_who_is_heard_of_is_seen_from_the_logs(run, ranks, world_size, attempt, 
 @pytest.mark.parametrize("content", [b"", b"x" * 5000])
 def test_a_log_that_is_none_says_only_that_it_is_there(run, content):
     (run.directory.steps / "rank-0.0.steps").write_bytes(content)
-    assert telemetry_of(run.directory.steps, None) == Telemetry(1)
+    assert telemetry_of(run.directory.steps, None) == RankCoverage(1)
 
 
 @pytest.mark.parametrize(("coverage", "said"), [(0.75, "Only 75% of the newest"), (1.0, ""), (0.99, ""), (None, "")])

@@ -10,7 +10,7 @@ import pytest
 from sftriage.commands.wanted import since_of
 from sftriage.errors import CatalogueError, IntegrityError
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.keys import Place
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
@@ -292,7 +292,7 @@ def test_captures_of_any_store_that_shares_a_catalogue(tmp_path, stocked, trace,
     for capture_id in ("c-9", "c-2"):
         address = f"/captures/resnet/run-1/{capture_id}"
         assert shelf.get(address).status == 200
-        manifest = shelf.source.capture(Place("resnet", "run-1", capture_id))[0]
+        manifest = shelf.source.capture(CaptureKey("resnet", "run-1", capture_id))[0]
         body = shelf.get(f"{address}/files/trace.json.gz").body
         assert hashlib.sha256(body).hexdigest() == manifest.artefacts[0].sha256
     assert shelf.get("/captures/resnet/run-7/c-9").status == 404
@@ -366,7 +366,7 @@ def test_markup_in_names_is_text(shelf):
     stage = "<b onclick=x()>&'\""
     manifest = shelf.put("c-1", job=NASTY, run="'\"><script>alert(1)</script>", stage=stage, rule=NASTY)
     shelf.look()
-    address = address_of(Place.of(manifest))
+    address = address_of(CaptureKey.of(manifest))
     # WHEN the pages are read THEN none of it has become markup, and the links lead there
     overview = shelf.get()
     assert links(overview) == [address]

@@ -1,8 +1,8 @@
 """When steps began and ended: the first rank's start, the last rank's end."""
 
 from sftriage.records import StepRecord
-from sftriage.windows import times as module
-from sftriage.windows.times import Span, StepTimes
+from sftriage.windows import gather as module
+from sftriage.windows.gather import Span, StepTimes
 from tests.unit.windows.steps import batch
 
 

@@ -7,10 +7,9 @@ import os
 import signal
 from pathlib import Path
 
-from sftriage.capture.executor import Product
+from sftriage.capture.executor import InTurns, Product, Turns
 from sftriage.capture.nsys import NsysCapture
 from sftriage.capture.nsys_dialect import session_of
-from sftriage.capture.turns import InTurns, Turns
 from sftriage.errors import CaptureError, RingError
 from sftriage.records import CaptureRequest, CaptureResult
 
@@ -18,13 +17,8 @@ ENDED = "sftriage ended during it"
 """How the reason of such a capture begins."""
 
 
-class StacksLeft(InTurns):
-    """Stacks that were being taken: the program that takes them ends by itself, and writes nothing.
-
-    Args:
-        request: what was asked for.
-        spool: where they would have been left.
-    """
+class AbandonedStacks(InTurns):
+    """Stacks that were being taken: the program that takes them ends by itself, and writes nothing."""
 
     def __init__(self, request: CaptureRequest, spool: Path) -> None:
         super().__init__(request)
@@ -58,7 +52,7 @@ class StacksLeft(InTurns):
         return self.failed(ENDED)
 
 
-class NsysLeft(NsysCapture):
+class AbandonedNsys(NsysCapture):
     """nsys is stopped where it still collects, its programs are ended, and the trainer is told that nobody waits."""
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from sftriage.errors import InputError
 from sftriage.reduce.events import Trace
-from sftriage.reduce.intervals import Ints, Pieces, Spans, self_time
+from sftriage.reduce.intervals import Intervals, Ints, Pieces, self_time
 from sftriage.reduce.packed import Chosen, Events
 
 MAX_OPEN: Final = 1_000_000
@@ -25,22 +25,15 @@ class Slab:
     until_ns: int | None
 
 
-def owned(
+def self_time_slices(
     trace: Trace,
     *,
     kinds: Collection[int],
     names: Chosen | None = None,
     tracks: Chosen | None = None,
-    inside: Spans | None = None,
+    inside: Intervals | None = None,
 ) -> Iterator[tuple[Slab, Events, Pieces]]:
     """The time of events, split among those of each thread, slab by slab (see `Trace.slabs`).
-
-    Args:
-        trace: the trace.
-        kinds: the kinds that are looked at.
-        names: of each name whether it is; None for all.
-        tracks: of each track whether it is; None for all.
-        inside: where alone the time matters; None for everywhere.
 
     Yields:
         The slab; the events that are open in it, those that began earlier first; and the pieces of its time, thread by

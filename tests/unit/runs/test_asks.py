@@ -1,0 +1,32 @@
+"""Manual requests on disk: what one process leaves, another takes up."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from sftriage.records import ManualRequest, plain
+from sftriage.runs.asks import leave, taken
+from sftriage.runs.directory import RunDirectory
+
+REQUEST = ManualRequest("a1", (0, 2), "alice", "it is slow", steps=3)
+
+
+def test_a_request_that_is_left_is_taken_up_once(tmp_path: Path) -> None:
+    # GIVEN a request that a person left in a run's directory
+    directory = RunDirectory(tmp_path)
+    leave(directory, REQUEST)
+    # WHEN the run takes it up THEN it is what was left, and it is gone
+    assert list(taken(directory)) == [REQUEST]
+    assert list(taken(directory)) == []
+
+
+def test_a_request_of_the_version_before_is_taken_up(tmp_path: Path) -> None:
+    # GIVEN a file as the version before wrote it, with the id under its name of then
+    directory = RunDirectory(tmp_path)
+    values = plain(REQUEST)
+    values["ask_id"] = values.pop("request_id")
+    directory.asks.mkdir()
+    (directory.asks / "a1.json").write_text(json.dumps(values))
+    # THEN it is taken up as any other
+    assert list(taken(directory)) == [REQUEST]
