@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.tables import frontier_table, windows_table
+from sftriage.commands.output import print_json, results, tell
 from sftriage.controller.controller import settings_of
-from sftriage.frontier import Past, Settings, judge
-from sftriage.policy.loading import load
-from sftriage.policy.schema import Detection
-from sftriage.records import Verdict
-from sftriage.runs.directory import RunDirectory
-from sftriage.runs.recordings import RecordedRun, load_recording
+from sftriage.controller.replay import judge_all
+from sftriage.reports.tables import frontier_table, windows_table
+from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.windows.gather import Shape
 from sftriage.words import verdict_sentence
 
@@ -49,34 +44,17 @@ def analyze(
         # What somebody else measured is taken as it is; a run leaves out what its controller left out.
         warmup_steps=detection.warmup_steps if path.is_dir() else 0,
     )
-    verdicts = judge_recording(recording, shape, settings_of(detection))
+    verdicts = judge_all(recording.windows(shape), settings_of(detection))
     if as_json:
         for verdict in verdicts:
             print_json(verdict)
         return
     seen = list(verdicts)
     if not seen:
-        notices().print(
-            f"No window yet: one takes {shape.warmup_steps} steps of warm-up and {shape.window_steps} more."
-        )
+        tell(f"No window yet: one takes {shape.warmup_steps} steps of warm-up and {shape.window_steps} more.")
         return
     shown = next((verdict for verdict in reversed(seen) if verdict.label == "suspect"), seen[-1])
     console = results()
     console.print(windows_table(seen))
     console.print(frontier_table(shown))
-    console.print(verdict_sentence(shown), soft_wrap=True, markup=False)
-
-
-def judge_recording(recording: RecordedRun, shape: Shape, settings: Settings) -> Iterator[Verdict]:
-    """Verdicts on a recording's windows in order, each attempt of the job with a past of its own."""
-    pasts: dict[int, Past] = {}
-    for window in recording.windows(shape):
-        known = pasts.get(window.attempt)
-        verdict, pasts[window.attempt] = judge(window, known, settings)
-        yield verdict
-
-
-def detection_of(path: Path) -> Detection:
-    """The detection settings a run was made with; for anything else, those of a policy that says nothing."""
-    policy_file = RunDirectory(path).policy_file
-    return load(policy_file).policy.spec.detection if policy_file.is_file() else Detection()
+    console.print(verdict_sentence(shown))

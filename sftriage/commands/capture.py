@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import getpass
 import secrets
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sftriage.commands.options import RunOption
-from sftriage.commands.output import notices, print_json, results
+from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
-from sftriage.records import ManualRequest, Profiler, plain
+from sftriage.records import ManualRequest, Profiler
 from sftriage.runs.asks import leave
 from sftriage.runs.directory import RunDirectory, find_run, read_info
-from sftriage.words import decision_values, place
+from sftriage.words import place
 
-POLL_S = 0.1
-ANSWER_S = 15.0
-"""Who runs the job looks for asks four times a second; a long turn of its loop is over by then."""
 INTERRUPTED = 128 + 2
 """What a shell says of a command that Ctrl-C ended."""
 NOTED_S = 30.0
@@ -47,6 +42,8 @@ def capture(
     It waits until the traces are stored, and says where. Ctrl-C ends only the waiting. A policy's limits hold: what
     they forbid is refused, with the reason.
     """
+    from sftriage.runs import answers
+
     directory = find_run(run)
     if not Path(read_info(directory).rings).is_dir():
         raise UsageError(f"{place(directory.path)} is a run that has ended")
@@ -63,50 +60,16 @@ def capture(
     path = leave(directory, ask)
     try:
         with notices().status("asking") as status:
-            decision = _answer(directory, ask, path)
+            decision = answers.answer(directory, ask, path)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
             from sftriage.agent.captures import ANSWER_GRACE_S
 
-            grace_s = ANSWER_GRACE_S[profiler] + NOTED_S
-            ended = _waited(lambda: _ended(directory, _ids(decision)), max_seconds + grace_s)
+            ended = answers.ended(directory, decision, max_seconds + ANSWER_GRACE_S[profiler] + NOTED_S)
     except KeyboardInterrupt:
         path.unlink(missing_ok=True)
-        notices().print(f"sftriage: {_left_alone(directory, ask)}", soft_wrap=True, markup=False)
+        say(answers.left_alone(directory, ask))
         raise typer.Exit(INTERRUPTED) from None
-    _tell(directory, decision, ended or [], as_json=as_json)
-
-
-def _answer(directory: RunDirectory, ask: ManualRequest, path: Path) -> dict[str, Any]:
-    """The decision to capture.
-
-    Raises:
-        UsageError: nobody answers; the ask is withdrawn.
-        CaptureError: it is another decision.
-    """
-    decision: dict[str, Any] | None = _waited(lambda: _decision(directory, ask), ANSWER_S)
-    if decision is None:
-        path.unlink(missing_ok=True)
-        raise UsageError(
-            f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job? If not, "
-            "`sftriage attach` takes over"
-        )
-    if decision["outcome"] != "capture":
-        raise CaptureError(f"not captured: {decision['words']}. {decision['resolves']}".strip())
-    return decision
-
-
-def _left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
-    """What becomes of a capture that is waited for no longer."""
-    decision, where = _decision(directory, ask), f"--run {place(directory.path)}"
-    ids = [] if decision is None else _ids(decision)
-    if not ids:
-        return f"withdrawn before it was answered; `sftriage decisions {where}` shows it if it was taken up just now"
-    shown = ", ".join(f"`sftriage traces show {capture_id} {where}`" for capture_id in ids)
-    return f"the capture goes on by itself, and is stored once it has ended: {shown}"
-
-
-def _ids(decision: dict[str, Any]) -> list[str]:
-    return [request["capture_id"] for request in decision["requests"]]
+    _tell(directory, decision, ended, answers.follow_ups(directory, ended), as_json=as_json)
 
 
 def _who() -> str:
@@ -116,57 +79,22 @@ def _who() -> str:
         return "somebody"
 
 
-def _waited(look: Callable[[], Any], deadline_s: float) -> Any:
-    """What ``look`` finds, as soon as it finds something; None if it does not."""
-    end_s = time.monotonic() + deadline_s
-    while (found := look()) is None and time.monotonic() < end_s:
-        time.sleep(POLL_S)
-    return found
-
-
-def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | None:
-    from sftriage.events import ManualRequestDecided
-    from sftriage.runs.decisions import decided_in
-    from sftriage.runs.journal import read_journal
-
-    decided = decided_in(list(read_journal(directory.decisions)))
-    manual = (
-        one for one in decided if isinstance(one, ManualRequestDecided) and one.request.request_id == ask.request_id
-    )
-    found = next(manual, None)
-    return None if found is None else decision_values(found.decision)
-
-
-def _ended(directory: RunDirectory, ids: list[str]) -> list[dict[str, Any]] | None:
-    """What became of the captures, once all of them have ended."""
-    from sftriage.runs.decisions import results_in
-    from sftriage.runs.journal import read_journal
-
-    results = results_in(list(read_journal(directory.decisions)))
-    return [plain(results[capture_id]) for capture_id in ids] if results.keys() >= set(ids) else None
-
-
-def _follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
-    """The captures that these have led to: the stacks of a rank that hung."""
-    from sftriage.events import FollowUpDecided
-    from sftriage.runs.decisions import decided_in
-    from sftriage.runs.journal import read_journal
-
-    ids = {result["capture_id"] for result in ended}
-    decided = decided_in(list(read_journal(directory.decisions)))
-    led = [one.decision for one in decided if isinstance(one, FollowUpDecided) and one.capture_id in ids]
-    return [request.capture_id for decision in led for request in decision.requests]
-
-
-def _tell(directory: RunDirectory, decision: dict[str, Any], ended: list[dict[str, Any]], *, as_json: bool) -> None:
+def _tell(
+    directory: RunDirectory,
+    decision: dict[str, Any],
+    ended: list[dict[str, Any]],
+    followed: list[str],
+    *,
+    as_json: bool,
+) -> None:
     if as_json:
         print_json({"decision": decision, "results": ended})
     for result in ended if not as_json else ():
         if result["state"] == "stored":
             where = directory.path / "captures" / result["capture_id"]
-            results().print(f"rank {result['rank']}: {place(where)}", soft_wrap=True, markup=False)
+            write(f"rank {result['rank']}: {place(where)}")
     bad = [f"rank {one['rank']} {one['state']}: {one['detail']}" for one in ended if one["state"] != "stored"]
-    bad += [f"where it hung is in capture {capture_id}" for capture_id in _follow_ups(directory, ended)]
+    bad += [f"where it hung is in capture {capture_id}" for capture_id in followed]
     if not ended:
         bad = ["the captures have not ended; `sftriage decisions` will say what became of them"]
     if bad:

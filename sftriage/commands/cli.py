@@ -7,6 +7,7 @@ import errno
 import gc
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -17,12 +18,28 @@ from typer.core import TyperCommand, TyperGroup
 
 from sftriage import __version__
 from sftriage.commands.contents import CONTENTS, Entry, Section
-from sftriage.commands.readers import READER_GONE, ReaderGone, told_of
 from sftriage.errors import InputError, SftriageError, UsageError
 from sftriage.policy.problems import PolicyError
 
 # Plain text: at 80 columns a help in boxes leaves half of a line for what is explained.
 _MARKUP = None
+
+READER_GONE = 128 + signal.SIGPIPE
+"""What a shell says of a command that SIGPIPE ended. The signal itself stays ignored, as Python has it: it would end a
+job's triage too when somebody else's connection breaks."""
+
+
+class ReaderGone(Exception):  # noqa: N818  # not an error: nobody reads the results any more
+    """What is left to print is not printed: `head` and `less` go when they have seen enough."""
+
+
+@contextlib.contextmanager
+def told_of() -> Iterator[None]:
+    """Say that a reader has gone before typer does, which ends with 1 as if something had failed."""
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise ReaderGone from error
 
 
 class Command(TyperCommand):

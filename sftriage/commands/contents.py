@@ -53,19 +53,19 @@ TRACES = Section(
         ),
         Entry(
             "for-step",
-            "for_step:traces_for_step",
+            "traces:traces_for_step",
             "Find the captures of a step, or why there is none.",
             ("sftriage traces for-step 1042", "sftriage traces for-step 1042 --run sftriage-runs/RUN --json"),
         ),
         Entry(
             "show",
-            "traces_show:show_trace",
+            "traces:show_trace",
             "Show why a capture was made and what it holds.",
             ("sftriage traces show w1000", "sftriage traces show train/RUN/w1000-1049-r3-slow-rank-1 --store URL"),
         ),
         Entry(
             "get",
-            "traces_get:get_trace",
+            "traces:get_trace",
             "Copy a capture's trace to a file, verified.",
             ("sftriage traces get w1000", "sftriage traces get w1000 --all --out traces/"),
         ),
@@ -79,17 +79,9 @@ TRACES = Section(
                 "sftriage traces open w1000 --no-browser     # over SSH: print the link",
             ),
         ),
+        Entry("pin", "retention:pin_trace", "Keep a capture, whatever retention says.", ("sftriage traces pin w1000",)),
         Entry(
-            "pin",
-            "retention:pin_trace",
-            "Keep a capture, whatever retention says.",
-            ("sftriage traces pin w1000",),
-        ),
-        Entry(
-            "unpin",
-            "retention:unpin_trace",
-            "Leave a capture to retention again.",
-            ("sftriage traces unpin w1000",),
+            "unpin", "retention:unpin_trace", "Leave a capture to retention again.", ("sftriage traces unpin w1000",)
         ),
         Entry(
             "prune",
@@ -103,7 +95,7 @@ TRACES = Section(
         ),
         Entry(
             "reindex",
-            "reindex:reindex_traces",
+            "retention:reindex_traces",
             "Build the catalogue again from the manifests.",
             ("sftriage traces reindex", "sftriage traces reindex --store s3://our-traces/pretraining"),
         ),
@@ -115,7 +107,7 @@ TRACES = Section(
         ),
         Entry(
             "schema",
-            "traces_show:manifest_schema",
+            "traces:show_schema",
             "Print the JSON Schema of a manifest.",
             ("sftriage traces schema > manifest.schema.json",),
         ),
@@ -165,7 +157,7 @@ CONTENTS: tuple[Entry | Section, ...] = (
     ),
     Entry(
         "attach",
-        "attach:attach",
+        "run:attach",
         "Take over a job whose `sftriage run` has ended.",
         ("sftriage attach --run sftriage-runs/RUN",),
     ),

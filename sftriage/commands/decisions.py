@@ -8,7 +8,7 @@ import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import lists, notices, print_json
-from sftriage.commands.tables import decisions_table
+from sftriage.reports.tables import decisions_table
 from sftriage.runs.directory import find_run
 
 

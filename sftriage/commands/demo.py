@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.output import notices, print_json
+from sftriage.commands.output import notices, print_json, results
 from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
 from sftriage.errors import UsageError
 from sftriage.words import place
@@ -47,8 +47,9 @@ def demo(
 
     The job knows the fault; sftriage sees only the stage durations that each rank records.
     """
-    from sftriage.commands.demo_report import DemoOutcome, print_outcome
+    from sftriage.demo.outcome import DemoOutcome
     from sftriage.policy.loading import find, load
+    from sftriage.reports.demo import print_outcome
     from sftriage.runtime.local import Keeping, LocalRun
     from sftriage.sinks.terminal import Progress
 
@@ -77,7 +78,7 @@ def demo(
     if as_json:
         print_json(outcome.values())
     else:
-        print_outcome(outcome)
+        print_outcome(outcome, results())
 
 
 def _faults(texts: list[str] | None, ranks: int) -> list[Fault]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from sftriage.commands.options import RunOption
-from sftriage.commands.output import print_json, results
+from sftriage.commands.output import print_json, write
 from sftriage.frontier.explaining import Check, explain
 from sftriage.runs.decisions import window_of
 from sftriage.runs.directory import find_run
@@ -43,29 +43,24 @@ def explain_decision(
         values = {"verdict": verdict, "explanation": explanation, "decision": decision_values(decision)}
         print_json({**values, "resolves": resolves})
         return
-    console = results()
-
-    def say(line: str) -> None:
-        console.print(line, soft_wrap=True, markup=False)
-
-    say(verdict_sentence(verdict))
+    write(verdict_sentence(verdict))
     for check in explanation.checks:
         reaches = "reaches" if check.met else "is under"
-        say(f"  {check.what}: {_amount(check.value, check)} {reaches} {_amount(check.threshold, check)}")
+        write(f"  {check.what}: {_amount(check.value, check)} {reaches} {_amount(check.threshold, check)}")
     if verdict.suspects:
         first = verdict.suspects[0]
         gain = f"{milliseconds(first.gain_s)} a step ({first.share:.1%})"
-        say(f"First:     {who(first)}, {where(first)}, {when(first)}: {gain}")
+        write(f"First:     {who(first)}, {where(first)}, {when(first)}: {gain}")
     if verdict.suspects and explanation.runner_up is None:
-        say("Runner-up: nobody; mending another alone would save next to nothing")
+        write("Runner-up: nobody; mending another alone would save next to nothing")
     if explanation.runner_up is not None:
         second = explanation.runner_up
-        say(f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} a step ({second.share:.1%})")
+        write(f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} a step ({second.share:.1%})")
     for change in explanation.changes:
-        say(f"It would be {change}.")
+        write(f"It would be {change}.")
     if resolves:
-        say(f"What would resolve it: {resolves}")
-    say(f"Decided: {decision.outcome}: {reason_sentence(decision)}")
+        write(f"What would resolve it: {resolves}")
+    write(f"Decided: {decision.outcome}: {reason_sentence(decision)}")
 
 
 def _amount(value: float, check: Check) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sftriage.commands.readers import ReaderGone
+from sftriage.commands.cli import ReaderGone
 from sftriage.records import plain
 
 if TYPE_CHECKING:
@@ -23,6 +23,24 @@ if TYPE_CHECKING:
 
 PIPE_COLUMNS = 250
 """How wide a table may be where no terminal says so."""
+
+
+def say(*problems: str) -> None:
+    """What a person should know, on stderr."""
+    for problem in problems:
+        tell(f"sftriage: {problem}")
+
+
+def tell(*lines: str) -> None:
+    """Notices on stderr, as they are."""
+    for line in lines:
+        notices().print(line, soft_wrap=True, markup=False)
+
+
+def write(*lines: str) -> None:
+    """Results on stdout, as they are."""
+    for line in lines:
+        results().print(line, soft_wrap=True, markup=False)
 
 
 class _Results(Console):

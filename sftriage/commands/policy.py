@@ -5,32 +5,23 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 import yaml
 
-from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.policy_report import ReplayReport
-from sftriage.controller.replay import replay
-from sftriage.errors import InputError, UsageError
-from sftriage.events import WindowJudged
+from sftriage.commands.output import print_json, results, tell, write
+from sftriage.errors import UsageError
 from sftriage.policy.loading import LoadedPolicy, find, load, shipped
 from sftriage.policy.policy_set import load_set
 from sftriage.policy.problems import PolicyError
 from sftriage.policy.schema import TriagePolicy
-from sftriage.records import Verdict
-from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.journal import read_journal
-from sftriage.runs.recordings import load_recording
-from sftriage.windows.gather import Shape
+from sftriage.reports.replay import ReplayReport
+from sftriage.runtime.replaying import replay_recording
 
 Files = Annotated[list[str], typer.Argument(metavar="POLICY", help="Policy files, or names of shipped policies.")]
-
-_EPOCH_2000 = datetime(2000, 1, 1, tzinfo=timezone.utc)
-"""When a recording that does not say began: on a Saturday, at midnight."""
 
 
 def validate(
@@ -43,7 +34,7 @@ def validate(
         print_json([_plain_check(name, outcome) for name, outcome in zip(files, checked, strict=True)])
     for outcome in checked:
         if isinstance(outcome, PolicyError | UsageError) and not as_json:
-            notices().print(str(outcome), soft_wrap=True, markup=False)
+            tell(str(outcome))
     if any(not isinstance(outcome, LoadedPolicy) for outcome in checked):
         raise typer.Exit(2)
     if not as_json:
@@ -72,7 +63,7 @@ def schema() -> None:
 def list_policies() -> None:
     """List the policies that ship with sftriage."""
     for name, path in shipped().items():
-        results().print(f"{name:20} {path}", soft_wrap=True, markup=False)
+        write(f"{name:20} {path}")
 
 
 def try_out(
@@ -107,7 +98,9 @@ def try_out(
     """
     if expect is not None and save is not None:
         raise UsageError("--expect compares and --save replaces: give one of them")
-    report = _replayed(files, on, start)
+    tried = load_set(files)
+    name, start_s, replayed = replay_recording(tried, on, start)
+    report = ReplayReport(tuple(one.policy.metadata.name for one in tried.loaded), name, start_s, replayed)
     text = report.text()
     if expect is not None and (difference := _difference(expect, text)):
         sys.stdout.write(difference)
@@ -139,35 +132,6 @@ def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) ->
     else:
         problems = [{"line": 0, "column": 0, "field": "", "message": str(outcome)}]
     return {"file": name, "valid": False, "problems": problems}
-
-
-def _replayed(files: list[str], on: Path, start: datetime | None) -> ReplayReport:
-    tried = load_set(files)
-    recording = load_recording(on)
-    detection = tried.detection
-    shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
-    name, began, stalls = on.name, _EPOCH_2000, []
-    if on.is_dir():
-        run = RunDirectory(on)
-        info = read_info(run)
-        name, began, stalls = info.run_id, _moment(info.created_at, run), _stalls(run)
-    start_s = (began if start is None else start.replace(tzinfo=start.tzinfo or timezone.utc)).timestamp()
-    replayed = list(replay(recording.windows(shape), tried, start_s, stalls))
-    return ReplayReport(tuple(one.policy.metadata.name for one in tried.loaded), name, start_s, replayed)
-
-
-def _moment(text: str, run: RunDirectory) -> datetime:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InputError(f"{run.info_file}: created_at: {error}") from None
-    return moment.replace(tzinfo=moment.tzinfo or timezone.utc)
-
-
-def _stalls(run: RunDirectory) -> list[Verdict]:
-    """The stalls that a run has on record, in order."""
-    judged = [event.verdict for event in read_journal(run.decisions) if isinstance(event, WindowJudged)]
-    return [verdict for verdict in judged if verdict.label == "stalled"]
 
 
 def _difference(expect: Path, text: str) -> str:

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from sftriage.commands.analyze import detection_of
-from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.reduce_report import (
+from sftriage.commands.output import print_json, results, say
+from sftriage.controller.controller import settings_of
+from sftriage.errors import InputError, UsageError
+from sftriage.policy.schema import Detection
+from sftriage.reduce.naming import Names, load_names
+from sftriage.reports.reduction import (
     agreement_table,
     confirmation_sentence,
     finding_lines,
@@ -17,13 +20,8 @@ from sftriage.commands.reduce_report import (
     stages_table,
     trace_values,
 )
-from sftriage.commands.tables import frontier_table
-from sftriage.controller.controller import settings_of
-from sftriage.errors import InputError, UsageError
-from sftriage.policy.schema import Detection
-from sftriage.reduce.inside import find
-from sftriage.reduce.naming import Names, load_names
-from sftriage.reduce.stages import Reduction
+from sftriage.reports.tables import frontier_table
+from sftriage.runs.recordings import detection_of
 from sftriage.runtime.reducing import (
     Accounted,
     Confirmation,
@@ -31,12 +29,10 @@ from sftriage.runtime.reducing import (
     Signal,
     account,
     confirm,
-    known_faulty,
+    findings_of,
     load_signal,
-    manifest_beside,
-    ranks_to_look_at,
     read_all,
-    stage_in_question,
+    with_manifest,
 )
 from sftriage.traces.manifest import Findings
 from sftriage.words import verdict_sentence
@@ -81,11 +77,11 @@ def reduce(
     if not reduced.reductions:
         raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
     accounted = account(reduced.reductions, settings)
-    signal = _with_manifest(signal, reduced)
+    signal = with_manifest(signal, reduced)
     manifest = signal.manifest if signal else None
     asked = stage or (manifest.trigger.stage if manifest else None)
     confirmation = None if signal is None else confirm(reduced.reductions, accounted, signal, asked, settings)
-    findings = _findings(reduced, accounted, signal, control, (how, ranks), stage)
+    findings = findings_of(reduced, accounted, signal, control, (how, ranks), stage)
     if save:
         _save(signal, findings)
     if as_json:
@@ -102,50 +98,6 @@ def _ranks(given: list[str]) -> dict[str, int]:
             raise UsageError(f"--rank {one}: FILE=RANK is meant, as in --rank trace.json.gz=3")
         ranks[name] = int(number)
     return ranks
-
-
-def _with_manifest(signal: Signal | None, reduced: Reduced) -> Signal | None:
-    """The signal with the manifest of the capture that the one trace is."""
-    capture_id = reduced.reductions[0].trace.capture_id
-    if signal is None or signal.manifest is not None or len(reduced.reductions) > 1 or capture_id is None:
-        return signal
-    try:
-        return Signal(signal.recording, signal.job, signal.store.manifest(capture_id), signal.store)
-    except (UsageError, InputError):
-        return signal
-
-
-def _findings(
-    reduced: Reduced,
-    accounted: Accounted,
-    signal: Signal | None,
-    control: Path | None,
-    how: tuple[Names, dict[str, int]],
-    asked: str | None,
-) -> Findings | None:
-    """What filled the stage in question on the one rank, or on the suspect among several."""
-    beside: Reduction | None = None
-    if len(reduced.reductions) == 1:
-        (one,) = reduced.reductions
-        if control is not None:
-            read = read_all([control], *how)
-            if len(read.reductions) != 1:
-                raise InputError(f"{control}: one trace is wanted: {'; '.join(each.reason for each in read.refused)}")
-            (beside,) = read.reductions
-    else:
-        if control is not None:
-            raise UsageError("--control goes with a single trace; of several, the median rank is the control")
-        chosen = None
-        if accounted.window is not None:
-            chosen = ranks_to_look_at(reduced.reductions, accounted.verdict, asked)
-        if chosen is None:
-            return None
-        one, beside = (reduced.whole(rank, *how) for rank in chosen)
-    manifest = signal.manifest if signal else None
-    stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
-    if manifest is None and len(reduced.reductions) == 1:
-        manifest = manifest_beside(reduced.files[0], one.trace)
-    return find(one, stage, beside, known_faulty(manifest))
 
 
 def _save(signal: Signal | None, findings: Findings | None) -> None:
@@ -171,17 +123,17 @@ def _print(
     reduced: Reduced, accounted: Accounted, confirmation: Confirmation | None, findings: Findings | None
 ) -> None:
     for refusal in reduced.refused:
-        notices().print(f"sftriage: not reduced: {refusal.reason}", soft_wrap=True, markup=False)
+        say(f"not reduced: {refusal.reason}")
     console = results()
     for one in reduced.reductions:
         console.print(stages_table(one))
         for note in one.notes:
-            notices().print(f"sftriage: {one.trace.source}: {note}", soft_wrap=True, markup=False)
+            say(f"{one.trace.source}: {note}")
     if accounted.verdict is not None:
         console.print(frontier_table(accounted.verdict))
         console.print(verdict_sentence(accounted.verdict), soft_wrap=True, markup=False)
     elif len(reduced.reductions) > 1:
-        notices().print(f"sftriage: no accounting: {accounted.why_not}", soft_wrap=True, markup=False)
+        say(f"no accounting: {accounted.why_not}")
     if confirmation is not None:
         for agreement in confirmation.ranks:
             console.print(agreement_table(agreement))

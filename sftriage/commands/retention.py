@@ -1,4 +1,4 @@
-"""``sftriage traces pin``, ``unpin`` and ``prune``: what is kept."""
+"""``sftriage traces pin``, ``unpin``, ``prune`` and ``reindex``: what is kept, and what the catalogue knows of it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.catalogues import captures_of, own_catalogue, say, whole_store
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
-from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.traces import CaptureArgument
+from sftriage.commands.output import counting, notices, print_json, say, tell, write
+from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.policy import quantities
+from sftriage.records import plain
 from sftriage.runtime.catalogue_urls import catalogue_url
+from sftriage.runtime.catalogues import own_catalogue, whole_store
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.retention import Kept, RetentionLimits, outlook, remove
 from sftriage.words import size
@@ -26,7 +27,7 @@ def pin_trace(
     """Keep a capture, whatever the policy's retention says."""
     its_store, reference = captures_of(run, store, catalogue).one(capture_id)
     its_store.pin(reference)
-    results().print(f"{reference} is pinned", soft_wrap=True, markup=False)
+    write(f"{reference} is pinned")
 
 
 def unpin_trace(
@@ -35,7 +36,7 @@ def unpin_trace(
     """Leave a capture to retention again."""
     its_store, reference = captures_of(run, store, catalogue).one(capture_id)
     its_store.unpin(reference)
-    results().print(f"{reference} is not pinned", soft_wrap=True, markup=False)
+    write(f"{reference} is not pinned")
 
 
 def prune_traces(
@@ -79,7 +80,7 @@ def prune_traces(
     else:
         for one in captures:
             what = size(one.size_bytes) if one.size_bytes else "damaged"
-            results().print(f"{one.capture_id}  {what}", soft_wrap=True, markup=False)
+            write(f"{one.capture_id}  {what}")
         if not captures and problem is None:
             notices().print("Nothing to remove.")
     if problem is not None:
@@ -108,3 +109,26 @@ def _forget(shared: Catalogue, captures: Sequence[Kept]) -> None:
             shared.drop(one.capture_id)
     except CatalogueError as error:
         say(f"{error}; `sftriage traces reindex` brings it up to date")
+
+
+def reindex_traces(
+    run: RunOption = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Build the catalogue of a run or store again from its manifests, and say what in it is none.
+
+    In a catalogue that others share, nothing of theirs is touched.
+    """
+    directory, meant = whole_store(run, store)
+    built = Catalogue(catalogue_url(catalogue) or own_catalogue(directory, meant), meant)
+    with counting("Reading manifests") as progress:
+        found = built.reindex(progress)
+    say(*found.problems)
+    if as_json:
+        print_json({"store": meant.place, "catalogue": built.name, **plain(found)})
+    else:
+        captures = "1 capture" if found.captures == 1 else f"{found.captures} captures"
+        odd = f", and {len(found.problems)} that cannot be used" if found.problems else ""
+        tell(f"Indexed {captures} of {meant.place}{odd}.")

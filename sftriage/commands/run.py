@@ -1,17 +1,29 @@
-"""``sftriage run``: a job of one's own, watched."""
+"""``sftriage run`` and ``attach``: a job of one's own, watched; and one taken over that goes on without it."""
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sftriage.commands import metrics_options
-from sftriage.commands.options import CatalogueOption
+from sftriage.commands.options import (
+    CatalogueOption,
+    MetricsFileOption,
+    MetricsHostOption,
+    MetricsPerRankOption,
+    MetricsPortOption,
+    MetricsTokenFileOption,
+    OtelOption,
+    OtelStepsOption,
+    RunOption,
+    metering_of,
+)
 from sftriage.commands.output import notices, uploading
 from sftriage.errors import UsageError
+from sftriage.runs.directory import find_run
 from sftriage.words import place
 
 if TYPE_CHECKING:
@@ -23,22 +35,6 @@ if TYPE_CHECKING:
     from sftriage.sinks.terminal import Reporter
 
 DEFAULT_TRACE = "cuda,nvtx,osrt"
-
-
-def say_begun(reporter: Reporter, how: str, directory: RunDirectory, policies: PolicySet, metering: Metering) -> None:
-    """Say that a job is watched from now on."""
-    names = ", ".join(one.policy.metadata.name for one in policies.loaded)
-    reporter.say(f"{how} under policy {names}; run directory {place(directory.path)}")
-    if metering.url is not None:
-        reporter.say(f"metrics are at {metering.url}")
-
-
-def say_summary(reporter: Reporter, directory: RunDirectory) -> None:
-    """Say that the job has ended, and what came of it."""
-    reporter.say(
-        f"{reporter.windows} windows decided, {reporter.captures} captured; "
-        f"why: sftriage decisions --run {place(directory.path)}"
-    )
 
 
 def run(
@@ -94,13 +90,13 @@ def run(
         bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
     ] = False,
     catalogue: CatalogueOption = None,
-    metrics_port: metrics_options.PortOption = None,
-    metrics_host: metrics_options.HostOption = "127.0.0.1",
-    metrics_token_file: metrics_options.TokenFileOption = None,
-    metrics_file: metrics_options.FileOption = None,
-    metrics_per_rank: metrics_options.PerRankOption = False,
-    otel: metrics_options.OtelOption = False,
-    otel_steps: metrics_options.OtelStepsOption = False,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = "127.0.0.1",
+    metrics_token_file: MetricsTokenFileOption = None,
+    metrics_file: MetricsFileOption = None,
+    metrics_per_rank: MetricsPerRankOption = False,
+    otel: OtelOption = False,
+    otel_steps: OtelStepsOption = False,
 ) -> None:
     """Run a training job and watch it.
 
@@ -110,7 +106,7 @@ def run(
     from sftriage.controller.policies import PolicyFiles
     from sftriage.policy.loading import find
     from sftriage.runtime.indexing import checked_catalogue
-    from sftriage.runtime.local import Keeping, LocalRun, UnderNsys
+    from sftriage.runtime.local import Keeping, LocalRun, UnderNsys, job_name
     from sftriage.runtime.uploads import checked_store
     from sftriage.sinks.terminal import Reporter
 
@@ -118,36 +114,89 @@ def run(
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
     paths = [find(name) for name in policy or ["default"]]
     files = PolicyFiles(paths)
-    job_name = named(job, command)
+    name = job_name(job, command)
     if drop_local and store is None:
         raise UsageError("--drop-local needs a --store that has the traces then")
     if store is not None:
-        store = checked_store(store, job_name)
-    metering = metrics_options.metering(
+        store = checked_store(store, name)
+    metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
     reporter = Reporter(notices())
     local = LocalRun(
         tuple(command),
-        job_name,
+        name,
         files,
         [path.read_text(encoding="utf-8") for path in paths],
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
         keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue)),
         nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
     )
-    say_begun(reporter, "watching", local.directory, files.current, metering)
+    _say_begun(reporter, "watching", local.directory, files.current, metering)
     status = local.execute()
     if local.steps_seen:
-        say_summary(reporter, local.directory)
+        _say_summary(reporter, local.directory)
     else:
         failed = f"the job failed (exit status {status}), and " if status else ""
         reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
-    finish(local.uploads, local.indexing, reporter)
+    _finish(local.uploads, local.indexing, reporter)
     raise typer.Exit(status)
 
 
-def finish(uploads: RunUploads | None, indexing: SharedIndexing | None, reporter: Reporter) -> None:
+def attach(
+    run: RunOption = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="POLICY",
+            help="A policy file, or the name of one that ships with sftriage. Repeatable.",
+            show_default="those that the run started with",
+        ),
+    ] = None,
+    catalogue: CatalogueOption = None,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = "127.0.0.1",
+    metrics_token_file: MetricsTokenFileOption = None,
+    metrics_file: MetricsFileOption = None,
+    metrics_per_rank: MetricsPerRankOption = False,
+    otel: OtelOption = False,
+    otel_steps: OtelStepsOption = False,
+) -> None:
+    """Take over a running job whose `sftriage run` has ended before it, and watch it to its end.
+
+    Nothing is lost by the change: steps are read on where they were left, captures that were under way are collected,
+    cooldowns and limits go on. The job itself notices nothing. Ctrl-C lets go of it again.
+    """
+    from sftriage.policy.loading import find
+    from sftriage.runtime.indexing import checked_catalogue
+    from sftriage.runtime.takeover import TakeOver
+    from sftriage.sinks.terminal import Reporter
+
+    directory = find_run(run)
+    metering = metering_of(
+        metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
+    )
+    reporter = Reporter(notices())
+    taken = TakeOver(
+        directory,
+        [find(name) for name in policy or ()],
+        lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
+        checked_catalogue(catalogue),
+    )
+    _say_begun(reporter, "took over the job", directory, taken.files.current, metering)
+    with taken:
+        try:
+            # Whoever ends this process ends this, and not the job.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            taken.watch()
+        except KeyboardInterrupt:
+            reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
+            raise typer.Exit(128 + signal.SIGINT) from None
+    _say_summary(reporter, directory)
+    _finish(taken.uploads, taken.indexing, reporter)
+
+
+def _finish(uploads: RunUploads | None, indexing: SharedIndexing | None, reporter: Reporter) -> None:
     """Wait for what is still on its way to a store or a catalogue, and say what is left."""
     if uploads is not None:
         with uploading() as show:
@@ -156,24 +205,17 @@ def finish(uploads: RunUploads | None, indexing: SharedIndexing | None, reporter
         indexing.finish(reporter.say)
 
 
-def named(job: str | None, command: list[str]) -> str:
-    """The job's name: the one that was given, or one made of its command.
-
-    Raises:
-        UsageError: the one that was given could not be printed everywhere.
-    """
-    from sftriage.recorder.layout import bounded_text
-
-    if job is None:
-        return bounded_text(job_of(command))
-    if not (job.strip() and job.isprintable()):
-        raise UsageError(f"--job {job!r}: a name in printable characters")
-    return job
+def _say_begun(reporter: Reporter, how: str, directory: RunDirectory, policies: PolicySet, metering: Metering) -> None:
+    """Say that a job is watched from now on."""
+    names = ", ".join(one.policy.metadata.name for one in policies.loaded)
+    reporter.say(f"{how} under policy {names}; run directory {place(directory.path)}")
+    if metering.url is not None:
+        reporter.say(f"metrics are at {metering.url}")
 
 
-def job_of(command: list[str]) -> str:
-    """A name for the job: that of its script or module, or else of the launcher."""
-    for before, word in zip(["", *command], command, strict=False):
-        if word.endswith(".py") or before == "-m":
-            return Path(word).name.removesuffix(".py").rpartition(".")[2]
-    return Path(command[0]).name
+def _say_summary(reporter: Reporter, directory: RunDirectory) -> None:
+    """Say that the job has ended, and what came of it."""
+    reporter.say(
+        f"{reporter.windows} windows decided, {reporter.captures} captured; "
+        f"why: sftriage decisions --run {place(directory.path)}"
+    )

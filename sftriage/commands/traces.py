@@ -1,38 +1,42 @@
-"""``sftriage traces``: find, look at and fetch what was captured."""
+"""``sftriage traces list``, ``for-step``, ``show``, ``get``, ``schema``: find, look at and fetch captures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
-from sftriage.commands.catalogues import CatalogueCaptures, captures_of
-from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
-from sftriage.commands.output import lists, notices, print_json
-from sftriage.commands.tables import captures_table
-from sftriage.commands.wanted import (
+from sftriage.commands.options import (
+    CatalogueOption,
     HostOption,
     JobOption,
+    JsonOption,
     ProfilerOption,
     RankOption,
     ReproducedOption,
     RunIdOption,
+    RunOption,
     SinceOption,
     StageOption,
     StepOption,
-    since_of,
-    steps_of,
+    StoreOption,
 )
-from sftriage.errors import SftriageError
-from sftriage.records import plain
-from sftriage.runs.captures import upload_values
-from sftriage.runs.directory import RunDirectory, find_run
-from sftriage.traces.manifest import Manifest
-from sftriage.traces.rows import CaptureQuery, CaptureRow
+from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
+from sftriage.errors import SftriageError, UsageError
+from sftriage.reports.manifest import manifest_lines
+from sftriage.reports.tables import captures_table, decisions_table
+from sftriage.runs.captures import condition_values, described, upload_of, upload_values, upload_words
+from sftriage.runs.directory import find_run
+from sftriage.runs.queries import since_of, steps_of
+from sftriage.runtime import catalogues
+from sftriage.runtime.catalogues import CatalogueCaptures
+from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
+from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Condition
+from sftriage.traces.stores import Store
 from sftriage.words import place
 
 
@@ -55,6 +59,14 @@ CaptureArgument = Annotated[
         autocompletion=complete_capture,
     ),
 ]
+
+
+def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> CatalogueCaptures:
+    """The captures that the options mean; what is to be known of where they are is said."""
+    with counting("Reading manifests") as progress:
+        captures = catalogues.captures_of(run, store, catalogue, progress)
+    say(*captures.problems)
+    return captures
 
 
 def list_traces(
@@ -86,29 +98,15 @@ def list_traces(
     )
     captures = captures_of(run, store, catalogue)
     rows = captures.find(wanted)
-    conditions = captures.conditions(rows)
+    conditions = [captures.condition(row) for row in rows]
+    say(*captures.damage(rows, conditions))
     if as_json:
         print_json(described(rows, conditions, captures.run if store is None else None))
     elif rows:
         console = lists()
         console.print(captures_table(rows, conditions, console.width))
     else:
-        notices().print(_none(captures, wanted), soft_wrap=True, markup=False)
-
-
-def described(
-    rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], directory: RunDirectory | None
-) -> list[dict[str, Any]]:
-    """Captures as JSON values, each with its condition and how far its upload is; None where that cannot be told."""
-    return [
-        {**plain(row), **condition_values(condition), "upload": upload_values(directory, row.capture_id)}
-        for row, condition in zip(rows, conditions, strict=True)
-    ]
-
-
-def condition_values(condition: Condition | None) -> dict[str, Any]:
-    """Whether a capture is there as it was put, as JSON values."""
-    return {"state": condition and condition.state, "problem": (condition and condition.problem) or None}
+        tell(_none(captures, wanted))
 
 
 def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
@@ -121,16 +119,132 @@ def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
     return f"No capture in {captures.place}{why}."
 
 
-def manifest_values(manifest: Manifest) -> dict[str, Any]:
-    """A manifest as JSON values."""
-    return manifest.model_dump(mode="json")
+def traces_for_step(
+    step: Annotated[int, typer.Argument(metavar="STEP", min=0, help="A step of the job.")],
+    run: RunOption = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
+    job: JobOption = None,
+    run_id: RunIdOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the captures of a step, or nearest to it, and what was decided about it.
+
+    A capture is of a step that it recorded, or that lies in the window that led to it. Where there is none, the
+    decisions say why; they are kept where the run is, so of a store or catalogue only the captures are told.
+    """
+    from sftriage.runs.decisions import decided_about, decisions_of, why_none
+
+    captures = captures_of(run, store, catalogue)
+    rows = captures.find(CaptureQuery(job=job, run=run_id))
+    holding = [row for row in rows if row.distance_from(step) == 0]
+    nearest = min(rows, key=lambda row: (row.distance_from(step), row.first_step), default=None)
+    shown = holding or ([] if nearest is None else [nearest])
+    conditions = [captures.condition(row) for row in shown]
+    say(*captures.damage(shown, conditions))
+    about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
+    if as_json:
+        why = None if about or captures.run is None else why_none(captures.run, step)
+        values = described(shown, conditions, captures.run if store is None else None)
+        found = {"captures": values if holding else [], "nearest": next((one for one in values), None)}
+        print_json({"step": step, **found, "decisions": about or [], "reason": why})
+        return
+    console = lists()
+    if holding:
+        console.print(captures_table(holding, conditions, console.width))
+    elif nearest is not None:
+        where = f"steps {nearest.first_step} to {nearest.last_step} of rank {nearest.rank}"
+        tell(f"No capture of step {step}; the nearest is {nearest.capture_id}, {where}.")
+    else:
+        tell(f"No capture in {captures.place}.")
+    if about:
+        console.print(decisions_table(about))
+    elif captures.run is not None:
+        why = why_none(captures.run, step)
+        tell(f"No window that holds step {step} was decided: {why}.")
 
 
-def open_command(manifest: Manifest, directory: RunDirectory) -> str:
-    """The command that opens a capture's trace in a viewer."""
-    return f"sftriage traces open {manifest.capture_id} --run {place(directory.path)}"
+def show_trace(
+    capture_id: CaptureArgument,
+    run: RunOption = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what triggered a capture, what it holds and what it cost."""
+    captures = captures_of(run, store, catalogue)
+    its_store, reference = captures.one(capture_id)
+    manifest, condition = its_store.look(reference)
+    its_run = captures.run if store is None else None
+    if as_json:
+        upload_too = {"upload": upload_values(its_run, manifest.capture_id)}
+        print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **upload_too})
+        return
+    upload = None if its_run is None else upload_of(its_run, manifest.capture_id)
+    state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
+    elsewhere = [] if upload is None else [f"upload      {upload_words(upload)}"]
+    for line in [*manifest_lines(manifest), *state, *elsewhere]:
+        write(line)
 
 
-def fetch_command(manifest: Manifest, directory: RunDirectory) -> str:
-    """The command that fetches a capture's trace, for whoever wants to open it."""
-    return f"sftriage traces get {manifest.capture_id} --run {place(directory.path)}"
+def show_schema() -> None:
+    """Print the JSON Schema of a capture's manifest."""
+    print_json(manifest_schema())
+
+
+def get_trace(
+    capture_id: CaptureArgument,
+    run: RunOption = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
+    out: Annotated[
+        str, typer.Option(metavar="PATH", help="File or directory to copy to; of several files, a directory.")
+    ] = ".",
+    artefact: Annotated[
+        list[str] | None,
+        typer.Option("--artefact", metavar="NAME", help="Which file, rather than the main one; repeatable."),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every file of the capture.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a capture's trace out of the store, verified against its manifest."""
+    if every and artefact:
+        raise UsageError("--all is every artefact: say it, or --artefact")
+    its_store, reference = captures_of(run, store, catalogue).one(capture_id)
+    # What is the matter with one of its files is no reason to withhold the others.
+    manifest, _ = its_store.look(reference)
+    chosen = manifest.artefacts if every else tuple(map(manifest.artefact, dict.fromkeys(artefact or ())))
+    chosen = chosen or manifest.artefacts[:1]
+    if out.endswith("/") and not Path(out).is_dir():
+        raise UsageError(f"{out}: no such directory")
+    targets = _targets(manifest, chosen, Path(out))
+    if not force:
+        for target in targets:
+            if target.exists():
+                raise UsageError(f"{target} exists already")
+    paths = [_fetch(its_store, reference, one, to, force=force) for one, to in zip(chosen, targets, strict=True)]
+    files = [
+        {"path": str(path), "size_bytes": one.size_bytes, "sha256": one.sha256}
+        for one, path in zip(chosen, paths, strict=True)
+    ]
+    if as_json:
+        print_json({**files[0], "files": files})
+        return
+    for path in paths:
+        write(str(path))
+
+
+def _targets(manifest: Manifest, chosen: tuple[Artefact, ...], out: Path) -> list[Path]:
+    """Where each artefact goes: into a directory, under a name that says which capture it is of."""
+    if len(chosen) > 1 and not out.is_dir():
+        try:
+            out.mkdir()
+        except OSError as error:
+            raise UsageError(f"{len(chosen)} files go into a directory; {out}: {error.strerror}") from error
+    return [out / f"{manifest.capture_id}-{one.name}" if out.is_dir() else out for one in chosen]
+
+
+def _fetch(store: Store, reference: str, artefact: Artefact, target: Path, *, force: bool) -> Path:
+    with copying(artefact.name, artefact.size_bytes) as progress:
+        return store.get(reference, artefact.name, target, force=force, progress=progress)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from sftriage.commands.options import RunOption
-from sftriage.commands.output import ending_on_sigterm, notices, print_json, results, uploading
+from sftriage.commands.output import ending_on_sigterm, print_json, tell, uploading, write
 from sftriage.errors import StoreError, UsageError
-from sftriage.runs.directory import RunDirectory, RunInfo, find_run, read_info, write_info
-from sftriage.runtime.uploads import follow, uploader_of, what_is_left
-from sftriage.traces.objects import checked_url
+from sftriage.runs.directory import find_run, read_info
+from sftriage.runtime.uploads import follow, uploader_of, what_is_left, with_store
 
 TRIES = 3
 _FOR_EVER_S = 10.0 * 365 * 86400
@@ -40,7 +38,7 @@ def upload_traces(
     What is there already and right is not sent again. Findings, pins and removals since the last time follow too.
     """
     directory = find_run(run)
-    info = _with_store(directory, read_info(directory), store)
+    info = with_store(directory, read_info(directory), store)
     uploader = uploader_of(directory, info, keep_local=not (drop_local or info.drop_local), tries=TRIES)
     uploader.release_all()
     uploader.start()
@@ -56,33 +54,10 @@ def upload_traces(
         about = {"store": info.store, "stored": standing.stored, "left": left, "removals": removals}
         print_json({**about, "done": standing.done})
     elif standing.stored:
-        results().print(
-            f"{standing.stored} of {standing.stored + len(standing.left)} captures are in {info.store}",
-            soft_wrap=True,
-            markup=False,
-        )
+        write(f"{standing.stored} of {standing.stored + len(standing.left)} captures are in {info.store}")
     elif standing.done:
-        notices().print(f"No capture in {directory.path}.", soft_wrap=True, markup=False)
+        tell(f"No capture in {directory.path}.")
     if standing.taken:
         raise UsageError(f"{what_is_left(standing)}; `sftriage traces show` says how far each is")
     if not standing.done:
         raise StoreError(what_is_left(standing))
-
-
-def _with_store(directory: RunDirectory, info: RunInfo, store: str | None) -> RunInfo:
-    """The run's record, which names the store: a run has one, so that findings and removals reach every copy.
-
-    Raises:
-        UsageError: none is named, or another than the run's own.
-    """
-    if store is None:
-        if info.store is None:
-            raise UsageError(f"{directory.path} keeps its captures here alone; say where to with --store")
-        return info
-    url = checked_url(store)
-    if info.store is not None and checked_url(info.store) != url:
-        raise UsageError(f"the captures of {directory.path} go to {info.store}; a run has one store")
-    if info.store is None:
-        info = replace(info, store=url)
-        write_info(directory, info)
-    return info

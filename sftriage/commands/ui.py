@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
-from sftriage.commands.output import notices, print_json, results
-from sftriage.commands.wanted import since_of
+from sftriage.commands.output import print_json, tell, write
 from sftriage.errors import UsageError
 from sftriage.runs.directory import run_so_far
 from sftriage.words import place
@@ -22,7 +21,7 @@ from sftriage.words import place
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-    from sftriage.commands.browsers import Starter
+    from sftriage.web.browsers import Starter
     from sftriage.web.store_source import StoreSource
 
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
@@ -78,7 +77,7 @@ def ui(
         about = {"run_dir": source.directory and str(source.directory)}
     else:
         captures = _captures(store, catalogue)
-        app = store_app(captures, access, since_of, stopping=stopping)
+        app = store_app(captures, access, stopping=stopping)
         shown, about = captures.place, {"run_dir": None, "store": captures.place}
     serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=shown)
 
@@ -95,18 +94,9 @@ def serve_page(
     where: str = "",
     start: Starter | None = None,
 ) -> None:
-    """Say where the page is, show it, and serve it until Ctrl-C.
+    """Say where the page is and what is on it (``shown``), and serve it until Ctrl-C; then ``stopping`` is set.
 
-    Args:
-        app: what answers.
-        stopping: is set at the end.
-        host: the address to listen on.
-        port: the port; 0 is any that is free.
-        about: what else there is to say of its address, as JSON values.
-        as_json: say it on stdout as JSON.
-        shown: what is on the page, in words.
-        where: the part of the page to begin with.
-        start: shows the link; by default nobody does.
+    ``about`` gives what else is said of its address as JSON; ``start`` shows the link, to the page's part ``where``.
 
     Raises:
         UsageError: it cannot listen there.
@@ -119,9 +109,9 @@ def serve_page(
             print_json({"url": link, **about(link), "pid": os.getpid()})
             sys.stdout.flush()
         else:
-            results().print(link, soft_wrap=True, markup=False)
+            write(link)
             said = f"{shown}{shown and '; '}Ctrl-C ends the page, and nothing else"
-            notices().print(said, soft_wrap=True, markup=False)
+            tell(said)
         if start is not None:
             start(link, listening.getsockname()[1])
         with contextlib.suppress(KeyboardInterrupt):
@@ -134,8 +124,8 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
     Raises:
         UsageError: a URL is none, or what is needed to talk to it is not installed.
     """
-    from sftriage.commands.catalogues import own_catalogue, store_of
     from sftriage.runtime.catalogue_urls import catalogue_url
+    from sftriage.runtime.catalogues import own_catalogue, store_of
     from sftriage.runtime.stores import open_store
     from sftriage.traces.catalogue import Catalogue
     from sftriage.web.store_source import StoreSource

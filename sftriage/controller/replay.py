@@ -15,11 +15,19 @@ from numpy.typing import NDArray
 
 from sftriage.controller.controller import settings_of
 from sftriage.controller.peers import median_known, peers_of
-from sftriage.frontier import Past, judge
+from sftriage.frontier import Past, Settings, judge
 from sftriage.policy.engine import decide
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, finished
 from sftriage.records import CaptureRequest, Decision, Verdict, Window
+
+
+def judge_all(windows: Iterable[Window], settings: Settings) -> Iterator[Verdict]:
+    """Verdicts on recorded windows in order, each attempt of the job with a past of its own."""
+    pasts: dict[int, Past] = {}
+    for window in windows:
+        verdict, pasts[window.attempt] = judge(window, pasts.get(window.attempt), settings)
+        yield verdict
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import InputError, IntegrityError, UsageError
+from sftriage.records import plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Outbox, Upload
+
+if TYPE_CHECKING:
+    from sftriage.traces.rows import CaptureRow
+    from sftriage.traces.stores import Condition
 
 _MAX_URL = 4000
 _TOLD = {"state", "url", "reason", "verified_at"}
@@ -138,3 +143,18 @@ def upload_words(upload: Upload) -> str:
     if upload.state == "failed":
         return f"failed: {upload.reason}"
     return f"{upload.state}: to {upload.url}"
+
+
+def described(
+    rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], directory: RunDirectory | None
+) -> list[dict[str, Any]]:
+    """Captures as JSON values, each with its condition and how far its upload is; None where that cannot be told."""
+    return [
+        {**plain(row), **condition_values(condition), "upload": upload_values(directory, row.capture_id)}
+        for row, condition in zip(rows, conditions, strict=True)
+    ]
+
+
+def condition_values(condition: Condition | None) -> dict[str, Any]:
+    """Whether a capture is there as it was put, as JSON values."""
+    return {"state": condition and condition.state, "problem": (condition and condition.problem) or None}

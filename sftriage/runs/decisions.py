@@ -150,6 +150,10 @@ def _kind(row: WindowRow) -> tuple[object, ...]:
     return (row.attempt, row.label, row.reasons, row.named, row.outcome, row.rule, bool(row.asked))
 
 
+MAX_DECISIONS = 8
+"""How many decisions about one step are told."""
+
+
 def decided_in(events: Sequence[Event]) -> list[Decided]:
     """The events by which something was decided."""
     return [one for one in events if isinstance(one, WindowJudged | ManualRequestDecided | FollowUpDecided)]
@@ -176,6 +180,11 @@ def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:
         }
         for one in decided_in(events)
     ]
+
+
+def decided_about(decisions: Sequence[dict[str, Any]], step: int) -> list[dict[str, Any]]:
+    """The decisions on windows that hold a step, the newest of them."""
+    return [one for one in decisions if one["first_step"] <= step <= one["last_step"]][-MAX_DECISIONS:]
 
 
 def window_of(directory: RunDirectory, what: str) -> WindowJudged:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from sftriage.errors import RingError
+from sftriage.errors import RingError, UsageError
 from sftriage.recorder import RingReader, files, find_rings
 from sftriage.recorder.files import start_ticks
-from sftriage.runs.directory import RunDirectory
+from sftriage.recorder.layout import RingInfo
+from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.windows.logs import LOG_NAME, LogReader
 
 _LAUNCHER = "launcher"
@@ -46,14 +48,28 @@ def launcher_of(rings: Path) -> int | None:
 
 def trainers_alive(rings: Path) -> bool:
     """Whether any trainer is there that writes into one of the rings."""
+    return any(True for _ in _written(rings))
+
+
+def running_ranks(run: RunDirectory) -> list[RingInfo]:
+    """The ranks of a run's newest attempt that run on this host.
+
+    Raises:
+        UsageError: there are none.
+    """
+    ranks = list(_written(Path(read_info(run).rings)))
+    if not ranks:
+        raise UsageError(f"no rank of {run.path} is running on this host: GPUs are asked while the job runs")
+    attempt = max(info.attempt for info in ranks)
+    return sorted((info for info in ranks if info.attempt == attempt), key=lambda info: info.rank)
+
+
+def _written(rings: Path) -> Iterator[RingInfo]:
+    """The rings that a trainer still writes into."""
     for path in find_rings(rings):
-        try:
-            with RingReader(path) as reader:
-                if reader.writer_alive:
-                    return True
-        except RingError:
-            continue
-    return False
+        with contextlib.suppress(RingError), RingReader(path) as reader:
+            if reader.writer_alive:
+                yield reader.info
 
 
 def _short_note(path: Path) -> str | None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from sftriage.errors import InputError, RingError
+from sftriage.policy.loading import load
+from sftriage.policy.schema import Detection
 from sftriage.recorder import RingInfo, RingReader, find_rings
 from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
@@ -102,6 +104,12 @@ class RecordedRun:
             except RingError as error:
                 raise InputError(str(error)) from error
             yield from gatherer.ready(ended=True)
+
+
+def detection_of(path: Path) -> Detection:
+    """The detection settings a run was made with; for anything else, those of a policy that says nothing."""
+    policy_file = RunDirectory(path).policy_file
+    return load(policy_file).policy.spec.detection if policy_file.is_file() else Detection()
 
 
 def load_recording(path: Path) -> RecordedRun:

@@ -72,6 +72,10 @@ class View:
     uploading: bool = False
     directory: str = ""
 
+    def has_ended(self) -> bool:
+        """Whether it is a run that has ended."""
+        return self.info is not None and not self.going
+
     @property
     def became(self) -> Mapping[str, CaptureResult]:
         """What became of captures, by id."""

@@ -15,6 +15,7 @@ from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import UsageError
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
+from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT, RunInfo, create, new_run_id, remember
 from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.indexing import indexing_of
@@ -153,3 +154,24 @@ class LocalRun:
     def steps_seen(self) -> int:
         """Steps read so far, over all ranks."""
         return self._triage.steps_seen
+
+
+def job_name(job: str | None, command: list[str]) -> str:
+    """The job's name: the one that was given, or one made of its command.
+
+    Raises:
+        UsageError: the one that was given could not be printed everywhere.
+    """
+    if job is None:
+        return bounded_text(job_of(command))
+    if not (job.strip() and job.isprintable()):
+        raise UsageError(f"--job {job!r}: a name in printable characters")
+    return job
+
+
+def job_of(command: list[str]) -> str:
+    """A name for the job: that of its script or module, or else of the launcher."""
+    for before, word in zip(["", *command], command, strict=False):
+        if word.endswith(".py") or before == "-m":
+            return Path(word).name.removesuffix(".py").rpartition(".")[2]
+    return Path(command[0]).name

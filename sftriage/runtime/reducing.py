@@ -8,11 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from sftriage.errors import InputError
+from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Settings, judge
 from sftriage.records import StageSchema, Verdict, Window
 from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
 from sftriage.reduce.events import Trace
+from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import Reduction, reduce_trace
@@ -20,7 +21,7 @@ from sftriage.reduce.together import missing_ranks, together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher
-from sftriage.traces.manifest import MANIFEST_NAME, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 
@@ -313,3 +314,52 @@ def ranks_to_look_at(
     first = suspect.rank if suspect is not None and suspect.rank in took_s else order[-1]
     others = [rank for rank in order if rank != first]
     return int(first or 0), others[(len(others) - 1) // 2]
+
+
+def with_manifest(signal: Signal | None, reduced: Reduced) -> Signal | None:
+    """The signal with the manifest of the capture that the one trace is."""
+    capture_id = reduced.reductions[0].trace.capture_id
+    if signal is None or signal.manifest is not None or len(reduced.reductions) > 1 or capture_id is None:
+        return signal
+    try:
+        return Signal(signal.recording, signal.job, signal.store.manifest(capture_id), signal.store)
+    except (UsageError, InputError):
+        return signal
+
+
+def findings_of(
+    reduced: Reduced,
+    accounted: Accounted,
+    signal: Signal | None,
+    control: Path | None,
+    how: tuple[Names, dict[str, int]],
+    asked: str | None,
+) -> Findings | None:
+    """What filled the stage in question on the one rank, or on the suspect among several.
+
+    Raises:
+        InputError: the control cannot be reduced.
+        UsageError: there is a control beside several traces.
+    """
+    beside: Reduction | None = None
+    if len(reduced.reductions) == 1:
+        (one,) = reduced.reductions
+        if control is not None:
+            read = read_all([control], *how)
+            if len(read.reductions) != 1:
+                raise InputError(f"{control}: one trace is wanted: {'; '.join(each.reason for each in read.refused)}")
+            (beside,) = read.reductions
+    else:
+        if control is not None:
+            raise UsageError("--control goes with a single trace; of several, the median rank is the control")
+        chosen = None
+        if accounted.window is not None:
+            chosen = ranks_to_look_at(reduced.reductions, accounted.verdict, asked)
+        if chosen is None:
+            return None
+        one, beside = (reduced.whole(rank, *how) for rank in chosen)
+    manifest = signal.manifest if signal else None
+    stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
+    if manifest is None and len(reduced.reductions) == 1:
+        manifest = manifest_beside(reduced.files[0], one.trace)
+    return find(one, stage, beside, known_faulty(manifest))

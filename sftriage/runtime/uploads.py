@@ -6,11 +6,12 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from sftriage.errors import InputError, UsageError
 from sftriage.events import CaptureChanged, Event, Sight
-from sftriage.runs.directory import RunDirectory, RunInfo, read_info
+from sftriage.runs.directory import RunDirectory, RunInfo, read_info, write_info
 from sftriage.sinks.stream import Sink
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
@@ -55,6 +56,25 @@ def checked_store(url: str, job: str) -> str:
     """
     RemoteStore.open(url, job=job, run="run", create=True)
     return checked_url(url)
+
+
+def with_store(directory: RunDirectory, info: RunInfo, store: str | None) -> RunInfo:
+    """The run's record, which names the store: a run has one, so that findings and removals reach every copy.
+
+    Raises:
+        UsageError: none is named, or another than the run's own.
+    """
+    if store is None:
+        if info.store is None:
+            raise UsageError(f"{directory.path} keeps its captures here alone; say where to with --store")
+        return info
+    url = checked_url(store)
+    if info.store is not None and checked_url(info.store) != url:
+        raise UsageError(f"the captures of {directory.path} go to {info.store}; a run has one store")
+    if info.store is None:
+        info = replace(info, store=url)
+        write_info(directory, info)
+    return info
 
 
 class RunUploads(Sink):

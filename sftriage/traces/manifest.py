@@ -391,3 +391,12 @@ _STACKS_CONTAINS = (
 def contents_of(profiler: Profiler, options: Mapping[str, Any]) -> str:
     """What private data the artefacts of a capture may hold, in plain words."""
     return {"nsys": _NSYS_CONTAINS, "stacks": _STACKS_CONTAINS}.get(profiler) or may_contain(options)
+
+
+def manifest_schema() -> dict[str, Any]:
+    """What a manifest of the newest version is, as a JSON Schema."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": f"urn:sftriage:manifest:{SCHEMA_VERSION}",
+        **Manifest.model_json_schema(),
+    }

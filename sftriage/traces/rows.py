@@ -52,6 +52,11 @@ class CaptureRow:
     store: str
     reference: str
 
+    def distance_from(self, step: int) -> int:
+        """How many steps the capture is from a step; 0 where it recorded it, or its window holds it."""
+        spans = ((self.first_step, self.last_step), (self.window_first_step, self.window_last_step))
+        return min(max(first - step, step - last, 0) for first, last in spans)
+
     @classmethod
     def of(cls, manifest: Manifest, store: str, reference: str) -> CaptureRow:
         """The row of a manifest that a store has under a reference."""

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from sftriage.errors import InputError, UsageError
+from sftriage.runs.queries import since_of
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
@@ -31,7 +32,6 @@ ANSWERS = ("yes", "partly", "no")
 PROFILERS = ("torch", "nsys", "stacks")
 MAX_TEXT = 300
 
-SinceOf = Callable[[str, datetime], datetime]
 """The moment that a person means by ``2h`` or ``2026-11-20``; raises UsageError if it is none."""
 
 PAGE_SIZE = 50
@@ -62,7 +62,7 @@ class Filter:
         return urlencode(self.texts)
 
 
-def filter_of(query: Mapping[str, str], since_of: SinceOf, now: datetime) -> Filter:
+def filter_of(query: Mapping[str, str], now: datetime) -> Filter:
     """What an address asks for."""
     texts = {name: text for name in NAMES if (text := query.get(name, "").strip()[:MAX_TEXT])}
     problems: dict[str, str] = {}
@@ -92,16 +92,13 @@ class StorePage(Page):
 
     Args:
         source: the store.
-        since_of: what a person means by a moment.
         now_s: seconds since the epoch.
         stopping: once it is set, event streams end.
     """
 
-    def __init__(
-        self, source: StoreSource, since_of: SinceOf, now_s: Callable[[], float], stopping: threading.Event
-    ) -> None:
+    def __init__(self, source: StoreSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
         super().__init__("store_base.html", now_s, stopping)
-        self._source, self._since_of, self._now_s = source, since_of, now_s
+        self._source, self._now_s = source, now_s
 
     def routes(self) -> list[Route]:
         """What is answered."""
@@ -123,7 +120,7 @@ class StorePage(Page):
     def captures(self, request: Request) -> Response:
         """A page of the captures that are asked for; a number past the end is the last page."""
         view = self._source.view()
-        asked = filter_of(request.query_params, self._since_of, datetime.fromtimestamp(self._now_s(), timezone.utc))
+        asked = filter_of(request.query_params, datetime.fromtimestamp(self._now_s(), timezone.utc))
         with reading_stored():
             rows = self._source.find(asked.wanted)
         pages = max(1, -(-len(rows) // PAGE_SIZE))
@@ -194,10 +191,9 @@ def _link(row: CaptureRow) -> str:
 def store_app(
     source: StoreSource,
     access: Access,
-    since_of: SinceOf,
     now_s: Callable[[], float] = time.time,
     stopping: threading.Event | None = None,
 ) -> ASGIApp:
     """The application for a store of many jobs and runs: see `StorePage`; ``access`` is who may look."""
-    page = StorePage(source, since_of, now_s, stopping or threading.Event())
+    page = StorePage(source, now_s, stopping or threading.Event())
     return page.app(page.routes(), access)

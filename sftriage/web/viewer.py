@@ -7,10 +7,12 @@ and its browser is told not to let it read the answer.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import secrets
+import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,13 +22,18 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from sftriage.errors import UsageError
 from sftriage.web.access import Access
 from sftriage.web.app import READING, application
+from sftriage.web.serving import listen
 
 VIEWER = "https://ui.perfetto.dev"
 HOST = "127.0.0.1"
 VIEWER_PORT = 9001
 """The one port of this machine that the viewer's own rules (its Content-Security-Policy) let it ask."""
+
+HINT_S = 20.0
+"""After so long without a request it is said what may be in the way."""
 
 _CHUNK_BYTES = 1 << 16
 
@@ -65,6 +72,19 @@ class ServedTrace:
     def link(self) -> str:
         """The viewer's documented deep link to it."""
         return f"{VIEWER}/#!/?url={self.url}"
+
+    def wait(self, wait_s: float, say: Callable[[str], None]) -> bool:
+        """Wait until the file has been fetched, and say after a while what may be in the way."""
+        if self.fetched.wait(min(wait_s, HINT_S)):
+            return True
+        if wait_s <= HINT_S:
+            return False
+        if not self.asked.is_set():
+            say(
+                "nothing has asked for it yet: the browser has to be online, and to let the page ask this machine "
+                "(Chrome and Edge ask you; Safari never does). `sftriage traces open --offline` needs neither"
+            )
+        return self.fetched.wait(wait_s - HINT_S)
 
     def app(self) -> ASGIApp:
         """What answers for it, and for nothing else."""
@@ -106,3 +126,23 @@ class ServedTrace:
 def _is_embedded(request: Request) -> bool:
     """A page that only embeds a file (as a picture, say) names no origin either, but its browser says so."""
     return "no-cors" in request.headers.getlist("sec-fetch-mode")
+
+
+def listen_for_viewer(port: int) -> socket.socket:
+    """A socket for the viewer to ask on.
+
+    Raises:
+        UsageError: it cannot be had, with what to do about it where the port is taken.
+    """
+    try:
+        return listen(HOST, port)
+    except UsageError as error:
+        if getattr(error.__cause__, "errno", None) != errno.EADDRINUSE:
+            raise
+        what = (
+            f"end what listens there (`ss -ltnp 'sport = :{port}'` says what; often a trace_processor, or another "
+            "`traces open`), or use --offline: the viewer's own rules let it ask this machine on no other port"
+            if port == VIEWER_PORT
+            else "take another"
+        )
+        raise UsageError(f"port {port} of {HOST} is taken: {what}") from error

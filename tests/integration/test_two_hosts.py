@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sftriage.controller.controller import Controller
-from sftriage.controller.gathering import Gathering
+from sftriage.controller.gathering import WindowAssembly
 from sftriage.controller.wanting import Wants
 from sftriage.events import Span
 from sftriage.fleet.in_process import InProcess
@@ -20,7 +20,7 @@ from sftriage.policy.loading import parse
 from sftriage.records import ENDED, Decision, JobStatus, Report, Verdict, WantedCapture, Window, plain
 from sftriage.runs.journal import Journal, read_journal
 from sftriage.windows.gather import Shape
-from sftriage.windows.shipped import Rows, Telemetry
+from sftriage.windows.shipped import ReadCounts, Rows
 from tests.unit.test_records import assert_same
 
 S = 1_000_000_000
@@ -81,7 +81,7 @@ class Host:
         return self.call("reports")
 
     @property
-    def telemetry(self) -> Telemetry:
+    def telemetry(self) -> ReadCounts:
         return self.call("telemetry")
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Triaged:
     reports: list[Report] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._fleet, self._gathering, self._wants = InProcess(self.hosts), Gathering(SHAPE), Wants()
+        self._fleet, self._gathering, self._wants = InProcess(self.hosts), WindowAssembly(SHAPE), Wants()
         self._journal = Journal(self.directory / "decisions.jsonl")
         self._controller = Controller(POLICY, self._journal, self.directory / "state.json")
 

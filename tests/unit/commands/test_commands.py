@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from sftriage.commands.run import job_of
 from sftriage.runs.directory import RunInfo, create
+from sftriage.runtime.local import job_of
 from sftriage.traces.store import LocalStore
 
 INFO = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")

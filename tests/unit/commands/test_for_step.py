@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.commands.for_step import MAX_DECISIONS, decided_about, distance
 from sftriage.records import Decision, Verdict
-from sftriage.runs.decisions import why_undecided
+from sftriage.runs.decisions import MAX_DECISIONS, decided_about, why_undecided
 from sftriage.traces.rows import CaptureRow
 from tests.journals import Recorder
 
@@ -22,7 +21,7 @@ ROW = CaptureRow(
     [(142, 0), (146, 0), (90, 0), (139, 0), (140, 1), (141, 1), (147, 1), (89, 1), (0, 90), (200, 54)],
 )
 def test_a_capture_is_of_the_steps_that_it_recorded_and_of_the_window_that_led_to_it(step, away):
-    assert distance(ROW, step) == away
+    assert ROW.distance_from(step) == away
 
 
 def test_the_decisions_about_a_step_are_those_on_windows_that_hold_it_the_newest():
@@ -51,7 +50,7 @@ def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage,
 
 def test_the_nearest_capture_is_the_one_with_the_fewest_steps_between():
     later = replace(ROW, capture_id="c-2", first_step=400, last_step=404, window_first_step=350, window_last_step=399)
-    assert min((ROW, later), key=lambda row: distance(row, 300)).capture_id == "c-2"
+    assert min((ROW, later), key=lambda row: row.distance_from(300)).capture_id == "c-2"
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from sftriage.commands.browsers import has_browser
-from sftriage.commands.opening import program_for
+from sftriage.traces.opening import program_for
 from sftriage.traces.store import FileToStore, LocalStore
+from sftriage.web.browsers import has_browser
 from tests.unit.recorded import run_at
 
 

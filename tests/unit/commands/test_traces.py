@@ -12,11 +12,10 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from sftriage.commands.traces_show import schema
 from sftriage.errors import StoreError
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
-from sftriage.traces.manifest import Manifest, ReproducedInfo
+from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from tests.unit.conftest import manifest_of
@@ -229,9 +228,9 @@ def test_what_cannot_be_fetched_leaves_nothing_behind(sftriage, seen, tmp_path, 
 
 def test_every_stored_manifest_is_what_the_schema_says(sftriage, seen):
     outcome = sftriage("traces", "schema")
-    assert json.loads(outcome.out) == schema()
-    jsonschema.Draft202012Validator.check_schema(schema())
-    validator = jsonschema.Draft202012Validator(schema(), format_checker=jsonschema.FormatChecker())
+    assert json.loads(outcome.out) == manifest_schema()
+    jsonschema.Draft202012Validator.check_schema(manifest_schema())
+    validator = jsonschema.Draft202012Validator(manifest_schema(), format_checker=jsonschema.FormatChecker())
     for path in sorted((seen.path / "captures").glob("*/manifest.json")):
         validator.validate(json.loads(path.read_text()))
 
@@ -251,7 +250,7 @@ def test_every_stored_manifest_is_what_the_schema_says(sftriage, seen):
 )
 def test_what_is_no_manifest_is_none_by_the_schema(seen, change):
     values = json.loads((seen.path / "captures" / FIRST / "manifest.json").read_text())
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(manifest_schema())
     assert validator.is_valid(values)
     assert not validator.is_valid(values | change)
 
@@ -339,7 +338,7 @@ def test_a_pinned_capture_stays_and_what_goes_goes_from_the_catalogue_too(sftria
 def test_whatever_is_stored_is_what_the_schema_says(seen):
     """Times of any precision, and what is not told."""
     manifest = LocalStore(seen.path).manifest(FIRST)
-    validator = jsonschema.Draft202012Validator(schema())
+    validator = jsonschema.Draft202012Validator(manifest_schema())
     for change in (
         {"created_at": manifest.created_at + timedelta(microseconds=1)},
         {"reproduced": FOUND},

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 import numpy as np
 import pytest
 
-from sftriage.controller.gathering import Gathering
+from sftriage.controller.gathering import WindowAssembly
 from sftriage.fleet.in_process import InProcess
 from sftriage.records import (
     CaptureRequest,
@@ -21,7 +21,7 @@ from sftriage.records import (
 )
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.gather import Shape
-from sftriage.windows.shipped import Place, Rows, Telemetry
+from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 from tests.unit.windows.steps import batch
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
@@ -52,7 +52,7 @@ class Agent:
     status: JobStatus | None
     asked: list[list[int]] = field(default_factory=list)
     sent: list[Rows] = field(default_factory=list)
-    telemetry: Telemetry = field(default_factory=Telemetry)
+    telemetry: ReadCounts = field(default_factory=ReadCounts)
 
     def rows(self):
         return self.sent
@@ -109,13 +109,13 @@ def test_a_host_whose_ranks_record_other_stages_counts_as_missing(other, caplog)
     foreign = StageSchema(("load", "other")) if "schema" in other else SCHEMA
     sizes = other.get("world_size", 2)
     agents = (
-        Agent(status(0, world_size=2), sent=[Rows(0, SCHEMA, 2, {0: Place("a")}, steps(0))]),
+        Agent(status(0, world_size=2), sent=[Rows(0, SCHEMA, 2, {0: RankLocation("a")}, steps(0))]),
         Agent(
             status(1, **{"world_size": 2, **other}),
-            sent=[Rows(0, foreign, sizes, {1: Place("b")}, steps(1, schema=foreign))],
+            sent=[Rows(0, foreign, sizes, {1: RankLocation("b")}, steps(1, schema=foreign))],
         ),
     )
-    fleet, gathering = InProcess(agents), Gathering(Shape(4, 4, 0))
+    fleet, gathering = InProcess(agents), WindowAssembly(Shape(4, 4, 0))
     # WHEN their steps are put together THEN the job is judged without the second one's, and it is said once
     (window,) = [*gathering.add(fleet.rows()), *gathering.add(fleet.rows(), ended=True)]
     assert np.isfinite(window.durations_NRS[:, 0]).all()
@@ -138,11 +138,11 @@ def test_all_that_crosses_comes_out_as_it_went_in():
     some = steps(1)
     result = CaptureResult("c-1", 1, "stored", "", 3, 7, 99, {"run": 0.5}, {"mono_ns": 1, "wall_ns": 2}, "no_nvtx")
     crossing = (
-        Rows(1, SCHEMA, 2, {0: Place("a", "pp0"), 1: Place("b")}, some, some[:1], (1,), 5, 6),
+        Rows(1, SCHEMA, 2, {0: RankLocation("a", "pp0"), 1: RankLocation("b")}, some, some[:1], (1,), 5, 6),
         status(0, 1, attempt=3),
         wanted(1),
         Report(result, hangs=True, stored_bytes=99),
-        Telemetry(1, 2, 3, {"path": "problem"}),
+        ReadCounts(1, 2, 3, {"path": "problem"}),
     )
     for one in crossing:
         there = pickle.loads(pickle.dumps(one))

@@ -7,7 +7,6 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sftriage.commands.wanted import since_of
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
@@ -67,5 +66,5 @@ def shelf_at(path: Path, catalogue: Path) -> Shelf:
     path.mkdir(exist_ok=True)
     store = RemoteStore.open(str(path))
     source = StoreSource(Catalogue(catalogue, store), store, lambda row: store)
-    app = store_app(source, Access.to("127.0.0.1", None, ""), since_of, lambda: NOW.timestamp())
+    app = store_app(source, Access.to("127.0.0.1", None, ""), lambda: NOW.timestamp())
     return Shelf(path, source, app)

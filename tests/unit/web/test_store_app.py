@@ -7,7 +7,6 @@ from urllib.parse import quote
 
 import pytest
 
-from sftriage.commands.wanted import since_of
 from sftriage.errors import CatalogueError, IntegrityError
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import CaptureKey
@@ -206,15 +205,15 @@ def test_an_artefact_that_was_changed_is_not_served(stocked):
 
 def test_the_last_piece_is_held_back_until_the_sum_is_right():
     # GIVEN pieces of which the last has been changed
-    class Wanted:
+    class CaptureQuery:
         name, size_bytes, sha256 = "trace", 9, hashlib.sha256(b"abcdefghi").hexdigest()
 
-    assert b"".join(verified(iter([b"abc", b"def", b"ghi"]), Wanted)) == b"abcdefghi"
+    assert b"".join(verified(iter([b"abc", b"def", b"ghi"]), CaptureQuery)) == b"abcdefghi"
     for pieces in ([b"abc", b"def", b"ghj"], [b"abc", b"def"], [b"abc", b"def", b"ghi", b"j"], [b"abcdefghij"], []):
         # WHEN they are passed on THEN what comes is never whole
         came: list[bytes] = []
         with pytest.raises(IntegrityError):
-            came.extend(verified(iter(pieces), Wanted))
+            came.extend(verified(iter(pieces), CaptureQuery))
         assert len(b"".join(came)) < 9
 
 
@@ -224,7 +223,7 @@ def test_a_store_that_is_away_has_a_face(tmp_path):
     objects.fails.add("any")
     store = RemoteStore(objects)
     source = StoreSource(Catalogue(tmp_path / "c.db", store), store, lambda row: store)
-    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, ""), since_of))
+    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, "")))
     assert shelf.look().away
     seen = text_of(shelf.get())
     assert "The store cannot be reached" in seen
@@ -285,7 +284,7 @@ def test_captures_of_any_store_that_shares_a_catalogue(tmp_path, stocked, trace,
     stores = {runs.place: runs, stocked.source.place: stocked.source._store}
     catalogue = _Both([Catalogue(tmp_path / "a.db", runs), stocked.source._catalogue])
     source = StoreSource(catalogue, None, lambda row: stores[row.store])
-    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, ""), since_of))
+    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, "")))
     shelf.look()
     # WHEN it is shown THEN captures of both are there, each with its page and its file
     assert len(links(shelf.get())) == 5

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from sftriage.commands.watch_changes import Told, all_of, closing, events, news, opening
-from sftriage.commands.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.records import CaptureResult, ManualRequest, plain
+from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
+from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.picture import Picture, Recorders, captures_of, frontier_of, picture, picture_values
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload

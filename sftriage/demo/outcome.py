@@ -1,4 +1,4 @@
-"""What the demo ends with."""
+"""A demo run, looked at once it has ended."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.commands.analyze import judge_recording
-from sftriage.commands.output import results
-from sftriage.commands.tables import frontier_table
-from sftriage.commands.traces import fetch_command, manifest_values, open_command
 from sftriage.controller.controller import settings_of
+from sftriage.controller.replay import judge_all
 from sftriage.demo.faults import Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
@@ -22,7 +19,6 @@ from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
-from sftriage.words import milliseconds, place, size, verdict_sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class DemoOutcome:
         return cls(
             directory=directory,
             faults=tuple(faults),
-            verdicts=tuple(judge_recording(recording, shape, settings_of(detection))),
+            verdicts=tuple(judge_all(recording.windows(shape), settings_of(detection))),
             decisions=tuple(decisions_of(directory)),
             # As they are now: what a capture has cost became known after it.
             manifests=tuple(store.manifest(one.capture_id) for one in captures if one.state == "stored"),
@@ -69,7 +65,7 @@ class DemoOutcome:
             "faults": [str(fault) for fault in self.faults],
             "windows": list(self.verdicts),
             "decisions": list(self.decisions),
-            "captures": [manifest_values(manifest) for manifest in self.manifests],
+            "captures": [manifest.model_dump(mode="json") for manifest in self.manifests],
             "step_time_s": self.step_time_s,
         }
 
@@ -100,39 +96,3 @@ def _step_times(recording: RecordedRun, steps: int, warmup_steps: int, fault_ste
         "after_capture": step_N > last,
     }
     return {name: float(np.median(time_N[part])) if part.any() else None for name, part in parts.items()}
-
-
-def print_outcome(outcome: DemoOutcome) -> None:
-    """Tell a person what happened."""
-    console = results()
-
-    def say(text: str) -> None:
-        console.print(text, soft_wrap=True, markup=False)
-
-    verdict = outcome.verdict_shown()
-    if verdict is None:
-        say("The run was too short for a window: nothing was decided. Give it more --steps.")
-        return
-    console.rule("what happened")
-    say(verdict_sentence(verdict))
-    console.print(frontier_table(verdict))
-    for manifest in outcome.manifests:
-        trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
-        steps = f"steps {capture.first_step} to {capture.last_step}"
-        say(f"Captured    rank {capture.rank}, {steps}, {size(trace.size_bytes)}")
-        say(
-            f"Because of  window {trigger.window.first_step} to {trigger.window.last_step}: "
-            f"{trigger.stage or 'all local stages'} of rank {', '.join(map(str, trigger.ranks))}, "
-            f"rule {trigger.rule} of policy {trigger.policy}"
-        )
-        say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
-        say(f"Fetch it    {fetch_command(manifest, outcome.directory)}")
-        say(f"Open it     {open_command(manifest, outcome.directory)}")
-    for result in outcome.failures:
-        say(f"No trace    of rank {result.rank}: {result.state}, {result.detail}")
-    if not outcome.manifests and not outcome.failures:
-        say(f"No capture was started. Why, window by window: sftriage decisions --run {place(outcome.directory.path)}")
-    times = {name: milliseconds(s) for name, s in outcome.step_time_s.items() if s is not None}
-    say("Step time   " + ", ".join(f"{name.replace('_', ' ')} {time}" for name, time in times.items()))
-    injected = ", ".join(map(str, outcome.faults)) or "none"
-    say(f"The fault   that the job had been given, and sftriage was not told: {injected}")

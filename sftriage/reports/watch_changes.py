@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sftriage.commands.watch_lines import clean
 from sftriage.records import plain
+from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.outlook import telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values

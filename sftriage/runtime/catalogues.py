@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sftriage.commands.output import counting, notices
 from sftriage.errors import StoreError, UsageError
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
@@ -25,19 +24,21 @@ MAX_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class CatalogueCaptures:
-    """Captures that are meant.
+    """The captures that are meant.
 
     Attributes:
         catalogue: who is asked.
         store: where they are; None where they may be in any store that shares the catalogue.
         run: the run on this machine whose they are, if they are one's.
         of: the conditions that they all meet.
+        problems: what is to be known of the store and the catalogue, a sentence each.
     """
 
     catalogue: Catalogue
     store: Store | None
     run: RunDirectory | None
     of: CaptureQuery
+    problems: tuple[str, ...] = ()
 
     @property
     def place(self) -> str:
@@ -91,17 +92,15 @@ class CatalogueCaptures:
             return Condition("missing", f"{shown(row.store)}: no such directory")
         return LocalStore(directory.parent).condition(row.reference)
 
-    def conditions(self, rows: Sequence[CaptureRow]) -> list[Condition | None]:
-        """The same of several; what is not there as it was put is said, and what to do about it."""
-        found = [self.condition(row) for row in rows]
-        unfit = [(row, one) for row, one in zip(rows, found, strict=True) if one is not None and not one.whole]
+    def damage(self, rows: Sequence[CaptureRow], conditions: Sequence[Condition | None]) -> Iterator[str]:
+        """What of some captures is not there as it was put, and what to do about it, a sentence each."""
+        unfit = [(row, one) for row, one in zip(rows, conditions, strict=True) if one is not None and not one.whole]
         for row, one in unfit[:MAX_NAMED]:
-            say(f"capture {row.capture_id} {one.words}")
+            yield f"capture {row.capture_id} {one.words}"
         if len(unfit) > MAX_NAMED:
-            say(f"and {len(unfit) - MAX_NAMED} more captures are not there as they were put")
+            yield f"and {len(unfit) - MAX_NAMED} more captures are not there as they were put"
         if self.store is not None and any(one.beyond_repair for _, one in unfit):
-            say("`sftriage traces prune --damaged` removes what is missing or damaged")
-        return found
+            yield "`sftriage traces prune --damaged` removes what is missing or damaged"
 
 
 def _full_name(row: CaptureRow, rows: list[CaptureRow]) -> str:
@@ -114,10 +113,13 @@ def _run_of(row: CaptureRow) -> str:
     return f"{written(row.job)}/{written(row.run)}"
 
 
-def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> CatalogueCaptures:
+def captures_of(
+    run: Path | None, store: str | None, catalogue: str | None, progress: Callable[[int, int], None]
+) -> CatalogueCaptures:
     """The captures that the options mean: of a run (the newest, if nothing is said), of a store, or of a catalogue.
 
-    What the store has and the catalogue does not know yet is indexed first; of what is no capture a notice says why.
+    What the store has and the catalogue does not know yet is indexed first; ``progress`` is told how many manifests of
+    how many have been read.
 
     Raises:
         UsageError: there is no such run, or a URL is none.
@@ -136,17 +138,14 @@ def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> C
     else:
         directory, meant = whole_store(run, store)
         at, of = own_catalogue(directory, meant), CaptureQuery()
-    captures = CatalogueCaptures(Catalogue(shared or at, meant), meant, directory, of)
+    indexed = Catalogue(shared or at, meant)
     try:
-        with counting("Reading manifests") as progress:
-            problems = captures.catalogue.refresh(progress)
+        problems = tuple(indexed.refresh(progress))
     except StoreError as error:
-        if not captures.catalogue.is_indexed():
+        if not indexed.is_indexed():
             raise
-        say(f"{error}; this is what its catalogue knew")
-    else:
-        say(*problems)
-    return captures
+        problems = (f"{error}; this is what its catalogue knew",)
+    return CatalogueCaptures(indexed, meant, directory, of, problems)
 
 
 def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | None, Store]:
@@ -198,9 +197,3 @@ def store_of(row: CaptureRow) -> Store:
         raise UsageError(f"capture {row.capture_id} is in {shown(row.store)}, which is not on this machine")
     # A run's store is called by where its captures are.
     return open_store(directory.parent, None)
-
-
-def say(*problems: str) -> None:
-    """What a person should know of a store or catalogue, on stderr."""
-    for problem in problems:
-        notices().print(f"sftriage: {problem}", soft_wrap=True, markup=False)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.commands import metrics_options
+from sftriage.commands import options
 from sftriage.errors import UsageError
 from sftriage.sinks.metering import Metering
 
@@ -20,8 +20,8 @@ NOTHING = {
 }
 
 
-def metering_of(**options: object) -> Metering:
-    return metrics_options.metering(**{**NOTHING, **options})
+def metering_of(**wanted: object) -> Metering:
+    return options.metering_of(**{**NOTHING, **wanted})
 
 
 @pytest.mark.parametrize(

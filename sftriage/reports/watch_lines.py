@@ -11,7 +11,7 @@ from math import floor
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from sftriage.commands.tables import LABEL_STYLES, OUTCOME_STYLES
+from sftriage.reports.tables import LABEL_STYLES, OUTCOME_STYLES
 from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.picture import CaptureView, Frontier, Picture

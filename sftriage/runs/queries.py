@@ -1,43 +1,11 @@
-"""Which captures are wanted: the options of `sftriage traces list` and its kin, and what they mean."""
+"""What a person means by steps and by a time, as the command line and the page take them."""
 
 from __future__ import annotations
 
 import re
 from datetime import datetime, timedelta, timezone
-from typing import Annotated, Literal
-
-import typer
 
 from sftriage.errors import UsageError
-
-JobOption = Annotated[str | None, typer.Option("--job", metavar="NAME", help="Only captures of this job.")]
-RunIdOption = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Only captures of the run of this id.")]
-RankOption = Annotated[int | None, typer.Option("--rank", metavar="N", min=0, help="Only captures of this rank.")]
-StageOption = Annotated[
-    str | None, typer.Option("--stage", metavar="NAME", help="Only captures whose suspect was in this stage.")
-]
-StepOption = Annotated[
-    str | None,
-    typer.Option(
-        "--step",
-        metavar="N or A..B",
-        help="Only captures that recorded one of these steps, or were made because of one.",
-    ),
-]
-SinceOption = Annotated[
-    str | None,
-    typer.Option(
-        "--since", metavar="WHEN", help="Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC."
-    ),
-]
-ReproducedOption = Annotated[
-    Literal["yes", "no", "partly"] | None,
-    typer.Option("--reproduced", help="Only captures in which the fault was still there, was not, or partly."),
-]
-HostOption = Annotated[str | None, typer.Option("--host", metavar="NAME", help="Only captures on this host.")]
-ProfilerOption = Annotated[
-    Literal["torch", "nsys", "stacks"] | None, typer.Option("--profiler", help="Only captures of this profiler.")
-]
 
 _STEP = r"[0-9]{1,19}"
 _STEPS = re.compile(rf"({_STEP})(?:\.\.({_STEP}))?")

@@ -1,56 +1,14 @@
-"""``sftriage traces show`` and ``schema``: what a manifest says, and what any manifest may say."""
+"""A capture's manifest, in lines."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from sftriage.commands.catalogues import captures_of
-from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
-from sftriage.commands.output import print_json, results
-from sftriage.commands.traces import CaptureArgument, condition_values, manifest_values
-from sftriage.runs.captures import upload_of, upload_values, upload_words
-from sftriage.traces.manifest import SCHEMA_VERSION, Manifest
+from sftriage.reports.reduction import finding_lines
+from sftriage.traces.manifest import Manifest
 from sftriage.words import CONTROL_PART, milliseconds, size, stage_suspected
 
 
-def show_trace(
-    capture_id: CaptureArgument,
-    run: RunOption = None,
-    store: StoreOption = None,
-    catalogue: CatalogueOption = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Show what triggered a capture, what it holds and what it cost."""
-    captures = captures_of(run, store, catalogue)
-    its_store, reference = captures.one(capture_id)
-    manifest, condition = its_store.look(reference)
-    its_run = captures.run if store is None else None
-    if as_json:
-        upload_too = {"upload": upload_values(its_run, manifest.capture_id)}
-        print_json({**manifest_values(manifest), **condition_values(condition), **upload_too})
-        return
-    upload = None if its_run is None else upload_of(its_run, manifest.capture_id)
-    state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
-    elsewhere = [] if upload is None else [f"upload      {upload_words(upload)}"]
-    for line in [*_described(manifest), *state, *elsewhere]:
-        results().print(line, soft_wrap=True, markup=False)
-
-
-def manifest_schema() -> None:
-    """Print the JSON Schema of a capture's manifest."""
-    print_json(schema())
-
-
-def schema() -> dict[str, Any]:
-    """What a manifest of the newest version is, as a JSON Schema."""
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:sftriage:manifest:{SCHEMA_VERSION}",
-        **Manifest.model_json_schema(),
-    }
-
-
-def _described(manifest: Manifest) -> list[str]:
+def manifest_lines(manifest: Manifest) -> list[str]:
+    """What triggered a capture, what it holds, what it cost, and what its trace showed once it was reduced."""
     trigger, capture = manifest.trigger, manifest.capture
     timings = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items())
     return [
@@ -118,8 +76,6 @@ def _found(manifest: Manifest) -> list[str]:
     findings = manifest.findings
     if findings is None:
         return []
-    from sftriage.commands.reduce_report import finding_lines
-
     lines = [f"found       {line}" for line in finding_lines(findings)]
     stood_out = [share for share in findings.shares[:5] if share.self_s >= 0.05 * findings.suspect.stage_s]
     if stood_out:

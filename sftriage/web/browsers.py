@@ -6,10 +6,8 @@ import os
 import sys
 import threading
 import webbrowser
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
-
-from sftriage.commands.catalogues import say
 
 
 class Starter(Protocol):
@@ -26,7 +24,7 @@ def has_browser(environment: Mapping[str, str], platform: str) -> bool:
     return any(environment.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
 
 
-def browser_starter(wanted: bool) -> Starter:
+def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
     """What opens a link for whoever is at this machine, or says that they have to."""
 
     def start(link: str, port: int) -> None:
@@ -38,12 +36,12 @@ def browser_starter(wanted: bool) -> Starter:
                 say(f"from the machine you sit at: ssh -L {port}:127.0.0.1:{port} to here, and open it there")
             return
         # One that runs in the terminal returns when it is left; the file is served meanwhile.
-        threading.Thread(target=_start, args=(link,), name="browser", daemon=True).start()
+        threading.Thread(target=_start, args=(link, say), name="browser", daemon=True).start()
 
     return start
 
 
-def _start(link: str) -> None:
+def _start(link: str, say: Callable[[str], None]) -> None:
     try:
         started = webbrowser.open(link)
     except webbrowser.Error:

@@ -1,0 +1,92 @@
+"""What becomes of a capture that somebody has asked for, as the journal tells it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sftriage.errors import CaptureError, UsageError
+from sftriage.events import FollowUpDecided, ManualRequestDecided
+from sftriage.records import ManualRequest, plain
+from sftriage.runs.decisions import decided_in, results_in
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.journal import read_journal
+from sftriage.words import decision_values, place
+
+POLL_S = 0.1
+ANSWER_S = 15.0
+"""Who runs the job looks for asks four times a second; a long turn of its loop is over by then."""
+
+_T = TypeVar("_T")
+
+
+def answer(directory: RunDirectory, ask: ManualRequest, path: Path) -> dict[str, Any]:
+    """The decision to capture.
+
+    Raises:
+        UsageError: nobody answers; the ask is withdrawn.
+        CaptureError: it is another decision.
+    """
+    decision = _waited(lambda: _decision(directory, ask), ANSWER_S)
+    if decision is None:
+        path.unlink(missing_ok=True)
+        raise UsageError(
+            f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job? If not, "
+            "`sftriage attach` takes over"
+        )
+    if decision["outcome"] != "capture":
+        raise CaptureError(f"not captured: {decision['words']}. {decision['resolves']}".strip())
+    return decision
+
+
+def ended(directory: RunDirectory, decision: dict[str, Any], deadline_s: float) -> list[dict[str, Any]]:
+    """What became of the captures of a decision, once all of them have ended; nothing where they do not in time."""
+    ids = _capture_ids(decision)
+
+    def found() -> list[dict[str, Any]] | None:
+        results = results_in(list(read_journal(directory.decisions)))
+        return [plain(results[capture_id]) for capture_id in ids] if results.keys() >= set(ids) else None
+
+    return _waited(found, deadline_s) or []
+
+
+def left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
+    """What becomes of a capture that is waited for no longer."""
+    decision, where = _decision(directory, ask), f"--run {place(directory.path)}"
+    ids = [] if decision is None else _capture_ids(decision)
+    if not ids:
+        return f"withdrawn before it was answered; `sftriage decisions {where}` shows it if it was taken up just now"
+    shown = ", ".join(f"`sftriage traces show {capture_id} {where}`" for capture_id in ids)
+    return f"the capture goes on by itself, and is stored once it has ended: {shown}"
+
+
+def follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
+    """The captures that these have led to: the stacks of a rank that hung."""
+    ids = {result["capture_id"] for result in ended}
+    decided = decided_in(list(read_journal(directory.decisions)))
+    led = [one.decision for one in decided if isinstance(one, FollowUpDecided) and one.capture_id in ids]
+    return [request.capture_id for decision in led for request in decision.requests]
+
+
+def _capture_ids(decision: dict[str, Any]) -> list[str]:
+    """The captures that a decision asks for."""
+    return [request["capture_id"] for request in decision["requests"]]
+
+
+def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | None:
+    decided = decided_in(list(read_journal(directory.decisions)))
+    manual = (
+        one for one in decided if isinstance(one, ManualRequestDecided) and one.request.request_id == ask.request_id
+    )
+    found = next(manual, None)
+    return None if found is None else decision_values(found.decision)
+
+
+def _waited(look: Callable[[], _T | None], deadline_s: float) -> _T | None:
+    """What ``look`` finds, as soon as it finds something; None if it does not."""
+    end_s = time.monotonic() + deadline_s
+    while (found := look()) is None and time.monotonic() < end_s:
+        time.sleep(POLL_S)
+    return found
