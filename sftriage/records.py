@@ -427,14 +427,14 @@ class WantedCapture:
         request: the capture.
         trigger: why it exists, for its manifest.
         generation: which start of the job its rank has to be of; None where any will do.
-        expires_s: seconds from when the agent is first told in which it has to have begun.
+        expires_s: seconds from now, in which it has to have begun; None where it may begin whenever it can.
         resumed: an earlier process has asked for it: it is gone on with, and not begun again.
     """
 
     request: CaptureRequest
     trigger: Trigger
     generation: int | None = None
-    expires_s: float = 60.0
+    expires_s: float | None = None
     resumed: bool = False
 
 

@@ -161,6 +161,8 @@ class Captures:
                 return adopted(request, info, self._places)
             except CaptureError as error:
                 raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
+        if wanted.expires_s is not None and wanted.expires_s <= 0.0:
+            raise _NotBegunError("expired", "it was to have begun before its host was told")
         if info is None:
             raise _NotBegunError("failed", f"rank {request.rank} has no ring here")
         if wanted.generation is not None and info.attempt != wanted.generation:

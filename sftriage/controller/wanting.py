@@ -7,6 +7,9 @@ from dataclasses import replace
 
 from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
 
+EXPIRES_S = 60.0
+"""How long after it was decided a capture may begin: later the job is another one than what was decided about."""
+
 
 class Wants:
     """Desired state.
@@ -18,19 +21,33 @@ class Wants:
 
     def __init__(self) -> None:
         self._wanted: dict[str, WantedCapture] = {}
+        self._expire_s: dict[str, float] = {}
         self._called_off: dict[str, tuple[WantedCapture, str]] = {}
         self._suspects: dict[str, set[str]] = {}
 
-    @property
-    def wanted(self) -> tuple[WantedCapture, ...]:
-        """All captures that are wanted now, suspects before those to compare them with."""
-        return tuple(self._wanted.values())
+    def wanted(self, now_s: float) -> tuple[WantedCapture, ...]:
+        """All captures that are wanted now, suspects before those to compare them with.
 
-    def add(self, requests: Sequence[CaptureRequest], triggers: Mapping[str, Trigger], generation: int | None) -> None:
-        """These captures are wanted, together."""
+        Args:
+            now_s: the time on a clock that only goes on, in seconds.
+        """
+        return tuple(
+            replace(one, expires_s=self._expire_s[capture_id] - now_s) if capture_id in self._expire_s else one
+            for capture_id, one in self._wanted.items()
+        )
+
+    def add(
+        self,
+        requests: Sequence[CaptureRequest],
+        triggers: Mapping[str, Trigger],
+        generation: int | None,
+        now_s: float,
+    ) -> None:
+        """These captures are wanted, together; none of them is to begin later than `EXPIRES_S` from ``now_s``."""
         suspects = {request.capture_id for request in requests if request.role == "suspect"}
         for one in requests:
             self._wanted[one.capture_id] = WantedCapture(one, triggers[one.capture_id], generation)
+            self._expire_s[one.capture_id] = now_s + EXPIRES_S
             if suspects and one.role == "control":
                 self._suspects[one.capture_id] = set(suspects)
 
@@ -44,6 +61,7 @@ class Wants:
         Captures that were to be compared with it, and have nothing else to be compared with, are wanted no more.
         """
         called_off = self._called_off.pop(result.capture_id, None)
+        self._expire_s.pop(result.capture_id, None)
         wanted = self._wanted.pop(result.capture_id, called_off[0] if called_off else None)
         self._suspects.pop(result.capture_id, None)
         for control, suspects in list(self._suspects.items()):

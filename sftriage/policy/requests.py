@@ -147,8 +147,8 @@ def decide_follow_up(
     return decision, because, started(opened(state, now_s), "", (request,), now_s)
 
 
-READY_S: dict[Profiler, float] = {"torch": 0.1, "nsys": 4.0}
-"""How long it may take until every rank has its request, and its profiler is there."""
+READY_S: dict[Profiler, float] = {"torch": 0.5, "nsys": 4.0}
+"""How long it may take until every rank has its request, and its profiler is there, on a busy host too."""
 
 _SPARE_STEPS = 4
 """Ranks are not all in the same step, and a step may be recorded beforehand to know what it takes."""

@@ -243,11 +243,12 @@ class Triage:
                 self._controller.changed(gone, time.time())
             return
         triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
-        self._wants.add(requests, triggers, decision.attempt if job is not None else None)
+        generation = decision.attempt if job is not None else None
+        self._wants.add(requests, triggers, generation, time.monotonic())
 
     def _note(self, *, ended: bool) -> None:
         """Have what is wanted brought about, and note what became of it."""
-        self._fleet.want(self._wants.wanted)
+        self._fleet.want(self._wants.wanted(time.monotonic()))
         self._hear(ended=ended)
         while self._reports:
             self._noted(self._reports.pop(0))

@@ -176,7 +176,7 @@ def come_to(job: Job, stage: str, reached: Callable[[Job, MailboxClient], bool],
         with job.mailbox() as mailbox:
             while not reached(job, mailbox):
                 now_s = time.monotonic()
-                assert now_s < end_s, f"never {stage}"
+                assert now_s < end_s, f"never {stage}: {[one['result'] for one in job.entries('capture')][-3:]}"
                 if now_s > look_s:
                     if results_of(job, ask.request_id):
                         break

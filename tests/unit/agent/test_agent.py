@@ -166,6 +166,13 @@ def test_a_capture_for_another_generation_is_refused(agent, monitor):
     assert told(agent) == [("refused", "rank 0 has started again since")]
 
 
+def test_what_an_agent_is_told_too_late_is_not_begun(agent, monitor):
+    train(monitor(0), steps=1)
+    agent.want([wanted(0, expires_s=-0.5)])
+    assert told(agent) == [("expired", "it was to have begun before its host was told")]
+    assert agent.running == ()
+
+
 def test_what_is_wanted_is_begun_once_however_often_it_is_told(agent, monitor, monkeypatch):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     rank = monitor(0, world_size=1)

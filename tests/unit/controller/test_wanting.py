@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.controller.wanting import Wants
+from sftriage.controller.wanting import EXPIRES_S, Wants
 from sftriage.records import CaptureRequest, CaptureResult, Trigger
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
@@ -20,12 +20,12 @@ def result(capture_id: str, state: str, rank: int = 2, detail: str = "") -> Capt
 
 def wants(*requests: CaptureRequest) -> Wants:
     made = Wants()
-    made.add(requests, {one.capture_id: WHY for one in requests}, 3)
+    made.add(requests, {one.capture_id: WHY for one in requests}, 3, 1000.0)
     return made
 
 
 def ids(of: Wants) -> list[str]:
-    return [one.request.capture_id for one in of.wanted]
+    return [one.request.capture_id for one in of.wanted(1000.0)]
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,16 @@ def test_one_whose_trace_was_there_already_is_kept_as_it_is():
     assert made.ended(stored)[1] == stored
 
 
+def test_when_it_is_to_have_begun_is_told_as_an_age():
+    made = wants(request("s1", 2))
+    assert [made.wanted(now_s)[0].expires_s for now_s in (1000.0, 1059.0, 1061.0)] == [EXPIRES_S, 1.0, -1.0]
+
+
 def test_what_an_earlier_process_asked_for_is_wanted_as_such():
     made = Wants()
     made.resume(request("s1", 2), WHY)
-    (one,) = made.wanted
-    assert (one.request, one.resumed) == (request("s1", 2), True)
+    (one,) = made.wanted(5000.0)
+    assert (one.request, one.resumed, one.expires_s) == (request("s1", 2), True, None)
 
 
 @settings(max_examples=50)

@@ -42,7 +42,7 @@ def wanted(rank: int) -> WantedCapture:
     request = CaptureRequest(
         f"w0-49-r{rank}-slow-1", rank, "torch", 5, 1, 60.0, 10**6, {"shapes": True}, labels={"a": "b"}
     )
-    return WantedCapture(request, WHY, generation=2)
+    return WantedCapture(request, WHY, generation=2, expires_s=30.0)
 
 
 @dataclass

@@ -14,13 +14,13 @@ def request(rank: int, profiler: str = "torch", warmup_steps: int = 1, **more) -
     ("requests", "step_s", "first"),
     [
         ([request(0)], 0.05, [0]),
-        ([request(0), request(1)], 0.05, [107, 107]),
-        ([request(0, warmup_steps=3), request(1)], 0.05, [109, 109]),
-        ([request(0), request(1)], 0.0, [205, 205]),
+        ([request(0), request(1)], 0.05, [115, 115]),
+        ([request(0, warmup_steps=3), request(1)], 0.05, [117, 117]),
+        ([request(0), request(1)], 0.0, [605, 605]),
         ([request(0), request(1)], 2.0, [106, 106]),
         ([request(0, "nsys"), request(1, "nsys")], 0.05, [185, 185]),
         ([request(0, "stacks"), request(1, "stacks")], 0.05, [0, 0]),
-        ([request(0), request(1), request(0, "stacks")], 0.05, [107, 107, 0]),
+        ([request(0), request(1), request(0, "stacks")], 0.05, [115, 115, 0]),
     ],
 )
 def test_several_begin_at_the_same_step_which_all_can_reach(requests, step_s, first):
