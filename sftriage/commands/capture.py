@@ -13,7 +13,7 @@ from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
 from sftriage.records import ManualRequest, Profiler
-from sftriage.runs.asks import leave
+from sftriage.runs.asks import leave, withdraw
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.words import place
 
@@ -57,8 +57,9 @@ def capture(
         warmup_steps=warmup_steps,
         max_seconds=max_seconds,
     )
-    path = leave(directory, ask)
     try:
+        # In here already: the run can take the request up before this returns.
+        path = leave(directory, ask)
         with notices().status("asking") as status:
             decision = answers.answer(directory, ask, path)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
@@ -66,7 +67,7 @@ def capture(
 
             ended = answers.ended(directory, decision, max_seconds + ANSWER_GRACE_S[profiler] + NOTED_S)
     except KeyboardInterrupt:
-        path.unlink(missing_ok=True)
+        withdraw(directory, ask)
         say(answers.left_alone(directory, ask))
         raise typer.Exit(INTERRUPTED) from None
     _tell(directory, decision, ended, answers.follow_ups(directory, ended), as_json=as_json)

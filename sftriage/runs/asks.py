@@ -73,13 +73,22 @@ def leave(directory: RunDirectory, request: ManualRequest) -> Path:
     Raises:
         UsageError: it is none, or the run directory cannot be written.
     """
-    path = directory.asks / f"{checked(request).request_id}.json"
+    path = _path(directory, checked(request))
     try:
         directory.asks.mkdir(mode=0o700, exist_ok=True)
         write_atomically(path, json.dumps(plain(request)))
     except OSError as error:
         raise UsageError(f"{directory.asks} cannot be written: {error.strerror}") from error
     return path
+
+
+def withdraw(directory: RunDirectory, request: ManualRequest) -> None:
+    """Take back a request that was left, where the run has not taken it up."""
+    _path(directory, request).unlink(missing_ok=True)
+
+
+def _path(directory: RunDirectory, request: ManualRequest) -> Path:
+    return directory.asks / f"{request.request_id}.json"
 
 
 def taken(directory: RunDirectory) -> Iterator[ManualRequest]:

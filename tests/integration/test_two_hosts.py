@@ -131,7 +131,7 @@ class Triaged:
             self._take(self._controller.take(window, now_s, spans))
         job = self._fleet.statuses()
         self._take(self._controller.look(job, self.now_ns, now_s))
-        self._fleet.want(self._wants.wanted)
+        self._fleet.want(self._wants.wanted(now_s))
 
     def _take(self, judged) -> None:
         if judged is None:
@@ -141,7 +141,7 @@ class Triaged:
         requests = judged.decision.requests
         if requests:
             triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
-            self._wants.add(requests, triggers, judged.decision.attempt)
+            self._wants.add(requests, triggers, judged.decision.attempt, self.now_ns / S)
 
 
 @contextlib.contextmanager
