@@ -186,12 +186,6 @@ def from_values(values: Mapping[str, Any]) -> Event:
     return event
 
 
-def values_of(event: Event) -> dict[str, Any]:
-    """An event as JSON values."""
-    values: dict[str, Any] = msgspec.to_builtins(event)
-    return values
-
-
 class Span(NamedTuple):
     """From when to when, nanoseconds since the epoch."""
 

@@ -47,8 +47,6 @@ from sftriage.policy.fields import (
 from sftriage.policy.plan import Plan
 from sftriage.records import Label, Pattern, Scope
 
-API_VERSION = "sftriage.dev/v1alpha1"
-
 
 class Detection(PolicyModel):
     """How windows are cut and when a window counts as slow."""

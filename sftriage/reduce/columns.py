@@ -110,7 +110,7 @@ class Columns:
         """Take events whose times and links are known to be possible."""
         if not len(start_ns_E):
             return
-        self._waiting.append((start_ns_E, duration_ns_E, kind_E, name_E, track_E, link_E))  # type: ignore[arg-type]
+        self._waiting.append((start_ns_E, duration_ns_E, kind_E, name_E, track_E, link_E))  # type: ignore[arg-type]  # any width
         self._n_waiting += len(start_ns_E)
         if self._n_waiting >= BLOCK_EVENTS:
             self._pack()

@@ -62,7 +62,7 @@ class LocalRun:
         job: the job's name.
         policy: the policy, several that are in force together, or files that are watched for other ones.
         policy_texts: the policies as they were read, at least one.
-        sinks: makes who is told what happens, of what is run.
+        sinks: makes the subscribers to what happens, of what is run.
         keeping: where what is found is kept.
         nsys: how the ranks start under Nsight Systems; by default they do not.
 

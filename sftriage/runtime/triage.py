@@ -64,7 +64,7 @@ class Triage:
         directory: the run.
         info: what is run.
         policy: the policy, several that are in force together, or files that are watched for other ones.
-        sinks: who is told what happens.
+        sinks: subscribers to what happens.
         nsys: how the ranks were launched under nsys, if they were.
         left: what an earlier triage of this run has left, which this one takes over.
 

@@ -1,1 +1,1 @@
-"""Who is told of events, through one `stream`: the terminal, Prometheus, OpenTelemetry, webhooks."""
+"""Subscribers to events, through one `stream`: the terminal, Prometheus, OpenTelemetry, webhooks."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.events import VERSION, CaptureChanged, values_of
+from sftriage.events import VERSION, CaptureChanged, encode
 from sftriage.records import Decision
 from sftriage.runs.following import JournalTail
 from sftriage.runs.journal import event_of, read_journal
@@ -51,7 +51,7 @@ def test_the_states_of_captures_have_their_names_of_now():
 def test_all_else_of_a_recorded_entry_is_as_it_was():
     renamed = {"ask": "manual_request", "beside": "follow_up"}
     for entry, event in zip(ENTRIES, read_journal(RECORDED), strict=True):
-        values = json.loads(json.dumps(values_of(event)))
+        values = json.loads(encode(event))
         assert values["type"] == renamed.get(entry["type"], entry["type"])
         for name in entry.keys() & {"verdict", "triggers", "capture_id"}:
             assert values[name] == entry[name]
