@@ -175,6 +175,23 @@ class RankStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuFindings:
+    """What drivers say of the GPUs of some ranks.
+
+    Attributes:
+        time_s: when they were asked, seconds since the epoch.
+        remarks: what is out of the ordinary.
+        gpus: each rank's GPU, in plain values.
+        problem: why there is nothing here, or not all; empty where nothing is amiss.
+    """
+
+    time_s: float
+    remarks: tuple[str, ...] = ()
+    gpus: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobStatus:
     """What the ranks of one attempt of a job are doing now; ranks that show nothing are not among ``ranks``."""
 

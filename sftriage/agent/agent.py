@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sftriage.agent.captures import Captures
+from sftriage.agent.evidence import EvidenceSampler
 from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
 from sftriage.capture.nsys import NsysPlace
-from sftriage.recorder import RingInfo
-from sftriage.records import JobStatus, Report, WantedCapture
+from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows
 
@@ -44,6 +44,8 @@ class Agent:
     ) -> None:
         self._rings = RankRings(rings, steps)
         self._captures = Captures(self._rings, Places(rings, spool, nsys), store, job=job, run=run)
+        self._gpus = EvidenceSampler()
+        self._has_gpus = True
         self._clock = clock
 
     def rows(self) -> list[Rows]:
@@ -63,31 +65,29 @@ class Agent:
         """What there is to say of captures since the last call."""
         return self._captures.go_on(self._clock())
 
-    def give_up(self) -> None:
-        """Wait for no capture any more: the job has ended."""
-        for capture_id in self._captures.running:
-            self._captures.give_up(capture_id, "no answer long past its time-box")
+    def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
+        """What the driver says of the GPUs of those of these ranks that are the host's; None while it is asked.
 
-    @property
-    def running(self) -> tuple[str, ...]:
-        """Captures that have not ended."""
-        return self._captures.running
+        Where no GPU answers, that is said once, and nobody asks again.
+        """
+        here = self._rings.ranks
+        about = sorted(set(ranks) & set(here))
+        if not (about and self._has_gpus):
+            return GpuFindings(time.time())
+        found = self._gpus.ask(list(here.values()), self._clock(), about)
+        if found is None:
+            return None
+        self._has_gpus = bool(found.gpus)
+        of = {rank: plain(gpu) for rank in about if (gpu := found.of(rank)) is not None}
+        return GpuFindings(found.time_s, found.remarks, of, found.problem)
 
     @property
     def telemetry(self) -> ReadCounts:
         """What has come in so far."""
         return self._rings.telemetry
 
-    @property
-    def ranks(self) -> dict[int, RingInfo]:
-        """The newest ring of each rank of the host."""
-        return self._rings.ranks
-
-    def writers_alive(self) -> bool:
-        """Whether any trainer is still there."""
-        return self._rings.alive()
-
     def close(self) -> None:
         """Close every file, and end what has not ended."""
+        self._gpus.close()
         self._captures.close()
         self._rings.close()

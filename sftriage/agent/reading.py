@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from operator import attrgetter
 from pathlib import Path
@@ -34,7 +35,7 @@ class RankRings:
         self._device = DeviceRings(rings, steps, self._say_once)
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
-        self._position = 0
+        self._host, self._position = socket.gethostname(), 0
         self.telemetry = ReadCounts()
 
     def rows(self) -> list[Rows]:
@@ -81,6 +82,7 @@ class RankRings:
             device_steps=together([steps for _, steps, _ in read]) if read else None,
             device_over=tuple(rank for rank, steps, over in read if over and not len(steps)),
             wall_ns=wall_ns,
+            agent=self._host,
             position=self._position,
         )
 
@@ -115,9 +117,9 @@ class RankRings:
         infos = sorted((reader.info for reader, _ in self._readers.values()), key=attrgetter("attempt"))
         return {info.rank: info for info in infos}
 
-    def alive(self, rank: int | None = None) -> bool:
-        """Whether the process of a rank is there; of any rank, where none is named."""
-        return any(reader.writer_alive for reader, _ in self._readers.values() if rank in (None, reader.info.rank))
+    def alive(self, rank: int) -> bool:
+        """Whether the process of a rank is there."""
+        return any(reader.writer_alive for reader, _ in self._readers.values() if rank == reader.info.rank)
 
     def look(self) -> None:
         """Take up rings that have appeared."""

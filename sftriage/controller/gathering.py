@@ -31,12 +31,16 @@ class WindowAssembly:
         self._foreign: set[tuple[int, tuple[int, ...]]] = set()
         self._on_device: set[int] = set()
         self._times = StepTimes(2 * shape.window_steps)
+        # Generation and last step, agent and position of rows that windows to come may need.
+        self._needed: list[tuple[tuple[int, int], str, int]] = []
 
     def add(self, sent: Sequence[Rows], *, ended: bool = False) -> list[Window]:
         """Take rows; the windows that are ready by them. With ``ended``, the job's last ones too."""
         of_generation: dict[int, list[Rows]] = {}
         for rows in sent:
             of_generation.setdefault(rows.generation, []).append(rows)
+            if len(rows.steps):
+                self._needed.append(((rows.generation, int(rows.steps.step_B.max())), rows.agent, rows.position))
         for _, some in sorted(of_generation.items()):
             self._take(some)
         windows = []
@@ -47,6 +51,19 @@ class WindowAssembly:
             if over:
                 del self._gatherers[generation]
         return windows
+
+    def settled(self, window: Window) -> Mapping[str, int]:
+        """A window is on record: up to which position each agent's rows are in no window to come."""
+        next_step = (window.attempt, window.first_step + self._shape.stride_steps)
+        positions: dict[str, int] = {}
+        needed: list[tuple[tuple[int, int], str, int]] = []
+        for last_step, agent, position in self._needed:
+            if last_step >= next_step or any(agent == other for _, other, _ in needed):
+                needed.append((last_step, agent, position))
+            else:
+                positions[agent] = position
+        self._needed = needed
+        return positions
 
     def spans(self, window: Window) -> Mapping[int, Span]:
         """From when to when each step of a window was, by number, as far as that is known."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from sftriage.events import Event
-from sftriage.records import JobStatus, Report, WantedCapture
+from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
 
 
@@ -28,8 +28,14 @@ class Fleet(Protocol):
     def telemetry(self) -> ReadCounts:
         """What has come in so far."""
 
-    def settled(self, position: int) -> None:
-        """Rows up to this position are on record: they need not be sent again."""
+    def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
+        """What drivers say of these ranks' GPUs; None as long as they are being asked: call again."""
+
+    def settled(self, agent: str, position: int) -> None:
+        """What came of an agent's rows up to this position is on record: they need not be sent again."""
+
+    def close(self) -> None:
+        """Let go of the agents; what has not ended is called off."""
 
 
 class Records(Protocol):

@@ -36,6 +36,11 @@ class Wants:
             for capture_id, one in self._wanted.items()
         )
 
+    @property
+    def unended(self) -> tuple[CaptureRequest, ...]:
+        """Captures that nothing has come of yet, also those that are called off."""
+        return tuple(one.request for one in (*self._wanted.values(), *(one for one, _ in self._called_off.values())))
+
     def add(
         self,
         requests: Sequence[CaptureRequest],

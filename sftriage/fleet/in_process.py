@@ -7,7 +7,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
-from sftriage.records import JobStatus, Report, WantedCapture
+from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.shipped import ReadCounts, Rows
 
 
@@ -26,9 +26,15 @@ class HostAgent(Protocol):
     def reports(self) -> Sequence[Report]:
         """What there is to say of captures since the last call."""
 
+    def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
+        """What the driver says of the GPUs of those of these ranks that are the host's; None while it is asked."""
+
     @property
     def telemetry(self) -> ReadCounts:
         """What has come in so far."""
+
+    def close(self) -> None:
+        """Close every file, and end what has not ended."""
 
 
 class InProcess:
@@ -80,8 +86,25 @@ class InProcess:
             {path: problem for one in told for path, problem in one.problems.items()},
         )
 
-    def settled(self, position: int) -> None:
+    def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
+        """See `controller.needs.Fleet`."""
+        told = [found for agent in self._agents if (found := agent.gpus(ranks)) is not None]
+        if len(told) < len(self._agents):
+            return None
+        return GpuFindings(
+            min(one.time_s for one in told),
+            tuple(remark for one in told for remark in one.remarks),
+            {rank: gpu for one in told for rank, gpu in one.gpus.items()},
+            "; ".join(dict.fromkeys(one.problem for one in told if one.problem)),
+        )
+
+    def settled(self, agent: str, position: int) -> None:
         """See `controller.needs.Fleet`: agents of this process send nothing twice."""
+
+    def close(self) -> None:
+        """See `controller.needs.Fleet`."""
+        for agent in self._agents:
+            agent.close()
 
 
 def _job(status: JobStatus) -> tuple[object, ...]:

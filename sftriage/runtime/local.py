@@ -22,7 +22,7 @@ from sftriage.runtime.indexing import indexing_of
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
-from sftriage.runtime.triage import Triage
+from sftriage.runtime.triage import Triage, this_host
 from sftriage.runtime.uploads import uploads_of
 from sftriage.sinks.stream import Sink
 
@@ -106,11 +106,11 @@ class LocalRun:
             if nsys is not None:
                 self._nsys = NsysLaunch(run_id, nsys.traces, self.directory.path, armed=nsys.armed)
                 self._command = self._nsys.command(command)
-            place = self._nsys.place if self._nsys else None
+            fleet = this_host(self.directory, info, self._nsys.place if self._nsys else None)
             self.uploads = uploads_of(self.directory, info)
             self.indexing = indexing_of(self.directory.path, keeping.catalogue)
             kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
-            self._triage = Triage(self.directory, info, policy, [*sinks(info), *kept], place)
+            self._triage = Triage(self.directory, info, policy, fleet, [*sinks(info), *kept])
         except BaseException:
             remove_rings_directory(self._rings)
             raise

@@ -15,7 +15,7 @@ from sftriage.runs.liveness import launcher_of
 from sftriage.runtime.indexing import indexing_of
 from sftriage.runtime.nsys_launch import place_in, remove_place
 from sftriage.runtime.rings import own, remove_rings_directory
-from sftriage.runtime.triage import POLL_S, Triage
+from sftriage.runtime.triage import POLL_S, Triage, this_host
 from sftriage.runtime.uploads import uploads_of
 from sftriage.sinks.stream import Sink
 
@@ -50,7 +50,8 @@ class TakeOver:
         kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
         self._nsys = place_in(directory)
         left = resume_state(read_journal(directory.decisions))
-        self._triage = Triage(directory, info, self.files, [*sinks(info), *kept], self._nsys, left)
+        fleet = this_host(directory, info, self._nsys)
+        self._triage = Triage(directory, info, self.files, fleet, [*sinks(info), *kept], left)
         own(self._rings)
 
     def __enter__(self) -> TakeOver:

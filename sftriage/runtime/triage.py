@@ -1,4 +1,4 @@
-"""Triage of one run: a controller, and the agents it reaches, turned by one thread. Nothing listens anywhere."""
+"""Triage of one run: a controller, and the fleet of agents that it reaches, turned by one thread."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.controller import Controller, in_force
+from sftriage.controller.corroboration import Corroboration
 from sftriage.controller.gathering import WindowAssembly
+from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import ResumeState
 from sftriage.controller.wanting import Wants
@@ -33,10 +36,10 @@ from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
-from sftriage.runtime.corroboration import Corroboration
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Origin, Webhooks
 from sftriage.traces.retention import RetentionLimits
+from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
 
@@ -57,6 +60,31 @@ LEARNT_WINDOWS = 64
 """From how many of a run's first windows a controller that takes over learns what was normal."""
 
 
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The time: nanoseconds on a clock that only goes on, and seconds since the epoch."""
+
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    wall_s: Callable[[], float] = time.time
+
+    def monotonic_s(self) -> float:
+        """Seconds on the clock that only goes on."""
+        return self.monotonic_ns() / 1e9
+
+
+def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None) -> Fleet:
+    """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
+
+    Args:
+        directory: the run.
+        info: what is run.
+        nsys: how the ranks were launched under nsys, if they were.
+    """
+    rings, store = Path(info.rings), LocalStore(directory.path)
+    agent = Agent(rings, directory.steps, directory.spool, store, job=info.job, run=info.run_id, nsys=nsys)
+    return InProcess([agent])
+
+
 class Triage:
     """What is done about a job while it runs, and just after.
 
@@ -64,9 +92,10 @@ class Triage:
         directory: the run.
         info: what is run.
         policy: the policy, several that are in force together, or files that are watched for other ones.
+        fleet: the job's agents; closed with this.
         sinks: subscribers to what happens.
-        nsys: how the ranks were launched under nsys, if they were.
         left: what an earlier triage of this run has left, which this one takes over.
+        clock: the time.
 
     Raises:
         UsageError: another process does it already.
@@ -77,26 +106,17 @@ class Triage:
         directory: RunDirectory,
         info: RunInfo,
         policy: LoadedPolicy | PolicySet | PolicyFiles,
+        fleet: Fleet,
         sinks: Sequence[Sink] = (),
-        nsys: NsysPlace | None = None,
         left: ResumeState | None = None,
+        clock: Clock = Clock(),
     ) -> None:
-        self.directory, self._left = directory, left
+        self.directory, self._fleet, self._left, self._clock = directory, fleet, left, clock
         with contextlib.ExitStack() as held:
             held.enter_context(_alone(directory))
             detection = in_force(policy).detection
             self._shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
             self._annotations = Annotations(directory)
-            self._agent = Agent(
-                Path(info.rings),
-                directory.steps,
-                directory.spool,
-                self._annotations.store,
-                job=info.job,
-                run=info.run_id,
-                nsys=nsys,
-            )
-            self._fleet = InProcess([self._agent])
             logs = StepLogs(directory.steps)
             self._gathering = WindowAssembly(self._shape, lambda *where: kept_steps(logs, *where))
             self._journal = Journal(directory.decisions)
@@ -110,6 +130,7 @@ class Triage:
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = -TIDY_S
         self._reports: list[Report] = []
+        self._alive = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -122,19 +143,19 @@ class Triage:
     def finish(self) -> None:
         """The job is over: take its last steps, and the captures that its trainers still write out."""
         self._halt()
-        self._turn(ended=True)
+        self.turn(ended=True)
         deadline_s = time.monotonic() + LAST_ANSWER_S
-        while self._agent.running and time.monotonic() < deadline_s:
+        while self._wants.unended and time.monotonic() < deadline_s:
             time.sleep(POLL_S)
-            self._turn(ended=True)
-        self._agent.give_up()
-        self._turn(ended=True)
+            self.turn(ended=True)
+        for one in self._wants.unended:
+            late = CaptureResult(one.capture_id, one.rank, "expired", "no answer by the end of the job")
+            self._noted(Report(late))
 
     def close(self) -> None:
         """Let go of everything; what has not ended is called off."""
         self._halt()
-        self._evidence.close()
-        self._agent.close()
+        self._fleet.close()
         self._journal.close()
         self._stream.close(SINKS_GRACE_S)
         self._held.close()
@@ -146,8 +167,8 @@ class Triage:
 
     @property
     def trainers_alive(self) -> bool:
-        """Whether any trainer that was found is still there."""
-        return self._agent.writers_alive()
+        """Whether any trainer that was found was still there in the last turn, or nobody can tell."""
+        return self._alive
 
     def _rules(self) -> Mapping[str, Rule]:
         """The rules in force, by name."""
@@ -158,7 +179,7 @@ class Triage:
             self._take_over(self._left)
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            self._turn()
+            self.turn()
             self._stopping.wait(max(0.0, began_s + POLL_S - time.monotonic()))
 
     def _halt(self) -> None:
@@ -180,7 +201,7 @@ class Triage:
         for request, trigger in left.unended.values():
             self._wants.resume(request, trigger)
 
-    def _turn(self, *, ended: bool = False) -> None:
+    def turn(self, *, ended: bool = False) -> None:
         """One turn: what has come in is judged, what is asked for is started, what has ended is noted.
 
         Triage must not end because a part of one turn failed (a full disk, a broken file): it is said, the other parts
@@ -197,37 +218,37 @@ class Triage:
         self._reports += self._fleet.reports()
 
     def _judge(self, *, ended: bool) -> None:
-        rows = self._fleet.rows()
-        for window in self._gathering.add(rows, ended=ended):
+        for window in self._gathering.add(self._fleet.rows(), ended=ended):
             spans = self._gathering.spans(window)
             if self._controller.decided(window):
                 self._controller.learn(window, spans)
                 continue
-            judged = self._controller.take(window, time.time(), spans)
+            judged = self._controller.take(window, self._clock.wall_s(), spans)
+            for agent, position in self._gathering.settled(window).items():
+                self._fleet.settled(agent, position)
             for cost in judged.costs:
                 self._annotations.costed(cost)
             self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
             if window.attempt >= self._attempt:
                 self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
             self._want(judged.decision, ended=ended)
-        if rows:
-            self._fleet.settled(rows[-1].position)
 
     def _see_stall(self, *, ended: bool) -> None:
         job = None if ended else self._fleet.statuses()
-        stall = None if job is None else self._controller.look(job, time.monotonic_ns(), time.time())
+        self._alive = job is not None and any(one.alive is not False for one in job.ranks)
+        stall = None if job is None else self._controller.look(job, self._clock.monotonic_ns(), self._clock.wall_s())
         if stall is not None:
             self._want(stall.decision, ended=False)
 
     def _gather(self, *, ended: bool) -> None:
-        found = None if ended else self._evidence.look(self._agent.ranks, time.monotonic())
+        found = None if ended else self._evidence.look(self._fleet)
         if found is not None:
             self._controller.corroborated(found)
 
     def _take_asks(self, *, ended: bool) -> None:
         for ask in taken(self.directory):
             if not self._controller.answered(ask):
-                self._want(self._controller.ask(ask, self._fleet.statuses(), time.time()), ended=ended)
+                self._want(self._controller.ask(ask, self._fleet.statuses(), self._clock.wall_s()), ended=ended)
 
     def _want(self, decision: Decision, *, ended: bool) -> None:
         """Have what was decided brought about, all of it in the same steps."""
@@ -240,22 +261,22 @@ class Triage:
         if ended:
             for one in requests:
                 gone = CaptureResult(one.capture_id, one.rank, "failed", "the job ended before the capture began")
-                self._controller.changed(gone, time.time())
+                self._controller.changed(gone, self._clock.wall_s())
             return
         triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
         generation = decision.attempt if job is not None else None
-        self._wants.add(requests, triggers, generation, time.monotonic())
+        self._wants.add(requests, triggers, generation, self._clock.monotonic_s())
 
     def _note(self, *, ended: bool) -> None:
         """Have what is wanted brought about, and note what became of it."""
-        self._fleet.want(self._wants.wanted(time.monotonic()))
+        self._fleet.want(self._wants.wanted(self._clock.monotonic_s()))
         self._hear(ended=ended)
         while self._reports:
             self._noted(self._reports.pop(0))
 
     def _noted(self, report: Report) -> None:
         if report.result.state not in ENDED:
-            self._controller.changed(report.result, time.time())
+            self._controller.changed(report.result, self._clock.wall_s())
             return
         wanted, result = self._wants.ended(report.result)
         found = None
@@ -264,11 +285,11 @@ class Triage:
             found = self._reproduced(result, attempt)
             remarks = self._evidence.remarks.get(result.rank, ())
             self._annotations.stored(result.capture_id, found, tuple(remarks), attempt)
-        self._controller.changed(result, time.time(), found, report.stored_bytes)
+        self._controller.changed(result, self._clock.wall_s(), found, report.stored_bytes)
         if result.state == "stored":
             self._tidy()
         if report.hangs and wanted is not None:
-            decision = self._controller.follow_up(wanted.request, self._fleet.statuses(), time.time())
+            decision = self._controller.follow_up(wanted.request, self._fleet.statuses(), self._clock.wall_s())
             if decision is not None:
                 self._want(decision, ended=self._stopping.is_set())
 
@@ -285,7 +306,7 @@ class Triage:
 
     def _show(self, *, ended: bool) -> None:
         """Tell the sinks what the ranks are doing, and remove what is kept no longer, now and then."""
-        now_s = time.monotonic()
+        now_s = self._clock.monotonic_s()
         if now_s >= self._tidied_s + TIDY_S:
             self._tidy()
         if now_s < self._seen_s + SEEN_S and not ended:
@@ -294,14 +315,14 @@ class Triage:
         got = self._fleet.telemetry()
         received = Received(got.steps, got.missed, got.torn, len(got.problems))
         job = None if ended else self._fleet.statuses()
-        wall_s = time.time()
+        wall_s = self._clock.wall_s()
         self._stream.publish(JobSeen(wall_s, received, job, *self._controller.budget(wall_s)))
 
     def _tidy(self) -> None:
         """Remove the captures that the policy keeps no longer."""
-        self._tidied_s = time.monotonic()
+        self._tidied_s = self._clock.monotonic_s()
         policies = self._controller.policies
-        self._annotations.tidy(RetentionLimits(policies.retention_s, policies.retention_bytes), time.time())
+        self._annotations.tidy(RetentionLimits(policies.retention_s, policies.retention_bytes), self._clock.wall_s())
 
 
 @contextlib.contextmanager

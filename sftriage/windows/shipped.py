@@ -31,7 +31,8 @@ class Rows:
             on a device that its host does not wait for.
         device_over: the ranks that will have no device times any more.
         wall_ns: what is to be added to the times of these steps to have nanoseconds since the epoch.
-        position: where the agent's stream of rows has got to with these.
+        agent: whose stream of rows they are of.
+        position: where that stream has got to with these.
     """
 
     generation: int
@@ -42,6 +43,7 @@ class Rows:
     device_steps: StepArrays | None = None
     device_over: tuple[int, ...] = ()
     wall_ns: int = 0
+    agent: str = ""
     position: int = 0
 
 

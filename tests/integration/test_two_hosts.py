@@ -5,21 +5,19 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sftriage.controller.controller import Controller
-from sftriage.controller.gathering import WindowAssembly
-from sftriage.controller.wanting import Wants
-from sftriage.events import Span
+from sftriage.events import CaptureChanged, Event, EvidenceGathered, Sight, WindowJudged, WindowSeen
 from sftriage.fleet.in_process import InProcess
 from sftriage.policy.loading import parse
-from sftriage.records import ENDED, Decision, JobStatus, Report, Verdict, WantedCapture, Window, plain
-from sftriage.runs.journal import Journal, read_journal
-from sftriage.windows.gather import Shape
+from sftriage.records import ENDED, CaptureResult, GpuFindings, JobStatus, Report, Verdict, WantedCapture, plain
+from sftriage.runs.directory import RunInfo, create
+from sftriage.runs.journal import read_journal
+from sftriage.runtime.triage import Clock, Triage
+from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows
 from tests.unit.test_records import assert_same
 
@@ -27,7 +25,6 @@ S = 1_000_000_000
 APART_S = 100_000
 WORLD_SIZE, SLOW = 4, 3
 HOSTS = {0: "node-a", 1: "node-a", 2: "node-b", 3: "node-b"}
-SHAPE = Shape(window_steps=20, stride_steps=10, warmup_steps=5)
 POLICY = parse(
     """
 apiVersion: sftriage.dev/v1alpha1
@@ -54,11 +51,11 @@ class RecordsOnly(pickle.Unpickler):
 class Host:
     """A host in a process of its own, as a fleet sees it; the other methods are the job's."""
 
-    def __init__(self, directory: Path, offset_s: int, ranks: Sequence[int]) -> None:
+    def __init__(self, directory: Path, store: Path, offset_s: int, ranks: Sequence[int]) -> None:
         self.ranks = ranks
-        self.wanted: list[WantedCapture] = []
+        self.wanted: dict[str, int] = {}
         script = Path(__file__).parent / "jobs" / "host.py"
-        command = [sys.executable, str(script), str(offset_s), str(directory)]
+        command = [sys.executable, str(script), str(offset_s), str(directory), str(store)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.call("begin", {rank: HOSTS[rank] for rank in ranks}, WORLD_SIZE)
 
@@ -74,38 +71,65 @@ class Host:
         return self.call("statuses")
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
-        self.wanted += [one for one in wanted if one not in self.wanted]
+        self.wanted |= {one.request.capture_id: one.request.rank for one in wanted}
         self.call("want", tuple(wanted))
 
     def reports(self) -> Sequence[Report]:
         return self.call("reports")
+
+    def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
+        return self.call("gpus", tuple(ranks))
 
     @property
     def telemetry(self) -> ReadCounts:
         return self.call("telemetry")
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
-        self._process.stdout.close()
+        if self._process.poll() is None:
+            self._process.stdin.close()
+            self._process.wait(60)
+            self._process.stdout.close()
 
 
-@dataclass
+class Seen:
+    """A sink that keeps the windows it is told of."""
+
+    name = "seen"
+
+    def __init__(self) -> None:
+        self.windows: list[WindowSeen] = []
+
+    def start(self) -> None: ...
+
+    def take(self, seen: Event | Sight) -> None:
+        if isinstance(seen, WindowSeen):
+            self.windows.append(seen)
+
+    def close(self) -> None: ...
+
+
+class Settling(InProcess):
+    """Keeps what it is told that nobody needs any more."""
+
+    def __init__(self, hosts: Sequence[Host]) -> None:
+        super().__init__(hosts)
+        self.positions: list[int] = []
+
+    def settled(self, agent: str, position: int) -> None:
+        self.positions.append(position)
+
+
 class Triaged:
-    """A job's hosts, and what a controller, whose clock is none of theirs, makes of what they send."""
+    """A job's hosts, and the triage of what they send, whose clock is none of theirs."""
 
-    directory: Path
-    hosts: Sequence[Host]
-    now_ns: int = 7 * S
-    windows: list[tuple[Window, dict[int, Span]]] = field(default_factory=list)
-    verdicts: list[Verdict] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
-    reports: list[Report] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._fleet, self._gathering, self._wants = InProcess(self.hosts), WindowAssembly(SHAPE), Wants()
-        self._journal = Journal(self.directory / "decisions.jsonl")
-        self._controller = Controller(POLICY, self._journal, self.directory / "state.json")
+    def __init__(self, directory: Path, hosts: Sequence[Host]) -> None:
+        self.hosts, self.now_ns, self.seen = hosts, 7 * S, Seen()
+        info = RunInfo("run-1", "job", "2026-01-01T00:00:00+00:00", ("true",), "test", "0" * 64, str(directory))
+        self.run = create(directory / "run", info, "")
+        self.fleet = Settling(hosts)
+        clock = Clock(lambda: self.now_ns, lambda: self.now_ns / S)
+        self._triage = Triage(self.run, info, POLICY, self.fleet, [self.seen], clock=clock)
+        self._triage._stream.start()
 
     def train(self, steps: int, late_ms: dict[int, int] | None = None) -> None:
         """The job takes steps; after each five the controller has a turn."""
@@ -115,33 +139,24 @@ class Triaged:
             self.turn(0.2)
 
     def turn(self, passed_s: float) -> None:
-        """One turn, as `runtime.triage` takes it."""
         self.now_ns += int(passed_s * S)
-        now_s = self.now_ns / S
-        for report in self._fleet.reports():
-            self.reports.append(report)
-            if report.result.state in ENDED:
-                _, result = self._wants.ended(report.result)
-                self._controller.changed(result, now_s, None, report.stored_bytes)
-            else:
-                self._controller.changed(report.result, now_s)
-        for window in self._gathering.add(self._fleet.rows()):
-            spans = dict(self._gathering.spans(window))
-            self.windows.append((window, spans))
-            self._take(self._controller.take(window, now_s, spans))
-        job = self._fleet.statuses()
-        self._take(self._controller.look(job, self.now_ns, now_s))
-        self._fleet.want(self._wants.wanted(now_s))
+        self._triage.turn()
 
-    def _take(self, judged) -> None:
-        if judged is None:
-            return
-        self.verdicts.append(judged.verdict)
-        self.decisions.append(judged.decision)
-        requests = judged.decision.requests
-        if requests:
-            triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
-            self._wants.add(requests, triggers, judged.decision.attempt, self.now_ns / S)
+    def close(self) -> None:
+        self._triage.close()
+
+    @property
+    def events(self) -> list[Event]:
+        """What is on record, but for what drivers said of GPUs: they answer when they do."""
+        return [one for one in read_journal(self.run.decisions) if not isinstance(one, EvidenceGathered)]
+
+    @property
+    def verdicts(self) -> list[Verdict]:
+        return [one.verdict for one in self.events if isinstance(one, WindowJudged)]
+
+    @property
+    def results(self) -> list[CaptureResult]:
+        return [one.result for one in self.events if isinstance(one, CaptureChanged)]
 
 
 @contextlib.contextmanager
@@ -151,11 +166,12 @@ def triaged(directory: Path, offsets_s: Sequence[int]) -> Iterator[Triaged]:
     with contextlib.ExitStack() as held:
         hosts = []
         for number, offset_s in enumerate(offsets_s):
-            host = Host(directory / f"host-{number}", offset_s, range(number * each, (number + 1) * each))
+            ranks = range(number * each, (number + 1) * each)
+            host = Host(directory / f"host-{number}", directory / "run", offset_s, ranks)
             held.callback(host.close)
             hosts.append(host)
         job = Triaged(directory, hosts)
-        held.callback(job._journal.close)
+        held.callback(job.close)
         yield job
 
 
@@ -185,20 +201,17 @@ def two_hosts(tmp_path_factory) -> Triaged:
 
 
 def test_windows_of_two_hosts_are_those_of_one(one_host, two_hosts):
-    assert [window.first_step for window, _ in one_host.windows] == list(range(5, 80, 10))
-    for (window, spans), (other, other_spans) in zip(one_host.windows, two_hosts.windows, strict=True):
-        assert_same(window, other)
-        assert np.isfinite(other.durations_NRS).all()
+    assert [one.window.first_step for one in one_host.seen.windows] == list(range(5, 80, 10))
+    for one, other in zip(one_host.seen.windows, two_hosts.seen.windows, strict=True):
+        assert_same(one.window, other.window)
+        assert np.isfinite(other.window.durations_NRS).all()
         # AND from when to when a step was is told in a time that all hosts share
-        assert spans == other_spans != {}
+        assert one.spans == other.spans != {}
 
 
 def test_two_clocks_give_the_verdicts_and_decisions_of_one(one_host, two_hosts):
-    assert plain(two_hosts.verdicts) == plain(one_host.verdicts)
-    assert plain(two_hosts.decisions) == plain(one_host.decisions)
-    # AND what is on record is the same, event by event
-    one, two = (list(read_journal(job.directory / "decisions.jsonl")) for job in (one_host, two_hosts))
-    assert plain(two) == plain(one) != []
+    # THEN what is on record is the same, event by event
+    assert plain(two_hosts.events) == plain(one_host.events) != []
 
 
 def test_a_slow_rank_on_the_other_clock_is_named(two_hosts):
@@ -219,17 +232,21 @@ def test_a_stall_on_the_other_clock_is_as_old_as_it_is(one_host, two_hosts):
 
 def test_a_capture_is_asked_only_of_the_agent_that_has_the_rank(one_host, two_hosts):
     other, its = two_hosts.hosts
-    assert other.wanted == []
-    assert [one.request.rank for one in its.wanted] == [SLOW]
+    assert (other.wanted, list(its.wanted.values())) == ({}, [SLOW])
     # AND the same comes of it: the rank has no torch, and says so at its next step
-    states = [(one.result.state, one.result.detail) for one in two_hosts.reports]
-    assert states == [("accepted", ""), ("refused", "torch is not imported in this process")]
-    assert states == [(one.result.state, one.result.detail) for one in one_host.reports]
+    states = [(one.state, one.detail) for one in two_hosts.results]
+    assert states == [("accepted", ""), ("armed", ""), ("refused", "torch is not imported in this process")]
+
+
+def test_rows_that_are_in_no_window_to_come_are_settled(two_hosts):
+    # GIVEN a turn after each 5 steps; the last window that is ready begins at step 75, and the next one at step 85
+    # THEN what the hosts sent in the turns before is needed no more, and what came after is
+    assert max(two_hosts.fleet.positions) == 17
 
 
 def test_an_agent_on_another_clock_stores_what_its_rank_captured(tmp_path):
     with triaged(tmp_path, (0, APART_S)) as job:
-        other, its = job.hosts
+        _, its = job.hosts
         its.call("import_torch")
         # WHEN a rank is slow, its policy captures it, and the job goes on while its trace is written
         job.train(40)
@@ -237,9 +254,11 @@ def test_an_agent_on_another_clock_stores_what_its_rank_captured(tmp_path):
         its.call("written")
         job.train(10, {SLOW: 25})
         # THEN the agent that has the rank says that it has stored it
-        (report,) = [one for one in job.reports if one.result.state in ENDED]
-        assert (report.result.state, report.result.detail, report.result.rank) == ("stored", "", SLOW)
-        assert report.stored_bytes > 0
-        assert report.result.clock["mono_ns"] > APART_S * S
-        # AND it is in the store of that host, and of no other
-        assert (its.call("stored"), other.call("stored")) == ([report.result.capture_id], [])
+        (change,) = [one for one in job.events if isinstance(one, CaptureChanged) and one.result.state in ENDED]
+        result = change.result
+        assert (result.state, result.detail, result.rank) == ("stored", "", SLOW)
+        assert result.clock["mono_ns"] > APART_S * S
+        # AND what the controller knows of it is in its manifest: the fault was there
+        manifest = LocalStore(job.run.path).manifest(result.capture_id)
+        assert (manifest.capture.host, manifest.capture.rank) == (HOSTS[SLOW], SLOW)
+        assert manifest.reproduced.fault_steps == change.reproduced.fault_steps != ()

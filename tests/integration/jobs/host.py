@@ -1,7 +1,7 @@
 """One host of a job, in a process of its own: its ranks, and its agent, on a clock that is `offset` seconds ahead.
 
-``host.py OFFSET_S DIRECTORY``: reads pickled calls, ``(name, arguments)``, from standard input, and answers each with a
-pickle on standard output. Time passes only where a call says so.
+``host.py OFFSET_S DIRECTORY STORE``: reads pickled calls, ``(name, arguments)``, from standard input, and answers each
+with a pickle on standard output. Time passes only where a call says so.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-OFFSET_S, DIRECTORY = int(sys.argv[1]), Path(sys.argv[2])
+OFFSET_S, DIRECTORY, STORE = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 EPOCH_NS = 1_700_000_000_000_000_000
 
 
@@ -43,7 +43,7 @@ class Host:
         for path in made.values():
             path.mkdir(parents=True)
         self._places = made
-        self._agent = Agent(**made, store=LocalStore(DIRECTORY), job="job", run="run-1")
+        self._agent = Agent(**made, store=LocalStore(STORE), job="job", run="run-1")
         self._monitors: dict[int, Monitor] = {}
         self._step = 0
 
@@ -95,15 +95,11 @@ class Host:
             if thread.name == "sftriage-export":
                 thread.join()
 
-    def stored(self) -> list[str]:
-        """The captures in the host's own store."""
-        return sorted(LocalStore(DIRECTORY).ids())
-
     def answer(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """What a call comes to."""
         if name == "telemetry":
             return self._agent.telemetry
-        of = self._agent if name in ("rows", "statuses", "want", "reports") else self
+        of = self._agent if name in ("rows", "statuses", "want", "reports", "gpus") else self
         return getattr(of, name)(*arguments)
 
 

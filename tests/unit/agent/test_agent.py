@@ -170,7 +170,6 @@ def test_what_an_agent_is_told_too_late_is_not_begun(agent, monitor):
     train(monitor(0), steps=1)
     agent.want([wanted(0, expires_s=-0.5)])
     assert told(agent) == [("expired", "it was to have begun before its host was told")]
-    assert agent.running == ()
 
 
 def test_what_is_wanted_is_begun_once_however_often_it_is_told(agent, monitor, monkeypatch):
@@ -186,7 +185,6 @@ def test_what_is_wanted_is_begun_once_however_often_it_is_told(agent, monitor, m
     assert told(agent) == [("refused", "torch is not imported in this process")]
     agent.want([wanted(0)])
     assert told(agent) == []
-    assert agent.running == ()
 
 
 def test_what_is_wanted_no_more_is_called_off(agent, monitor, monkeypatch):

@@ -11,6 +11,7 @@ from sftriage.fleet.in_process import InProcess
 from sftriage.records import (
     CaptureRequest,
     CaptureResult,
+    GpuFindings,
     JobStatus,
     RankStatus,
     Report,
@@ -52,6 +53,7 @@ class Agent:
     status: JobStatus | None
     asked: list[list[int]] = field(default_factory=list)
     sent: list[Rows] = field(default_factory=list)
+    found: GpuFindings | None = None
     telemetry: ReadCounts = field(default_factory=ReadCounts)
 
     def rows(self):
@@ -65,6 +67,19 @@ class Agent:
 
     def reports(self):
         return []
+
+    def gpus(self, ranks):
+        return self.found
+
+
+def test_what_drivers_say_is_put_together_once_all_of_them_have_answered():
+    slow = GpuFindings(8.0, ("GPU 0 is too hot",), {1: {"uuid": "GPU-a"}})
+    none = GpuFindings(9.0, problem="this host has no NVIDIA driver")
+    agents = Agent(None, found=slow), Agent(None)
+    fleet = InProcess(agents)
+    assert fleet.gpus([1, 2]) is None
+    agents[1].found = none
+    assert fleet.gpus([1, 2]) == GpuFindings(8.0, slow.remarks, slow.gpus, none.problem)
 
 
 def test_a_capture_is_wanted_of_the_agent_that_has_its_rank():

@@ -2,7 +2,7 @@
 
 from sftriage.policy.loading import find, load
 from sftriage.runs.directory import RunInfo, create
-from sftriage.runtime.triage import Triage
+from sftriage.runtime.triage import Triage, this_host
 
 
 def test_what_has_ended_is_noted_before_the_rings_are_read(tmp_path, monkeypatch):
@@ -10,7 +10,8 @@ def test_what_has_ended_is_noted_before_the_rings_are_read(tmp_path, monkeypatch
     rings = tmp_path / "rings"
     rings.mkdir()
     info = RunInfo("run-1", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, str(rings))
-    triage = Triage(create(tmp_path / "run", info, ""), info, load(find("default")))
+    directory = create(tmp_path / "run", info, "")
+    triage = Triage(directory, info, load(find("default")), this_host(directory, info))
     seen: list[str] = []
     for name in ("reports", "rows"):
         original = getattr(triage._fleet, name)
@@ -21,6 +22,6 @@ def test_what_has_ended_is_noted_before_the_rings_are_read(tmp_path, monkeypatch
 
         monkeypatch.setattr(triage._fleet, name, noted)
     # WHEN it takes a turn THEN a capture that it finds to have ended has all of its steps in what is read after that
-    triage._turn()
+    triage.turn()
     assert seen[:2] == ["reports", "rows"]
     triage.close()
