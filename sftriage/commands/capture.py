@@ -42,6 +42,9 @@ def capture(
     It waits until the traces are stored, and says where. Ctrl-C ends only the waiting. A policy's limits hold: what
     they forbid is refused, with the reason.
     """
+    # All that is imported here is so before anything is asked for: CPython ends as if by SIGINT, whoever handles it,
+    # where Ctrl-C comes while a dataclass is made.
+    from sftriage.agent.captures import ANSWER_GRACE_S
     from sftriage.runs import answers
 
     directory = find_run(run)
@@ -58,13 +61,11 @@ def capture(
         max_seconds=max_seconds,
     )
     try:
-        # In here already: the run can take the request up before this returns.
-        path = leave(directory, ask)
         with notices().status("asking") as status:
+            # In here already: the run can take the request up before this returns.
+            path = leave(directory, ask)
             decision = answers.answer(directory, ask, path)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
-            from sftriage.agent.captures import ANSWER_GRACE_S
-
             ended = answers.ended(directory, decision, max_seconds + ANSWER_GRACE_S[profiler] + NOTED_S)
     except KeyboardInterrupt:
         withdraw(directory, ask)
