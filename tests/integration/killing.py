@@ -18,7 +18,7 @@ from sftriage.records import ManualRequest
 from sftriage.runs import asks
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
-from tests.integration.processes import DEADLINE_S, descendants, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
 from tests.journals import entries
 
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
@@ -109,8 +109,10 @@ def jobs(tmp_path: Path, environment: dict[str, str], *options: str) -> Iterator
 
     def start(*launcher: object) -> Job:
         release = tmp_path / "release"
-        command = ["run", *options, "--policy", policy, "--out", tmp_path / "run", "--", sys.executable, "-m"]
-        command += ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, *launcher, SLOW_DATA, release]
+        # (nsys is started where a rank's interpreter is)
+        forked = not (options or launcher)
+        command = ["run", *options, "--policy", policy, "--out", tmp_path / "run", "--"]
+        command += [*(FORKED if forked else TORCHRUN), 2, *launcher, SLOW_DATA, release]
         # (a file: a pipe would fill up, for what goes on without us writes into it too)
         with (tmp_path / "output").open("wb") as output:
             process = subprocess.Popen(

@@ -4,11 +4,16 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 DEADLINE_S = 240.0
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+FORKED = (sys.executable, str(Path(__file__).parent / "jobs" / "launch.py"))
+"""Launchers of a job: how many ranks comes next, and then their script. The second takes a third of the time."""
 
 
 def descendants(pid: int) -> list[int]:

@@ -14,6 +14,7 @@ from sftriage.runs.decisions import decisions_of
 from sftriage.runtime import local
 from sftriage.sinks.stream import Sink
 from sftriage.traces.store import LocalStore
+from tests.integration.processes import FORKED
 from tests.journals import entries
 
 STUCK = Path(__file__).parent / "jobs" / "stuck.py"
@@ -108,10 +109,9 @@ def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(
     monkeypatch.setattr(captures, "CANCEL_GRACE_S", 0.2)
     monkeypatch.setattr(captures, "ANSWER_GRACE_S", {"torch": 0.5, "stacks": 60.0})
     policy = POLICY.replace("max_seconds: 1", "max_seconds: 5") + "  limits: {overhead_budget: 100%}\n"
-    launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     watcher = Releasing(tmp_path)
     started = local.LocalRun(
-        (*launcher, str(HANG), str(tmp_path)),
+        (*FORKED, "2", str(HANG), str(tmp_path)),
         "hangs",
         parse(policy, "hasty.yaml"),
         [policy],

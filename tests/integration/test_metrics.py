@@ -23,7 +23,7 @@ from sftriage.sinks.spans import trace_id_of
 from sftriage.windows.gather import Shape
 from tests import needs
 from tests.integration.conftest import own_environment
-from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
 from tests.otlp import Receiver
 
@@ -222,8 +222,8 @@ def observed(tmp_path_factory) -> Iterator[Observed]:
     (directory / "policy.yaml").write_text(POLICY)
     run, port, began_s = directory / "run", free_port(), time.time()
     command = [sys.executable, "-m", "sftriage", "run", "--metrics-port", port, "--metrics-per-rank", "--otel"]
-    command += ["--otel-steps", "--policy", directory / "policy.yaml", "--out", run, "--", sys.executable, "-m"]
-    command += ["torch.distributed.run", "--standalone", "--nproc-per-node=2", IN_TURN, directory, "data:1"]
+    command += ["--otel-steps", "--policy", directory / "policy.yaml", "--out", run, "--"]
+    command += [*FORKED, 2, IN_TURN, directory, "data:1"]
     with contextlib.ExitStack() as stack:
         receiver = stack.enter_context(Receiver())
         url = ""

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.integration.processes import DEADLINE_S, descendants, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
 
 pytest.importorskip("torch")
 
@@ -68,8 +68,8 @@ def job(directory: Path, *options: str) -> tuple[subprocess.Popen, dict[str, str
     environment = {**os.environ, **own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     policy = directory / "policy.yaml"
     policy.write_text(POLICY, encoding="utf-8")
-    command = ["run", *options, "--policy", policy, "--out", directory / "run", "--", sys.executable, "-m"]
-    command += ["torch.distributed.run", "--standalone", "--nproc-per-node", 2, HERE / "jobs" / "slow_data.py"]
+    command = ["run", *options, "--policy", policy, "--out", directory / "run", "--"]
+    command += [*(TORCHRUN if options else FORKED), 2, HERE / "jobs" / "slow_data.py"]
     with (directory / "output").open("wb") as output:
         return subprocess.Popen(
             [sys.executable, "-m", "sftriage", *map(str, command), str(directory / "release"), str(SLOW_S)],

@@ -5,12 +5,11 @@ is not slow is asked of recordings (`test_policy_replay`), and of long runs on a
 """
 
 import json
-import sys
 from pathlib import Path
 
 from sftriage.traces.manifest import Manifest
 from tests.integration.linked import check_linked
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, wait_until
 from tests.integration.runs import captures, named, verdicts
 
 IN_TURN = Path(__file__).parent / "jobs" / "in_turn.py"
@@ -31,10 +30,9 @@ def test_each_slow_rank_is_found_captured_and_linked_and_what_cannot_be_decided_
     # GIVEN a real job of four ranks, in which one after the other becomes slow, in one stage after the other
     run = tmp_path / "run"
     (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 4]
     job = start(
         *("run", "--policy", tmp_path / "policy.yaml", "--out", run, "--"),
-        *(*launcher, IN_TURN, tmp_path, *FOUND, *HELD),
+        *(*FORKED, 4, IN_TURN, tmp_path, *FOUND, *HELD),
     )
     wait_until(lambda: (run / "decisions.jsonl").exists() and verdicts(run))
     made: dict[str, Manifest] = {}

@@ -12,7 +12,7 @@ import pytest
 
 from sftriage.traces.manifest import Manifest
 from tests.integration.conftest import own_environment
-from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
 
 HANG = Path(__file__).parent / "jobs" / "hang.py"
@@ -56,7 +56,7 @@ def stood(tmp_path_factory) -> Stood:
     run = directory / "run"
     (directory / "policy.yaml").write_text(POLICY, encoding="utf-8")
     command = [sys.executable, "-m", "sftriage", "run", "--policy", directory / "policy.yaml", "--out", run, "--"]
-    command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 3]
+    command += [*FORKED, 3]
     job = subprocess.Popen(
         [str(word) for word in (*command, HANG, directory, PAUSE_S)],
         env=own_environment(directory),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sftriage.traces.store import LocalStore
-from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.processes import DEADLINE_S, FORKED, wait_until
 from tests.integration.runs import verdicts
 from tests.integration.terminals import GIVEN_BACK, TAKEN, Terminal, terminals
 from tests.unit.recorded import Run, request_of, run_at, verdict
@@ -55,9 +55,8 @@ def test_a_real_job_from_before_it_begins_until_after_its_end(start, watch, tmp_
     assert log.stdout.readline().startswith("Waiting for a run")
     # WHEN a job of two ranks is run, one of which becomes slow
     (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2]
     options = ["--policy", tmp_path / "policy.yaml", "--out", path]
-    job = start("run", *options, "--", *launcher, IN_TURN, tmp_path, "data:1")
+    job = start("run", *options, "--", *FORKED, 2, IN_TURN, tmp_path, "data:1")
     # THEN the terminal follows it
     terminal.wait_for("Warming up", "2 of 2 ranks record")
     terminal.wait_for("Frontier", "backward", "Telemetry")

@@ -1,4 +1,4 @@
-"""Three ranks of DDP over Gloo that do what may be taken for a stall, and what is one.
+"""Three data-parallel ranks over Gloo that do what may be taken for a stall, and what is one.
 
 ``hang.py DIRECTORY PAUSE_S``: for so many seconds each, all ranks compile in their first step, evaluate between two
 steps, and rank 0 saves while the others are in the next step. After that rank 1 hangs in one stage after the other of
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from averaging import average_gradients, descend
 
 import sftriage
 
@@ -48,9 +48,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    layers = Layers()
-    model = DistributedDataParallel(layers)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model = Layers()
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
         for step in range(STEPS):
             hangs_in = HANGS.get(step) if rank == 1 else None
@@ -62,13 +60,13 @@ def main() -> None:
                         time.sleep(pause_s + rank)
                     if hangs_in == "forward":
                         hang(directory, step)
-                    layers.pause = (lambda _, step=step: hang(directory, step)) if hangs_in == "backward" else None
+                    model.pause = (lambda _, step=step: hang(directory, step)) if hangs_in == "backward" else None
                     loss = model(batch).square().mean()
                 with monitor.stage("backward"):
                     loss.backward()
+                    average_gradients(model)
                 with monitor.stage("optimizer"):
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    descend(model)
                 time.sleep(0.005)
             if step == EVALUATE_AFTER:
                 time.sleep(pause_s)

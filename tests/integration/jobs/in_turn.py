@@ -1,4 +1,4 @@
-"""Ranks of DDP over Gloo with one fault after the other, each far larger than what a busy machine does to a step.
+"""Data-parallel ranks with one fault after the other, each far larger than what a busy machine does to a step.
 
 ``in_turn.py DIRECTORY FAULTS...``: FAULTS is what is slow at once, as ``data:2`` or ``data:2+forward:1``. The job is
 healthy until DIRECTORY/next-0 is there, then has the first faults until DIRECTORY/next-1 is there, and so on; after the
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from averaging import average_gradients, descend
 
 import sftriage
 
@@ -38,8 +38,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model = DistributedDataParallel(Layers())
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    model = Layers()
     turn = torch.tensor(-1)
     slow: set[str] = set()
 
@@ -63,9 +62,9 @@ def main() -> None:
                         turn += 1
                     dist.broadcast(turn, 0)
                     loss.backward()
+                    average_gradients(model)
                 with monitor.stage("optimizer"):
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    descend(model)
                     pause_in("optimizer")
                 pause_in("other")
                 time.sleep(0.01)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
+from averaging import average_gradients, descend
 
 import sftriage
 
@@ -29,12 +29,10 @@ def main() -> None:
     release, slow_s = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
     torch.set_num_threads(1)
     distributed = "RANK" in os.environ
-    model: torch.nn.Module = torch.nn.Linear(64, 64)
+    model = torch.nn.Linear(64, 64)
     if distributed:
         rendezvous()
-        model = DistributedDataParallel(model)
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with sftriage.Monitor() as monitor:
         for step in range(MOST_STEPS):
             with monitor.step():
@@ -46,9 +44,10 @@ def main() -> None:
                     loss = model(batch).square().mean()
                 with monitor.stage("backward"):
                     loss.backward()
+                    if distributed:
+                        average_gradients(model)
                 with monitor.stage("optimizer"):
-                    optimizer.step()
-                    optimizer.zero_grad()
+                    descend(model)
                 # The ranks have to leave at the same step: the first one says so.
                 ends = torch.tensor(float(rank == 0 and release.exists()))
                 if distributed:
