@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 
 def become(rank: int, ranks: int, port: int, script: str) -> None:
-    """Run the script as a rank."""
+    """Run the script as a rank, in a session of its own, as torchrun has it."""
+    os.setsid()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks))
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     sys.argv = sys.argv[2:]
