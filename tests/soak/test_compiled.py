@@ -17,7 +17,7 @@ def inductor(monkeypatch):
 
 
 def test_a_rank_that_is_slow_inside_a_compiled_backward_shows_in_its_moment(tmp_path):
-    check_moments(tmp_path, "compile", run_ranks("ready.py", "compile", tmp_path))
+    check_moments(tmp_path / "compile", "compile", run_ranks("ready.py", tmp_path, "compile")[0])
 
 
 def test_watching_a_compiled_model_changes_no_bit_of_any_gradient(tmp_path):

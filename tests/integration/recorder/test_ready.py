@@ -53,15 +53,22 @@ def ready_at_ns(record: StepRecord) -> int:
     return record.start_ns + record.durations_ns[0] + record.ready_ns
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> tuple[Path, str]:
+    """A job of two ranks, one of which pauses in its backward once the other has all its gradients; what one says."""
+    directory = tmp_path_factory.mktemp("ready")
+    return directory, run_ranks("ready.py", directory, *ROWS)[0]
+
+
 @pytest.mark.parametrize("row", ROWS)
-def test_a_rank_that_is_slow_inside_backward_shows_in_its_moment_and_nowhere_else(rings, row):
-    # GIVEN two ranks, one of which pauses in its backward once the other has all its gradients
-    check_moments(rings, row, run_ranks("ready.py", row, rings))
+def test_a_rank_that_is_slow_inside_backward_shows_in_its_moment_and_nowhere_else(trained, row):
+    directory, said = trained
+    check_moments(directory / row, row, said)
 
 
-def check_moments(rings: Path, row: str, out: list[str]) -> None:
-    if "does not work here" in out[0]:
-        pytest.skip(out[0].strip())
+def check_moments(rings: Path, row: str, said: str) -> None:
+    if row == "compile" and "does not work here" in said:
+        pytest.skip(said.strip())
     steps = []
     for rank in range(2):
         with RingReader(rings / f"rank-{rank}.0.ring") as ring:
