@@ -1,4 +1,7 @@
-"""Events as they are read, packed block by block."""
+"""Events as they are read, packed block by block; those that are written as two, a beginning and an end, put together.
+
+Axes: E events.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.reduce.events import Trace
-from sftriage.reduce.intervals import Ints
+from sftriage.reduce.events import EventBlock, EventQuery, Packed, Trace
 from sftriage.reduce.naming import OWN
-from sftriage.reduce.packed import EventBlock, Packed
 
 BLOCK_EVENTS = 1 << 16
 """Events that are packed together: few enough to lie close to each other in time, which is what makes them small."""
@@ -27,11 +28,21 @@ MAX_MARKS = 250_000
 """Names of steps and of sftriage's own that are kept apart however many others there are."""
 
 MAX_TRACKS = 20_000
+MAX_HALVES_OPEN = 1_000_000
 
 OTHER_NAMES = "(other names)"
 
 LIMIT_NS = 2**61
 """Above this a time is no time, and sums of three would not fit into 64 bits."""
+
+EPOCH_FROM_NS = 10**18
+"""A clock without a base that shows more than this counts from 1970, where this was 2001; less is time since a boot."""
+
+IGNORED: Final = 7
+"""The kind of an event that does not matter."""
+
+ENDS: Final = 8
+"""Added to the kind of a half that is an end."""
 
 _FIELDS: Final = 6
 _MARKS: Final = (OWN, "ProfilerStep#")
@@ -48,8 +59,6 @@ class NameIds(dict[str, int]):
         """The number of all names that came when there were too many; None if none did."""
 
     def __missing__(self, name: str) -> int:
-        if self.others is not None and not name.startswith(_MARKS):
-            return self.others
         takes = sys.getsizeof(name)
         if name.startswith(_MARKS) and takes < _LONG_BYTES and self._marks < MAX_MARKS:
             self._marks += 1
@@ -71,9 +80,9 @@ class Columns:
     source: str
     name_ids: NameIds = field(default_factory=NameIds)
     track_ids: dict[tuple[str, str], int] = field(default_factory=dict)
-    blocks: list[EventBlock] = field(default_factory=list)
-    _singles: tuple[array[int], ...] = field(default_factory=lambda: tuple(array("q") for _ in range(_FIELDS)))
-    _waiting: list[tuple[Ints, ...]] = field(default_factory=list)
+    _blocks: list[EventBlock] = field(default_factory=list)
+    _singles: array[int] = field(default_factory=lambda: array("q"))
+    _waiting: list[tuple[NDArray[np.integer], ...]] = field(default_factory=list)
     _n_waiting: int = 0
 
     def track_id(self, process: str, thread: str) -> int:
@@ -91,63 +100,93 @@ class Columns:
         """Take an event, unless its time cannot be; whether it was taken."""
         if not (-LIMIT_NS < start_ns < LIMIT_NS and 0 <= duration_ns < LIMIT_NS):
             return False
-        event = (start_ns, duration_ns, kind, name, track, link if -1 < link < LIMIT_NS else -1)
-        for column, value in zip(self._singles, event, strict=True):
-            column.append(value)
-        if len(self._singles[0]) >= BLOCK_EVENTS:
+        self._singles.extend((start_ns, duration_ns, kind, name, track, link if -1 < link < LIMIT_NS else -1))
+        if len(self._singles) >= _FIELDS * BLOCK_EVENTS:
             self._take_singles()
         return True
 
-    def add_all(
-        self,
-        start_ns_E: Ints,
-        duration_ns_E: Ints,
-        kind_E: NDArray[np.integer],
-        name_E: NDArray[np.integer],
-        track_E: NDArray[np.integer],
-        link_E: Ints,
-    ) -> None:
-        """Take events whose times and links are known to be possible."""
-        if not len(start_ns_E):
-            return
-        self._waiting.append((start_ns_E, duration_ns_E, kind_E, name_E, track_E, link_E))  # type: ignore[arg-type]  # any width
-        self._n_waiting += len(start_ns_E)
+    def add_all(self, possible_E: NDArray[np.bool_], *columns: NDArray[np.integer]) -> int:
+        """Take those events whose times can be.
+
+        Args:
+            possible_E: which they are.
+            columns: what the events have, in the order of `EventBlock`.
+
+        Returns:
+            How many were not taken.
+        """
+        n_impossible = int(np.count_nonzero(~possible_E))
+        if n_impossible:
+            columns = tuple(column[possible_E] for column in columns)
+        if len(columns[0]):
+            self._waiting.append(columns)
+            self._n_waiting += len(columns[0])
         if self._n_waiting >= BLOCK_EVENTS:
             self._pack()
+        return n_impossible
 
-    def finish(self) -> tuple[EventBlock, ...]:
-        """All events that were taken, packed; no more are to be added."""
-        if len(self._singles[0]):
-            self._take_singles()
+    def trace(self, base_ns: int = 0, notes: tuple[str, ...] = ()) -> Trace:
+        """All that was taken, as a trace; no more is to be added.
+
+        Args:
+            base_ns: what the times are from, since the Unix epoch; 0 where that is not known.
+            notes: what a reader should know about how it was read.
+        """
+        self._take_singles()
         if self._waiting:
             self._pack()
-        blocks = tuple(self.blocks)
-        self.blocks.clear()
-        return blocks
-
-    def trace(self, *, base_ns: int, absolute: bool, notes: tuple[str, ...]) -> Trace:
-        """All that was taken, as a trace whose times are from ``base_ns`` on; no more is to be added."""
+        blocks = tuple(block.moved(base_ns) for block in self._blocks)
+        self._blocks.clear()
+        n_dated = sum(int((block.start.numbers() >= EPOCH_FROM_NS).sum()) for block in blocks) if not base_ns else 0
+        absolute = base_ns > 0 or 2 * n_dated > sum(block.start.size for block in blocks)
+        if not absolute:
+            notes += ("its clock has no date",)
         if self.name_ids.others is not None:
             kept = len(self.name_ids) - 1
-            notes = (*notes, f"it has more names than the {kept} that are told apart: the others are {OTHER_NAMES!r}")
-        return Trace(
-            source=self.source,
-            blocks=tuple(block.moved(base_ns) for block in self.finish()),
-            names=tuple(self.name_ids),
-            tracks=tuple(self.track_ids),
-            absolute=absolute,
-            notes=notes,
-        )
+            notes += (f"it has more names than the {kept} that are told apart: the others are {OTHER_NAMES!r}",)
+        return Trace(self.source, blocks, tuple(self.name_ids), tuple(self.track_ids), absolute, notes=notes)
 
     def _take_singles(self) -> None:
-        columns = tuple(np.array(column, dtype=np.int64) for column in self._singles)
-        for column in self._singles:
-            del column[:]
-        self.add_all(*columns)
+        columns = np.array(self._singles, dtype=np.int64).reshape(-1, _FIELDS).T
+        del self._singles[:]
+        self.add_all(np.ones(columns.shape[1], dtype=np.bool_), *columns)
 
     def _pack(self) -> None:
-        self.blocks.append(
-            EventBlock(*(Packed.of(np.concatenate(column)) for column in zip(*self._waiting, strict=True)))
-        )
+        columns = (np.concatenate(column) for column in zip(*self._waiting, strict=True))
+        self._blocks.append(EventBlock(*(Packed.of(column) for column in columns)))
         self._waiting.clear()
         self._n_waiting = 0
+
+
+def pair_halves(halves: Columns, whole: Columns) -> int:
+    """Put beginnings and ends together by their nesting, once all are there: they are in no order.
+
+    Args:
+        halves: both, of no duration, with `ENDS` in the kind of an end; names and tracks are numbers of the others.
+        whole: takes the events that come of them.
+
+    Returns:
+        How many halves are left over.
+
+    Raises:
+        InputError: too many are open at once.
+    """
+    n_left = 0
+    open_halves: dict[int, list[tuple[int, int, int]]] = {}
+    for _, slab in halves.trace().slabs(EventQuery()):
+        # An end comes before a beginning at the same moment.
+        order = np.lexsort((slab.kind_E < ENDS, slab.start_E))
+        rows = (column[order].tolist() for column in (slab.start_E, slab.kind_E, slab.name_E, slab.track_E))
+        for moment_ns, kind, name, track in zip(*rows, strict=True):
+            opened = open_halves.setdefault(track, [])
+            if kind < ENDS:
+                opened.append((moment_ns, kind, name))
+            elif not opened:
+                n_left += 1
+            else:
+                start_ns, its_kind, its_name = opened.pop()
+                if its_kind != IGNORED:
+                    whole.add(start_ns, moment_ns - start_ns, its_kind, its_name, track, -1)
+        if sum(map(len, open_halves.values())) > MAX_HALVES_OPEN:
+            raise InputError(f"{whole.source}: more than {MAX_HALVES_OPEN} events begin and do not end")
+    return n_left + sum(map(len, open_halves.values()))

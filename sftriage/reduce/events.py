@@ -1,15 +1,20 @@
-"""A trace in memory: the events that matter, packed, whatever file they came from, and unpacked part by part."""
+"""A trace in memory: the events that matter, packed, whatever file they came from, and unpacked part by part.
+
+Columns of whole numbers are kept in as few bytes as they take: that lets the events of a trace of any size stay in
+memory. Axes: E events, P pieces of time.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.reduce.packed import Chosen, EventBlock, EventQuery, Events, parts
+from sftriage.reduce.intervals import Intervals, Ints, Pieces, self_time
 
 # What an event is. Kineto's categories and nsys's tables come down to these.
 ANNOTATION: Final = 0
@@ -19,6 +24,7 @@ RUNTIME: Final = 3
 KERNEL: Final = 4
 MEMCPY: Final = 5
 MEMSET: Final = 6
+_MOST_KINDS: Final = 256
 
 ON_HOST: Final = (ANNOTATION, OPERATOR, PYTHON, RUNTIME)
 ON_DEVICE: Final = (KERNEL, MEMCPY, MEMSET)
@@ -30,7 +36,137 @@ them."""
 MOST_SLABS = 8
 """As many slabs may come to one where times repeat; beyond that the memory is not bounded."""
 
+MAX_OPEN = 1_000_000
+"""Events that may be open at one moment."""
+
+ALWAYS_NS: Final = 2**63 - 1
+
 _SAMPLED = 64
+
+Chosen = NDArray[np.bool_]
+"""Of each value that a column may have, whether events that have it are wanted."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventQuery:
+    """Which events are wanted: of kinds, names and tracks that are (None: of any), begun at a time that is.
+
+    ``names`` and ``tracks`` say of each of the trace's whether it is wanted.
+    """
+
+    kinds: Collection[int] | None = None
+    names: Chosen | None = None
+    tracks: Chosen | None = None
+    since_ns: int = -ALWAYS_NS
+    until_ns: int = ALWAYS_NS
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Events:
+    """Some events in plain columns, one place an event (E): the attributes are those of `EventBlock`, with ends."""
+
+    start_E: Ints
+    end_E: Ints
+    kind_E: Ints
+    name_E: Ints
+    track_E: Ints
+    link_E: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_E)
+
+    def at(self, wanted: NDArray[Any]) -> Events:
+        """Those at some places, given by a mask or by numbers."""
+        return Events(*(getattr(self, column.name)[wanted] for column in fields(self)))
+
+    @staticmethod
+    def joined(parts: Sequence[Events]) -> Events:
+        """One after the other."""
+        if len(parts) == 1:
+            return parts[0]
+        if not parts:
+            return Events(*(np.zeros(0, dtype=np.int64) for _ in fields(Events)))
+        return Events(*(np.concatenate([getattr(part, column.name) for part in parts]) for column in fields(Events)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Packed:
+    """Whole numbers as how far each is above the least of them, in the narrowest type; nothing where all are alike."""
+
+    size: int
+    least: int
+    most: int
+    above_E: NDArray[Any] | None
+
+    @classmethod
+    def of(cls, values_E: Ints) -> Packed:
+        """Pack numbers, at least one, of which no two are 2^63 apart."""
+        least, most = int(values_E.min()), int(values_E.max())
+        above_E = None if least == most else (values_E - least).astype(np.min_scalar_type(most - least))
+        return cls(len(values_E), least, most, above_E)
+
+    def numbers(self, at: NDArray[np.intp] | None = None) -> Ints:
+        """All of them as they were, or those at some places."""
+        if self.above_E is None:
+            return np.full(self.size if at is None else len(at), self.least, dtype=np.int64)
+        values_E = (self.above_E if at is None else self.above_E[at]).astype(np.int64)
+        values_E += self.least
+        return values_E
+
+    def are(self, wanted: Chosen) -> Chosen | bool:
+        """Which of them are wanted; True or False where that is so of all."""
+        if self.above_E is None:
+            return bool(wanted[self.least])
+        return np.asarray(wanted[self.least : self.most + 1][self.above_E])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EventBlock:
+    """Some ten thousand events that stood together in a file, packed.
+
+    The shorter the text of events is, the less their columns take: a file's events take a part of its size.
+
+    Attributes:
+        start: when they began.
+        duration: how long they took.
+        kind: what they are, as the constants above.
+        name: their names, as numbers.
+        track: their threads, as numbers.
+        link: ties a device's work to the call that launched it; -1 where nothing does.
+    """
+
+    start: Packed
+    duration: Packed
+    kind: Packed
+    name: Packed
+    track: Packed
+    link: Packed
+
+    def moved(self, by_ns: int) -> EventBlock:
+        """The same events, all of them later."""
+        start = self.start
+        return replace(self, start=replace(start, least=start.least + by_ns, most=start.most + by_ns))
+
+    def events(self, wanted: EventQuery) -> Events | None:
+        """Those of them that are wanted; None where that is seen at once of none."""
+        if self.start.most < wanted.since_ns or self.start.least >= wanted.until_ns:
+            return None
+        kinds = None if wanted.kinds is None else np.zeros(_MOST_KINDS, dtype=np.bool_)
+        if kinds is not None:
+            kinds[list(wanted.kinds or ())] = True
+        kept: Chosen | bool = True
+        for column, chosen in ((self.kind, kinds), (self.track, wanted.tracks), (self.name, wanted.names)):
+            if chosen is not None:
+                kept = kept & column.are(chosen)
+                if kept is False:
+                    return None
+        if wanted.since_ns > self.start.least or wanted.until_ns <= self.start.most:
+            start_E = self.start.numbers()
+            kept = kept & (start_E >= wanted.since_ns) & (start_E < wanted.until_ns)
+        at = None if kept is True else np.flatnonzero(kept)
+        start_E = self.start.numbers(at)
+        others = (column.numbers(at) for column in (self.kind, self.name, self.track, self.link))
+        return Events(start_E, start_E + self.duration.numbers(at), *others)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,95 +196,101 @@ class Trace:
     capture_id: str | None = None
     notes: tuple[str, ...] = ()
 
-    def without_events(self) -> Trace:
-        """What is known of the trace, without its events, which take nearly all of its memory."""
-        return replace(self, blocks=(), names=())
+    def thread(self, track: int) -> Chosen:
+        """Of each track whether it is this one."""
+        return np.asarray(np.arange(len(self.tracks)) == track)
 
-    @property
-    def size_bytes(self) -> int:
-        """What its events take in memory, names aside."""
-        return sum(block.size_bytes for block in self.blocks)
+    def process(self, track: int) -> Chosen:
+        """Of each track whether it is of the same process as this one."""
+        return np.array([its[0] == self.tracks[track][0] for its in self.tracks], dtype=np.bool_)
 
-    def parts(
-        self, *, kinds: Collection[int] | None = None, names: Chosen | None = None, tracks: Chosen | None = None
-    ) -> Iterator[Events]:
-        """The events of some kinds, names and tracks, in the order of the file and some thousands at a time.
+    def parts(self, wanted: EventQuery) -> Iterator[Events]:
+        """The events that are wanted, in the order of the file and some thousands at a time."""
+        for block in self.blocks:
+            found = block.events(wanted)
+            if found is not None and len(found):
+                yield found
 
-        Args:
-            kinds: the kinds that are wanted; None for all.
-            names: of each name whether it is; None for all.
-            tracks: of each track whether it is; None for all.
-        """
-        return parts(self.blocks, _wanted(kinds, names, tracks))
-
-    def events(
-        self,
-        *,
-        kinds: Collection[int] | None = None,
-        names: Chosen | None = None,
-        tracks: Chosen | None = None,
-        most: int | None = None,
-        what: str = "",
-    ) -> Events:
-        """The same at once, of which there are to be few.
-
-        Raises:
-            InputError: there are more than ``most`` of them, which are ``what``.
-        """
-        found: list[Events] = []
-        n_found = 0
-        for part in self.parts(kinds=kinds, names=names, tracks=tracks):
-            n_found += len(part)
-            if most is not None and n_found > most:
-                raise InputError(f"{self.source}: more than {most} {what}")
-            found.append(part)
-        return Events.joined(found)
-
-    def slabs(
-        self, *, kinds: Collection[int] | None = None, names: Chosen | None = None, tracks: Chosen | None = None
-    ) -> Iterator[tuple[int | None, Events]]:
-        """The same in slabs of time, one after the other, none with more than about `SLAB_EVENTS`.
+    def slabs(self, wanted: EventQuery) -> Iterator[tuple[int, Events]]:
+        """The events that are wanted in slabs of time, one after the other, none with more than about `SLAB_EVENTS`.
 
         Yields:
-            When the slab ends (None: it is the last), and the events that began in it, in the order of the file. They
-            may end in a later one.
+            When the slab ends (`ALWAYS_NS` for the last), and the events that began in it, in the order of the file.
+            They may end in a later one.
 
         Raises:
             InputError: too many of them begin in one moment.
         """
-        wanted = _wanted(kinds, names, tracks)
-        n_events, sampled, early = 0, [np.zeros(0, dtype=np.int64)], []
-        for part in parts(self.blocks, wanted):
+        n_events, sampled, early = 0, [], []
+        for part in self.parts(wanted):
             n_events += len(part)
             # A view would keep all of it.
             sampled.append(part.start_E[::_SAMPLED].copy())
             if n_events <= SLAB_EVENTS:
                 early.append(part)
         if n_events <= SLAB_EVENTS:
-            yield None, Events.joined(early)
+            yield ALWAYS_NS, Events.joined(early)
             return
         early.clear()
         edges = np.unique(np.sort(np.concatenate(sampled))[SLAB_EVENTS // _SAMPLED :: SLAB_EVENTS // _SAMPLED])
-        since_ns = wanted.since_ns
-        for until_ns in (*edges.tolist(), None):
-            last_ns = wanted.until_ns if until_ns is None else until_ns
-            yield until_ns, self._slab(replace(wanted, since_ns=since_ns, until_ns=last_ns))
-            since_ns = last_ns
-
-    def _slab(self, wanted: EventQuery) -> Events:
-        found, n_found = [], 0
-        for part in parts(self.blocks, wanted):
-            found.append(part)
-            n_found += len(part)
-            if n_found > MOST_SLABS * SLAB_EVENTS:
-                raise InputError(
-                    f"{self.source}: more than {MOST_SLABS * SLAB_EVENTS} events begin at about one moment"
-                )
-        return Events.joined(found)
+        most, since_ns = MOST_SLABS * SLAB_EVENTS, wanted.since_ns
+        for until_ns in (*edges.tolist(), ALWAYS_NS):
+            parts = self.parts(replace(wanted, since_ns=since_ns, until_ns=until_ns))
+            yield until_ns, gathered(parts, most, f"{self.source}: more than {most} events begin at about one moment")
+            since_ns = until_ns
 
 
-def _wanted(kinds: Collection[int] | None, names: Chosen | None, tracks: Chosen | None) -> EventQuery:
-    if kinds is not None:
-        of_kind = np.zeros(256, dtype=np.bool_)
-        of_kind[list(kinds)] = True
-    return EventQuery(None if kinds is None else of_kind, names, tracks)
+def gathered(parts: Iterable[Events], most: int, problem: str) -> Events:
+    """Parts as one.
+
+    Raises:
+        InputError: they have more than ``most`` events, which is the problem.
+    """
+    found, n_found = [], 0
+    for part in parts:
+        found.append(part)
+        n_found += len(part)
+        if n_found > most:
+            raise InputError(problem)
+    return Events.joined(found)
+
+
+def self_time_slices(
+    trace: Trace, wanted: EventQuery, inside: Intervals | None = None
+) -> Iterator[tuple[int, Events, Pieces]]:
+    """Split the time of events among those of each thread, slab by slab: of those open, the one that began last has it.
+
+    Args:
+        trace: the trace.
+        wanted: the events.
+        inside: only events that are in some of this time count.
+
+    Yields:
+        When the slab begins; the events that are open in it, those that began earlier first; and the pieces of its
+        time, thread by thread, each with the place of its event among them.
+
+    Raises:
+        InputError: too many are open at once.
+    """
+    still_open, since_ns = Events.joined([]), -ALWAYS_NS
+    for until_ns, begun in trace.slabs(wanted):
+        if inside is not None:
+            begun = begun.at(inside.within(begun.start_E, begun.end_E) > 0)
+        events = Events.joined([still_open, begun]) if len(still_open) else begun
+        yield since_ns, events, _split(events, since_ns, until_ns)
+        still_open = events.at(events.end_E > until_ns)
+        if len(still_open) > MAX_OPEN:
+            raise InputError(f"{trace.source}: more than {MAX_OPEN} events are open at one moment")
+        since_ns = until_ns
+
+
+def _split(events: Events, since_ns: int, until_ns: int) -> Pieces:
+    """The time of a slab, thread by thread."""
+    order = np.argsort(events.track_E.astype(np.min_scalar_type(events.track_E.max(initial=0))), kind="stable")
+    parts = []
+    for its in np.split(order, np.flatnonzero(np.diff(events.track_E[order])) + 1):
+        pieces = self_time(events.start_E[its], events.end_E[its])
+        start_P, end_P = np.maximum(pieces.start_P, since_ns), np.minimum(pieces.end_P, until_ns)
+        real = end_P > start_P
+        parts.append((its[pieces.owner_P[real]], start_P[real], end_P[real]))
+    return Pieces(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))

@@ -40,28 +40,20 @@ class Intervals:
         """For each interval, how much of the spans lies in it."""
         return self.before(end_N) - self.before(start_N)
 
+    def hold(self, moments: Ints) -> NDArray[np.bool_]:
+        """Of each moment whether it is in them."""
+        return self.before(moments + 1) > self.before(moments)
+
     def clipped(self, to: Intervals) -> Intervals:
         """What they share with other spans."""
-        edges = np.unique(np.concatenate([self.start_K, self.end_K, to.start_K, to.end_K]))
-        return self._pieces(edges, to, inside=True)
-
-    def between(self, since_ns: int | None, until_ns: int | None) -> Intervals:
-        """What they have from one moment to another; None is for ever."""
-        first = 0 if since_ns is None else int(np.searchsorted(self.end_K, since_ns, side="right"))
-        last = len(self.start_K) if until_ns is None else int(np.searchsorted(self.start_K, until_ns, side="left"))
-        if first >= last or (since_ns is not None and until_ns is not None and since_ns >= until_ns):
-            return NOTHING
-        start_K, end_K = self.start_K[first:last].copy(), self.end_K[first:last].copy()
-        start_K[0] = start_K[0] if since_ns is None else max(int(start_K[0]), since_ns)
-        end_K[-1] = end_K[-1] if until_ns is None else min(int(end_K[-1]), until_ns)
-        return Intervals(start_K, end_K)
+        return self._pieces(to, inside=True)
 
     def without(self, other: Intervals) -> Intervals:
         """What is left of them once other spans are taken out."""
-        edges = np.unique(np.concatenate([self.start_K, self.end_K, other.start_K, other.end_K]))
-        return self._pieces(edges, other, inside=False)
+        return self._pieces(other, inside=False)
 
-    def _pieces(self, edges: Ints, other: Intervals, *, inside: bool) -> Intervals:
+    def _pieces(self, other: Intervals, *, inside: bool) -> Intervals:
+        edges = np.unique(np.concatenate([self.start_K, self.end_K, other.start_K, other.end_K]))
         if len(edges) < 2:
             return NOTHING
         start, end = edges[:-1], edges[1:]
@@ -85,13 +77,22 @@ def union(start_M: Ints, end_M: Ints) -> Intervals:
     return Intervals(start_M[opens], reach_M[closes])
 
 
-class IntervalCollector:
-    """Intervals that come in parts, put together as they come."""
+MAX_SPANS = 1_000_000
+"""Pieces that a stage may be in. What is worked out of them takes some hundred bytes each."""
 
-    def __init__(self, most: int, what: str) -> None:
-        """At the most how many may stay apart, and what is said if they are more."""
-        self._most = most
-        self._what = what
+_GATHERED = 100_000
+
+
+class IntervalCollector:
+    """Intervals that come in parts, put together as they come.
+
+    Args:
+        source: the trace they are of.
+        most: how many may stay apart.
+    """
+
+    def __init__(self, source: str, most: int = MAX_SPANS) -> None:
+        self._source, self._most = source, most
         self._parts: list[Intervals] = []
         self._n_waiting = self._n_kept = 0
 
@@ -113,28 +114,18 @@ class IntervalCollector:
         Raises:
             InputError: too many stay apart.
         """
-        if len(self._parts) > 1:
-            self._parts = [both(*self._parts)]
-        self._n_waiting = 0
-        found = self._parts[0] if self._parts else NOTHING
+        found = both(*self._parts)
+        self._parts, self._n_waiting = [found], 0
         if len(found.start_K) > self._most:
-            raise InputError(self._what)
+            raise InputError(f"{self._source}: its stages are in more than {self._most} pieces")
         return found
-
-
-MAX_SPANS = 1_000_000
-"""Pieces that a stage may be in. What is worked out of them takes some hundred bytes each."""
-
-_GATHERED = 100_000
 
 
 def both(*all_spans: Intervals) -> Intervals:
     """The time that is in at least one of several spans."""
-    if not all_spans:
-        return NOTHING
-    return union(
-        np.concatenate([spans.start_K for spans in all_spans]), np.concatenate([spans.end_K for spans in all_spans])
-    )
+    if len(all_spans) < 2:
+        return all_spans[0] if all_spans else NOTHING
+    return union(*(np.concatenate([getattr(its, edge) for its in all_spans]) for edge in ("start_K", "end_K")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,11 +135,6 @@ class Pieces:
     owner_P: Ints
     start_P: Ints
     end_P: Ints
-
-    @property
-    def spans(self) -> Intervals:
-        """The time they fill."""
-        return union(self.start_P, self.end_P)
 
 
 def self_time(start_M: Ints, end_M: Ints) -> Pieces:
@@ -235,31 +221,22 @@ def _largest(values_M: Ints, first_N: NDArray[np.intp], last_N: NDArray[np.intp]
 
 def _one_by_one(start_M: Ints, end_M: Ints) -> _Owned:
     """The same of events that may cross one another."""
-    owners, starts, ends = array("q"), array("q"), array("q")
+    pieces = array("q")
     open_events: list[tuple[int, int]] = []
     reached = 0
-    for event, (start, end) in enumerate(zip(start_M.tolist(), end_M.tolist(), strict=True)):
+    # The last of all closes whatever is open then.
+    begun = [*zip(start_M.tolist(), end_M.tolist(), strict=True), (int(end_M.max(initial=0)), 0)]
+    for event, (start, end) in enumerate(begun):
         while open_events and open_events[-1][1] <= start:
             top, top_end = open_events.pop()
             if top_end > reached:
-                owners.append(top)
-                starts.append(reached)
-                ends.append(top_end)
+                pieces.extend((top, reached, top_end))
                 reached = top_end
         if open_events and start > reached:
-            owners.append(open_events[-1][0])
-            starts.append(reached)
-            ends.append(start)
+            pieces.extend((open_events[-1][0], reached, start))
         reached = start
         open_events.append((event, end))
-    while open_events:
-        top, top_end = open_events.pop()
-        if top_end > reached:
-            owners.append(top)
-            starts.append(reached)
-            ends.append(top_end)
-            reached = top_end
-    owner_P, start_P, end_P = (np.frombuffer(values, dtype=np.int64) for values in (owners, starts, ends))
+    owner_P, start_P, end_P = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
     return owner_P.astype(np.intp), start_P, end_P
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 import msgspec
 
@@ -23,66 +23,52 @@ MAX_VALUE_BYTES = 64 << 20
 """One event, or one value beside the events: nothing that a profiler writes comes near."""
 
 _GUESSES = 4
-_SPACE = b" \t\r\n"
 _SPACED = re.compile(rb"[ \t\r\n]*")
 _BETWEEN = re.compile(rb"[ \t\r\n,]*")
 # A string that does not end in the piece ends in nothing, or in half an escape.
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?P<end>"?)\\?|[\[\]{}]', re.DOTALL)
 _SCALAR = re.compile(rb"[^,\]}\s]+")
 _EVENTS_KEY = b'"traceEvents"'
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
-class Sink(Protocol):
-    """Takes what is found in a trace."""
-
-    def events(self, piece: bytes) -> None:
-        """Take a list of events as JSON.
-
-        Raises:
-            msgspec.DecodeError, UnicodeDecodeError, RecursionError: it is no such list. Nothing of it was taken.
-        """
-
-    def odd_events(self, events: list[bytes]) -> None:
-        """Take events one by one, each its own JSON, which is well or badly formed."""
-
-    def value(self, key: str, value: Any) -> None:
-        """Take a value that stands beside the events."""
-
-
-def read(stream: IO[bytes], sink: Sink, source: str, wanted: Callable[[str], bool]) -> None:
-    """Read a whole trace.
+class TraceReader:
+    """Reads one trace.
 
     Args:
         stream: the document, not compressed.
-        sink: takes the events, and the values of the keys that are wanted.
         source: names the document in messages.
-        wanted: which keys beside ``traceEvents`` matter; other values are passed over.
-
-    Raises:
-        InputError: it is not a trace, or it ends too early.
+        take: takes a list of events as JSON, or raises one of `UNDECODABLE` and takes nothing of it.
+        take_odd: takes events one by one, each its own JSON, which is well or badly formed.
+        values: the values that are wanted beside ``traceEvents``, by key; those that are there are put into it.
     """
-    _Reader(stream, sink, source, wanted).read()
 
-
-class _Reader:
-    """What has been read of the stream and not been dealt with: ``text`` from ``at`` on."""
-
-    def __init__(self, stream: IO[bytes], sink: Sink, source: str, wanted: Callable[[str], bool]) -> None:
-        self._stream = stream
-        self._sink = sink
-        self._source = source
-        self._wanted = wanted
-        self._text = b""
-        self._at = 0
-        self._passed = 0
+    def __init__(
+        self,
+        stream: IO[bytes],
+        source: str,
+        take: Callable[[bytes], None],
+        take_odd: Callable[[list[bytes]], None],
+        values: dict[str, Any],
+    ) -> None:
+        self._stream, self._source = stream, source
+        self._take, self._take_odd, self._values = take, take_odd, values
+        # What has been read of the stream and not been dealt with is the text from there on.
+        self._text, self._at = b"", 0
+        self._passed = self._lists = 0
         self._ended = False
-        self._lists = 0
         self._between: bytes | None = None
 
     def read(self) -> None:
-        """Read it all."""
+        """Read it all.
+
+        Raises:
+            InputError: it is not a trace, or it ends too early.
+        """
         self._fill()
-        self._refuse_encodings()
+        head = self._text[:4]
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\x00" in head:
+            raise InputError(f"{self._source}: not UTF-8 text (UTF-16 or binary); a trace is JSON in UTF-8")
         if self._text.startswith(b"\xef\xbb\xbf"):
             self._at = 3
         opening = self._peek()
@@ -97,11 +83,6 @@ class _Reader:
             raise InputError(f"{self._source}: not JSON: it begins with {self._text[self._at : self._at + 20]!r}")
         if not self._lists:
             raise InputError(f"{self._source}: JSON, but not a trace: it has no traceEvents")
-
-    def _refuse_encodings(self) -> None:
-        head = self._text[:4]
-        if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\x00" in head:
-            raise InputError(f"{self._source}: not UTF-8 text (UTF-16 or binary); a trace is JSON in UTF-8")
 
     def _members(self) -> None:
         """The keys and values of the document."""
@@ -121,15 +102,14 @@ class _Reader:
                 self._events(may_end=False)
                 continue
             name = str(self._decoded(key))
-            keep = self._wanted(name)
-            value = self._value(keep=keep)
-            if keep:
-                self._sink.value(name, self._decoded(value))
+            value = self._value(keep=name in self._values)
+            if name in self._values:
+                self._values[name] = self._decoded(value)
 
     def _decoded(self, value: bytes) -> Any:
         try:
             return msgspec.json.decode(value)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNDECODABLE:
             # It is beside the events, which are what matters.
             return None
 
@@ -196,7 +176,7 @@ class _Reader:
                 continue
             ends, closed = self._count(self._at)
             if ends:
-                self._take(ends)
+                self._take_counted(ends)
                 want = PIECE_BYTES
             elif closed:
                 raise self._malformed("an event was expected")
@@ -217,8 +197,8 @@ class _Reader:
             if until < 0:
                 return False
             try:
-                self._sink.events(b"[" + self._text[self._at : until + 1] + b"]")
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                self._take(b"[" + self._text[self._at : until + 1] + b"]")
+            except UNDECODABLE:
                 continue
             self._at = until + 1
             return True
@@ -246,15 +226,13 @@ class _Reader:
                     break
         return ends, False
 
-    def _take(self, ends: list[int]) -> None:
+    def _take_counted(self, ends: list[int]) -> None:
         """Events whose ends were counted: all at once, or one by one if something in them is odd."""
         try:
-            self._sink.events(b"[" + self._text[self._at : ends[-1]] + b"]")
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            starts = [self._at, *ends[:-1]]
-            self._sink.odd_events(
-                [self._text[start:end].lstrip(_SPACE + b",") for start, end in zip(starts, ends, strict=True)]
-            )
+            self._take(b"[" + self._text[self._at : ends[-1]] + b"]")
+        except UNDECODABLE:
+            whole = zip([self._at, *ends[:-1]], ends, strict=True)
+            self._take_odd([self._text[start:end].lstrip(b" \t\r\n,") for start, end in whole])
         if len(ends) > 1:
             gap = _BETWEEN.match(self._text, ends[0])
             if gap and self._text[gap.end() : gap.end() + 1] == b"{":

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any, Final
 
 import msgspec
@@ -13,12 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.errors import InputError
-from sftriage.reduce import jsonstream
-from sftriage.reduce.columns import LIMIT_NS, Columns
+from sftriage.reduce.columns import ENDS, IGNORED, LIMIT_NS, Columns, pair_halves
 from sftriage.reduce.events import ANNOTATION, KERNEL, MEMCPY, MEMSET, OPERATOR, PYTHON, RUNTIME, Trace
-from sftriage.reduce.halves import IGNORED, Halves
 from sftriage.reduce.intervals import Ints
-from sftriage.reduce.sources import opened
+from sftriage.reduce.jsonstream import UNDECODABLE, TraceReader
 
 # Left out on purpose: the device's copy of an annotation (`gpu_user_annotation`, which would count it twice), the
 # `Trace` event that spans everything, the profiler's own `overhead`, and arrows between events.
@@ -35,15 +32,11 @@ KINDS: Final[Mapping[str, int]] = {
     "gpu_memset": MEMSET,
 }
 
-EPOCH_FROM_NS = 10**18
-"""A clock without a base that shows more than this counts from 1970, where this was 2001; less is time since a boot."""
-
 MAX_BROKEN_FRACTION = 0.01
 
 _BASE = "baseTimeNanoseconds"
 _DISTRIBUTED = "distributedInfo"
-_OURS = "sftriage."
-_WANTED: Final = frozenset({_BASE, _DISTRIBUTED, f"{_OURS}job", f"{_OURS}capture_id"})
+_JOB, _CAPTURE_ID = "sftriage.job", "sftriage.capture_id"
 _MAX_CATEGORIES = 1000
 _LONG = 200
 _NO_HALVES: Final = frozenset({"X", "M", "s", "t", "f", "i", "I", "C", ""})
@@ -69,29 +62,25 @@ _EVENTS = msgspec.json.Decoder(list[_Event])
 _EVENT = msgspec.json.Decoder(_Event)
 
 
-def read_kineto(path: Path) -> Iterator[Trace]:
-    """The traces of a file: one, or as many as are in a tar.
+def read_kineto(stream: IO[bytes], source: str) -> Trace:
+    """The trace in a document, which ``source`` names.
 
     Raises:
-        InputError: the file, or one of its traces, cannot be read; the message says where and why.
+        InputError: it cannot be read; the message says where and why.
     """
-    with opened(path) as documents:
-        for name, stream in documents:
-            yield _read(stream, name)
-
-
-def _read(stream: IO[bytes], source: str) -> Trace:
-    sink = _Kineto(source)
-    jsonstream.read(stream, sink, source, lambda key: key in _WANTED)
-    return sink.trace()
+    kineto = _Kineto(source)
+    TraceReader(stream, source, kineto.events, kineto.odd_events, kineto.values).read()
+    return kineto.trace()
 
 
 class _Kinds(dict[str | None, int]):
     """What events of a category are, worked out once for each; there are to be few."""
 
-    def __missing__(self, category: str | None) -> int:
-        kind = _kind(category or "")
-        if len(self) < _MAX_CATEGORIES and len(category or "") < _LONG:
+    def __missing__(self, category: str) -> int:
+        name = category.lower()
+        # CUDA, HIP and others name theirs alike.
+        kind = RUNTIME if name.endswith(("_runtime", "_driver")) else KINDS.get(name, IGNORED)
+        if len(self) < _MAX_CATEGORIES and len(category) < _LONG:
             self[category] = kind
         return kind
 
@@ -112,24 +101,18 @@ class _Tracks(dict[tuple[Any, Any], int]):
 
 
 class _Kineto:
-    """What one document comes to. A `jsonstream.Sink`."""
+    """What one document comes to."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._columns = Columns(source)
-        self._halves = Halves(self._columns)
-        self._values: dict[str, Any] = {}
+        self._columns, self._halves = Columns(source), Columns(source)
+        self.values: dict[str, Any] = dict.fromkeys((_BASE, _DISTRIBUTED, _JOB, _CAPTURE_ID))
         self._kinds = _Kinds({None: OPERATOR, "": OPERATOR})
         self._tracks = _Tracks(self._columns)
         self._n_events = self._n_broken = self._n_impossible = 0
-        self._n_dated = self._n_taken = 0
-
-    def value(self, key: str, value: Any) -> None:
-        """Keep a value that stands beside the events."""
-        self._values[key] = value
 
     def events(self, piece: bytes) -> None:
-        """Take a list of events (see `jsonstream.Sink`)."""
+        """Take a list of events."""
         self._take(_EVENTS.decode(piece))
 
     def odd_events(self, events: list[bytes]) -> None:
@@ -138,13 +121,13 @@ class _Kineto:
         for event in events:
             try:
                 understood.append(_EVENT.decode(event))
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            except UNDECODABLE:
                 lenient = _leniently(event)
-                if lenient is None:
-                    self._n_broken += 1
-                    self._n_events += 1
-                else:
+                if lenient is not None:
                     understood.append(lenient)
+        n_broken = len(events) - len(understood)
+        self._n_broken += n_broken
+        self._n_events += n_broken
         self._take(understood)
 
     def _take(self, events: list[_Event]) -> None:
@@ -163,14 +146,8 @@ class _Kineto:
             duration_ns_E[~possible_E] = 0.0
             names = self._columns.name_ids
             name_E = np.fromiter([names[event.name] for event in whole], np.int32, len(whole))
-            columns = (duration_ns_E.astype(np.int64), kind_E, name_E, track_E, _links(whole))
-            if not possible_E.all():
-                self._n_impossible += len(whole) - int(possible_E.sum())
-                start_ns_E = start_ns_E[possible_E]
-                columns = tuple(column[possible_E] for column in columns)  # type: ignore[assignment]  # of as many
-            self._n_taken += len(start_ns_E)
-            self._n_dated += int((start_ns_E >= EPOCH_FROM_NS).sum())
-            self._columns.add_all(start_ns_E, *columns)
+            columns = (start_ns_E, duration_ns_E.astype(np.int64), kind_E, name_E, track_E, _links(whole))
+            self._n_impossible += self._columns.add_all(possible_E, *columns)
         # Of most traces that is all of them.
         if len(whole) < len(events) and not _NO_HALVES.issuperset({event.ph for event in events}):
             self._take_halves([event for event in events if event.ph in ("B", "E") and event.ts is not None])
@@ -180,14 +157,17 @@ class _Kineto:
         if not halves:
             return
         start_ns_E, track_E, possible_E = self._placed(halves)
-        kind_E = np.fromiter([self._kinds[half.cat] for half in halves], np.uint8, len(halves))
-        self._n_impossible += len(halves) - int(possible_E.sum())
-        ends_E = np.fromiter([half.ph == "E" for half in halves], np.bool_, len(halves))
         names = self._columns.name_ids
         # An end's own name is of no use.
-        name_E = np.fromiter([0 if half.ph == "E" else names[half.name] for half in halves], np.int32, len(halves))
-        at = np.flatnonzero(possible_E)
-        self._halves.add(start_ns_E[at], ends_E[at], kind_E[at], name_E[at], track_E[at])
+        made = [
+            (self._kinds[half.cat] + ENDS, 0) if half.ph == "E" else (self._kinds[half.cat], names[half.name])
+            for half in halves
+        ]
+        kind_E, name_E = np.array(made, dtype=np.int64).T
+        nothing_E = np.zeros(len(halves), dtype=np.int64)
+        self._n_impossible += self._halves.add_all(
+            possible_E, start_ns_E, nothing_E, kind_E, name_E, track_E, nothing_E
+        )
 
     def _placed(self, events: list[_Event]) -> tuple[Ints, NDArray[np.int32], NDArray[np.bool_]]:
         """When events begin, in which threads, and of each whether its time can be."""
@@ -211,24 +191,25 @@ class _Kineto:
             raise InputError(
                 f"{self._source}: {self._n_broken} of {self._n_events} events are not JSON objects of a trace"
             )
-        paired = self._halves.pair(EPOCH_FROM_NS)
-        self._n_taken += paired.n_pairs
-        self._n_dated += paired.n_dated
-        notes = [
-            note
-            for count, note in (
-                (self._n_broken, f"{self._n_broken} events could not be understood, and were left out"),
-                (self._n_impossible, f"{self._n_impossible} events at impossible times were left out"),
-                (paired.n_left, f"{paired.n_left} begin or end events had no other half, and were left out"),
+        notes = tuple(
+            f"{count} {what} left out"
+            for count, what in (
+                (self._n_broken, "events could not be understood, and were"),
+                (self._n_impossible, "events at impossible times were"),
+                (pair_halves(self._halves, self._columns), "begin or end events had no other half, and were"),
             )
             if count
-        ]
-        base = self._values.get(_BASE)
-        base_ns = base if type(base) is int and 0 <= base < 2**62 else 0
-        absolute = base_ns > 0 or 2 * self._n_dated > self._n_taken
-        if not absolute:
-            notes.append("its clock has no date")
-        return _described(self._columns.trace(base_ns=base_ns, absolute=absolute, notes=tuple(notes)), self._values)
+        )
+        base, about = self.values[_BASE], self.values[_DISTRIBUTED]
+        about = about if isinstance(about, dict) else {}
+        job, capture_id = (its if isinstance(its, str) else None for its in map(self.values.get, (_JOB, _CAPTURE_ID)))
+        return replace(
+            self._columns.trace(base if type(base) is int and 0 <= base < 2**62 else 0, notes),
+            rank=_count(about.get("rank"), 0),
+            world_size=_count(about.get("world_size"), 1),
+            job=job,
+            capture_id=capture_id,
+        )
 
 
 def _links(events: list[_Event]) -> Ints:
@@ -242,28 +223,6 @@ def _links(events: list[_Event]) -> Ints:
         link_E = np.fromiter([link if -1 < link < LIMIT_NS else -1 for link in links], np.int64, len(links))
     link_E[(link_E < 0) | (link_E >= LIMIT_NS)] = -1
     return link_E
-
-
-def _described(trace: Trace, values: Mapping[str, Any]) -> Trace:
-    """The trace with what its metadata says of its rank and job; anybody may have written them."""
-    distributed = values.get(_DISTRIBUTED)
-    distributed = distributed if isinstance(distributed, dict) else {}
-    job, capture_id = values.get(f"{_OURS}job"), values.get(f"{_OURS}capture_id")
-    return replace(
-        trace,
-        rank=_count(distributed.get("rank"), 0),
-        world_size=_count(distributed.get("world_size"), 1),
-        job=job if isinstance(job, str) else None,
-        capture_id=capture_id if isinstance(capture_id, str) else None,
-    )
-
-
-def _kind(category: str) -> int:
-    """What events of a category are, IGNORED if they do not matter. CUDA, HIP and others name theirs alike."""
-    category = category.lower()
-    if category.endswith(("_runtime", "_driver")):
-        return RUNTIME
-    return KINDS.get(category, IGNORED)
 
 
 def _leniently(event: bytes) -> _Event | None:

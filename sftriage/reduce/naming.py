@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +19,7 @@ from sftriage.records import StageSchema
 from sftriage.traces.manifest import first_problem
 
 OWN: Final = "sftriage:"
-STEP: Final = re.compile(r"ProfilerStep#(\d+)")
+_STEP: Final = re.compile(r"ProfilerStep#(\d+)")
 
 # Before 2022 the engine's functions had no prefix.
 ENGINE: Final = (
@@ -89,8 +88,7 @@ LOOSE: Final[Mapping[str, tuple[str, ...]]] = {"forward": ("nn.Module: *",), "sy
 """Names that mark a stage only where nothing else does: inside a stage they are part of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
+class Names(BaseModel):
     """How steps and stages are told by names; patterns are those of a shell (``*``, ``?``, ``[abc]``).
 
     Attributes:
@@ -100,21 +98,22 @@ class Names:
         step_end: names each of which ends a step, for a trace whose steps have no range of their own.
     """
 
-    stages: Mapping[str, tuple[str, ...]] | None = None
-    sync: tuple[str, ...] | None = None
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    stages: Annotated[dict[str, list[str]], Field(max_length=31)] | None = None
+    sync: list[str] | None = None
     step: str | None = None
     step_end: str | None = None
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> NDArray[np.bool_]:
     """Of each name whether it fits one of the patterns."""
-    pattern = _compiled(tuple(patterns))
-    return np.fromiter((pattern.match(name) is not None for name in names), dtype=np.bool_, count=len(names))
+    return _fitting(names, _compiled(tuple(patterns)))
 
 
 def steplike(names: Sequence[str]) -> NDArray[np.bool_]:
     """Of each name whether it is that of a step."""
-    return np.fromiter((STEP.fullmatch(name) is not None for name in names), dtype=np.bool_, count=len(names))
+    return _fitting(names, _STEP)
 
 
 @lru_cache(maxsize=64)
@@ -122,13 +121,8 @@ def _compiled(patterns: tuple[str, ...]) -> re.Pattern[str]:
     return re.compile("|".join(map(translate, patterns)) or r"(?!)")
 
 
-class _Map(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    stages: Annotated[dict[str, list[str]], Field(max_length=31)] | None = None
-    sync: list[str] | None = None
-    step: str | None = None
-    step_end: str | None = None
+def _fitting(names: Sequence[str], pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+    return np.fromiter((pattern.fullmatch(name) is not None for name in names), dtype=np.bool_, count=len(names))
 
 
 def load_names(path: Path) -> Names:
@@ -139,7 +133,7 @@ def load_names(path: Path) -> Names:
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        read = _Map.model_validate(values if values is not None else {})
+        read = Names.model_validate(values if values is not None else {})
         if read.stages is not None:
             StageSchema.closed(tuple(read.stages), tuple(read.sync or ()))
     except OSError as error:
@@ -152,9 +146,4 @@ def load_names(path: Path) -> Names:
         raise InputError(f"{path}: {error}") from error
     if read.step is not None and read.step_end is not None:
         raise InputError(f"{path}: step and step_end: steps are told by one of them")
-    return Names(
-        stages=None if read.stages is None else {stage: tuple(names) for stage, names in read.stages.items()},
-        sync=None if read.sync is None else tuple(read.sync),
-        step=read.step,
-        step_end=read.step_end,
-    )
+    return read

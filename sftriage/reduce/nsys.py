@@ -32,6 +32,8 @@ _TABLES: Final = {
     "CUPTI_ACTIVITY_KIND_MEMCPY": ("start", "end", "globalPid", "deviceId", "streamId", "copyKind", "correlationId"),
     "CUPTI_ACTIVITY_KIND_MEMSET": ("start", "end", "globalPid", "deviceId", "streamId", "NULL", "correlationId"),
 }
+_NAMING: Final = {"textId", "nameId", "shortName"}
+"""The columns that hold numbers of strings."""
 
 
 def read_nsys(path: Path) -> Iterator[Trace]:
@@ -53,12 +55,11 @@ def read_nsys(path: Path) -> Iterator[Trace]:
 
 
 class _Export:
-    """One file."""
-
     def __init__(self, path: Path, database: sqlite3.Connection) -> None:
         self._path = path
         self._database = database
         self._columns_of = {table: self._columns(table) for table in (*_TABLES, "StringIds")}
+        self._names = self._strings()
         self._of_process: dict[int, Columns] = {}
         self._broken = 0
 
@@ -66,69 +67,58 @@ class _Export:
         """One process after the other."""
         if not self._columns_of["NVTX_EVENTS"] and not self._columns_of["CUPTI_ACTIVITY_KIND_KERNEL"]:
             raise InputError(f"{self._path}: SQLite, but no Nsight export with NVTX ranges or kernels")
-        names = self._names()
-        self._ranges(names)
-        worth = set(self._of_process)
+        self._ranges()
         for table, kind in (("KERNEL", KERNEL), ("MEMCPY", MEMCPY), ("MEMSET", MEMSET)):
-            self._device(f"CUPTI_ACTIVITY_KIND_{table}", kind, names)
-        worth |= set(self._of_process)
-        self._calls("CUPTI_ACTIVITY_KIND_RUNTIME", names)
-        self._calls("OSRT_API", names)
+            self._device(f"CUPTI_ACTIVITY_KIND_{table}", kind)
+        worth = sorted(self._of_process)
+        self._calls("CUPTI_ACTIVITY_KIND_RUNTIME")
+        self._calls("OSRT_API")
         began_ns = self._began_ns()
         notes = (f"{self._broken} rows were not as they should be, and were left out",) if self._broken else ()
         if not worth:
             raise InputError(f"{self._path}: an Nsight export without a single range or kernel")
-        for process in sorted(worth):
-            yield self._of_process.pop(process).trace(
-                base_ns=began_ns,
-                absolute=began_ns > 0,
-                notes=notes if began_ns else (*notes, "its clock has no date"),
-            )
+        for process in worth:
+            yield self._of_process.pop(process).trace(began_ns, notes)
 
     def _columns(self, table: str) -> frozenset[str]:
         """The columns of a table; none where there is no such table."""
         return frozenset(row[1] for row in self._database.execute(f"PRAGMA table_info({table})"))
 
-    def _rows(self, table: str, where: str = "") -> Iterator[tuple[Any, ...]]:
+    def _rows(self, table: str) -> Iterator[tuple[Any, ...]]:
         there = self._columns_of[table]
         if not there >= {"start", "end"}:
             return iter(())
         columns = ", ".join(f'"{name}"' if name in there else "NULL" for name in _TABLES[table])
-        return iter(self._database.execute(f"SELECT {columns} FROM {table} {where}"))
+        return iter(self._database.execute(f"SELECT {columns} FROM {table}"))
 
-    def _names(self) -> dict[int, str]:
+    def _strings(self) -> dict[int, str]:
         """The strings that name an event, and no others."""
         used = [
             f"SELECT {column} FROM {table}"
-            for table, column in (
-                ("NVTX_EVENTS", "textId"),
-                ("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId"),
-                ("OSRT_API", "nameId"),
-                ("CUPTI_ACTIVITY_KIND_KERNEL", "shortName"),
-            )
-            if column in self._columns_of[table]
+            for table, columns in _TABLES.items()
+            for column in sorted(_NAMING.intersection(columns) & self._columns_of[table])
         ]
         if not used or not self._columns_of["StringIds"] >= {"id", "value"}:
             return {}
         rows = self._database.execute(f"SELECT id, value FROM StringIds WHERE id IN ({' UNION '.join(used)})")
         return {number: str(value) for number, value in rows}
 
-    def _ranges(self, names: dict[int, str]) -> None:
+    def _ranges(self) -> None:
         for start, end, kind, thread, text, text_id in self._rows("NVTX_EVENTS"):
             if kind not in _RANGES or end is None:
                 continue
-            name = _NVTX_ARGUMENTS.sub("", str(text) if text is not None else names.get(text_id, ""))
+            name = _NVTX_ARGUMENTS.sub("", str(text) if text is not None else self._names.get(text_id, ""))
             self._add(thread, start, end, OPERATOR if _OPERATOR.fullmatch(name) else ANNOTATION, name)
 
-    def _calls(self, table: str, names: dict[int, str]) -> None:
+    def _calls(self, table: str) -> None:
         for start, end, thread, name_id, link in self._rows(table):
             # cudaLaunchKernel_v7000: the version of the interface is no part of the name.
-            self._add(thread, start, end, RUNTIME, re.sub(r"_v\d+$", "", names.get(name_id, table)), link)
+            self._add(thread, start, end, RUNTIME, re.sub(r"_v\d+$", "", self._names.get(name_id, table)), link)
 
-    def _device(self, table: str, kind: int, names: dict[int, str]) -> None:
+    def _device(self, table: str, kind: int) -> None:
         for start, end, process, device, stream, what, link in self._rows(table):
             if kind == KERNEL:
-                name = names.get(what, "(kernel)")
+                name = self._names.get(what, "(kernel)")
             else:
                 name = "Memset" if kind == MEMSET else _COPIES.get(what, "Memcpy")
             self._add(process, start, end, kind, name, link, (f"device {device}", f"stream {stream}"))

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from glob import escape
 from typing import Literal
 
 import numpy as np
 
 from sftriage.errors import SchemaError
 from sftriage.records import OTHER, StageSchema
-from sftriage.reduce.events import ANNOTATION, MEMCPY, OPERATOR, PYTHON, RUNTIME, Trace
-from sftriage.reduce.intervals import MAX_SPANS, NOTHING, IntervalCollector, Intervals, Ints, Links, both, union
+from sftriage.reduce.events import ANNOTATION, MEMCPY, OPERATOR, PYTHON, RUNTIME, EventQuery, Trace, self_time_slices
+from sftriage.reduce.intervals import NOTHING, IntervalCollector, Intervals, Ints, Links, both, union
 from sftriage.reduce.naming import COLLECTIVES, COPIES, ENGINE, FIELD, LOOSE, OWN, Names, matching, steplike
-from sftriage.reduce.packed import Chosen
-from sftriage.reduce.self_time import self_time_slices
 from sftriage.reduce.steps import TracedSteps, find_steps
 
 MAX_CALLS = 4_000_000
@@ -25,20 +24,15 @@ _NEVER = np.iinfo(np.int64).max
 
 def copies_to_device(trace: Trace, steps: TracedSteps, taken: Intervals) -> Intervals:
     """Copies that the steps' thread makes, in no stage, and that bring something to the device."""
-    names = np.fromiter((name.startswith("Memcpy HtoD") for name in trace.names), np.bool_, len(trace.names))
-    links = Links(part.link_E for part in trace.parts(kinds=(MEMCPY,), names=names))
+    links = Links(part.link_E for part in trace.parts(EventQuery((MEMCPY,), matching(trace.names, ("Memcpy HtoD*",)))))
     if not links:
         return NOTHING
     # Calls into the driver may carry another name for their thread: they are placed by their time.
-    calls = [part.start_E[links.have(part.link_E)] for part in trace.parts(kinds=(RUNTIME,))]
+    calls = [part.start_E[links.have(part.link_E)] for part in trace.parts(EventQuery((RUNTIME,)))]
     called = np.sort(np.concatenate(calls)) if calls else NOTHING.start_K
-    copies = gathering(trace)
-    own = np.arange(len(trace.tracks)) == steps.track
-    for copy in trace.parts(kinds=(OPERATOR,), names=matching(trace.names, COPIES), tracks=own):
-        before_end, before_start = (
-            np.searchsorted(called, moments, side="left") for moments in (copy.end_E, copy.start_E)
-        )
-        holds = before_end > before_start
+    copies = IntervalCollector(trace.source)
+    for copy in trace.parts(EventQuery((OPERATOR,), matching(trace.names, COPIES), trace.thread(steps.track))):
+        holds = np.searchsorted(called, copy.end_E) > np.searchsorted(called, copy.start_E)
         copies.add(copy.start_E[holds], copy.end_E[holds])
     return copies.spans().without(taken)
 
@@ -49,10 +43,9 @@ def backward_runs(trace: Trace, steps: TracedSteps) -> Intervals:
     The engine may run in a thread of its own while the training thread waits for it. A run lasts until the collectives
     that began in it are over, as far as the host can see, unless the training thread went on before that.
     """
-    process = trace.tracks[steps.track][0]
-    same = np.fromiter((track[0] == process for track in trace.tracks), np.bool_, len(trace.tracks))
-    engine = gathering(trace, MAX_CALLS)
-    for part in trace.parts(kinds=(OPERATOR,), names=matching(trace.names, ENGINE), tracks=same):
+    same = trace.process(steps.track)
+    engine = IntervalCollector(trace.source, MAX_CALLS)
+    for part in trace.parts(EventQuery((OPERATOR,), matching(trace.names, ENGINE), same)):
         engine.add(part.start_E, part.end_E)
     runs = engine.spans()
     if not len(runs.start_K):
@@ -64,11 +57,11 @@ def backward_runs(trace: Trace, steps: TracedSteps) -> Intervals:
     closes = np.concatenate([until_next, [True]])
     start, end = runs.start_K[opens], runs.end_K[closes]
     lasts = end.copy()
-    for part in trace.parts(kinds=(ANNOTATION, OPERATOR), names=matching(trace.names, COLLECTIVES), tracks=same):
+    for part in trace.parts(EventQuery((ANNOTATION, OPERATOR), matching(trace.names, COLLECTIVES), same)):
         run = np.searchsorted(start, part.start_E, side="right") - 1
         within = (run >= 0) & (part.start_E < end[run])
         np.maximum.at(lasts, run[within], part.end_E[within])
-    found = gathering(trace)
+    found = IntervalCollector(trace.source)
     found.add(start, np.maximum(end, np.minimum(lasts, split_K[closes])))
     return found.spans()
 
@@ -90,25 +83,15 @@ def _next_own(trace: Trace, steps: TracedSteps, moments: Ints, outside: Interval
     beside = (*ENGINE, *COLLECTIVES, "torch.distributed.ddp.reducer*")
     names = ~(steplike(trace.names) | matching(trace.names, beside))
     found = np.full(len(moments), _NEVER, dtype=np.int64)
-    for began in _began(trace, names, np.arange(len(trace.tracks)) == steps.track):
-        free = began[outside.before(began + 1) == outside.before(began)]
+    for part in trace.parts(EventQuery((OPERATOR, ANNOTATION), names, trace.thread(steps.track))):
+        free = np.sort(part.start_E[~outside.hold(part.start_E)])
         np.minimum(found, _first_from(free, moments), out=found)
     return found
-
-
-def _began(trace: Trace, names: Chosen, tracks: Chosen) -> Iterator[Ints]:
-    for part in trace.parts(kinds=(OPERATOR, ANNOTATION), names=names, tracks=tracks):
-        yield np.sort(part.start_E)
 
 
 def _first_from(begun: Ints, moments: Ints) -> Ints:
     """For each moment the first of some others, which are in order, that is not before it; or never."""
     return np.append(begun, _NEVER)[np.searchsorted(begun, moments, side="left")]
-
-
-def gathering(trace: Trace, most: int = MAX_SPANS) -> IntervalCollector:
-    """Takes the pieces of a stage, of which there are to be no more than can be worked with."""
-    return IntervalCollector(most, f"{trace.source}: its stages are in more than {most} pieces")
 
 
 Origin = Literal["sftriage", "names", "map"]
@@ -139,8 +122,8 @@ class Reduction:
     notes: tuple[str, ...]
 
     def without_events(self) -> Reduction:
-        """The same without the events it was made from."""
-        return replace(self, trace=self.trace.without_events())
+        """The same without the events it was made from, which take nearly all of its memory."""
+        return replace(self, trace=replace(self.trace, blocks=(), names=()))
 
     @property
     def mean_s(self) -> dict[str, float]:
@@ -194,9 +177,7 @@ def _stages(trace: Trace, steps: TracedSteps, names: Names) -> tuple[Origin, dic
     """The time of each stage, by the best marks there are."""
     if names.stages is not None:
         return "map", _marked(trace, steps, names.stages)
-    own = {
-        name.removeprefix(OWN): (_literally(name),) for name in trace.names if name.startswith(OWN) and _may_be(name)
-    }
+    own = {name.removeprefix(OWN): (escape(name),) for name in trace.names if name.startswith(OWN) and _may_be(name)}
     if own and (found := _marked(trace, steps, own)):
         return "sftriage", found
     return "names", _recognised(trace, steps)
@@ -211,18 +192,14 @@ def _may_be(name: str) -> bool:
     return name != OWN + OTHER
 
 
-def _literally(name: str) -> str:
-    return "".join(f"[{sign}]" if sign in "*?[" else sign for sign in name)
-
-
 def _marked(trace: Trace, steps: TracedSteps, stages: Mapping[str, Sequence[str]]) -> dict[str, Intervals]:
     """Stages by what is marked on the steps' own thread; where marks nest, the inner one counts."""
     label = np.full(len(trace.names), -1, dtype=np.int64)
     for number, patterns in enumerate(stages.values()):
         label[(label < 0) & matching(trace.names, patterns)] = number
-    own = np.arange(len(trace.tracks)) == steps.track
-    found = [gathering(trace) for _ in stages]
-    for _, marks, pieces in self_time_slices(trace, kinds=(ANNOTATION, OPERATOR, PYTHON), names=label >= 0, tracks=own):
+    found = [IntervalCollector(trace.source) for _ in stages]
+    wanted = EventQuery((ANNOTATION, OPERATOR, PYTHON), label >= 0, trace.thread(steps.track))
+    for _, marks, pieces in self_time_slices(trace, wanted):
         label_P = label[marks.name_E][pieces.owner_P]
         for number, its in enumerate(found):
             its.add(pieces.start_P[label_P == number], pieces.end_P[label_P == number])
@@ -250,8 +227,7 @@ def _add(found: dict[str, Intervals], taken: Intervals, stage: str, spans: Inter
     """Give a stage what nobody has taken yet; returns what is taken then."""
     spans = spans.without(taken)
     if spans.total_ns:
-        old = found.get(stage, NOTHING)
-        found[stage] = both(old, spans)
+        found[stage] = both(found.get(stage, NOTHING), spans)
     return both(*found.values())
 
 
@@ -269,10 +245,10 @@ def _sync(trace: Trace, steps: TracedSteps, spans: Mapping[str, Intervals], name
     if trace.world_size == 1:
         return frozenset()
     ended: dict[str, set[int]] = {stage: set() for stage in spans}
-    for part in trace.parts(kinds=(ANNOTATION, OPERATOR), names=matching(trace.names, COLLECTIVES)):
+    for part in trace.parts(EventQuery((ANNOTATION, OPERATOR), matching(trace.names, COLLECTIVES))):
         ends = np.unique(part.end_E)
         for stage, its in spans.items():
-            during = ends[its.before(ends) > its.before(ends - 1)]
+            during = ends[its.hold(ends - 1)]
             step = np.unique(np.searchsorted(steps.start_N, during, side="right") - 1)
             ended[stage].update(step[step >= 0].tolist())
     return frozenset(stage for stage, its_steps in ended.items() if 2 * len(its_steps) >= len(steps.number_N))

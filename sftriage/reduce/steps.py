@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sftriage.errors import InputError
-from sftriage.reduce.events import ANNOTATION, ON_HOST, OPERATOR, Trace
+from sftriage.reduce.events import ANNOTATION, ON_HOST, OPERATOR, EventQuery, Events, Trace, gathered
 from sftriage.reduce.intervals import Ints
 from sftriage.reduce.naming import OWN, Names, matching, steplike
-from sftriage.reduce.packed import Events
 
 _NUMBER = re.compile(r"(\d+)\D*$")
 MAX_STEPS = 250_000
@@ -50,9 +49,7 @@ def find_steps(trace: Trace, names: Names) -> TracedSteps:
         number_N = np.arange(len(start_N), dtype=np.int64)
     else:
         start_N, end_N, number_N = marks.start_E, marks.end_E, _numbers(trace, marks.name_E, names)
-    notes = []
-    if len(tracks.nonzero()[0]) > 1:
-        notes.append("several threads mark steps: those of the one that marks the most are taken")
+    several = "several threads mark steps: those of the one that marks the most are taken"
     # Clocks of whole microseconds may let a step begin in the last one's end.
     start_N = np.maximum(start_N, np.concatenate([start_N[:1], np.maximum.accumulate(end_N)[:-1]]))
     real = end_N > start_N
@@ -61,17 +58,17 @@ def find_steps(trace: Trace, names: Names) -> TracedSteps:
     number_N, start_N, end_N = number_N[real], start_N[real], end_N[real]
     if len(np.unique(number_N)) < len(number_N):
         raise InputError(f"{trace.source}: a step number occurs twice: it holds more than one run of a profiler")
-    return TracedSteps(track, number_N, start_N, end_N, tuple(notes))
+    return TracedSteps(track, number_N, start_N, end_N, (several,) if np.count_nonzero(tracks) > 1 else ())
 
 
 def _marked(trace: Trace, names: Names) -> Events:
     """The events that mark steps."""
     if names.step is not None or names.step_end is not None:
-        wanted = matching(trace.names, [str(names.step or names.step_end)])
-        return trace.events(kinds=ON_HOST, names=wanted, most=MAX_STEPS, what="marks of steps")
-    # In 2021 they were operators.
-    wanted = steplike(trace.names)
-    return trace.events(kinds=(ANNOTATION, OPERATOR), names=wanted, most=MAX_STEPS, what="marks of steps")
+        wanted = EventQuery(ON_HOST, matching(trace.names, [str(names.step or names.step_end)]))
+    else:
+        # In 2021 they were operators.
+        wanted = EventQuery((ANNOTATION, OPERATOR), steplike(trace.names))
+    return gathered(trace.parts(wanted), MAX_STEPS, f"{trace.source}: more than {MAX_STEPS} marks of steps")
 
 
 def _numbers(trace: Trace, name_N: Ints, names: Names) -> Ints:
@@ -89,7 +86,7 @@ def _nothing(trace: Trace, names: Names) -> str:
     if names.step is not None or names.step_end is not None:
         return f"nothing in it is called {names.step or names.step_end!r}"
     counts = np.zeros(len(trace.names), dtype=np.int64)
-    for part in trace.parts(kinds=(ANNOTATION,)):
+    for part in trace.parts(EventQuery((ANNOTATION,))):
         counts += np.bincount(part.name_E, minlength=len(counts))
     order = np.argsort(-counts, kind="stable").tolist()
     counted = ((trace.names[name], int(counts[name])) for name in order if 2 <= counts[name] <= MAX_STEPS)

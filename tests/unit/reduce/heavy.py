@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sftriage.reduce.events import Trace
+from sftriage.reduce.events import EventQuery, Events, Trace
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import Reduction, reduce_trace
 
@@ -44,6 +44,18 @@ def write(path: Path, what: Any) -> Path:
 
 def traces_of(path: Path, what: Any) -> list[Trace]:
     return list(read_traces(write(path, what)))
+
+
+def events_of(trace: Trace) -> Events:
+    return Events.joined(list(trace.parts(EventQuery())))
+
+
+def named_events(trace: Trace) -> list[tuple[str, int, int, str]]:
+    """What was read, in order: name, start, end and thread."""
+    events = events_of(trace)
+    columns = (events.name_E, events.start_E, events.end_E, events.track_E)
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return sorted((trace.names[name], start, end, trace.tracks[track][1]) for name, start, end, track in rows)
 
 
 def reduced(path: Path, events: list[dict[str, Any]], names: Any = None, **about: Any) -> Reduction:

@@ -82,16 +82,6 @@ def test_the_largest_of_ranges(rows):
     assert found.tolist() == expected
 
 
-@given(EVENTS, st.none() | st.integers(0, 100), st.none() | st.integers(0, 100))
-def test_what_spans_have_between_two_moments(events, since, until):
-    some = union(*arrays(events))
-    found = some.between(since, until)
-    assert moments(found) == {
-        t for t in covered(events) if (since is None or t >= since) and (until is None or t < until)
-    }
-    assert (found.end_K > found.start_K).all()
-
-
 def test_self_time_of_events_that_nest_is_what_their_children_leave():
     # GIVEN a step of 100 with a stage of 60 in it, and in that two operators of 20 and 10
     start, end = arrays([(0, 100), (10, 60), (20, 20), (50, 10)])
@@ -115,3 +105,9 @@ def test_what_lies_within_an_interval(events, one, other):
     begin, finish = min(one, other), max(one, other)
     found = union(*arrays(events)).within(np.array([begin]), np.array([finish]))
     assert found.tolist() == [len(covered(events) & set(range(begin, finish)))]
+
+
+@given(EVENTS)
+def test_which_moments_spans_hold(events):
+    held = union(*arrays(events)).hold(np.arange(100))
+    assert set(np.flatnonzero(held).tolist()) == covered(events)

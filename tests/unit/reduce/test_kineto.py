@@ -13,20 +13,12 @@ from sftriage.errors import InputError
 from sftriage.reduce import jsonstream
 from sftriage.reduce.events import KERNEL, RUNTIME
 from sftriage.reduce.reading import read_traces
-from tests.unit.reduce.heavy import EPOCH_NS, document, event, mark, traces_of, write
+from tests.unit.reduce.heavy import EPOCH_NS, document, event, events_of, mark, traces_of, write
+from tests.unit.reduce.heavy import named_events as seen
 
 STEP = mark("ProfilerStep#5", 100.0, 50.5)
 OPERATOR = event("aten::linear", 110.25, 20.125)
 ABOUT = {"distributedInfo": {"rank": 3, "world_size": 8}, "baseTimeNanoseconds": EPOCH_NS}
-
-
-def seen(trace):
-    """What was read, as a set of (name, start, end, thread)."""
-    events = trace.events()
-    return sorted(
-        (trace.names[name], int(start), int(end), trace.tracks[track][1])
-        for name, start, end, track in zip(events.name_E, events.start_E, events.end_E, events.track_E, strict=True)
-    )
 
 
 EXPECTED = [
@@ -165,7 +157,7 @@ def test_begin_and_end_events_are_put_together(tmp_path):
 def test_clocks_with_and_without_a_base(tmp_path, base, ts, absolute, start_ns):
     about = {} if base is None else {"baseTimeNanoseconds": base}
     (trace,) = traces_of(tmp_path / "trace.json", {"traceEvents": [event("aten::x", ts, 1)], **about})
-    assert (trace.absolute, trace.events().start_E.tolist()) == (absolute, [start_ns])
+    assert (trace.absolute, events_of(trace).start_E.tolist()) == (absolute, [start_ns])
 
 
 def test_names_of_categories_of_all_years_and_links(tmp_path):
@@ -182,8 +174,8 @@ def test_names_of_categories_of_all_years_and_links(tmp_path):
     ]
     (trace,) = traces_of(tmp_path / "trace.json", document(events))
     # THEN the first four are read, and a link that is none is none
-    assert trace.events().kind_E.tolist() == [KERNEL, KERNEL, RUNTIME, RUNTIME]
-    assert trace.events().link_E.tolist() == [5, -1, 5, -1]
+    assert events_of(trace).kind_E.tolist() == [KERNEL, KERNEL, RUNTIME, RUNTIME]
+    assert events_of(trace).link_E.tolist() == [5, -1, 5, -1]
 
 
 def test_what_is_odd_in_an_event_costs_that_event_at_most(tmp_path):

@@ -8,13 +8,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import InputError
-from sftriage.reduce import columns, events, halves, intervals, self_time, steps
+from sftriage.reduce import columns, events, intervals, steps
 from sftriage.reduce.columns import OTHER_NAMES, Columns
-from sftriage.reduce.events import KERNEL, ON_HOST, OPERATOR, RUNTIME, Trace
+from sftriage.reduce.events import KERNEL, ON_HOST, OPERATOR, RUNTIME, EventQuery, Events, Packed, Trace
 from sftriage.reduce.inside import find
 from sftriage.reduce.intervals import IntervalCollector, Links
-from sftriage.reduce.packed import Packed
-from tests.unit.reduce.heavy import ENGINE, GLOO, MAIN, document, event, mark, reduced, traces_of
+from tests.unit.reduce.heavy import (
+    ENGINE,
+    GLOO,
+    MAIN,
+    document,
+    event,
+    events_of,
+    mark,
+    named_events,
+    reduced,
+    traces_of,
+)
 
 NUMBERS = st.lists(st.integers(-(2**61), 2**61) | st.integers(-5, 5), min_size=1, max_size=20)
 
@@ -32,7 +42,11 @@ def test_numbers_come_back_as_they_were_whatever_their_range(numbers):
     [([7, 7, 7], 0), ([2**50, 2**50 + 255], 2), ([-1, 255], 4), ([0, 2**32 - 1], 8), ([0, 2**32], 16)],
 )
 def test_a_column_takes_what_its_range_takes(numbers, size_bytes):
-    assert Packed.of(np.array(numbers, dtype=np.int64)).size_bytes == size_bytes
+    assert bytes_of(Packed.of(np.array(numbers, dtype=np.int64))) == size_bytes
+
+
+def bytes_of(packed: Packed) -> int:
+    return 0 if packed.above_E is None else packed.above_E.nbytes
 
 
 EVENTS = st.lists(
@@ -56,7 +70,7 @@ def trace_of(rows) -> Trace:
         made.track_id("1", str(track))
     for row in rows:
         assert made.add(*row)
-    return made.trace(base_ns=0, absolute=False, notes=())
+    return made.trace()
 
 
 def rows_of(part):
@@ -79,8 +93,8 @@ def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows,
     # THEN those of some kinds, names and threads are the same as of all of them at once
     wanted = [row for row in rows if row[2] in ON_HOST and row[3] in names and row[4] in tracks]
     name_N, track_N = np.isin(np.arange(5), list(names)), np.isin(np.arange(3), list(tracks))
-    assert rows_of(trace.events(kinds=ON_HOST, names=name_N, tracks=track_N)) == wanted
-    assert rows_of(trace.events()) == rows
+    assert rows_of(Events.joined(list(trace.parts(EventQuery(ON_HOST, name_N, track_N))))) == wanted
+    assert rows_of(events_of(trace)) == rows
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -89,13 +103,13 @@ def test_slabs_of_time_hold_each_event_once_and_in_turn(monkeypatch, rows, block
     monkeypatch.setattr(columns, "BLOCK_EVENTS", block)
     monkeypatch.setattr(events, "SLAB_EVENTS", 4)
     monkeypatch.setattr(events, "_SAMPLED", 2)
-    slabs = list(trace_of(rows).slabs(kinds=(OPERATOR, KERNEL)))
+    slabs = list(trace_of(rows).slabs(EventQuery((OPERATOR, KERNEL))))
     # THEN each begins where the one before ended, and the last has no end
     since_ns = -1
     for until_ns, part in slabs:
-        assert all(since_ns <= start and (until_ns is None or start < until_ns) for start in part.start_E.tolist())
+        assert all(since_ns <= start < until_ns for start in part.start_E.tolist())
         since_ns = until_ns
-    assert slabs[-1][0] is None
+    assert since_ns == events.ALWAYS_NS
     assert sorted(row for _, part in slabs for row in rows_of(part)) == sorted(row for row in rows if row[2] != RUNTIME)
 
 
@@ -177,7 +191,7 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(columns, "MAX_NAMES_BYTES", 10_000)
     (trace,) = traces_of(tmp_path / "t.json", document([event(f"{n}{'x' * 3000}", n, 1) for n in range(10)]))
     assert len(trace.names) == 4
-    assert len(trace.events()) == 10
+    assert len(events_of(trace)) == 10
 
 
 @pytest.mark.parametrize(
@@ -186,7 +200,7 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
         ([(columns, "MAX_TRACKS", 3)], [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
         ([(steps, "MAX_STEPS", 3)], [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
         (
-            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (self_time, "MAX_OPEN", 5)],
+            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (events, "MAX_OPEN", 5)],
             [mark("sftriage:data", n, 500 - n) for n in range(40)],
             "more than 5 events are open at one moment",
         ),
@@ -196,7 +210,7 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
             "more than 16 events begin at about one moment",
         ),
         (
-            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (halves, "MAX_OPEN", 5)],
+            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (columns, "MAX_HALVES_OPEN", 5)],
             [{"ph": "B", "name": "a", "pid": 1, "tid": 1, "ts": n} for n in range(40)],
             "more than 5 events begin and do not end",
         ),
@@ -212,11 +226,11 @@ def test_what_cannot_be_bounded_is_refused_with_the_reason(tmp_path, monkeypatch
 
 
 def test_pieces_that_stay_apart_are_bounded():
-    gathering = IntervalCollector(3, "too many")
+    gathering = IntervalCollector("t.json", 3)
     gathering.add(np.array([0, 10, 20, 5]), np.array([5, 12, 22, 10]))
     assert gathering.spans().start_K.tolist() == [0, 20]
     gathering.add(np.array([30, 40]), np.array([31, 41]))
-    with pytest.raises(InputError, match="too many"):
+    with pytest.raises(InputError, match=r"t.json: its stages are in more than 3 pieces"):
         gathering.spans()
 
 
@@ -230,9 +244,7 @@ def test_begin_and_end_events_are_paired_alike_in_slabs(tmp_path, monkeypatch, s
 
     def paired():
         (trace,) = traces_of(tmp_path / "t.json", document(made))
-        got = trace.events()
-        named = [trace.names[name] for name in got.name_E.tolist()]
-        return sorted(zip(named, got.start_E.tolist(), got.end_E.tolist(), strict=True)), trace.notes
+        return named_events(trace), trace.notes
 
     with monkeypatch.context() as patch:
         whole = paired()
@@ -255,6 +267,7 @@ def test_the_events_take_a_fraction_of_their_text(tmp_path, shape):
     # GIVEN as many events as fill a block, as short as they can be, or long
     written = json.dumps([SHAPES[shape](n) for n in range(70_000)], separators=(",", ":")).encode()
     (trace,) = traces_of(tmp_path / "t.json", written)
-    assert len(trace.events()) == 70_000
+    assert len(events_of(trace)) == 70_000
     # THEN 2 GB of them take less than 400 MB
-    assert trace.size_bytes < 0.2 * len(written)
+    size_bytes = sum(bytes_of(getattr(block, column)) for block in trace.blocks for column in block.__slots__)
+    assert size_bytes < 0.2 * len(written)
