@@ -65,7 +65,6 @@ class Gatherer:
         self._rows = StepRows(schema, world_size, self._capacity_steps)
         self._complete: list[Window] = []
         self._hosts, self._cohorts = [""] * world_size, [""] * world_size
-        self._places: tuple[tuple[str, ...] | None, tuple[str, ...] | None] | None = None
 
     def takes(self, schema: StageSchema, world_size: int) -> bool:
         """Whether steps are of this job: of its stages, and of as many ranks."""
@@ -73,9 +72,8 @@ class Gatherer:
 
     def describe(self, rank: int, host: str, cohort: str = "") -> None:
         """Say where a rank is and what role it has; windows from now on carry it."""
-        if 0 <= rank < self._world_size and (self._hosts[rank], self._cohorts[rank]) != (host, cohort):
+        if 0 <= rank < self._world_size:
             self._hosts[rank], self._cohorts[rank] = host, cohort
-            self._places = None
 
     def runs_on_device(self) -> None:
         """Say that some rank's steps run on a device that its host does not wait for; windows from now on carry it."""
@@ -107,12 +105,10 @@ class Gatherer:
         if not self._started:
             self._early_device.append(steps)
             return
-        step_B = steps.step_B
-        # From now on this rank is waited for; what is too far ahead for the store is dropped, but it has been shown.
-        for rank in np.unique(steps.rank_B):
-            latest = int(step_B[steps.rank_B == rank].max())
-            seen = int(self._latest_device_R[rank])
-            self._latest_device_R[rank] = latest if seen == MAX_COUNT else max(seen, latest)
+        rank_B, step_B = steps.rank_B, steps.step_B
+        # From now on these ranks are waited for; what is too far ahead for the store is dropped, but has been shown.
+        self._latest_device_R[rank_B[self._latest_device_R[rank_B] == MAX_COUNT]] = _NEVER
+        np.maximum.at(self._latest_device_R, rank_B, step_B)
         held_B = (step_B >= self._next_first) & (step_B < self._next_first + self._capacity_steps)
         if held_B.any():
             self._rows.put_device(steps[held_B])
@@ -162,9 +158,9 @@ class Gatherer:
         self._fastest = self._earliest
         self._next_first = self._earliest + self._shape.warmup_steps
         self._take(early)
-        early_device, self._early_device = self._early_device, []
-        for steps in early_device:
+        for steps in self._early_device:
             self.add_device(steps)
+        self._early_device = []
 
     def _usable(self, steps: StepArrays) -> StepArrays:
         """Those of ranks and with numbers that there can be."""
@@ -224,15 +220,11 @@ class Gatherer:
             self._next_first += strides * stride
 
     def _window(self, first_step: int, n_steps: int) -> Window:
-        if self._places is None:
-            places = (tuple(self._hosts), tuple(self._cohorts))
-            self._places = (places[0] if any(places[0]) else None, places[1] if any(places[1]) else None)
-        hosts, cohorts = self._places
         return Window(
             schema=self._schema,
             first_step=first_step,
-            hosts=hosts,
-            cohorts=cohorts,
+            hosts=tuple(self._hosts) if any(self._hosts) else None,
+            cohorts=tuple(self._cohorts) if any(self._cohorts) else None,
             attempt=self._attempt,
             on_device=self._on_device,
             **self._rows.window(first_step, n_steps),
@@ -246,7 +238,7 @@ KEPT_STEPS = 4096
 class StepTimes:
     """The first rank's start and the last rank's end of each of the newest steps, of the newest attempt."""
 
-    def __init__(self, kept_steps: int = 0) -> None:
+    def __init__(self, kept_steps: int) -> None:
         self._kept_steps = max(kept_steps, KEPT_STEPS)
         self._attempt = 0
         self._spans: dict[int, Span] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, files
-from sftriage.recorder.layout import HEADER_BYTES, MAGICS, decode_header
+from sftriage.recorder.layout import HEADER_BYTES, MAGICS, MAX_COUNT, decode_header
 from sftriage.records import Window
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
 from sftriage.windows.gather import Gatherer, Shape
@@ -98,22 +99,20 @@ class StepFile:
         Returns:
             Their places (B) in the runs laid end to end, and the steps (B).
         """
+        nothing = np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
         try:
             descriptor = files.open_regular(self.path, os.O_RDONLY)
         except RingError:
-            return self._nothing()
+            return nothing
         try:
             n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // self.info.slot_bytes
-            if self._first_step is None:
+            if self._first_step is None and n_slots:
                 self._first_step = self._step_at(descriptor, 0)
             return self._steps(descriptor, n_slots, np.array(runs, dtype=np.int64).reshape(-1, 2))
         except OSError:
-            return self._nothing()
+            return nothing
         finally:
             os.close(descriptor)
-
-    def _nothing(self) -> tuple[IntArray, StepArrays]:
-        return np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
 
     def _steps(self, descriptor: int, n_slots: int, runs_X2: IntArray) -> tuple[IntArray, StepArrays]:
         """Mostly no step is missing, so that where one is follows from its number: all runs are read, checked as one.
@@ -149,28 +148,17 @@ class StepFile:
         return np.concatenate(places), together(found)
 
     def _searched(self, descriptor: int, n_slots: int, first: int, n_steps: int) -> StepArrays:
-        at = self._place(descriptor, n_slots, first)
+        at = bisect_left(range(n_slots), first, key=lambda index: self._step_at(descriptor, index))
         size = self.info.slot_bytes
         raw = os.pread(descriptor, n_steps * size, HEADER_BYTES + at * size)
         steps, whole_B = self._checked(raw[: len(raw) // size * size])
         return steps[whole_B & (steps.step_B >= first) & (steps.step_B < first + n_steps)]
 
-    def _place(self, descriptor: int, n_slots: int, step: int) -> int:
-        """The index of the first slot of this step, or of the next that is there."""
-        low, high = 0, n_slots
-        while low < high:
-            middle = (low + high) // 2
-            found = self._step_at(descriptor, middle)
-            if found is not None and found < step:
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def _step_at(self, descriptor: int, index: int) -> int | None:
+    def _step_at(self, descriptor: int, index: int) -> int:
+        """The number of a step by its place; beyond any step where the log ends before that."""
         size = self.info.slot_bytes
         raw = os.pread(descriptor, size, HEADER_BYTES + index * size)
-        return int(decode([(self.info.rank, raw)], self.info.schema).step_B[0]) if len(raw) == size else None
+        return int(decode([(self.info.rank, raw)], self.info.schema).step_B[0]) if len(raw) == size else MAX_COUNT
 
     def _checked(self, raw: bytes) -> tuple[StepArrays, BoolArray]:
         """Slots, and which of them (B) were written whole, of a complete step."""

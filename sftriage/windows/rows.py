@@ -15,6 +15,8 @@ from sftriage.records import StageSchema
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
 
 NS = 1e-9
+_HOST = ("durations_NRS", "outside_NRG", "between_NR")
+_DEVICE = ("device_NRS", "device_outside_NRG", "device_between_NR")
 
 
 class StepRows:
@@ -31,26 +33,18 @@ class StepRows:
     """
 
     def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
-        n_stages, n_sync = len(schema.stages), len(schema.sync)
-        self._n_stages, self._n_ranks, self._n_rows = n_stages, world_size, capacity_steps
-        self._values_VCR = np.full((n_stages + n_sync + 1, capacity_steps, world_size), np.nan)
-        # Made when the first rank says any: most jobs do without.
-        self._ready_CR: FloatArray | None = None
-        self._work_CR: FloatArray | None = None
-        self._device_VCR: FloatArray | None = None
+        self._n_stages, self._n_ranks, self._n_rows = len(schema.stages), world_size, capacity_steps
+        self._values_VCR = np.full((len(schema.stages) + len(schema.sync) + 1, capacity_steps, world_size), np.nan)
+        # Device times, ready moments and work: made when the first rank says any, and most jobs do without.
+        self._refined: dict[str, FloatArray] = {}
         self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
-        self._touched_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
-        self._ready_said_C = np.zeros(capacity_steps, dtype=np.bool_)
-        self._work_said_C = np.zeros(capacity_steps, dtype=np.bool_)
-        self._device_said_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._kind_C2 = np.zeros((capacity_steps, 2), dtype=np.int64)
         self._kind_rank_C = np.full(capacity_steps, world_size)
 
     def put(self, steps: StepArrays) -> None:
         """Take steps; what a rank left half-way says what sort of step it was, and no times."""
         row_B = steps.step_B % self._n_rows
-        self._touched_C[row_B] = True
         self._capturing_C[row_B[steps.capturing_B]] = True
         self._put_kinds(steps, row_B)
         complete_B = steps.complete_B
@@ -59,33 +53,24 @@ class StepRows:
         self._known_C[row_B] = True
         at_B = row_B * self._n_ranks + steps.rank_B
         _put_times(self._values_VCR, at_B, steps)
-        self._put_refinements(steps, row_B, at_B)
+        for name, values_B, said_B, unit in (
+            ("ready", steps.ready_ns_B, steps.ready_ns_B >= 0, NS),
+            ("work", steps.work_B, steps.work_B > 0, 1.0),
+        ):
+            if said_B.any():
+                self._refinement(name, 1).reshape(-1)[at_B[said_B]] = values_B[said_B] * unit
 
     def put_device(self, steps: StepArrays) -> None:
         """Take the device times of steps (see `sftriage.recorder.device`)."""
-        if self._device_VCR is None:
-            self._device_VCR = np.full_like(self._values_VCR, np.nan)
-        row_B = steps.step_B % self._n_rows
-        self._touched_C[row_B] = True
-        self._device_said_C[row_B] = True
-        _put_times(self._device_VCR, row_B * self._n_ranks + steps.rank_B, steps)
+        at_B = steps.step_B % self._n_rows * self._n_ranks + steps.rank_B
+        _put_times(self._refinement("device", len(self._values_VCR)), at_B, steps)
 
     def clear(self, first_step: int, n_steps: int) -> None:
         """Forget steps, so that their rows can be those of later ones."""
-        rows = np.arange(first_step, first_step + min(n_steps, self._n_rows)) % self._n_rows
-        rows = rows[self._touched_C[rows]]
-        if not len(rows):
-            return
-        self._values_VCR[:, rows] = np.nan
-        if self._ready_CR is not None:
-            self._ready_CR[rows] = np.nan
-        if self._work_CR is not None:
-            self._work_CR[rows] = 0.0
-        if self._device_VCR is not None:
-            self._device_VCR[:, rows] = np.nan
-        said = (self._known_C, self._touched_C, self._capturing_C, self._ready_said_C, self._work_said_C)
-        for said_C in (*said, self._device_said_C):
-            said_C[rows] = False
+        rows = self._rows(first_step, min(n_steps, self._n_rows))
+        for values_VCR in (self._values_VCR, *self._refined.values()):
+            values_VCR[:, rows] = np.nan
+        self._known_C[rows] = self._capturing_C[rows] = False
         self._kind_C2[rows] = 0
         self._kind_rank_C[rows] = self._n_ranks
 
@@ -96,33 +81,30 @@ class StepRows:
     def window(self, first_step: int, n_steps: int) -> dict[str, Any]:
         """What these steps give a `Window`: copies, with the ranks of one value side by side."""
         rows = self._rows(first_step, n_steps)
-        times = self._times(self._values_VCR, first_step, n_steps)
-        ready_CR = self._ready_CR if self._ready_said_C[rows].any() else None
-        work_CR = self._work_CR if self._work_said_C[rows].any() else None
+        found: dict[str, Any] = {"capturing_N": self._capturing_C[rows]}
+        found |= self._times(_HOST, self._values_VCR.take(rows, axis=1))
         kinds = tuple(kind_of(int(first), int(rest)) for first, rest in self._kind_C2[rows])
-        return {
-            "durations_NRS": times[0],
-            "outside_NRG": times[1],
-            "between_NR": times[2],
-            "ready_NR": None if ready_CR is None else self._copied(ready_CR[None], first_step, n_steps)[0],
-            "work_NR": None if work_CR is None else self._copied(work_CR[None], first_step, n_steps)[0],
-            "capturing_N": self._capturing_C[rows],
-            "kinds": kinds if any(kinds) else None,
-        } | self._device(first_step, n_steps)
+        if any(kinds):
+            found["kinds"] = kinds
+        for name, values_VCR in self._refined.items():
+            values_VNR = values_VCR.take(rows, axis=1)
+            if np.isnan(values_VNR[-1]).all():
+                continue
+            if name == "device":
+                found |= self._times(_DEVICE, values_VNR)
+            else:
+                found[f"{name}_NR"] = values_VNR[0] if name == "ready" else np.nan_to_num(values_VNR[0], nan=0.0)
+        return found
 
-    def _device(self, first_step: int, n_steps: int) -> dict[str, FloatArray | None]:
-        if self._device_VCR is None or not self._device_said_C[self._rows(first_step, n_steps)].any():
-            return {}
-        times = self._times(self._device_VCR, first_step, n_steps)
-        return dict(zip(("device_NRS", "device_outside_NRG", "device_between_NR"), times, strict=True))
+    def _times(self, names: tuple[str, ...], values_VNR: FloatArray) -> dict[str, FloatArray | None]:
+        values_NRV = values_VNR.transpose(1, 2, 0)
+        outside_NRG = values_NRV[:, :, self._n_stages : -1] if len(values_VNR) > self._n_stages + 1 else None
+        return dict(zip(names, (values_NRV[:, :, : self._n_stages], outside_NRG, values_NRV[:, :, -1]), strict=True))
 
-    def _times(
-        self, values_VCR: FloatArray, first_step: int, n_steps: int
-    ) -> tuple[FloatArray, FloatArray | None, FloatArray]:
-        """Durations, outside times and between times of these steps."""
-        values_NRV = self._copied(values_VCR, first_step, n_steps).transpose(1, 2, 0)
-        outside_NRG = values_NRV[:, :, self._n_stages : -1] if len(values_VCR) > self._n_stages + 1 else None
-        return values_NRV[:, :, : self._n_stages], outside_NRG, values_NRV[:, :, -1]
+    def _refinement(self, name: str, n_values: int) -> FloatArray:
+        if name not in self._refined:
+            self._refined[name] = np.full((n_values, self._n_rows, self._n_ranks), np.nan)
+        return self._refined[name]
 
     def _put_kinds(self, steps: StepArrays, row_B: IntArray) -> None:
         """A step is of the kind that the lowest rank says that says any, in whatever order they come."""
@@ -138,31 +120,8 @@ class StepRows:
         self._kind_rank_C[rows] = ranks_B[lowest]
         self._kind_C2[rows] = kind_B2[lowest]
 
-    def _put_refinements(self, steps: StepArrays, row_B: IntArray, at_B: IntArray) -> None:
-        said_B = steps.ready_ns_B >= 0
-        if said_B.any():
-            if self._ready_CR is None:
-                self._ready_CR = np.full((self._n_rows, self._n_ranks), np.nan)
-            self._ready_CR.reshape(-1)[at_B[said_B]] = steps.ready_ns_B[said_B] * NS
-            self._ready_said_C[row_B[said_B]] = True
-        said_B = steps.work_B > 0
-        if said_B.any():
-            if self._work_CR is None:
-                self._work_CR = np.zeros((self._n_rows, self._n_ranks))
-            self._work_CR.reshape(-1)[at_B[said_B]] = steps.work_B[said_B]
-            self._work_said_C[row_B[said_B]] = True
-
     def _rows(self, first_step: int, n_steps: int) -> IntArray:
         return np.arange(first_step, first_step + n_steps) % self._n_rows
-
-    def _copied(self, values_VCR: FloatArray, first_step: int, n_steps: int) -> FloatArray:
-        """The rows of these steps in order (V, N, R); the ring may turn over within them."""
-        start = first_step % self._n_rows
-        before_turn = min(n_steps, self._n_rows - start)
-        values_VNR = np.empty((len(values_VCR), n_steps, self._n_ranks))
-        values_VNR[:, :before_turn] = values_VCR[:, start : start + before_turn]
-        values_VNR[:, before_turn:] = values_VCR[:, : n_steps - before_turn]
-        return values_VNR
 
 
 def _put_times(values_VCR: FloatArray, at_B: IntArray, steps: StepArrays) -> None:

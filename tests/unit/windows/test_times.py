@@ -11,7 +11,7 @@ def record(rank: int, step: int, start_ns: int, *durations_ns: int) -> StepRecor
 
 
 def test_a_run_of_steps_is_from_the_first_start_to_the_last_end():
-    times = StepTimes()
+    times = StepTimes(0)
     times.note(0, batch(record(0, 5, 100, 10, 20), record(0, 6, 140, 10, 20)))
     times.note(0, batch(record(1, 5, 90, 10, 20), record(1, 6, 145, 10, 20)))
     assert times.of(0, 5, 5) == Span(90, 130)
@@ -31,7 +31,7 @@ def test_only_the_newest_steps_are_kept_however_long_the_job_is(monkeypatch):
 
 
 def test_another_attempt_has_times_of_its_own():
-    times = StepTimes()
+    times = StepTimes(0)
     times.note(0, batch(record(0, 5, 100, 10)))
     times.note(1, batch(record(0, 5, 900, 10)))
     assert times.of(0, 5, 5) is None
