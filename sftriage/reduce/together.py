@@ -21,15 +21,6 @@ by a part of a step, and their hosts' clocks by less than seconds."""
 MAX_WINDOW_STEPS = 100_000
 
 
-def missing_ranks(reductions: Sequence[Reduction]) -> tuple[int, ...] | None:
-    """The ranks of the job that have no trace here; None if that is not known."""
-    sizes = {reduction.trace.world_size for reduction in reductions} - {None}
-    ranks = {reduction.trace.rank for reduction in reductions}
-    if not sizes or None in ranks:
-        return None
-    return tuple(sorted(set(range(max(size for size in sizes if size is not None))) - ranks))
-
-
 def together(reductions: Sequence[Reduction]) -> Window:
     """One window of the traces of all ranks, in the order of the ranks.
 
@@ -38,7 +29,7 @@ def together(reductions: Sequence[Reduction]) -> Window:
 
     Raises:
         InputError: the traces are not of one job: two of one rank, of other jobs, of different worlds, or of other
-            times; or they share no step.
+            times; or they share no step; or a rank has none.
     """
     by_rank = _by_rank(reductions)
     schema = _schema(by_rank)
@@ -64,10 +55,9 @@ def together(reductions: Sequence[Reduction]) -> Window:
     earliest_ns = min(_start(one.steps, opening) for one in by_rank)
     for rank, reduction in enumerate(by_rank):
         at = reduction.steps.number_N - first
-        for number, stage in enumerate(reduction.schema.stages):
-            durations_NRS[at, rank, schema.stages.index(stage)] = reduction.durations_ns_NS[:, number] * 1e-9
-        for stage in set(schema.stages) - set(reduction.schema.stages):
-            durations_NRS[at, rank, schema.stages.index(stage)] = 0.0
+        durations_NRS[at, rank] = 0.0
+        own = [schema.stages.index(stage) for stage in reduction.schema.stages]
+        durations_NRS[at[:, None], rank, own] = reduction.durations_ns_NS * 1e-9
         outside_NRG[at, rank] = outside_ns(reduction.steps, reduction.spans, schema) * 1e-9
         between_NR[at, rank] = reduction.between_ns_N * 1e-9
         if dated:
@@ -76,6 +66,12 @@ def together(reductions: Sequence[Reduction]) -> Window:
 
 
 def _by_rank(reductions: Sequence[Reduction]) -> list[Reduction]:
+    sizes = sorted({one.trace.world_size for one in reductions if one.trace.world_size is not None})
+    ranks = {one.trace.rank for one in reductions}
+    missing = sorted(set(range(sizes[-1])) - ranks) if sizes and None not in ranks else []
+    if missing:
+        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+        raise InputError(f"{len(missing)} ranks have no trace here ({shown})")
     of_rank: dict[int, Reduction] = {}
     for reduction in reductions:
         rank = reduction.trace.rank
@@ -84,7 +80,6 @@ def _by_rank(reductions: Sequence[Reduction]) -> list[Reduction]:
         if rank in of_rank:
             raise InputError(f"two traces of rank {rank}: {of_rank[rank].trace.source} and {reduction.trace.source}")
         of_rank[rank] = reduction
-    sizes = sorted({one.trace.world_size for one in reductions if one.trace.world_size is not None})
     jobs = sorted({one.trace.job for one in reductions if one.trace.job is not None})
     if len(sizes) > 1:
         raise InputError(f"the traces are of different jobs: their world sizes are {', '.join(map(str, sizes))}")

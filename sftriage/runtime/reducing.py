@@ -17,7 +17,7 @@ from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.stages import Reduction, reduce_trace
-from sftriage.reduce.together import missing_ranks, together
+from sftriage.reduce.together import together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher
@@ -49,7 +49,7 @@ class Reduced:
         if wanted.trace.blocks:
             return wanted
         for trace in read_traces(self.files[at]):
-            if trace.source == wanted.trace.source and (again := described(trace, self.files[at], ranks)).rank == rank:
+            if trace.source == wanted.trace.source and (again := _described(trace, self.files[at], ranks)).rank == rank:
                 return reduce_trace(again, names)
         raise InputError(f"{wanted.trace.source}: the file has changed while it was read")
 
@@ -65,7 +65,7 @@ def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> R
                 if reductions:
                     reductions[-1] = reductions[-1].without_events()
                 try:
-                    reductions.append(reduce_trace(described(trace, path, ranks), names))
+                    reductions.append(reduce_trace(_described(trace, path, ranks), names))
                     files.append(path)
                 except InputError as error:
                     refused.append(Refusal(trace.source, str(error)))
@@ -77,9 +77,9 @@ def read_all(paths: Sequence[Path], names: Names, ranks: Mapping[str, int]) -> R
     return Reduced(tuple(reductions), tuple(files), tuple(refused))
 
 
-def described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
+def _described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
     """The trace with the rank that a person gave it, and with what the manifest beside it knows and it does not."""
-    manifest = manifest_beside(path, trace)
+    manifest = _manifest_beside(path, trace)
     if manifest is not None:
         capture = manifest.capture
         trace = replace(
@@ -96,7 +96,7 @@ def described(trace: Trace, path: Path, ranks: Mapping[str, int]) -> Trace:
     return trace
 
 
-def manifest_beside(path: Path, trace: Trace) -> Manifest | None:
+def _manifest_beside(path: Path, trace: Trace) -> Manifest | None:
     """The manifest of the capture in whose directory a trace lies, if it is of no other capture."""
     beside = path.parent / MANIFEST_NAME
     try:
@@ -111,25 +111,19 @@ def manifest_beside(path: Path, trace: Trace) -> Manifest | None:
 class Accounted:
     """The accounting on all ranks' traces, or in words why there is none."""
 
-    window: Window | None
     verdict: Verdict | None
     why_not: str
 
 
 def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
     """Run the frontier on the traces of all ranks, where all are there and belong together."""
-    if len(reductions) < 2:
-        return Accounted(None, None, "one rank's trace: the accounting takes those of all ranks")
-    missing = missing_ranks(reductions)
-    if missing:
-        shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-        return Accounted(None, None, f"{len(missing)} ranks have no trace here ({shown})")
     try:
-        window = together(reductions)
+        if len(reductions) < 2:
+            raise InputError("one rank's trace: the accounting takes those of all ranks")
+        verdict, _ = judge(together(reductions), None, settings)
     except InputError as error:
-        return Accounted(None, None, str(error))
-    verdict, _ = judge(window, None, settings)
-    return Accounted(window, verdict, "")
+        return Accounted(None, str(error))
+    return Accounted(verdict, "")
 
 
 LONG_STEPS = 512
@@ -218,13 +212,11 @@ def confirm(
         raise InputError(f"{signal.recording.source}: nothing was recorded of steps {first} to {last}")
     agreements = tuple(_agreement(one, schema, recorded, stage) for one in reductions)
     verdict, verdicts_agree = None, None
-    if accounted.window is not None and accounted.verdict is not None:
-        numbers = range(accounted.window.first_step, accounted.window.last_step + 1)
-        if all(number in recorded for number in numbers):
-            whole = Window.joined([recorded[number] for number in numbers])
-            # A profiler ran in all of these steps: that is what is compared here, and no reason to say nothing.
-            verdict, _ = judge(replace(whole, capturing_N=None), None, settings)
-            verdicts_agree = _named(verdict) == _named(accounted.verdict)
+    if accounted.verdict is not None and all(number in recorded for number in range(first, last + 1)):
+        whole = Window.joined([recorded[number] for number in range(first, last + 1)])
+        # A profiler ran in all of these steps: that is what is compared here, and no reason to say nothing.
+        verdict, _ = judge(replace(whole, capturing_N=None), None, settings)
+        verdicts_agree = _named(verdict) == _named(accounted.verdict)
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
 
 
@@ -266,10 +258,9 @@ def _agreement(one: Reduction, schema: StageSchema, recorded: Mapping[int, Windo
 
 def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], str | None]:
     """Whom and what a verdict names: that is what two of them agree on, or do not."""
-    if not verdict.suspects or verdict.label != "suspect":
+    if verdict.label != "suspect" or not verdict.suspects:
         return verdict.label, (), None
-    suspect = verdict.suspects[0]
-    return verdict.label, suspect.ranks, suspect.stage
+    return verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage
 
 
 def stage_in_question(
@@ -278,10 +269,11 @@ def stage_in_question(
     """The stage to look into: the one asked for, the suspect's, or the longest, against the control if there is one."""
     if asked is not None:
         return asked
-    if manifest is not None and manifest.trigger.stage is not None and manifest.trigger.stage in one.schema.stages:
-        return manifest.trigger.stage
-    if verdict is not None and verdict.suspects and verdict.suspects[0].stage in one.schema.stages:
-        return str(verdict.suspects[0].stage)
+    triggered = manifest.trigger.stage if manifest is not None else None
+    suspected = verdict.suspects[0].stage if verdict is not None and verdict.suspects else None
+    for stage in (triggered, suspected):
+        if stage is not None and stage in one.schema.stages:
+            return stage
     mean_s = one.mean_s
     if control is not None:
         its_s = control.mean_s
@@ -294,14 +286,12 @@ def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
     return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
 
 
-def ranks_to_look_at(
-    reductions: Sequence[Reduction], verdict: Verdict | None, stage: str | None
-) -> tuple[int, int] | None:
+def _ranks_to_look_at(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:
     """Of several ranks the suspect, or whoever takes longest in the stage asked for; and the median rank beside it.
 
     None where nobody is suspected, and no stage was asked for.
     """
-    suspect = verdict.suspects[0] if verdict is not None and verdict.suspects else None
+    suspect = verdict.suspects[0] if verdict.suspects else None
     asked = stage or (suspect.stage if suspect else None)
     took_s = {
         one.trace.rank: sum(one.mean_s.values()) if asked is None else one.mean_s.get(asked, 0.0)
@@ -322,7 +312,7 @@ def with_manifest(signal: Signal | None, reduced: Reduced) -> Signal | None:
     if signal is None or signal.manifest is not None or len(reduced.reductions) > 1 or capture_id is None:
         return signal
     try:
-        return Signal(signal.recording, signal.job, signal.store.manifest(capture_id), signal.store)
+        return replace(signal, manifest=signal.store.manifest(capture_id))
     except (UsageError, InputError):
         return signal
 
@@ -342,24 +332,23 @@ def findings_of(
         UsageError: there is a control beside several traces.
     """
     beside: Reduction | None = None
-    if len(reduced.reductions) == 1:
+    if len(reduced.reductions) > 1:
+        if control is not None:
+            raise UsageError("--control goes with a single trace; of several, the median rank is the control")
+        verdict = accounted.verdict
+        chosen = None if verdict is None else _ranks_to_look_at(reduced.reductions, verdict, asked)
+        if chosen is None:
+            return None
+        one, beside = (reduced.whole(rank, *how) for rank in chosen)
+    else:
         (one,) = reduced.reductions
         if control is not None:
             read = read_all([control], *how)
             if len(read.reductions) != 1:
                 raise InputError(f"{control}: one trace is wanted: {'; '.join(each.reason for each in read.refused)}")
             (beside,) = read.reductions
-    else:
-        if control is not None:
-            raise UsageError("--control goes with a single trace; of several, the median rank is the control")
-        chosen = None
-        if accounted.window is not None:
-            chosen = ranks_to_look_at(reduced.reductions, accounted.verdict, asked)
-        if chosen is None:
-            return None
-        one, beside = (reduced.whole(rank, *how) for rank in chosen)
     manifest = signal.manifest if signal else None
     stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
     if manifest is None and len(reduced.reductions) == 1:
-        manifest = manifest_beside(reduced.files[0], one.trace)
+        manifest = _manifest_beside(reduced.files[0], one.trace)
     return find(one, stage, beside, known_faulty(manifest))

@@ -5,7 +5,7 @@ import pytest
 
 from sftriage.errors import InputError
 from sftriage.frontier import Settings, judge
-from sftriage.reduce.together import missing_ranks, together
+from sftriage.reduce.together import together
 from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 
 DAY_NS = 86_400 * 10**9
@@ -55,36 +55,27 @@ def of(tmp_path, rank, *, first=1, name="a", world_size=2, **about):
 
 
 @pytest.mark.parametrize(
-    ("other", "said"),
+    ("world_size", "other", "said"),
     [
-        ({"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 3 * DAY_NS}, "not of one run: .* 3.0 days apart"),
-        ({"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 8 * 10**9}, "not of one run: .* 8.0 s apart"),
-        ({"rank": 0}, "two traces of rank 0"),
-        ({"rank": 1, "world_size": 3}, "different jobs: their world sizes are 2, 3"),
-        ({"rank": 1, "first": 9}, "no step in common: rank 0 steps 1 to 1; rank 1 steps 9 to 9"),
-        ({"rank": 2}, "not all ranks are there: only 0, 2"),
-        ({"rank": 1, "sftriage.job": "b"}, "different jobs: 'a', 'b'"),
+        (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 3 * DAY_NS}, "not of one run: .* 3.0 days apart"),
+        (2, {"rank": 1, "baseTimeNanoseconds": EPOCH_NS + 8 * 10**9}, "not of one run: .* 8.0 s apart"),
+        (None, {"rank": 0, "world_size": None}, "two traces of rank 0"),
+        (1, {"rank": 1}, "different jobs: their world sizes are 1, 2"),
+        (2, {"rank": 1, "first": 9}, "no step in common: rank 0 steps 1 to 1; rank 1 steps 9 to 9"),
+        (None, {"rank": 2, "world_size": None}, "not all ranks are there: only 0, 2"),
+        (4, {"rank": 2}, r"2 ranks have no trace here \(1, 3\)"),
+        (2, {"rank": 1, "sftriage.job": "b"}, "different jobs: 'a', 'b'"),
+        # A trace without a rank is not given one by its name.
+        (2, {"name": "rank1", "rank": None}, "does not say its rank"),
     ],
 )
-def test_what_does_not_belong_together_is_not_merged(tmp_path, other, said):
-    some = of(tmp_path, 0, **{"sftriage.job": "a"})
+def test_what_does_not_belong_together_is_not_merged(tmp_path, world_size, other, said):
+    some = of(tmp_path, 0, world_size=world_size, **{"sftriage.job": "a"})
     with pytest.raises(InputError, match=said):
-        together([some, of(tmp_path, name="b", **other)])
-
-
-def test_a_trace_without_a_rank_is_not_given_one(tmp_path):
-    nameless = reduced(tmp_path / "rank7.json", [mark("ProfilerStep#1", 0, 50)])
-    with pytest.raises(InputError, match="does not say its rank"):
-        together([of(tmp_path, 0), nameless])
+        together([some, of(tmp_path, **{"name": "b", **other})])
 
 
 def test_clocks_without_a_date_cannot_be_compared(tmp_path):
     some = [of(tmp_path, rank, name=str(rank), baseTimeNanoseconds=0) for rank in range(2)]
     assert together(some).between_NR.tolist() == [[0.0, 0.0]]
     assert all("no date" in " ".join(one.notes) for one in some)
-
-
-def test_ranks_that_are_missing(tmp_path):
-    assert missing_ranks([of(tmp_path, 1, world_size=4)]) == (0, 2, 3)
-    assert missing_ranks([of(tmp_path, 1), of(tmp_path, 0)]) == ()
-    assert missing_ranks([reduced(tmp_path / "x.json", [mark("ProfilerStep#1", 0, 50)])]) is None
