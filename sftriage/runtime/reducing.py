@@ -120,9 +120,10 @@ def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
     try:
         if len(reductions) < 2:
             raise InputError("one rank's trace: the accounting takes those of all ranks")
-        verdict, _ = judge(together(reductions), None, settings)
+        window = together(reductions)
     except InputError as error:
         return Accounted(None, str(error))
+    verdict, _ = judge(window, None, settings)
     return Accounted(verdict, "")
 
 

@@ -116,33 +116,44 @@ def test_a_bare_list_of_events_is_read_even_if_it_is_not_closed(tmp_path):
         assert not trace.absolute
 
 
-def test_the_end_of_what_does_not_matter_ends_nothing_else(tmp_path):
-    # GIVEN a range, and in it one of a category that is left out, whose end says no category
-    events = [
-        {"ph": "B", "name": "sftriage:data", "cat": "user_annotation", "pid": 1, "tid": 1, "ts": 10},
-        {"ph": "B", "name": "flush", "cat": "overhead", "pid": 1, "tid": 1, "ts": 12},
-        {"ph": "E", "pid": 1, "tid": 1, "ts": 15},
-        {"ph": "E", "pid": 1, "tid": 1, "ts": 40},
-    ]
-    (trace,) = traces_of(tmp_path / "trace.json", events)
-    # THEN the range is as long as it was, and nothing is left over
-    assert seen(trace) == [("sftriage:data", 10_000, 40_000, "1")]
-    assert trace.notes == ("its clock has no date",)
+def half(sign, ts, tid=1, **more):
+    return {"ph": sign, "pid": 1, "tid": tid, "ts": ts, **more}
 
 
-def test_begin_and_end_events_are_put_together(tmp_path):
-    # GIVEN halves of events, not in order of time, one of them without its other half
-    halves = [
-        {"ph": "E", "pid": 1, "tid": 1, "ts": 40},
-        {"ph": "B", "name": "outer", "pid": 1, "tid": 1, "ts": 10},
-        {"ph": "B", "name": "inner", "pid": 1, "tid": 1, "ts": 20},
-        {"ph": "E", "name": "inner", "pid": 1, "tid": 1, "ts": 30},
-        {"ph": "B", "name": "lost", "pid": 1, "tid": 2, "ts": 5},
-    ]
+@pytest.mark.parametrize(
+    ("halves", "found", "n_left"),
+    [
+        # In no order of time, one of them without its other half.
+        (
+            [
+                half("E", 40),
+                half("B", 10, name="outer"),
+                half("B", 20, name="inner"),
+                half("E", 30, name="inner"),
+                half("B", 5, tid=2, name="lost"),
+            ],
+            [("inner", 20_000, 30_000, "1"), ("outer", 10_000, 40_000, "1")],
+            1,
+        ),
+        # Inside is one of a category that is left out, whose end says no category: it ends nothing else.
+        (
+            [
+                half("B", 10, name="sftriage:data", cat="user_annotation"),
+                half("B", 12, name="flush", cat="overhead"),
+                half("E", 15),
+                half("E", 40),
+            ],
+            [("sftriage:data", 10_000, 40_000, "1")],
+            0,
+        ),
+    ],
+)
+def test_begin_and_end_events_are_put_together(tmp_path, halves, found, n_left):
     (trace,) = traces_of(tmp_path / "trace.json", halves)
-    # THEN the pairs are events, and the note says what was left out
-    assert seen(trace) == [("inner", 20_000, 30_000, "1"), ("outer", 10_000, 40_000, "1")]
-    assert "1 begin or end events had no other half" in " ".join(trace.notes)
+    # THEN the pairs are events, and a note says what was left out
+    assert seen(trace) == found
+    left = (f"{n_left} begin or end events had no other half, and were left out",) if n_left else ()
+    assert trace.notes == (*left, "its clock has no date")
 
 
 @pytest.mark.parametrize(

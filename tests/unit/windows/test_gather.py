@@ -41,11 +41,31 @@ def fed(target: Gatherer, steps: list[StepRecord]) -> list[tuple[int, int]]:
     return found
 
 
-def test_windows_come_at_every_stride_once_every_rank_has_passed_their_end():
+FAR = MAX_GAP_STEPS * 1000
+
+
+@pytest.mark.parametrize(
+    ("numbers", "warmup", "found"),
+    [
+        (range(8), 0, [(0, 3), (2, 5), (4, 7)]),
+        (range(7), 3, [(3, 6)]),
+        # A job that goes on at a later step starts its windows there.
+        (range(5000, 5004), 0, [(5000, 5003)]),
+        # A window in a gap that nobody recorded has no step, and is none; a longer one starts the numbering over.
+        ([*range(4), *range(100, 106)], 0, [(0, 3), (2, 5), (98, 101), (100, 103), (102, 105)]),
+        ([*range(4), *range(FAR, FAR + 4)], 0, [(0, 3), (FAR, FAR + 3)]),
+        ([], 0, []),
+    ],
+)
+def test_windows_come_at_every_stride_once_every_rank_has_passed_their_end(numbers, warmup, found):
     # GIVEN two ranks, windows of 4 steps, one every 2
-    # WHEN both have recorded 8 steps
-    # THEN the windows 0-3, 2-5 and 4-7 came out, each once
-    assert fed(gatherer(), [step(rank, n) for n in range(8) for rank in (0, 1)]) == [(0, 3), (2, 5), (4, 7)]
+    assert fed(gatherer(warmup=warmup), [step(rank, n) for n in numbers for rank in (0, 1)]) == found
+
+
+@pytest.mark.parametrize(("rank", "number"), [(9, 1), (-1, 1), (0, -(2**62)), (0, 2**62)])
+def test_ranks_beyond_the_world_size_and_steps_that_nobody_counts_to_are_ignored(rank, number):
+    ignored = step(rank, number, durations_ns=(MS, MS, MS))
+    assert fed(gatherer(ranks=1), [step(0, 0), ignored, *(step(0, n) for n in (1, 2, 3))]) == [(0, 3)]
 
 
 def test_a_window_waits_for_the_slower_rank():
@@ -71,15 +91,6 @@ def test_some_of_the_newest_steps_can_be_had_before_their_window():
     assert (found.first_step, found.last_step) == (6, 8)
     # AND what is held no longer, is not there yet, or is no range, is not told
     assert [target.cut(*steps) for steps in ((5, 7), (9, 10), (7, 6), (6, 10_000))] == [None] * 4
-
-
-def test_warm_up_steps_are_in_no_window():
-    assert fed(gatherer(warmup=3), [step(rank, n) for n in range(7) for rank in (0, 1)]) == [(3, 6)]
-
-
-def test_a_job_resumed_at_a_later_step_starts_its_windows_there():
-    # GIVEN a job that goes on at step 5000
-    assert fed(gatherer(), [step(rank, n) for n in range(5000, 5004) for rank in (0, 1)]) == [(5000, 5003)]
 
 
 def test_values_units_and_refinements_arrive_where_they_belong():
@@ -123,32 +134,6 @@ def test_a_step_left_half_way_counts_as_missing():
     target.add(batch(step(0, 1, complete=False)))
     (window,) = target.ready()
     assert np.isnan(window.durations_NRS[1, 0]).all()
-
-
-def test_a_jump_in_the_numbering_starts_over_instead_of_filling_memory():
-    # GIVEN a job at step 3 whose numbering jumps by more than any gap
-    target = gatherer()
-    fed(target, [step(rank, n) for n in range(4) for rank in (0, 1)])
-    far = MAX_GAP_STEPS * 1000
-    # THEN the windows go on from there, and none of what nobody recorded comes out
-    assert fed(target, [step(rank, far + n) for n in range(4) for rank in (0, 1)]) == [(far, far + 3)]
-
-
-def test_a_shorter_gap_that_nobody_recorded_makes_no_windows():
-    target = gatherer()
-    steps = [*range(4), *range(100, 108)]
-    found = fed(target, [step(rank, n) for n in steps for rank in (0, 1)])
-    assert found[0] == (0, 3)
-    assert all(last >= 100 for first, last in found[1:] if first > 3)
-
-
-def test_ranks_beyond_the_world_size_are_ignored():
-    assert fed(gatherer(ranks=1), [step(rank, n) for n in range(4) for rank in (0, 9)]) == [(0, 3)]
-
-
-def test_steps_that_no_process_counts_to_are_ignored():
-    steps = [step(0, n, durations_ns=(MS, MS, MS)) for n in (0, -(2**62), 1, 2**62, 2, 3)]
-    assert fed(gatherer(ranks=1), steps) == [(0, 3)]
 
 
 def test_what_was_under_way_before_a_jump_goes_out_as_at_the_end_of_a_job():
@@ -289,12 +274,6 @@ def test_windows_say_where_each_rank_is_and_what_role_it_has(told, hosts, cohort
     assert (window.hosts, window.cohorts) == (hosts, cohorts)
 
 
-def test_a_batch_of_nothing_is_nothing():
-    target = gatherer()
-    target.add(batch())
-    assert target.ready(ended=True) == []
-
-
 def same(one: Window, other: Window) -> None:
     assert (one.first_step, one.kinds) == (other.first_step, other.kinds)
     for name in ("durations_NRS", "outside_NRG", "between_NR", "ready_NR", "work_NR", "capturing_N"):
@@ -363,17 +342,3 @@ def test_any_split_into_batches_makes_the_windows_that_steps_make_one_at_a_time(
     # THEN the windows are the same
     for one, other in zip(windows + target.ready(ended=True), expected, strict=True):
         same(one, other)
-
-
-@given(st.permutations([(rank, n) for n in range(1, 6) for rank in range(3)]))
-def test_the_order_in_which_steps_come_changes_no_number(order):
-    def gathered(steps: list[tuple[int, int]]) -> np.ndarray:
-        target = gatherer(ranks=3, window=6, stride=6)
-        for rank, n in [(0, 0), (1, 0), (2, 0), *steps]:
-            target.add(batch(step(rank, n)))
-        (window,) = target.ready()
-        return window.durations_NRS
-
-    # GIVEN every rank's first step, and then the others in any order: rings are read in turns
-    # THEN the window is the one that steps in order make
-    np.testing.assert_array_equal(gathered(order), gathered(sorted(order, key=lambda step: step[1])))
