@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import IO, Any, Final
 
 import msgspec
@@ -21,6 +22,7 @@ from sftriage.reduce.jsonstream import UNDECODABLE, TraceReader
 # `Trace` event that spans everything, the profiler's own `overhead`, and arrows between events.
 KINDS: Final[Mapping[str, int]] = {
     "user_annotation": ANNOTATION,
+    "": OPERATOR,
     "cpu_op": OPERATOR,
     "operator": OPERATOR,
     "python_function": PYTHON,
@@ -37,7 +39,7 @@ MAX_BROKEN_FRACTION = 0.01
 _BASE = "baseTimeNanoseconds"
 _DISTRIBUTED = "distributedInfo"
 _JOB, _CAPTURE_ID = "sftriage.job", "sftriage.capture_id"
-_MAX_CATEGORIES = 1000
+_MAX_KEPT = 20_000
 _LONG = 200
 _NO_HALVES: Final = frozenset({"X", "M", "s", "t", "f", "i", "I", "C", ""})
 
@@ -73,31 +75,29 @@ def read_kineto(stream: IO[bytes], source: str) -> Trace:
     return kineto.trace()
 
 
-class _Kinds(dict[str | None, int]):
-    """What events of a category are, worked out once for each; there are to be few."""
+class _Numbers(dict[Any, int]):
+    """The numbers of what is short and comes again and again, each worked out once."""
 
-    def __missing__(self, category: str) -> int:
-        name = category.lower()
-        # CUDA, HIP and others name theirs alike.
-        kind = RUNTIME if name.endswith(("_runtime", "_driver")) else KINDS.get(name, IGNORED)
-        if len(self) < _MAX_CATEGORIES and len(category) < _LONG:
-            self[category] = kind
-        return kind
-
-
-class _Tracks(dict[tuple[Any, Any], int]):
-    """The numbers of threads, by process and thread as they are written."""
-
-    def __init__(self, columns: Columns) -> None:
+    def __init__(self, of: Callable[[Any], int]) -> None:
         super().__init__()
-        self._columns = columns
+        self._of = of
 
-    def __missing__(self, written: tuple[Any, Any]) -> int:
-        process, thread = str(written[0]), str(written[1])
-        number = self._columns.track_id(process[:_LONG], thread[:_LONG])
-        if len(process) < _LONG and len(thread) < _LONG:
+    def __missing__(self, written: Any) -> int:
+        number = self._of(written)
+        if len(self) < _MAX_KEPT and len(str(written)) < _LONG:
             self[written] = number
         return number
+
+
+def _kind(category: str | None) -> int:
+    """What events of a category are. CUDA, HIP and others name theirs alike."""
+    name = (category or "").lower()
+    return RUNTIME if name.endswith(("_runtime", "_driver")) else KINDS.get(name, IGNORED)
+
+
+def _track(columns: Columns, written: tuple[object, object]) -> int:
+    process, thread = (str(part)[:_LONG] for part in written)
+    return columns.track_id(process, thread)
 
 
 class _Kineto:
@@ -107,8 +107,7 @@ class _Kineto:
         self._source = source
         self._columns, self._halves = Columns(source), Columns(source)
         self.values: dict[str, Any] = dict.fromkeys((_BASE, _DISTRIBUTED, _JOB, _CAPTURE_ID))
-        self._kinds = _Kinds({None: OPERATOR, "": OPERATOR})
-        self._tracks = _Tracks(self._columns)
+        self._kinds, self._tracks = _Numbers(_kind), _Numbers(partial(_track, self._columns))
         self._n_events = self._n_broken = self._n_impossible = 0
 
     def events(self, piece: bytes) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from dataclasses import dataclass, field
 
 from sftriage.errors import SftriageError
 from sftriage.events import CostMeasured
@@ -28,14 +27,6 @@ QUICK_BYTES = 4 * 2**20
 """Up to this size a packed trace is looked into at once, in a second or two; a larger one when somebody asks."""
 
 
-@dataclass(slots=True)
-class _Costed:
-    """A cost, and the captures that share it."""
-
-    cost: CostMeasured
-    captures: list[str] = field(default_factory=list)
-
-
 class Annotations:
     """Keeps the manifests of a run's captures, and its catalogue, up to what is known."""
 
@@ -45,7 +36,7 @@ class Annotations:
         self.store.sweep()
         # Which of the two is known first depends on how long a trace takes to be written.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
-        self._costs: deque[_Costed] = deque(maxlen=KEPT_COSTS)
+        self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
 
     def stored(
         self, capture_id: str, found: Reproduced | None, remarks: tuple[str, ...] = (), attempt: int = 0
@@ -68,8 +59,8 @@ class Annotations:
             log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
             return
         self._uncosted[capture_id] = (attempt, manifest.capture.first_step, manifest.capture.last_step)
-        for known_cost in self._costs:
-            self._note_cost(known_cost)
+        for cost, sharing in self._costs:
+            self._note_cost(cost, sharing)
         self._index(self._looked_into(manifest))
 
     def _looked_into(self, manifest: Manifest) -> Manifest:
@@ -104,26 +95,24 @@ class Annotations:
 
     def _beside(self, manifest: Manifest) -> list[Manifest]:
         """The captures of the other role that were asked for together with this one, and can be quickly looked into."""
-        window = manifest.trigger.window
+        window, capture = manifest.trigger.window, manifest.capture
         begins = f"w{window.first_step}-{window.last_step}-r"
         others = (self.store.manifest(one) for one in self.store.ids() if one.startswith(begins))
         return [
             one
             for one in others
-            if one.capture.role != manifest.capture.role
-            and one.trigger.rule == manifest.trigger.rule
-            and one.capture.first_step <= manifest.capture.last_step
-            and one.capture.last_step >= manifest.capture.first_step
+            if (one.capture.role != capture.role and one.trigger.rule == manifest.trigger.rule)
+            and (one.capture.first_step <= capture.last_step and one.capture.last_step >= capture.first_step)
             and _quick(one)
         ]
 
     def costed(self, cost: CostMeasured) -> None:
         """Note what captures have cost the job in the manifests of those that touched its steps."""
-        self._costs.append(_Costed(cost))
-        self._note_cost(self._costs[-1])
+        self._costs.append((cost, []))
+        self._note_cost(*self._costs[-1])
 
-    def _note_cost(self, known: _Costed) -> None:
-        cost = known.cost
+    def _note_cost(self, cost: CostMeasured, sharing: list[str]) -> None:
+        """Note a cost in the captures that share it, and among them those that have touched its steps as well."""
         touched = [
             capture_id
             for capture_id, (attempt, first_step, last_step) in self._uncosted.items()
@@ -134,10 +123,17 @@ class Annotations:
         for capture_id in touched:
             del self._uncosted[capture_id]
         # Those that were noted before learn that there is one more.
-        known.captures += touched
-        for capture_id in known.captures:
+        sharing += touched
+        info = CostInfo(
+            first_step=cost.first_step,
+            last_step=cost.last_step,
+            cost_s=cost.cost_s,
+            before_s=cost.before_s,
+            captures=len(sharing),
+        )
+        for capture_id in sharing:
             try:
-                self.store.note(capture_id, _cost_info(cost, len(known.captures)))
+                self.store.note(capture_id, info)
             except SftriageError as error:
                 log.warning("what capture %s has cost is not in its manifest: %s", capture_id, error)
 
@@ -158,16 +154,6 @@ class Annotations:
             self._catalogue.add(manifest)
         except SftriageError as error:
             log.warning("capture %s is stored but not catalogued: %s", manifest.capture_id, error)
-
-
-def _cost_info(cost: CostMeasured, captures: int) -> CostInfo:
-    return CostInfo(
-        first_step=cost.first_step,
-        last_step=cost.last_step,
-        cost_s=cost.cost_s,
-        before_s=cost.before_s,
-        captures=captures,
-    )
 
 
 def _quick(manifest: Manifest) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Settings, judge
-from sftriage.records import StageSchema, Verdict, Window
+from sftriage.records import Verdict, Window
 from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
@@ -140,7 +140,7 @@ class Signal:
     manifest: Manifest | None
     store: LocalStore
 
-    def steps(self, first: int, last: int) -> tuple[StageSchema | None, dict[int, Window]]:
+    def steps(self, first: int, last: int) -> dict[int, Window]:
         """The recorded steps of a range, each a window of one step; of several attempts the last that has it."""
         found: dict[int, Window] = {}
         for shape in (*self._shapes(first, last), Shape(window_steps=1, stride_steps=1, warmup_steps=0)):
@@ -152,7 +152,7 @@ class Signal:
             # Windows step by step take long, and are for a run whose end no whole window reaches.
             if len(found) > last - first:
                 break
-        return (next(iter(found.values())).schema if found else None), found
+        return found
 
     def _shapes(self, first: int, last: int) -> list[Shape]:
         """Of each attempt the long windows of which one ends with the last step that is wanted."""
@@ -208,10 +208,10 @@ def confirm(
         _refuse_strangers(one, signal)
     first = min(int(one.steps.number_N.min()) for one in reductions)
     last = max(int(one.steps.number_N.max()) for one in reductions)
-    schema, recorded = signal.steps(first, last)
-    if schema is None:
+    recorded = signal.steps(first, last)
+    if not recorded:
         raise InputError(f"{signal.recording.source}: nothing was recorded of steps {first} to {last}")
-    agreements = tuple(_agreement(one, schema, recorded, stage) for one in reductions)
+    agreements = tuple(_agreement(one, recorded, stage) for one in reductions)
     verdict, verdicts_agree = None, None
     if accounted.verdict is not None and all(number in recorded for number in range(first, last + 1)):
         whole = Window.joined([recorded[number] for number in range(first, last + 1)])
@@ -233,7 +233,7 @@ def _refuse_strangers(one: Reduction, signal: Signal) -> None:
         raise InputError(f"{trace.source}: it does not say its rank; give it with --rank FILE=RANK")
 
 
-def _agreement(one: Reduction, schema: StageSchema, recorded: Mapping[int, Window], stage: str | None) -> Agreement:
+def _agreement(one: Reduction, recorded: Mapping[int, Window], stage: str | None) -> Agreement:
     rank = one.trace.rank or 0
     rows, signal = [], []
     for row, number in enumerate(one.steps.number_N.tolist()):
@@ -250,7 +250,7 @@ def _agreement(one: Reduction, schema: StageSchema, recorded: Mapping[int, Windo
     coarse_S = np.mean(signal, axis=0).tolist()
     return compare(
         dict(zip(one.schema.stages, heavy_S, strict=True)),
-        dict(zip(schema.stages, coarse_S, strict=True)),
+        dict(zip(next(iter(recorded.values())).schema.stages, coarse_S, strict=True)),
         stage=stage,
         rank=rank,
         numbers=tuple(one.steps.number_N[rows].tolist()),

@@ -94,11 +94,6 @@ class StepArrays:
         return self.slots_BW[:, DURATIONS : DURATIONS + len(self.schema.stages)]
 
     @property
-    def outside_ns_BG(self) -> IntArray:
-        """The time outside the stages before each sync stage ended."""
-        return self.slots_BW[:, DURATIONS + len(self.schema.stages) : -1]
-
-    @property
     def ready_ns_B(self) -> IntArray:
         """Until the last gradient was ready; negative where that is not known."""
         return self.slots_BW[:, READY]
@@ -129,13 +124,13 @@ class StepArrays:
 
     def records(self) -> list[StepRecord]:
         """The steps one by one: for a few of them."""
-        columns: tuple[Sequence[Any], ...] = (
+        columns: tuple[Iterable[Any], ...] = (
             self.rank_B.tolist(),
             self.step_B.tolist(),
             self.start_ns_B.tolist(),
             self.between_ns_B.tolist(),
-            [tuple(durations_ns) for durations_ns in self.durations_ns_BS.tolist()],
-            [tuple(outside_ns) for outside_ns in self.outside_ns_BG.tolist()],
+            map(tuple, self.durations_ns_BS.tolist()),
+            map(tuple, self.times_ns_BV[:, len(self.schema.stages) :].tolist()),
             self.complete_B.tolist(),
             self.capturing_B.tolist(),
             [None if ready_ns == UNKNOWN else ready_ns for ready_ns in self.ready_ns_B.tolist()],

@@ -3,21 +3,21 @@
 import csv
 import gzip
 import json
-import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections import Counter
-from contextlib import suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
+from tests.integration.conftest import own_environment
+from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, ended, wait_until
+from tests.integration.runs import captures
 
 pytest.importorskip("torch")
 
@@ -41,85 +41,66 @@ spec:
 """
 
 
-@dataclass(frozen=True)
-class Captured:
-    """A capture of one rank, as it lies in the run directory."""
+class Job:
+    """Two ranks, the second of which is slow in data, under `sftriage run`, while this lasts."""
 
-    manifest: dict
-    directory: Path
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.run, self._directory, self._options = directory / "run", directory, options
+        self._environment = own_environment(directory)
 
-    @property
-    def rank(self) -> int:
-        return self.manifest["capture"]["rank"]
+    def __enter__(self) -> "Job":
+        policy = self._directory / "policy.yaml"
+        policy.write_text(POLICY, encoding="utf-8")
+        command = ["run", *self._options, "--policy", policy, "--out", self.run, "--"]
+        command += [*(TORCHRUN if self._options else FORKED), 2, HERE / "jobs" / "slow_data.py"]
+        command = [sys.executable, "-m", "sftriage", *command, self._directory / "release", SLOW_S]
+        with (self._directory / "output").open("wb") as output:
+            self._process = subprocess.Popen(
+                [str(word) for word in command], env=self._environment, stdout=output, stderr=output
+            )
+        return self
 
-    @property
-    def steps(self) -> list[int]:
-        capture = self.manifest["capture"]
-        return list(range(capture["first_step"], capture["last_step"] + 1))
+    def __exit__(self, *error: object) -> None:
+        (self._directory / "release").touch()
+        with ended(self._process):
+            assert self._process.wait(DEADLINE_S) == 0, (self._directory / "output").read_text(encoding="utf-8")
 
-    @property
-    def trace(self) -> Path:
-        return self.directory / self.manifest["artefacts"][0]["name"]
+    def first(self) -> list[Manifest]:
+        """The captures that a policy has asked for, once there are any, or the job has ended."""
+        wait_until(lambda: captures(self.run) or self._process.poll() is not None)
+        return list(captures(self.run))
 
+    def ask(self, *options: str) -> list[Manifest]:
+        """A person asks for a capture of both ranks; rank 0's comes first."""
+        before = {one.capture_id for one in captures(self.run)}
+        command = [sys.executable, "-m", "sftriage", "capture", "--run", self.run, "--rank", 0, "--rank", 1]
+        command += ["--steps", STEPS, "--reason", "to lay them side by side", *options]
+        done = subprocess.run(
+            [str(word) for word in command],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+        )
+        assert done.returncode == 0, done.stderr
+        made = [one for one in captures(self.run) if one.capture_id not in before]
+        return sorted(made, key=lambda one: one.capture.rank)
 
-def job(directory: Path, *options: str) -> tuple[subprocess.Popen, dict[str, str]]:
-    """Two ranks, the second of which is slow in data, under `sftriage run`."""
-    own = {f"XDG_{what}_HOME": str(directory / what.lower()) for what in ("STATE", "CACHE")}
-    environment = {**os.environ, **own, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    policy = directory / "policy.yaml"
-    policy.write_text(POLICY, encoding="utf-8")
-    command = ["run", *options, "--policy", policy, "--out", directory / "run", "--"]
-    command += [*(TORCHRUN if options else FORKED), 2, HERE / "jobs" / "slow_data.py"]
-    with (directory / "output").open("wb") as output:
-        return subprocess.Popen(
-            [sys.executable, "-m", "sftriage", *map(str, command), str(directory / "release"), str(SLOW_S)],
-            env=environment,
-            stdout=output,
-            stderr=output,
-        ), environment
-
-
-def captures(directory: Path) -> list[Captured]:
-    found = sorted((directory / "run" / "captures").glob("[!.]*/manifest.json"))
-    return [Captured(json.loads(path.read_text(encoding="utf-8")), path.parent) for path in found]
-
-
-def ask(directory: Path, environment: dict[str, str], *options: str) -> list[Captured]:
-    """A person asks for a capture of both ranks; rank 0's comes first."""
-    before = {one.directory for one in captures(directory)}
-    command = [sys.executable, "-m", "sftriage", "capture", "--run", directory / "run", "--rank", 0, "--rank", 1]
-    command += ["--steps", STEPS, "--reason", "to lay them side by side", *options]
-    done = subprocess.run(
-        [str(word) for word in command], env=environment, capture_output=True, text=True, timeout=DEADLINE_S
-    )
-    assert done.returncode == 0, done.stderr
-    return sorted((one for one in captures(directory) if one.directory not in before), key=lambda one: one.rank)
+    def trace(self, one: Manifest) -> Path:
+        return LocalStore(self.run).path(one.capture_id, one.artefacts[0].name)
 
 
-def end(process: subprocess.Popen, directory: Path) -> None:
-    """Let the job end, and see that nothing of it is left."""
-    (directory / "release").touch()
-    pids = descendants(process.pid)
-    try:
-        assert process.wait(DEADLINE_S) == 0, (directory / "output").read_text(encoding="utf-8")
-    finally:
-        for pid in (*pids, process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+def steps_of(one: Manifest) -> list[int]:
+    return list(range(one.capture.first_step, one.capture.last_step + 1))
 
 
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """Traces of both ranks in the same steps, that a person asked for, and before them the one of a policy."""
-    directory = tmp_path_factory.mktemp("torch")
-    process, environment = job(directory)
-    try:
-        wait_until(lambda: captures(directory) or process.poll() is not None)
-        (by_policy,) = captures(directory)
-        asked = ask(directory, environment)
-    finally:
-        end(process, directory)
-    return by_policy, asked
+    with Job(tmp_path_factory.mktemp("torch")) as job:
+        (by_policy,) = job.first()
+        asked = job.ask()
+    return job, by_policy, asked
 
 
 def opened(script: str, *arguments: object) -> dict:
@@ -132,24 +113,27 @@ def opened(script: str, *arguments: object) -> dict:
 
 def test_a_trace_says_itself_whose_it_is_and_why_it_exists(both):
     # GIVEN a capture that a policy made, and two of the same steps that a person asked for
-    by_policy, asked = both
-    traces = [json.loads(gzip.decompress(one.trace.read_bytes())) for one in (by_policy, *asked)]
+    job, by_policy, asked = both
+    traces = [json.loads(gzip.decompress(job.trace(one).read_bytes())) for one in (by_policy, *asked)]
     # THEN torch's own account of the ranks is there
     for one, trace in zip((by_policy, *asked), traces, strict=True):
         about = trace["distributedInfo"]
-        assert (about["rank"], about["world_size"], about["backend"]) == (one.rank, 2, "gloo")
+        assert (about["rank"], about["world_size"], about["backend"]) == (one.capture.rank, 2, "gloo")
         assert about["pg_config"][0]["ranks"] == [0, 1]
         assert trace["sftriage.job"] == "run"
-        assert [int(trace["sftriage.first_step"]), int(trace["sftriage.last_step"])] == [one.steps[0], one.steps[-1]]
+        assert [int(trace["sftriage.first_step"]), int(trace["sftriage.last_step"])] == [
+            one.capture.first_step,
+            one.capture.last_step,
+        ]
     # AND what led to it
-    trigger = by_policy.manifest["trigger"]
+    trigger = by_policy.trigger
     assert {name: traces[0][f"sftriage.{name}"] for name in ("policy", "rule", "stage", "window")} == {
         "policy": "late-data",
         "rule": "slow-rank",
-        "stage": trigger["stage"],
-        "window": "{first_step}-{last_step}".format(**trigger["window"]),
+        "stage": trigger.stage,
+        "window": f"{trigger.window.first_step}-{trigger.window.last_step}",
     }
-    assert asked[0].steps == asked[1].steps
+    assert steps_of(asked[0]) == steps_of(asked[1])
 
 
 @needs.chromium
@@ -159,7 +143,7 @@ def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both):
     pytest.importorskip("perfetto")
     from tests.integration.perfetto_engine import TraceProcessor, served
 
-    _, asked = both
+    job, _, asked = both
     with playwright.sync_playwright() as started, served() as address:
         # (a container's root has no sandbox to put it into)
         browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
@@ -167,7 +151,7 @@ def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both):
             # WHEN Perfetto opens the file as it lies there
             page = browser.new_page()
             page.goto(f"{address}/manifest.json")
-            trace = TraceProcessor(page, one.trace.read_bytes())
+            trace = TraceProcessor(page, job.trace(one).read_bytes())
             # THEN it has nothing to complain of
             assert trace.rows("SELECT name FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0") == []
             # AND every step is a slice, one after the other, on a thread of its trainer
@@ -175,7 +159,7 @@ def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both):
                 "SELECT slice.name, ts, dur, slice.depth FROM slice JOIN thread_track ON track_id = thread_track.id "
                 "WHERE slice.name GLOB 'ProfilerStep#*' ORDER BY ts"
             )
-            assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in one.steps]
+            assert [step["name"] for step in steps] == [f"ProfilerStep#{number}" for number in steps_of(one)]
             assert {step["depth"] for step in steps} == {0}
             assert all(step["ts"] + step["dur"] <= after["ts"] for step, after in pairwise(steps))
             # AND right inside each is each stage, once and in order
@@ -184,7 +168,7 @@ def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both):
                 "ON child.parent_id = parent.id WHERE child.name GLOB 'sftriage:*' ORDER BY child.ts"
             )
             assert [(stage["step"], stage["name"]) for stage in stages] == [
-                (f"ProfilerStep#{number}", f"sftriage:{stage}") for number in one.steps for stage in STAGES
+                (f"ProfilerStep#{number}", f"sftriage:{stage}") for number in steps_of(one) for stage in STAGES
             ]
             # AND what the trainer did lies inside of them
             (matrix,) = trace.rows(
@@ -199,19 +183,19 @@ def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both):
 @needs.openers
 def test_hta_finds_the_ranks_and_the_steps_and_what_differs_between_the_ranks(both):
     # WHEN Holistic Trace Analysis gets a list of files, and has to find out whose they are
-    _, asked = both
-    found = opened("in_hta.py", *(one.trace for one in reversed(asked)))
+    job, _, asked = both
+    found = opened("in_hta.py", *(job.trace(one) for one in reversed(asked)))
     # THEN it does
-    assert found["files"] == {str(one.rank): str(one.trace) for one in asked}
-    assert found["steps"] == asked[0].steps
+    assert found["files"] == {str(one.capture.rank): str(job.trace(one)) for one in asked}
+    assert found["steps"] == steps_of(asked[0])
     # AND it has the steps and the stages of both, and why they were captured
     for one in asked:
-        names = Counter(found["names"][str(one.rank)])
-        assert all(names[f"ProfilerStep#{number}"] == 1 for number in one.steps)
+        names = Counter(found["names"][str(one.capture.rank)])
+        assert all(names[f"ProfilerStep#{number}"] == 1 for number in steps_of(one))
         assert all(names[f"sftriage:{stage}"] == STEPS for stage in STAGES)
         assert names["gloo:all_reduce"] == STEPS
-        assert found["metadata"][str(one.rank)]["distributedInfo"]["world_size"] == 2
-        assert found["metadata"][str(one.rank)]["sftriage.capture_id"] == one.manifest["capture_id"]
+        metadata = found["metadata"][str(one.capture.rank)]
+        assert (metadata["distributedInfo"]["world_size"], metadata["sftriage.capture_id"]) == (2, one.capture_id)
     # AND its analyses run: of overlap, and of both ranks laid side by side, which is the sleep that the job has in data
     assert found["overlap"] == [0, 1]
     assert found["diff_us"]["sftriage:data"] > STEPS * SLOW_S * 0.6e6
@@ -220,14 +204,14 @@ def test_hta_finds_the_ranks_and_the_steps_and_what_differs_between_the_ranks(bo
 @needs.openers
 def test_tensorboards_plugin_shows_the_steps_of_all_ranks_and_their_collectives(both, tmp_path):
     # GIVEN the traces under names that the plugin looks for
-    _, asked = both
+    job, _, asked = both
     for one in asked:
-        shutil.copy(one.trace, tmp_path / f"rank{one.rank}.pt.trace.json.gz")
+        shutil.copy(job.trace(one), tmp_path / f"rank{one.capture.rank}.pt.trace.json.gz")
     # WHEN it loads them
     found = opened("in_tensorboard.py", tmp_path)
     # THEN it has every view that a job on CPUs can have, of these ranks and these steps
     assert found["views"] == ["Distributed", "Operator", "Overview", "Trace"]
-    assert found["steps"] == {f"rank{one.rank}": one.steps for one in asked}
+    assert found["steps"] == {f"rank{one.capture.rank}": steps_of(one) for one in asked}
     assert found["collectives"]["rank0"]["gloo:all_reduce"] == STEPS
     assert found["collectives"]["rank0"] == found["collectives"]["rank1"]
 
@@ -235,23 +219,20 @@ def test_tensorboards_plugin_shows_the_steps_of_all_ranks_and_their_collectives(
 @needs.nsys
 def test_nsys_exports_its_own_captures_and_its_statistics_count_the_steps_and_stages(tmp_path):
     # GIVEN a capture of both ranks by nsys
-    process, environment = job(tmp_path, "--nsys", "--nsys-trace", "nvtx,osrt")
-    try:
-        wait_until(lambda: captures(tmp_path) or process.poll() is not None)
-        asked = ask(tmp_path, environment, "--profiler", "nsys", "--max-seconds", "240")
-    finally:
-        end(process, tmp_path)
-    assert [one.rank for one in asked] == [0, 1]
+    with Job(tmp_path, "--nsys", "--nsys-trace", "nvtx,osrt") as job:
+        job.first()
+        asked = job.ask("--profiler", "nsys", "--max-seconds", "240")
+    assert [one.capture.rank for one in asked] == [0, 1]
     for one in asked:
         # WHEN nsys exports it, THEN the steps are named there
-        export = tmp_path / f"{one.rank}.json"
-        nsys("export", "--type=json", f"--output={export}", one.trace)
+        export = tmp_path / f"{one.capture.rank}.json"
+        nsys("export", "--type=json", f"--output={export}", job.trace(one))
         text = export.read_text(encoding="utf-8")
-        assert all(f"ProfilerStep#{number}" in text for number in one.steps)
+        assert all(f"ProfilerStep#{number}" in text for number in steps_of(one))
         # AND its statistics have each step once, and each stage once a step, inside the range of the capture
-        rows = list(csv.DictReader(nsys("stats", "--report=nvtxsum", "--format=csv", "--output=-", one.trace)))
+        rows = list(csv.DictReader(nsys("stats", "--report=nvtxsum", "--format=csv", "--output=-", job.trace(one))))
         instances = {row["Range"]: int(row["Instances"]) for row in rows}
-        expected = {"SFT_CAPTURE": 1} | {f"ProfilerStep#{number}": 1 for number in one.steps}
+        expected = {"SFT_CAPTURE": 1} | {f"ProfilerStep#{number}": 1 for number in steps_of(one)}
         assert instances == expected | {f"sftriage:{stage}": STEPS for stage in STAGES}
 
 

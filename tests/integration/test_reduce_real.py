@@ -2,13 +2,11 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from sftriage.errors import InputError
 from sftriage.frontier import Settings
 from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
@@ -78,16 +76,6 @@ def test_all_ranks_of_a_real_job_are_accounted_together():
     assert sum(accounted.verdict.advances_s.values()) == pytest.approx(accounted.verdict.exposed_s, rel=1e-12)
     assert together(found.reductions).between_NR[0].max() == pytest.approx(7.513e-3, abs=1e-6)
     assert accounted.verdict.leaders["other"] == 7
-
-
-def test_two_jobs_days_apart_are_not_merged():
-    some = [
-        replace(one, trace=replace(one.trace, rank=rank, world_size=2))
-        for rank, name in enumerate(("num_workers_0/worker0.1623143089861", "num_workers_4/worker0.1623212756351"))
-        for one in reduced(f"kineto-tb-samples/resnet50_{name}.pt.trace.json.gz")
-    ]
-    with pytest.raises(InputError, match=r"19\.4 hours apart"):
-        together(some)
 
 
 def test_a_job_that_waited_for_its_data_beside_its_repaired_twin():

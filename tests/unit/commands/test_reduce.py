@@ -272,7 +272,7 @@ def test_a_trace_that_changes_while_it_is_read_is_refused(tmp_path):
 def test_the_steps_of_a_run_are_found_wherever_they_lie(run, first, last, there):
     # GIVEN a run of steps 99 to 108
     # WHEN some are asked for, at its start, its end or beyond
-    _, found = load_signal(run.path).steps(first, last)
+    found = load_signal(run.path).steps(first, last)
     # THEN just those that were recorded are there, each with its own durations
     assert sorted(found) == [number for number in range(first, last + 1) if 99 <= number <= 108]
     assert len(found) == there

@@ -167,18 +167,6 @@ def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_pa
     assert Findings.model_validate_json(findings.model_dump_json()) == findings
 
 
-def test_a_control_rank_is_looked_at_in_the_steps_that_have_the_fault(tmp_path):
-    captured = reduced(tmp_path / "s.json", RECURRING, rank=2, world_size=4)
-    healthy = [one for one in RECURRING if one["name"] != "aten::slow"]
-    control = reduced(tmp_path / "c.json", healthy, rank=1, world_size=4)
-    findings = find(captured, "data", control, fault_steps=(1, 4))
-    assert findings.control is not None
-    for profile in (findings.suspect, findings.control):
-        assert (profile.first_step, profile.last_step, profile.steps) == (1, 4, 2)
-    assert (findings.of_steps, findings.beside, findings.control.rank) == (6, "rank", 1)
-    assert findings.summary.endswith("than rank 1. First of all it is aten::slow.")
-
-
 @pytest.mark.parametrize("known", [(), (77,), range(6)], ids=["not known", "none of these", "all of them"])
 def test_without_steps_that_differ_all_are_looked_at(tmp_path, known):
     captured = reduced(tmp_path / "t.json", RECURRING)

@@ -134,22 +134,24 @@ def test_a_map_says_what_marks_steps_and_stages(tmp_path):
     assert microseconds(one) == {"load": [30, 0], "train": [30, 0], "other": [40, 50]}
 
 
-def test_steps_may_be_cut_where_something_ends(tmp_path):
-    events = [mark("Optimizer.step#SGD.step", ts, 10) for ts in (100, 200, 350)]
-    one = reduced(tmp_path / "t.json", events, Names(step_end="Optimizer.step#*"))
-    assert (one.steps.end_N - one.steps.start_N).tolist() == [100_000, 150_000]
-    assert microseconds(one)["optimizer"] == [10, 10]
-
-
-def test_steps_of_whole_microseconds_that_touch_stay_whole(tmp_path):
-    events = [mark("ProfilerStep#1", 0, 101), mark("ProfilerStep#2", 100, 50), event("aten::x", 5, 1)]
-    one = reduced(tmp_path / "t.json", events)
-    assert (one.steps.end_N - one.steps.start_N).tolist() == [101_000, 49_000]
-
-
-def test_operators_named_as_steps_in_2021_count(tmp_path):
-    one = reduced(tmp_path / "t.json", [event("ProfilerStep#5", 0, 10, "Operator", tid="25738")])
-    assert one.steps.number_N.tolist() == [5]
+@pytest.mark.parametrize(
+    ("events", "names", "steps"),
+    [
+        # Cut where something ends.
+        (
+            [mark("Optimizer.step#SGD.step", ts, 10) for ts in (100, 200, 350)],
+            Names(step_end="Optimizer.step#*"),
+            {0: 100_000, 1: 150_000},
+        ),
+        # Of whole microseconds, that touch.
+        ([mark("ProfilerStep#1", 0, 101), mark("ProfilerStep#2", 100, 50)], None, {1: 101_000, 2: 49_000}),
+        # As operators, in 2021.
+        ([event("ProfilerStep#5", 0, 10, "Operator", tid="25738")], None, {5: 10_000}),
+    ],
+)
+def test_steps_are_told_by_what_marks_them(tmp_path, events, names, steps):
+    one = reduced(tmp_path / "t.json", events, names)
+    assert dict(zip(one.steps.number_N.tolist(), (one.steps.end_N - one.steps.start_N).tolist(), strict=True)) == steps
 
 
 @pytest.mark.parametrize(
