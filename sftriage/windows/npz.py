@@ -58,7 +58,7 @@ def _window(arrays: dict[str, Any]) -> Window:
     device = _device(arrays, durations_NRS, len(schema.sync))
     return Window(
         schema=schema,
-        first_step=_first_step(arrays),
+        first_step=_scalar(arrays, "first_step", "iu", "one whole number"),
         durations_NRS=durations_NRS,
         outside_NRG=outside_NRG if schema.sync else None,
         between_NR=_refinement(arrays, "between_s", missing_NR),
@@ -70,7 +70,7 @@ def _window(arrays: dict[str, Any]) -> Window:
         device_NRS=device[0],
         device_outside_NRG=device[1],
         device_between_NR=device[2],
-        on_device=device[0] is not None or _flag(arrays, "on_device"),
+        on_device=device[0] is not None or bool(_scalar(arrays, "on_device", "biu", "one of true and false")),
     )
 
 
@@ -111,13 +111,6 @@ def _device(arrays: dict[str, Any], durations_NRS: FloatArray, n_sync: int) -> t
     outside_NRG = _refinement(arrays, "device_outside_s", missing_NR, n_sync=n_sync)
     between_NR = _refinement(arrays, "device_between_s", missing_NR)
     return values_NRS, outside_NRG if n_sync else None, between_NR
-
-
-def _flag(arrays: dict[str, Any], name: str) -> bool:
-    value = arrays.get(name, np.array(False))
-    if value.ndim or value.dtype.kind not in "biu":
-        raise InputError(f"{name} is {value.dtype} of shape {value.shape}; expected one of true and false")
-    return bool(value)
 
 
 def _refinement(
@@ -163,10 +156,10 @@ def _refuse(name: str, values: FloatArray, bad: BoolArray, what: str, remark: st
     raise InputError(f"{name} is {what} at {place} ({values[at]}){more}{remark if np.isnan(values[at]) else ''}")
 
 
-def _first_step(arrays: dict[str, Any]) -> int:
-    value = arrays.get("first_step", np.array(0))
-    if value.ndim or not np.issubdtype(value.dtype, np.integer) or not -MAX_COUNT < int(value) < MAX_COUNT:
-        raise InputError(f"first_step is {value.dtype} of shape {value.shape}; expected one whole number")
+def _scalar(arrays: dict[str, Any], name: str, dtype_kinds: str, expected: str) -> int:
+    value = arrays.get(name, np.array(0))
+    if value.ndim or value.dtype.kind not in dtype_kinds or not -MAX_COUNT < int(value) < MAX_COUNT:
+        raise InputError(f"{name} is {value.dtype} of shape {value.shape}; expected {expected}")
     return int(value)
 
 

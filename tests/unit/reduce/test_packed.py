@@ -84,6 +84,18 @@ def rows_of(part):
     )
 
 
+def in_small_parts(patch, block_events=3):
+    """Have events packed and looked at a few at a time."""
+    for module, name, value in (
+        (columns, "BLOCK_EVENTS", block_events),
+        (events, "SLAB_EVENTS", 4),
+        (events, "_SAMPLED", 2),
+        (events, "MOST_SLABS", 100),
+        (intervals, "_GATHERED", 3),
+    ):
+        patch.setattr(module, name, value)
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(EVENTS, st.integers(1, 9), st.sets(st.integers(0, 4)), st.sets(st.integers(0, 2)))
 def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows, block, names, tracks):
@@ -100,9 +112,7 @@ def test_what_is_wanted_of_the_events_is_given_in_their_order(monkeypatch, rows,
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(EVENTS, st.integers(1, 9))
 def test_slabs_of_time_hold_each_event_once_and_in_turn(monkeypatch, rows, block):
-    monkeypatch.setattr(columns, "BLOCK_EVENTS", block)
-    monkeypatch.setattr(events, "SLAB_EVENTS", 4)
-    monkeypatch.setattr(events, "_SAMPLED", 2)
+    in_small_parts(monkeypatch, block)
     slabs = list(trace_of(rows).slabs(EventQuery((OPERATOR, KERNEL))))
     # THEN each begins where the one before ended, and the last has no end
     since_ns = -1
@@ -157,11 +167,7 @@ def test_stages_and_findings_do_not_depend_on_how_the_events_were_parted(tmp_pat
     with monkeypatch.context() as patch:
         whole = worked_out()
         # WHEN they are packed and looked at a few at a time
-        patch.setattr(columns, "BLOCK_EVENTS", 3)
-        patch.setattr(events, "SLAB_EVENTS", 4)
-        patch.setattr(events, "_SAMPLED", 2)
-        patch.setattr(events, "MOST_SLABS", 100)
-        patch.setattr(intervals, "_GATHERED", 3)
+        in_small_parts(patch)
         # THEN all of it is the same
         assert worked_out() == whole
 
@@ -195,31 +201,23 @@ def test_names_that_are_long_are_bounded_by_their_bytes(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("limits", "some", "said"),
+    ("limit", "some", "said"),
     [
-        ([(columns, "MAX_TRACKS", 3)], [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
-        ([(steps, "MAX_STEPS", 3)], [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
+        ((columns, "MAX_TRACKS", 3), [event("a", n, 1, tid=n) for n in range(5)], "more than 3 threads"),
+        ((steps, "MAX_STEPS", 3), [mark(f"ProfilerStep#{n}", 20 * n, 9) for n in range(9)], "3 marks of steps"),
+        ((events, "MAX_OPEN", 5), [mark("sftriage:data", n, 500 - n) for n in range(40)], "5 events are open at one"),
+        ((events, "MOST_SLABS", 2), [mark("sftriage:data", 5, n) for n in range(1, 40)], "8 events begin at about one"),
         (
-            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (events, "MAX_OPEN", 5)],
-            [mark("sftriage:data", n, 500 - n) for n in range(40)],
-            "more than 5 events are open at one moment",
-        ),
-        (
-            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (events, "MOST_SLABS", 2)],
-            [mark("sftriage:data", 5, n) for n in range(1, 40)],
-            "more than 16 events begin at about one moment",
-        ),
-        (
-            [(events, "SLAB_EVENTS", 8), (events, "_SAMPLED", 2), (columns, "MAX_HALVES_OPEN", 5)],
+            (columns, "MAX_HALVES_OPEN", 5),
             [{"ph": "B", "name": "a", "pid": 1, "tid": 1, "ts": n} for n in range(40)],
             "more than 5 events begin and do not end",
         ),
     ],
     ids=["threads", "steps", "open events", "one moment", "open halves"],
 )
-def test_what_cannot_be_bounded_is_refused_with_the_reason(tmp_path, monkeypatch, limits, some, said):
-    for module, name, value in limits:
-        monkeypatch.setattr(module, name, value)
+def test_what_cannot_be_bounded_is_refused_with_the_reason(tmp_path, monkeypatch, limit, some, said):
+    in_small_parts(monkeypatch)
+    monkeypatch.setattr(*limit)
     with pytest.raises(InputError, match=said) as caught:
         reduced(tmp_path / "t.json", [mark("ProfilerStep#1000", 0, 900), *some])
     assert str(caught.value).startswith(str(tmp_path / "t.json"))
@@ -248,10 +246,7 @@ def test_begin_and_end_events_are_paired_alike_in_slabs(tmp_path, monkeypatch, s
 
     with monkeypatch.context() as patch:
         whole = paired()
-        patch.setattr(columns, "BLOCK_EVENTS", 3)
-        patch.setattr(events, "SLAB_EVENTS", 4)
-        patch.setattr(events, "_SAMPLED", 2)
-        patch.setattr(events, "MOST_SLABS", 100)
+        in_small_parts(patch)
         assert paired() == whole
 
 
