@@ -41,6 +41,16 @@ FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
 
+class _Column:
+    """Some words of the slots of all steps, as an attribute."""
+
+    def __init__(self, words: int | slice) -> None:
+        self._words = words
+
+    def __get__(self, steps: StepArrays, owner: type[StepArrays]) -> IntArray:
+        return steps.slots_BW[:, self._words]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class StepArrays:
     """Steps of any ranks in any order. Columns are views, of 64-bit integers; see `StepRecord` for what they mean.
@@ -63,50 +73,27 @@ class StepArrays:
         """Some of the steps."""
         return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows])
 
-    @property
-    def seq_B(self) -> IntArray:
-        """How many steps the rank had published with this one."""
-        return self.slots_BW[:, SEQ]
-
-    @property
-    def step_B(self) -> IntArray:
-        """The job's numbers of the steps."""
-        return self.slots_BW[:, STEP]
-
-    @property
-    def start_ns_B(self) -> IntArray:
-        """When they started."""
-        return self.slots_BW[:, START]
-
-    @property
-    def between_ns_B(self) -> IntArray:
-        """The time before them, from the end of the step before."""
-        return self.slots_BW[:, BETWEEN]
-
-    @property
-    def times_ns_BV(self) -> IntArray:
-        """What each stage took, and beside it the time outside the stages before each sync stage ended."""
-        return self.slots_BW[:, DURATIONS:-1]
+    seq_B = _Column(SEQ)
+    """How many steps the rank had published with this one."""
+    step_B = _Column(STEP)
+    """The job's numbers of the steps."""
+    start_ns_B = _Column(START)
+    """When they started."""
+    between_ns_B = _Column(BETWEEN)
+    """The time before them, from the end of the step before."""
+    times_ns_BV = _Column(slice(DURATIONS, -1))
+    """What each stage took, and beside it the time outside the stages before each sync stage ended."""
+    ready_ns_B = _Column(READY)
+    """Until the last gradient was ready; negative where that is not known."""
+    work_B = _Column(WORK)
+    """How much work they were; 0 where nobody said."""
+    kind_B2 = _Column(slice(KIND, KIND_REST + 1))
+    """What sort of step they are, each in two numbers (`kind_of` makes a text of them): 0, 0 is an ordinary one."""
 
     @property
     def durations_ns_BS(self) -> IntArray:
         """What each stage took."""
-        return self.slots_BW[:, DURATIONS : DURATIONS + len(self.schema.stages)]
-
-    @property
-    def ready_ns_B(self) -> IntArray:
-        """Until the last gradient was ready; negative where that is not known."""
-        return self.slots_BW[:, READY]
-
-    @property
-    def work_B(self) -> IntArray:
-        """How much work they were; 0 where nobody said."""
-        return self.slots_BW[:, WORK]
-
-    @property
-    def kind_B2(self) -> IntArray:
-        """What sort of step they are, each in two numbers (`kind_of` makes a text of them): 0, 0 is an ordinary one."""
-        return self.slots_BW[:, KIND : KIND_REST + 1]
+        return self.times_ns_BV[:, : len(self.schema.stages)]
 
     @property
     def complete_B(self) -> BoolArray:

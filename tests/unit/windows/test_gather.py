@@ -54,7 +54,6 @@ FAR = MAX_GAP_STEPS * 1000
         # A window in a gap that nobody recorded has no step, and is none; a longer one starts the numbering over.
         ([*range(4), *range(100, 106)], 0, [(0, 3), (2, 5), (98, 101), (100, 103), (102, 105)]),
         ([*range(4), *range(FAR, FAR + 4)], 0, [(0, 3), (FAR, FAR + 3)]),
-        ([], 0, []),
     ],
 )
 def test_windows_come_at_every_stride_once_every_rank_has_passed_their_end(numbers, warmup, found):
