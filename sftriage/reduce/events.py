@@ -151,9 +151,10 @@ class EventBlock:
         """Those of them that are wanted; None where that is seen at once of none."""
         if self.start.most < wanted.since_ns or self.start.least >= wanted.until_ns:
             return None
-        kinds = None if wanted.kinds is None else np.zeros(_MOST_KINDS, dtype=np.bool_)
-        if kinds is not None:
-            kinds[list(wanted.kinds or ())] = True
+        kinds: Chosen | None = None
+        if wanted.kinds is not None:
+            kinds = np.zeros(_MOST_KINDS, dtype=np.bool_)
+            kinds[list(wanted.kinds)] = True
         kept: Chosen | bool = True
         for column, chosen in ((self.kind, kinds), (self.track, wanted.tracks), (self.name, wanted.names)):
             if chosen is not None:
