@@ -87,7 +87,7 @@ class Catalogue:
             CatalogueError, UsageError: as `add` does.
         """
         here = None if self._store is None else self._its_name
-        query = select(*(captures.c[name] for name in _COLUMNS)).where(conditions(wanted or CaptureQuery(), here))
+        query = select(*(captures.c[name] for name in _COLUMNS)).where(*conditions(wanted or CaptureQuery(), here))
         query = query.order_by(*(captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
         found = self._ask(lambda connection: connection.execute(query).all(), indexed=True)
         rows = [row for row in map(CaptureRow.read, found) if row is not None]

@@ -10,10 +10,11 @@ import os
 import socket
 import sqlite3
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
 from sqlalchemy import URL, Connection, create_engine, event, insert, inspect, make_url, select
@@ -42,12 +43,13 @@ class Foreign(Exception):  # noqa: N818  # not an error: a finding that leads to
     """The database is not a catalogue."""
 
 
-class Database(Protocol):
+class Database(ABC):
     """Where a catalogue is kept."""
 
     name: str
     """Said in messages: no user and no password in it."""
 
+    @abstractmethod
     def transaction(self, *, write: bool = False) -> AbstractContextManager[Connection]:
         """A connection that commits when the block ends well."""
 
@@ -57,13 +59,31 @@ class Database(Protocol):
         Raises:
             UsageError: they are of a newer sftriage.
         """
+        if not inspect(connection).has_table(schema.name):
+            return False
+        found = connection.execute(select(schema.c.version_num)).scalar()
+        if found is not None and found > VERSION:
+            raise UsageError(
+                f"{self.name}: written by a newer sftriage (schema {found}; this one knows up to {VERSION}): upgrade "
+                "sftriage, or name another catalogue"
+            )
+        return found == VERSION
 
     def make(self, connection: Connection) -> None:
-        """Make the tables, in place of an older version's; of several processes that do, the first does it."""
+        """Make the tables, unless another process was first. Of an older version's, nothing is lost: it is an index."""
+        if self.is_current(connection):
+            return
+        if inspect(connection).has_table(schema.name):
+            METADATA.drop_all(connection)
+        # A table that is there all the same is somebody else's: that is an error.
+        METADATA.create_all(connection, checkfirst=False)
+        connection.execute(insert(schema).values(version_num=VERSION))
 
+    @abstractmethod
     def store_name(self, place: str) -> str:
         """What a store is called in the rows."""
 
+    @abstractmethod
     def set_aside(self, error: DBAPIError | Foreign) -> bool:
         """Make room for a new database where that helps against the error; whether it does."""
 
@@ -77,28 +97,7 @@ def database_at(at: str | os.PathLike[str]) -> Database:
     return PostgresDatabase(at) if isinstance(at, str) else SqliteFile(Path(at))
 
 
-def _is_current(connection: Connection, name: str) -> bool:
-    if not inspect(connection).has_table(schema.name):
-        return False
-    found = connection.execute(select(schema.c.version_num)).scalar()
-    if found is not None and found > VERSION:
-        raise UsageError(
-            f"{name}: written by a newer sftriage (schema {found}; this one knows up to {VERSION}): upgrade sftriage, "
-            "or name another catalogue"
-        )
-    return found == VERSION
-
-
-def _make(connection: Connection) -> None:
-    """New tables. Those of an older version go, with nothing in them that the manifests do not have."""
-    if inspect(connection).has_table(schema.name):
-        METADATA.drop_all(connection)
-    # A table that is there all the same is somebody else's: that is an error.
-    METADATA.create_all(connection, checkfirst=False)
-    connection.execute(insert(schema).values(version_num=VERSION))
-
-
-class SqliteFile:
+class SqliteFile(Database):
     """A file of one store's."""
 
     def __init__(self, path: Path) -> None:
@@ -124,25 +123,21 @@ class SqliteFile:
 
     @contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
-        """See `Database`."""
         with self._engine.connect().execution_options(sftriage_write=write) as connection, connection.begin():
             yield connection
 
     def is_current(self, connection: Connection) -> bool:
-        """See `Database`."""
         mark = connection.exec_driver_sql("PRAGMA application_id").scalar()
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars())
         if mark == _APPLICATION_ID and schema.name in tables:
-            return _is_current(connection, self.name)
+            return super().is_current(connection)
         if tables or mark:
             raise Foreign("not a catalogue of this version")
         return False
 
     def make(self, connection: Connection) -> None:
-        """See `Database`."""
-        if not self.is_current(connection):
-            _make(connection)
-            connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
+        super().make(connection)
+        connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION_ID}")
 
     def store_name(self, place: str) -> str:
         """Wherever it lies: a run directory is moved with its catalogue."""
@@ -171,7 +166,7 @@ def _is_damage(error: DBAPIError | Foreign) -> bool:
     return type(error.orig) is sqlite3.DatabaseError or "no such" in str(error.orig)
 
 
-class PostgresDatabase:
+class PostgresDatabase(Database):
     """A database on a server, shared with others."""
 
     def __init__(self, url: str) -> None:
@@ -196,7 +191,6 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self, *, write: bool = False) -> Iterator[Connection]:
-        """See `Database`."""
         with self._engine.connect() as connection, self._in_time(connection), connection.begin():
             connection.exec_driver_sql(
                 f"SET LOCAL statement_timeout = '{STATEMENT_S}s'; SET LOCAL lock_timeout = '{STATEMENT_S}s'"
@@ -228,16 +222,10 @@ class PostgresDatabase:
                 timer.cancel()
                 timer.join()
 
-    def is_current(self, connection: Connection) -> bool:
-        """See `Database`."""
-        return _is_current(connection, self.name)
-
     def make(self, connection: Connection) -> None:
-        """See `Database`."""
         # To the end of the transaction: who comes second finds it done.
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-        if not self.is_current(connection):
-            _make(connection)
+        super().make(connection)
 
     def store_name(self, place: str) -> str:
         """A URL; a directory's says on which host it is."""

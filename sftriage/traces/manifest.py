@@ -168,23 +168,8 @@ class TriggerInfo(DocumentModel):
     @classmethod
     def of(cls, trigger: Trigger) -> TriggerInfo:
         """The trigger as a manifest writes it."""
-        return cls(
-            window=Steps(first_step=trigger.first_step, last_step=trigger.last_step),
-            label=trigger.label,
-            scope=trigger.scope,
-            ranks=trigger.ranks,
-            stage=trigger.stage,
-            gain_s=trigger.gain_s,
-            share=trigger.share,
-            persistence=trigger.persistence,
-            policy=trigger.policy,
-            policy_sha256=trigger.policy_sha256,
-            rule=trigger.rule,
-            pattern=trigger.pattern,
-            period_steps=trigger.period_steps,
-            onset_step=trigger.onset_step,
-            why=trigger.why,
-        )
+        window = Steps(first_step=trigger.first_step, last_step=trigger.last_step)
+        return cls(window=window, **{name: getattr(trigger, name) for name in cls.model_fields if name != "window"})
 
 
 class CaptureInfo(Steps):

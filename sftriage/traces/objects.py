@@ -155,27 +155,37 @@ class Objects:
 
     def read(self, key: str, max_bytes: int) -> bytes | None:
         """What is in a small object, and no more than a byte beyond ``max_bytes`` of it; None where there is none."""
-        parts, left = [], max_bytes + 1
+        content = b""
         try:
             for piece in self.stream(key):
-                parts.append(piece[:left])
-                left -= len(parts[-1])
-                if not left:
+                content += piece
+                if len(content) > max_bytes:
                     break
         except FileNotFoundError:
             return None
-        return b"".join(parts)
+        return content[: max_bytes + 1]
 
-    def put(self, key: str, content: bytes) -> None:
-        """Put a small object: whole or not at all."""
-        self._put(key, content, multipart=False)
+    def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
+        """Put an object, whole or not at all: bytes in one request, pieces part by part.
 
-    def put_pieces(self, key: str, pieces: Iterable[bytes]) -> None:
-        """Put a large object, part by part: it appears once the last one is there.
-
-        Whatever ``pieces`` raises ends it, and nothing appears.
+        Whatever the pieces raise ends it, and nothing appears.
         """
-        self._put(key, iter(pieces), multipart=True)
+        import obstore
+
+        try:
+            with self._told():
+                obstore.put(
+                    self._store,
+                    key,
+                    content,
+                    use_multipart=not isinstance(content, bytes),
+                    chunk_size=PART_BYTES,
+                    max_concurrency=_PARTS_AT_ONCE,
+                )
+                if self._root is not None:
+                    _settle(self._root / key)
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.place}: {said(error)}") from error
 
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects. One that is not there changes nothing."""
@@ -187,24 +197,6 @@ class Objects:
                     obstore.delete(self._store, key)
             except FileNotFoundError:
                 pass
-
-    def _put(self, key: str, content: Any, *, multipart: bool) -> None:
-        import obstore
-
-        try:
-            with self._told():
-                obstore.put(
-                    self._store,
-                    key,
-                    content,
-                    use_multipart=multipart,
-                    chunk_size=PART_BYTES,
-                    max_concurrency=_PARTS_AT_ONCE,
-                )
-                if self._root is not None:
-                    _settle(self._root / key)
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.place}: {said(error)}") from error
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ if what it names lies beside it in the size that it says; a sum is checked when 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from sftriage.traces.stores import (
     Listing,
     Noted,
     Progress,
+    Store,
     check_id,
     destination_of,
     noting,
@@ -41,7 +42,7 @@ _Names = dict[str, int]
 """What lies in a capture's place: name and bytes."""
 
 
-class RemoteStore:
+class RemoteStore(Store):
     """Captures elsewhere: those of one run, or of all jobs and runs that are kept there.
 
     Args:
@@ -85,33 +86,15 @@ class RemoteStore:
         """What this store knows a capture by: ``job/run/id``, or in the store of one run its id."""
         return manifest.capture_id if self._scope else CaptureKey.of(manifest).key
 
-    def manifest(self, capture_id: str) -> Manifest:
-        key = self._key(capture_id)
-        return self._checked(key, self._names(key))
-
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
         key = self._key(capture_id)
-        names = self._names(key)
-        manifest = self._read(key, names)
-        try:
-            self._check(key, names, manifest)
-        except IntegrityError as error:
-            return manifest, Condition.after(error)
-        return manifest, WHOLE
+        return self._look(key, self._names(key))
 
     def manifests(self) -> Listing:
-        """See `Store.manifests`. Raises StoreError where the store cannot be reached."""
         listed = sorted(self._listed().items())
-        manifests: list[Manifest] = []
-        unfit: dict[str, Condition] = {}
         with ThreadPoolExecutor(_READERS) as readers:
-            looked_at = readers.map(lambda one: self._look(*one), listed)
-            for (key, _), found in zip(listed, looked_at, strict=True):
-                if isinstance(found, Manifest):
-                    manifests.append(found)
-                elif found is not None:
-                    unfit[self._reference(key)] = found
-        return Listing(tuple(manifests), unfit)
+            found = readers.map(lambda one: self._whole(*one), listed)
+        return Listing.of([(self._reference(key), one) for (key, _), one in zip(listed, found, strict=True)])
 
     def leftovers(self) -> tuple[str, ...]:
         places: set[str] = set()
@@ -137,10 +120,10 @@ class RemoteStore:
         force: bool = False,
         progress: Progress | None = None,
     ) -> Path:
-        key = self._key(capture_id)
-        wanted = self._checked(key, self._names(key)).artefact(artefact)
+        manifest = self.manifest(capture_id)
+        wanted = manifest.artefact(artefact)
         target = destination_of(wanted.name, destination, force=force)
-        source = f"{key}/{wanted.name}"
+        source = f"{self.key_of(manifest)}/{wanted.name}"
         try:
             copy_verified(self._objects.stream(source), target, wanted, f"{self._objects.place}/{source}", progress)
         except FileNotFoundError as error:
@@ -158,7 +141,7 @@ class RemoteStore:
 
     def remove(self, capture_id: str) -> None:
         """See `Store.remove`. What an earlier removal, or an upload, that was cut short has left there goes too."""
-        key = self._key(capture_id, whole=False)
+        key = self._key(capture_id)
         names = self._lying(key)
         if not names:
             raise UsageError(f"no capture {shown(capture_id)} in {self.place}")
@@ -182,33 +165,32 @@ class RemoteStore:
 
     # What an upload does, step by step: see `sftriage.traces.uploading`.
 
-    def check_belongs(self, manifest: Manifest) -> None:
-        """See that a capture is of this store's job and run.
+    def key_of(self, manifest: Manifest) -> str:
+        """Where a capture belongs.
 
         Raises:
-            InputError: it is not, or their names cannot be part of a key.
+            InputError: it is not of this store's job and run, or their names cannot be part of a key.
         """
-        self._key_of(manifest)
+        key = CaptureKey.of(manifest).key
+        if self._scope and not key.startswith(f"{self._scope}/"):
+            raise InputError(f"capture {manifest.capture_id} is of {key.rpartition('/')[0]}, not of {self._scope}")
+        return key
 
     def names(self, capture_id: str) -> Mapping[str, int]:
         """What lies in the place of a capture of this run, whole or not: name and bytes."""
-        return self._lying(self._key(capture_id, whole=False))
+        return self._lying(self._key(capture_id))
 
     def manifest_bytes(self, capture_id: str) -> bytes | None:
         """The manifest of a capture of this run as it lies there, unchecked; None where there is none."""
-        return self._objects.read(f"{self._key(capture_id, whole=False)}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
+        return self._objects.read(f"{self._key(capture_id)}/{MANIFEST_NAME}", MAX_MANIFEST_BYTES)
 
-    def put_artefact(self, capture_id: str, artefact: Artefact, content: bytes | Iterable[bytes]) -> None:
+    def put_artefact(self, capture_id: str, artefact: Artefact, content: bytes | Iterator[bytes]) -> None:
         """Put an artefact: in one request if its bytes are given, or else part by part."""
-        key = f"{self._key(capture_id, whole=False)}/{artefact.name}"
-        if isinstance(content, bytes):
-            self._objects.put(key, content)
-        else:
-            self._objects.put_pieces(key, content)
+        self._objects.put(f"{self._key(capture_id)}/{artefact.name}", content)
 
     def holds(self, capture_id: str, artefact: Artefact, progress: Progress | None = None) -> bool:
         """Whether an artefact lies there as it is here: read back from one end to the other."""
-        key = f"{self._key(capture_id, whole=False)}/{artefact.name}"
+        key = f"{self._key(capture_id)}/{artefact.name}"
         try:
             return self._objects.size(key) == artefact.size_bytes and copy(
                 self._objects.stream(key), None, progress
@@ -222,25 +204,25 @@ class RemoteStore:
         Raises:
             StoreError: something else is read back.
         """
-        key, content = f"{self._key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
+        key, content = f"{self.key_of(manifest)}/{MANIFEST_NAME}", manifest.to_json()
         self._objects.put(key, content)
         if self._objects.read(key, MAX_MANIFEST_BYTES) != content:
             raise StoreError(f"{self._objects.place}/{key}: not what was put there")
 
     def withdraw(self, capture_id: str) -> None:
         """Delete a capture's manifest: it is not there any more, and its artefacts may be put again."""
-        self._objects.delete([f"{self._key(capture_id, whole=False)}/{MANIFEST_NAME}"])
+        self._objects.delete([f"{self._key(capture_id)}/{MANIFEST_NAME}"])
 
     def mark_pinned(self, capture_id: str, *, pinned: bool) -> None:
         """Pin a capture that is there, or not."""
-        key = f"{self._key(capture_id, whole=False)}/{PIN_NAME}"
+        key = f"{self._key(capture_id)}/{PIN_NAME}"
         if pinned:
             self._objects.put(key, b"")
         else:
             self._objects.delete([key])
 
-    def _key(self, reference: str, *, whole: bool = True) -> str:
-        """Where a capture lies. With ``whole``, a bare id in a store of many runs is looked up."""
+    def _key(self, reference: str) -> str:
+        """Where a capture lies. A bare id in a store of many runs is looked up."""
         if self._scope:
             return f"{self._scope}/{check_id(reference)}"
         if "/" in reference:
@@ -256,12 +238,6 @@ class RemoteStore:
             raise UsageError(f"no capture {reference} in {self.place}")
         some = ", ".join(sorted(found)[:_MAX_NAMED]) + (", ..." if len(found) > _MAX_NAMED else "")
         raise UsageError(f"{len(found)} captures are called {reference}; say which: {some}")
-
-    def _key_of(self, manifest: Manifest) -> str:
-        key = CaptureKey.of(manifest).key
-        if self._scope and not key.startswith(f"{self._scope}/"):
-            raise InputError(f"capture {manifest.capture_id} is of {key.rpartition('/')[0]}, not of {self._scope}")
-        return key
 
     def _reference(self, key: str) -> str:
         return key.rpartition("/")[2] if self._scope else key
@@ -286,14 +262,8 @@ class RemoteStore:
             raise UsageError(f"no capture {key.rpartition('/')[2]} in {self.place}")
         return names
 
-    def _checked(self, key: str, names: _Names) -> Manifest:
-        """The manifest of a place, if it belongs there and its artefacts lie beside it."""
-        manifest = self._read(key, names)
-        self._check(key, names, manifest)
-        return manifest
-
-    def _read(self, key: str, names: _Names) -> Manifest:
-        """The manifest of a place, if it belongs there."""
+    def _look(self, key: str, names: _Names) -> tuple[Manifest, Condition]:
+        """The manifest of a place, if it belongs there, and whether its artefacts lie beside it in the right size."""
         place, where = CaptureKey.parse(key), f"{self._objects.place}/{key}"
         source = f"{where}/{MANIFEST_NAME}"
         if names[MANIFEST_NAME] > MAX_MANIFEST_BYTES:
@@ -304,26 +274,24 @@ class RemoteStore:
         manifest = Manifest.from_json(data, source)
         if CaptureKey.of(manifest) != place:
             raise InputError(f"{source}: is the manifest of {CaptureKey.of(manifest).key}")
-        return manifest
-
-    def _check(self, key: str, names: _Names, manifest: Manifest) -> None:
-        """See that a capture's artefacts lie beside its manifest, in the right size."""
-        where = f"{self._objects.place}/{key}"
         for artefact in manifest.artefacts:
             size = names.get(artefact.name)
             if size is None:
-                raise IntegrityError(f"{where}/{artefact.name}: missing") from FileNotFoundError()
+                return manifest, Condition("missing", f"{where}/{artefact.name}: missing")
             if size != artefact.size_bytes:
-                raise IntegrityError(f"{where}/{artefact.name}: {size} bytes; it had {artefact.size_bytes}")
+                problem = f"{where}/{artefact.name}: {size} bytes; it had {artefact.size_bytes}"
+                return manifest, Condition("damaged", problem)
+        return manifest, WHOLE
 
-    def _look(self, key: str, names: _Names) -> Manifest | Condition | None:
+    def _whole(self, key: str, names: _Names) -> Manifest | Condition | None:
         """A capture, what is the matter with it, or None where it was removed while we looked."""
         try:
-            return self._checked(key, names)
+            manifest, condition = self._look(key, names)
         except UsageError:
             return None
-        except (InputError, IntegrityError) as error:
+        except InputError as error:
             return Condition.after(error)
+        return manifest if condition.whole else condition
 
 
 def _is_place(key: str) -> bool:

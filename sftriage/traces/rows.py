@@ -60,32 +60,21 @@ class CaptureRow:
     @classmethod
     def of(cls, manifest: Manifest, store: str, reference: str) -> CaptureRow:
         """The row of a manifest that a store has under a reference."""
-        trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
-        return cls(
-            capture_id=manifest.capture_id,
-            job=manifest.job,
-            run=manifest.run,
-            rank=capture.rank,
-            stage=trigger.stage,
-            label=trigger.label,
-            scope=trigger.scope,
-            window_first_step=trigger.window.first_step,
-            window_last_step=trigger.window.last_step,
-            first_step=capture.first_step,
-            last_step=capture.last_step,
-            gain_s=trigger.gain_s,
-            size_bytes=trace.size_bytes,
-            sha256=trace.sha256,
-            profiler=capture.profiler,
-            rule=trigger.rule,
-            policy=trigger.policy,
-            why=trigger.why,
-            created_at=written(manifest.created_at),
-            host=capture.host,
-            reproduced=None if manifest.reproduced is None else manifest.reproduced.answer,
-            store=store,
-            reference=reference,
-        )
+        window, reproduced = manifest.trigger.window, manifest.reproduced
+        # A field that is not given here is called as in the part of the manifest that has it.
+        values = {
+            **dict(manifest.artefacts[0]),
+            **dict(manifest.trigger),
+            **dict(manifest.capture),
+            **dict(manifest),
+            "window_first_step": window.first_step,
+            "window_last_step": window.last_step,
+            "created_at": written(manifest.created_at),
+            "reproduced": None if reproduced is None else reproduced.answer,
+            "store": store,
+            "reference": reference,
+        }
+        return cls(**{field.name: values[field.name] for field in dataclasses.fields(cls)})
 
     @classmethod
     def read(cls, values: Sequence[Any]) -> CaptureRow | None:
@@ -99,20 +88,9 @@ class CaptureRow:
 class CaptureQuery:
     """Which captures are asked for: those that meet every condition given.
 
-    Attributes:
-        job: the job's name.
-        run: the run's id.
-        rank: the captured rank.
-        stage: the stage the suspect was in.
-        label: the label of the verdict that led to the capture.
-        rule: the rule that asked for it.
-        profiler: what captured.
-        host: where the captured rank ran.
-        reproduced: whether the fault was there while it was captured.
-        prefix: how the capture's id begins.
-        steps: first and last step, inclusive: captures that measured one of these steps, or whose triggering window
-            holds one.
-        since: made then, or later.
+    Most conditions are the value of the row's field of that name. ``prefix`` is how the capture's id begins, ``since``
+    the earliest time at which it was made. ``steps`` are a first and a last step, inclusive: captures that measured
+    one of these steps, or whose triggering window holds one.
     """
 
     job: str | None = None
@@ -159,12 +137,8 @@ schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), pr
 _EQUAL = ("job", "run", "rank", "stage", "label", "rule", "profiler", "host", "reproduced")
 
 
-def conditions(wanted: CaptureQuery, store: str | None) -> ColumnElement[bool]:
-    """What is asked for, of one store or of all, as a database is asked."""
-    return and_(True, *_conditions(wanted, store))
-
-
-def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[ColumnElement[bool]]:
+def conditions(wanted: CaptureQuery, store: str | None) -> Iterator[ColumnElement[bool]]:
+    """What is asked for, of one store or of all, as a database is asked: all of it has to be true."""
     if store is not None:
         yield captures.c.store == store
     for name in _EQUAL:
@@ -175,13 +149,10 @@ def _conditions(wanted: CaptureQuery, store: str | None) -> Iterator[ColumnEleme
         yield func.substr(captures.c.capture_id, 1, len(prefix)) == prefix if _sayable(prefix) else false()
     if wanted.steps is not None:
         spans = (("first_step", "last_step"), ("window_first_step", "window_last_step"))
-        yield or_(*(_overlaps(captures.c[first], captures.c[last], wanted.steps) for first, last in spans))
+        begin, end = wanted.steps
+        yield or_(*(and_(captures.c[first] <= end, captures.c[last] >= begin) for first, last in spans))
     if wanted.since is not None:
         yield captures.c.created_at >= written(wanted.since)
-
-
-def _overlaps(first: Column[int], last: Column[int], steps: tuple[int, int]) -> ColumnElement[bool]:
-    return and_(first <= steps[1], last >= steps[0])
 
 
 def _sayable(value: str | int) -> bool:

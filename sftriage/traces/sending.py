@@ -61,7 +61,7 @@ class Sender:
             )
             if noted == wanted and noted.verified_at is not None:
                 return True
-            self.remote.check_belongs(manifest)
+            self.remote.key_of(manifest)  # which refuses one of another run
             if not self.outbox.note(capture_id, noted.model_copy(update={"state": "uploading", "reason": ""})):
                 return False  # removed meanwhile
             names = self.remote.names(capture_id)

@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import gzip
 import logging
 import os
 import shutil
@@ -31,7 +30,17 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
-from sftriage.traces.files import Summed, chunks, copy, copy_verified, private, regular, replacing, sync, sync_directory
+from sftriage.traces.files import (
+    chunks,
+    copy,
+    copy_verified,
+    gzipped,
+    private,
+    regular,
+    replacing,
+    sync,
+    sync_directory,
+)
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest, first_problem
 from sftriage.traces.stores import (
     PIN_NAME,
@@ -40,6 +49,7 @@ from sftriage.traces.stores import (
     Listing,
     Noted,
     Progress,
+    Store,
     check_id,
     destination_of,
     noting,
@@ -63,7 +73,7 @@ class FileToStore:
     compress: bool = True
 
 
-class LocalStore:
+class LocalStore(Store):
     """Captures in a directory of this host, readable by its owner alone.
 
     Args:
@@ -86,23 +96,20 @@ class LocalStore:
         return manifest.capture_id
 
     def put(self, capture_id: str, source: str | os.PathLike[str], build: Callable[[Artefact], Manifest]) -> Manifest:
-        """Store a plain JSON trace, compressed, with its manifest. ``source`` stays where it is.
-
-        Args:
-            capture_id: the capture, not yet stored.
-            source: the trace as the profiler exported it.
-            build: makes the manifest, once the artefact is written and its size and sha256 are known.
-
-        Raises:
-            CaptureError: the trace is empty or unreadable, the capture is there already, or the disk is full. Nothing
-                of it is kept.
-        """
+        """Store a plain JSON trace, compressed, with its manifest: see `put_files`."""
         return self.put_files(capture_id, [FileToStore(Path(source))], lambda artefacts: build(artefacts[0]))
 
     def put_files(
         self, capture_id: str, files: Sequence[FileToStore], build: Callable[[tuple[Artefact, ...]], Manifest]
     ) -> Manifest:
-        """Store the files of a capture, the main one first, with its manifest: see `put`."""
+        """Store copies of the files of a capture, the main one first, with its manifest.
+
+        ``build`` makes the manifest, once the artefacts are written and their sizes and sums are known.
+
+        Raises:
+            CaptureError: a file is empty or unreadable, the capture is there already, or the disk is full. Nothing of
+                it is kept.
+        """
         check_id(capture_id)
         try:
             with self._lock(fcntl.LOCK_SH):
@@ -139,22 +146,8 @@ class LocalStore:
         sync_directory(self._captures)
         return manifest
 
-    def manifest(self, capture_id: str) -> Manifest:
-        """The manifest of a capture that is there whole: its artefacts exist and have the right size.
-
-        Artefacts of which a verified copy is elsewhere may be there alone.
-
-        Raises:
-            UsageError: no such capture.
-            InputError: what lies there is not one.
-            IntegrityError: an artefact is missing or of another size.
-        """
-        manifest, condition = self.look(capture_id)
-        if not condition.whole:
-            raise IntegrityError(condition.problem)
-        return manifest
-
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
+        """See `Store.look`. Artefacts of which a verified copy is elsewhere may be there alone."""
         directory = self._directory(capture_id)
         path = directory / MANIFEST_NAME
         with regular(path, InputError) as file:
@@ -170,10 +163,16 @@ class LocalStore:
 
     def condition(self, capture_id: str) -> Condition:
         """Whether a capture is there as it was put, as far as can be told without reading its artefacts."""
+        found = self._whole(capture_id)
+        return found if isinstance(found, Condition) else WHOLE
+
+    def _whole(self, capture_id: str) -> Manifest | Condition:
+        """A capture, or what is the matter with it."""
         try:
-            return self.look(capture_id)[1]
+            manifest, condition = self.look(capture_id)
         except (InputError, UsageError, OSError) as error:
             return Condition.after(error)
+        return manifest if condition.whole else condition
 
     def copy_elsewhere(self, capture_id: str) -> str | None:
         """The store elsewhere that has a verified copy of a capture, if one has."""
@@ -202,23 +201,7 @@ class LocalStore:
         return manifest
 
     def manifests(self) -> Listing:
-        manifests: list[Manifest] = []
-        unfit: dict[str, Condition] = {}
-        for name in sorted(self.ids()):
-            try:
-                manifest, condition = self.look(name)
-            except (InputError, UsageError, OSError) as error:
-                unfit[name] = Condition.after(error)
-            else:
-                if condition.whole:
-                    manifests.append(manifest)
-                else:
-                    unfit[name] = condition
-        return Listing(tuple(manifests), unfit)
-
-    def leftovers(self) -> tuple[str, ...]:
-        """See `Store.leftovers`: there is nothing that `sweep` does not remove."""
-        return ()
+        return Listing.of([(name, self._whole(name)) for name in sorted(self.ids())])
 
     def ids(self) -> frozenset[str]:
         return frozenset(name for name in self._names() if not name.startswith("."))
@@ -245,20 +228,15 @@ class LocalStore:
         force: bool = False,
         progress: Progress | None = None,
     ) -> Path:
-        """Copy an artefact out of the store, verified; from elsewhere, where it is only there: see `Store.get`.
-
-        Raises:
-            UsageError: no such capture, the destination exists (and ``force`` is not set) or cannot be written.
-            InputError: the capture's manifest is not one, or it names no such artefact.
-            IntegrityError: what is stored is not what was put; nothing is left at the destination.
-            StoreError: it lies elsewhere, and that cannot be reached.
-        """
+        """See `Store.get`. What is damaged here, or is only elsewhere, is copied from there."""
         manifest, _ = self.look(capture_id)
         wanted = manifest.artefact(artefact)
         if self._elsewhere(capture_id, wanted) is None:
             target = destination_of(wanted.name, destination, force=force)
+            source = self._captures / capture_id / wanted.name
             try:
-                self._copy_out(capture_id, wanted, target, progress)
+                with regular(source, IntegrityError) as stored:
+                    copy_verified(chunks(stored), target, wanted, str(source), progress)
             except IntegrityError as error:
                 if (url := self.copy_elsewhere(capture_id)) is None:
                     raise
@@ -272,18 +250,10 @@ class LocalStore:
         remote = RemoteStore.open(self.copy_elsewhere(capture_id) or "", job=manifest.job, run=manifest.run)
         return remote.get(capture_id, artefact, destination, force=force, progress=progress)
 
-    def _copy_out(self, capture_id: str, wanted: Artefact, target: Path, progress: Progress | None) -> None:
-        source = self._captures / capture_id / wanted.name
-        with regular(source, IntegrityError) as stored:
-            copy_verified(chunks(stored), target, wanted, str(source), progress)
-
     def remove(self, capture_id: str) -> None:
-        """Remove a capture, artefacts and manifest as one: one rename hides it, and what a crash leaves is swept.
+        """See `Store.remove`: one rename hides it, and what a crash leaves is swept.
 
         Of one that may be elsewhere too, a note is left, with which whoever uploads removes it there.
-
-        Raises:
-            UsageError: no such capture, or the store cannot be written.
         """
         directory = self._directory(capture_id)
         try:
@@ -372,21 +342,8 @@ class LocalStore:
 def _take(source: FileToStore, target: Path) -> Artefact:
     """Copy a file, gzipped where it is to be, and synced; the sum and size are those of the bytes as written."""
     with regular(source.path, CaptureError) as plain, private(target) as file:
-        written = Summed(file)
-        if source.compress:
-            # Level 1: the trace waits for nobody, but the host's cores belong to the training job.
-            # No name and no time inside, so that one trace always gives the same bytes.
-            with gzip.GzipFile(filename="", mode="wb", compresslevel=1, fileobj=written, mtime=0) as compressed:
-                size, _ = copy(chunks(plain), compressed)
-        else:
-            size, _ = copy(chunks(plain), written)
-        if size == 0:
+        if os.fstat(plain.fileno()).st_size == 0:
             raise CaptureError(f"{source.path}: the trace is empty")
+        size_bytes, sha256 = copy(gzipped(chunks(plain)) if source.compress else chunks(plain), file)
         sync(file)
-    return Artefact(
-        name=target.name,
-        role="trace",
-        media_type=source.media_type,
-        size_bytes=written.size_bytes,
-        sha256=written.sha256.hexdigest(),
-    )
+    return Artefact(name=target.name, role="trace", media_type=source.media_type, size_bytes=size_bytes, sha256=sha256)

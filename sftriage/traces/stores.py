@@ -9,10 +9,11 @@ jobs takes a bare id too, as long as only one capture has it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
@@ -87,6 +88,14 @@ class Listing:
     manifests: tuple[Manifest, ...]
     unfit: Mapping[str, Condition]
 
+    @classmethod
+    def of(cls, found: Sequence[tuple[str, Manifest | Condition | None]]) -> Listing:
+        """Of what lies under each reference: a capture that is whole, what is the matter with it, or nothing."""
+        return cls(
+            tuple(one for _, one in found if isinstance(one, Manifest)),
+            {reference: one for reference, one in found if isinstance(one, Condition)},
+        )
+
     @property
     def problems(self) -> tuple[str, ...]:
         """Why what is unfit is no capture, in words."""
@@ -97,16 +106,20 @@ Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | Remarks"
 """What becomes known of a capture once it is stored."""
 
 
-class Store(Protocol):
+class Store(ABC):
     """Captures, each its artefacts and its manifest.
 
-    Beside what is said below, every method raises StoreError where the store is elsewhere and cannot be reached.
+    Every method that takes a reference raises UsageError where there is no such capture, and each that changes
+    something where the store cannot be written; InputError where what lies there is no capture; and all of them
+    StoreError where the store is elsewhere and cannot be reached.
     """
 
     @property
+    @abstractmethod
     def place(self) -> str:
         """Where it is: a directory, or a URL."""
 
+    @abstractmethod
     def reference(self, manifest: Manifest) -> str:
         """What this store knows a capture by; `ids` holds it, and every method takes it."""
 
@@ -114,28 +127,30 @@ class Store(Protocol):
         """The manifest of a capture that is there whole: its artefacts exist and have the right size.
 
         Raises:
-            UsageError: no such capture.
-            InputError: what lies there is not one.
             IntegrityError: an artefact is missing or of another size.
         """
+        manifest, condition = self.look(capture_id)
+        if not condition.whole:
+            raise IntegrityError(condition.problem)
+        return manifest
 
+    @abstractmethod
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
-        """The manifest of a capture, and whether its artefacts are there in the right size.
+        """The manifest of a capture, and whether its artefacts are there in the right size."""
 
-        Raises:
-            UsageError: no such capture.
-            InputError: what lies there is not one.
-        """
-
+    @abstractmethod
     def manifests(self) -> Listing:
         """Every capture of the store, and every problem found on the way. Never raises for what lies there."""
 
+    @abstractmethod
     def ids(self) -> frozenset[str]:
         """The references of all captures that are there, whole or damaged; read without opening one."""
 
     def leftovers(self) -> tuple[str, ...]:
-        """What lies there and belongs to no capture, in words; it is listed nowhere else."""
+        """What lies there, belongs to no capture and is never swept, in words; it is listed nowhere else."""
+        return ()
 
+    @abstractmethod
     def get(
         self,
         capture_id: str,
@@ -148,40 +163,32 @@ class Store(Protocol):
         """Copy an artefact out of the store, verified. Into a directory it goes under its own name.
 
         Raises:
-            UsageError: no such capture, the destination exists (and ``force`` is not set) or cannot be written.
-            InputError: the capture's manifest is not one, or it names no such artefact.
+            UsageError: the destination exists (and ``force`` is not set) or cannot be written.
+            InputError: the manifest names no such artefact.
             IntegrityError: what is stored is not what was put; nothing is left at the destination.
         """
 
+    @abstractmethod
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         """Put what a capture shows, or has cost, into its manifest, in place of what was noted of that before.
 
         Raises:
-            UsageError: no such capture, or the store cannot be written.
-            InputError, IntegrityError: as `manifest` does.
+            IntegrityError: as `manifest` does.
         """
 
+    @abstractmethod
     def remove(self, capture_id: str) -> None:
-        """Remove a capture, artefacts and manifest as one: from then on it is not listed, whatever happens.
+        """Remove a capture, artefacts and manifest as one: from then on it is not listed, whatever happens."""
 
-        Raises:
-            UsageError: no such capture, or the store cannot be written.
-        """
-
+    @abstractmethod
     def pin(self, capture_id: str) -> None:
-        """Keep a capture whatever retention says. A second pin changes nothing.
+        """Keep a capture whatever retention says. A second pin changes nothing."""
 
-        Raises:
-            UsageError: no such capture, or the store cannot be written.
-        """
-
+    @abstractmethod
     def unpin(self, capture_id: str) -> None:
-        """Leave a capture to retention again. One that is not pinned stays so.
+        """Leave a capture to retention again. One that is not pinned stays so."""
 
-        Raises:
-            UsageError: no such capture, or the store cannot be written.
-        """
-
+    @abstractmethod
     def pinned(self) -> frozenset[str]:
         """The references of the captures that are pinned."""
 

@@ -47,13 +47,9 @@ class FaultyObjects(Objects):
             self._ask("delete", key)
             super().delete([key])
 
-    def put(self, key: str, content: bytes) -> None:
+    def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
         self._ask("put", key)
         super().put(key, content)
-
-    def put_pieces(self, key: str, pieces: Iterable[bytes]) -> None:
-        self._ask("put", key)
-        super().put_pieces(key, pieces)
 
     def put_so_far(self) -> list[str]:
         """What was put since the last time."""
