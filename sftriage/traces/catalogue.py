@@ -50,6 +50,10 @@ class Catalogue:
         at: a file, which is this store's alone, or the URL of a PostgreSQL database (see `databases`).
         store: whose captures it is asked for and told of. Without one, those of all stores are found.
 
+    Every method that asks the database raises CatalogueError where that cannot be reached or written now, and
+    UsageError where it cannot be made, or is that of a newer sftriage. Those that read the store raise StoreError where
+    that cannot be reached.
+
     Raises:
         UsageError: the URL is not one, or PostgreSQL's driver is not installed.
     """
@@ -64,28 +68,15 @@ class Catalogue:
         return self._database.name
 
     def add(self, manifest: Manifest) -> None:
-        """Index a capture that is in the store. Adding it again changes nothing.
-
-        Raises:
-            CatalogueError: the database cannot be reached or written now.
-            UsageError: it cannot be made, or is that of a newer sftriage.
-        """
+        """Index a capture that is in the store. Adding it again changes nothing."""
         self._insert([(self._its_store.reference(manifest), manifest)])
 
     def drop(self, reference: str) -> None:
-        """Forget a capture, by the store's reference. One that is not there changes nothing.
-
-        Raises:
-            CatalogueError, UsageError: as `add` does.
-        """
+        """Forget a capture, by the store's reference. One that is not there changes nothing."""
         self._delete([reference])
 
     def find(self, wanted: CaptureQuery | None = None) -> list[CaptureRow]:
-        """The captures that are wanted, oldest first; each once, where it can be had from several stores.
-
-        Raises:
-            CatalogueError, UsageError: as `add` does.
-        """
+        """The captures that are wanted, oldest first; each once, where it can be had from several stores."""
         here = None if self._store is None else self._its_name
         query = select(*(captures.c[name] for name in _COLUMNS)).where(*conditions(wanted or CaptureQuery(), here))
         query = query.order_by(*(captures.c[name] for name in ("created_at", "capture_id", "job", "run", "store")))
@@ -94,21 +85,13 @@ class Catalogue:
         return _each_once(rows) if self._store is None else [replace(row, store=self._store.place) for row in rows]
 
     def is_indexed(self) -> bool:
-        """Whether all that the store had was indexed once.
-
-        Raises:
-            CatalogueError, UsageError: as `add` does.
-        """
+        """Whether all that the store had was indexed once."""
         return self._ask(self._has_mark)
 
     def refresh(self, progress: Progress | None = None) -> tuple[str, ...]:
         """Index what the store has and the catalogue has not, and forget what is gone; what is no capture, and why.
 
         A crash between storing and indexing, or a catalogue that was away, is made good by this.
-
-        Raises:
-            CatalogueError, UsageError: as `add` does.
-            StoreError: the store cannot be reached.
         """
         if not self.is_indexed():
             return self.reindex(progress).problems
@@ -124,9 +107,6 @@ class Catalogue:
         """Build the index of the store again; what was found there.
 
         Nobody is kept out meanwhile: what is put and added while the store is read stays.
-
-        Raises:
-            CatalogueError, UsageError, StoreError: as `refresh` does.
         """
         # Before the store is read: what is added from now on is no leftover.
         known = self._ask(self._references)
@@ -242,8 +222,7 @@ def _batches(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
 
 def _each_once(rows: Sequence[CaptureRow]) -> list[CaptureRow]:
     """A capture that lies in several stores, as the nearest of them has it."""
-    chosen: dict[tuple[str, str, str], CaptureRow] = {}
+    nearest: dict[tuple[str, str, str], CaptureRow] = {}
     for row in sorted(rows, key=lambda row: distance(row.store)):
-        chosen.setdefault((row.job, row.run, row.capture_id), row)
-    kept = {id(row) for row in chosen.values()}
-    return [row for row in rows if id(row) in kept]
+        nearest.setdefault((row.job, row.run, row.capture_id), row)
+    return [row for row in rows if nearest[row.job, row.run, row.capture_id] is row]

@@ -22,6 +22,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.pool import NullPool
 
 from sftriage.errors import CatalogueError, UsageError
+from sftriage.traces.files import refusing
 from sftriage.traces.manifest import CONTROL
 from sftriage.traces.rows import METADATA, VERSION, schema
 
@@ -114,10 +115,8 @@ class SqliteFile(Database):
     def _connect(self) -> sqlite3.Connection:
         # The file must be private from its first byte on, which SQLite leaves to the umask.
         if not self._path.exists():
-            try:
+            with refusing(str(self._path)):
                 os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            except OSError as error:
-                raise UsageError(f"{self._path}: {error.strerror}") from error
         # Without its own idea of transactions: it starts none before DDL.
         return sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None)
 
@@ -147,13 +146,10 @@ class SqliteFile(Database):
         """Rename rather than delete: whatever it is, somebody may want it back."""
         if not _is_damage(error):
             return False
-        try:
+        # Another process may have done it.
+        with refusing(f"{self._path} cannot be set aside"), suppress(FileNotFoundError):
             # A journal may stay behind: SQLite drops one that it finds beside an empty file.
             self._path.replace(self._path.with_name(self._path.name + ".damaged"))
-        except FileNotFoundError:
-            pass  # another process has done it
-        except OSError as reason:
-            raise UsageError(f"{self._path} cannot be set aside: {reason.strerror}") from reason
         return True
 
 

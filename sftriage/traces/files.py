@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from sftriage.errors import CaptureError, InputError, IntegrityError
+from sftriage.errors import CaptureError, InputError, IntegrityError, UsageError
 from sftriage.traces.manifest import Artefact
 from sftriage.traces.stores import Progress
 
@@ -80,6 +80,15 @@ def regular(path: Path, error_type: type[CaptureError] | type[InputError] | type
 def private(path: Path, flags: int = os.O_EXCL) -> BinaryIO:
     """A new file that its owner alone can read."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600), "wb")
+
+
+@contextlib.contextmanager
+def refusing(what: str) -> Iterator[None]:
+    """Have what the system refuses said as a UsageError: ``what`` cannot be done, and why."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{what}: {error.strerror}") from error
 
 
 @contextlib.contextmanager

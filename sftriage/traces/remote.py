@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sftriage.errors import InputError, IntegrityError, StoreError, UsageError
-from sftriage.traces.files import copy, copy_verified
+from sftriage.traces.files import copy, copy_verified, refusing
 from sftriage.traces.keys import CaptureKey, shown, written
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience
@@ -124,14 +124,13 @@ class RemoteStore(Store):
         wanted = manifest.artefact(artefact)
         target = destination_of(wanted.name, destination, force=force)
         source = f"{self.key_of(manifest)}/{wanted.name}"
-        try:
-            copy_verified(self._objects.stream(source), target, wanted, f"{self._objects.place}/{source}", progress)
-        except FileNotFoundError as error:
-            if not target.parent.is_dir():
-                raise UsageError(f"{target} cannot be written: {error.strerror}") from error
-            raise IntegrityError(f"{self._objects.place}/{source}: gone meanwhile") from error
-        except OSError as error:
-            raise UsageError(f"{target} cannot be written: {error.strerror}") from error
+        with refusing(f"{target} cannot be written"):
+            try:
+                copy_verified(self._objects.stream(source), target, wanted, f"{self._objects.place}/{source}", progress)
+            except FileNotFoundError as error:
+                if not target.parent.is_dir():
+                    raise
+                raise IntegrityError(f"{self._objects.place}/{source}: gone meanwhile") from error
         return target
 
     def note(self, capture_id: str, noted: Noted) -> Manifest:

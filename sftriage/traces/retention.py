@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from sftriage.errors import CatalogueError, StoreError, UsageError
 from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
 
@@ -37,31 +36,17 @@ class Kept:
     size_bytes: int
     pinned: bool = False
 
-    @classmethod
-    def of(cls, reference: str, manifest: Manifest, *, pinned: bool) -> Kept:
-        """What a manifest says about it."""
-        size_bytes = sum(artefact.size_bytes for artefact in manifest.artefacts)
-        return cls(reference, manifest.created_at.timestamp(), size_bytes, pinned)
-
 
 def expired(captures: Sequence[Kept], retention: RetentionLimits, now_s: float) -> tuple[Kept, ...]:
     """Those that go now, the oldest first. What is pinned stays, and its bytes count."""
-    oldest_first = sorted(captures, key=lambda one: (one.created_s, one.capture_id))
-    gone = [
-        one
-        for one in oldest_first
-        if not one.pinned and retention.age_s is not None and now_s - one.created_s > retention.age_s
-    ]
-    if retention.max_bytes is not None:
-        left = [one for one in oldest_first if one not in gone]
-        total_bytes = sum(one.size_bytes for one in left)
-        for one in left:
-            if total_bytes <= retention.max_bytes:
-                break
-            if not one.pinned:
-                gone.append(one)
-                total_bytes -= one.size_bytes
-    return tuple(sorted(gone, key=lambda one: (one.created_s, one.capture_id)))
+    gone, total_bytes = [], sum(one.size_bytes for one in captures)
+    for one in sorted(captures, key=lambda one: (one.created_s, one.capture_id)):
+        too_old = retention.age_s is not None and now_s - one.created_s > retention.age_s
+        too_much = retention.max_bytes is not None and total_bytes > retention.max_bytes
+        if (too_old or too_much) and not one.pinned:
+            gone.append(one)
+            total_bytes -= one.size_bytes
+    return tuple(gone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +58,7 @@ class Due:
 
 
 def due(store: Store, retention: RetentionLimits, now_s: float) -> tuple[Kept, ...]:
-    """Those of a store that go now. A damaged capture is left for people to look at.
-
-    Raises:
-        OSError, StoreError: the store cannot be read.
-    """
+    """Those of a store that go now, as `outlook` has them. A damaged capture is left for people to look at."""
     return () if retention.unlimited else outlook(store, retention, now_s).captures
 
 
@@ -88,8 +69,10 @@ def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bo
         OSError, StoreError: the store cannot be read.
     """
     pinned, listing = store.pinned(), store.manifests()
-    found = [(store.reference(one), one) for one in listing.manifests]
-    captures = [Kept.of(reference, one, pinned=reference in pinned) for reference, one in found]
+    captures = []
+    for one in listing.manifests:
+        reference, size_bytes = store.reference(one), sum(artefact.size_bytes for artefact in one.artefacts)
+        captures.append(Kept(reference, one.created_at.timestamp(), size_bytes, reference in pinned))
     going = expired(captures, retention, now_s)
     unpinned = expired([replace(one, pinned=False) for one in captures], retention, now_s)
     left = {one.capture_id: "it is pinned" for one in unpinned if one.capture_id in pinned}

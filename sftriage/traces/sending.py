@@ -6,17 +6,19 @@ Whenever this ends, the next time begins with what is there: an artefact of the 
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import BinaryIO, Literal
 
 from sftriage.errors import InputError, IntegrityError, SftriageError, UsageError
-from sftriage.traces.files import chunks
+from sftriage.traces.files import chunks, regular
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.objects import PART_BYTES
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import PIN_NAME
 from sftriage.traces.uploads import Outbox, Removal, Upload
 
 Doing = Literal["sending", "checking"]
@@ -56,7 +58,7 @@ class Sender:
                     "state": "stored",
                     "reason": "",
                     "manifest_sha256": hashlib.sha256(manifest.to_json()).hexdigest(),
-                    "pinned": self.outbox.pinned(capture_id),
+                    "pinned": self.outbox.path(capture_id, PIN_NAME).exists(),
                 }
             )
             if noted == wanted and noted.verified_at is not None:
@@ -65,9 +67,13 @@ class Sender:
             if not self.outbox.note(capture_id, noted.model_copy(update={"state": "uploading", "reason": ""})):
                 return False  # removed meanwhile
             names = self.remote.names(capture_id)
-            if noted.verified_at is not None and not _lies_in(names, manifest):
+            lies_there = all(names.get(one.name) == one.size_bytes for one in manifest.artefacts)
+            if noted.verified_at is not None and not lies_there:
                 # It was there once: whatever lies there now has to be verified again, or put again from here.
-                self.outbox.check_here(manifest, f"not in {self.remote.place} any more")
+                for artefact in manifest.artefacts:
+                    if not self.outbox.path(capture_id, artefact.name).exists():
+                        what = f"{artefact.name} of capture {capture_id}"
+                        raise IntegrityError(f"{what} is not here, and not in {self.remote.place} any more")
                 noted = noted.model_copy(update={"verified_at": None})
                 self.outbox.note(capture_id, noted)
             self._send(manifest, noted, names, pinned=wanted.pinned)
@@ -90,7 +96,7 @@ class Sender:
             raise UsageError(f"capture {removal.capture_id} was removed here, and may still be in {removal.upload.url}")
         if self.remote.names(removal.capture_id):
             self.remote.remove(removal.capture_id)
-        self.outbox.forget(removal)
+        shutil.rmtree(removal.directory, ignore_errors=True)
 
     def _send(self, manifest: Manifest, before: Upload, names: Mapping[str, int], *, pinned: bool) -> None:
         capture_id = manifest.capture_id
@@ -111,7 +117,7 @@ class Sender:
         self.remote.put_manifest(manifest)
 
     def _put(self, capture_id: str, artefact: Artefact) -> None:
-        with self.outbox.artefact(capture_id, artefact) as file:
+        with regular(self.outbox.path(capture_id, artefact.name), IntegrityError) as file:
             content = self._pieces(file, capture_id, artefact)
             self.remote.put_artefact(
                 capture_id, artefact, b"".join(content) if artefact.size_bytes <= PART_BYTES else content
@@ -146,8 +152,3 @@ class Sender:
             return
         if (other.artefacts, other.created_at) != (manifest.artefacts, manifest.created_at):
             raise IntegrityError(f"{self.remote.place} has another capture {manifest.capture_id}")
-
-
-def _lies_in(names: Mapping[str, int], manifest: Manifest) -> bool:
-    """Whether the artefacts of a capture lie there, by their sizes."""
-    return all(names.get(artefact.name) == artefact.size_bytes for artefact in manifest.artefacts)

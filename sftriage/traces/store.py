@@ -36,6 +36,7 @@ from sftriage.traces.files import (
     copy_verified,
     gzipped,
     private,
+    refusing,
     regular,
     replacing,
     sync,
@@ -192,11 +193,8 @@ class LocalStore(Store):
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         manifest = noting(self.manifest(capture_id), noted)
         path = self._captures / capture_id / MANIFEST_NAME
-        try:
-            with self._lock(fcntl.LOCK_SH), replacing(path) as file:
-                file.write(manifest.to_json())
-        except OSError as error:
-            raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+        with refusing(f"{path} cannot be written"), self._lock(fcntl.LOCK_SH), replacing(path) as file:
+            file.write(manifest.to_json())
         self._changed()
         return manifest
 
@@ -235,16 +233,13 @@ class LocalStore(Store):
             target = destination_of(wanted.name, destination, force=force)
             source = self._captures / capture_id / wanted.name
             try:
-                with regular(source, IntegrityError) as stored:
+                with refusing(f"{target} cannot be written"), regular(source, IntegrityError) as stored:
                     copy_verified(chunks(stored), target, wanted, str(source), progress)
+                return target
             except IntegrityError as error:
                 if (url := self.copy_elsewhere(capture_id)) is None:
                     raise
                 log.warning("%s; taken from %s", error, url)
-            except OSError as error:
-                raise UsageError(f"{target} cannot be written: {error.strerror}") from error
-            else:
-                return target
         from sftriage.traces.remote import RemoteStore
 
         remote = RemoteStore.open(self.copy_elsewhere(capture_id) or "", job=manifest.job, run=manifest.run)
@@ -256,32 +251,25 @@ class LocalStore(Store):
         Of one that may be elsewhere too, a note is left, with which whoever uploads removes it there.
         """
         directory = self._directory(capture_id)
-        try:
-            with self._lock(fcntl.LOCK_SH):
-                hidden = Path(tempfile.mkdtemp(prefix=REMOVING, dir=self._captures))
-                directory.rename(hidden / capture_id)
-                sync_directory(self._captures)
-                if not keep_tombstone(hidden / capture_id):
-                    shutil.rmtree(hidden)
-        except OSError as error:
-            raise UsageError(f"capture {capture_id} cannot be removed: {error.strerror}") from error
+        with refusing(f"capture {capture_id} cannot be removed"), self._lock(fcntl.LOCK_SH):
+            hidden = Path(tempfile.mkdtemp(prefix=REMOVING, dir=self._captures))
+            directory.rename(hidden / capture_id)
+            sync_directory(self._captures)
+            if not keep_tombstone(hidden / capture_id):
+                shutil.rmtree(hidden)
         self._changed()
 
     def pin(self, capture_id: str) -> None:
         directory = self._directory(capture_id)
-        try:
-            with contextlib.suppress(FileExistsError), private(directory / PIN_NAME):
-                sync_directory(directory)
-        except OSError as error:
-            raise UsageError(f"capture {capture_id} cannot be pinned: {error.strerror}") from error
+        with refusing(f"capture {capture_id} cannot be pinned"), contextlib.suppress(FileExistsError):
+            private(directory / PIN_NAME).close()
+            sync_directory(directory)
         self._changed()
 
     def unpin(self, capture_id: str) -> None:
         directory = self._directory(capture_id)
-        try:
+        with refusing(f"capture {capture_id} cannot be unpinned"):
             (directory / PIN_NAME).unlink(missing_ok=True)
-        except OSError as error:
-            raise UsageError(f"capture {capture_id} cannot be unpinned: {error.strerror}") from error
         self._changed()
 
     def pinned(self) -> frozenset[str]:
@@ -295,17 +283,14 @@ class LocalStore(Store):
         """
         if not self._captures.is_dir():
             return 0
-        try:
-            with self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
-                hidden = [self._captures / name for name in self._names() if name.startswith((_TEMPORARY, REMOVING))]
-                leftovers = [path for path in hidden if not is_tombstone(path)]
-                for path in leftovers:
-                    shutil.rmtree(path)
-                return len(leftovers)
-        except BlockingIOError:
-            return 0
-        except OSError as error:
-            raise UsageError(f"{self._captures} cannot be swept: {error.strerror}") from error
+        refused, busy = refusing(f"{self._captures} cannot be swept"), contextlib.suppress(BlockingIOError)
+        with refused, busy, self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB):
+            hidden = [self._captures / name for name in self._names() if name.startswith((_TEMPORARY, REMOVING))]
+            leftovers = [path for path in hidden if not is_tombstone(path)]
+            for path in leftovers:
+                shutil.rmtree(path)
+            return len(leftovers)
+        return 0
 
     def _elsewhere(self, capture_id: str, artefact: Artefact) -> str | None:
         """The store elsewhere that an artefact lies in, if it does not lie here any more."""

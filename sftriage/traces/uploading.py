@@ -79,9 +79,9 @@ class UploadProgress:
 class Failure:
     """How often something has failed in a row, when it is tried again (monotonic clock), and why it failed."""
 
-    count: int
-    due_s: float
-    reason: str
+    count: int = 0
+    due_s: float = 0.0
+    reason: str = ""
 
 
 def delay_s(failures: int, chance: float) -> float:
@@ -172,9 +172,8 @@ class Uploader:
         if asked != self._answered:
             self._answered = asked
             self._hurry()
-        removals = {f"removal of {one.capture_id}": one for one in self._outbox.removals()}
-        for name, removal in removals.items():
-            self._attempt(name, partial(self._sender.remove, removal))
+        for removal in self._outbox.removals():
+            self._attempt(f"removal of {removal.capture_id}", partial(self._sender.remove, removal))
         ids = sorted(self._store.ids())
         for capture_id in ids:
             self._attempt(capture_id, partial(self._bring, capture_id))
@@ -224,7 +223,7 @@ class Uploader:
         """Do one thing, unless it has failed and is not due; a failure keeps nothing else up."""
         if self._stop.is_set():
             raise Stopped
-        failed = self._failures.get(name, Failure(0, 0.0, ""))
+        failed = self._failures.get(name, Failure())
         if time.monotonic() < failed.due_s or self._over(failed):
             return
         try:
@@ -251,37 +250,21 @@ class Uploader:
     def _told(self, capture_id: str, artefact: Artefact, doing: Doing, done_bytes: int) -> None:
         if self._stop.is_set():
             raise Stopped
-        before = self._standing.current
-        same = before is not None and (before.capture_id, before.artefact, before.doing) == (
-            capture_id,
-            artefact.name,
-            doing,
-        )
+        now, before = Current(capture_id, artefact.name, doing, done_bytes, artefact.size_bytes), self._standing.current
+        same = before is not None and replace(before, done_bytes=done_bytes) == now
         moved = done_bytes - (before.done_bytes if before is not None and same else 0)
-        self._stand(
-            current=Current(capture_id, artefact.name, doing, done_bytes, artefact.size_bytes),
-            moved_bytes=self._standing.moved_bytes + max(0, moved),
-        )
+        self._stand(current=now, moved_bytes=self._standing.moved_bytes + max(0, moved))
 
     def _stand_after(self, ids: list[str], asked: int) -> None:
         """How it stands once everything was looked at."""
-        gone = self._failures.keys() - set(ids)
         removals = {f"removal of {one.capture_id}": one.capture_id for one in self._outbox.removals()}
-        for name in gone - removals.keys():
-            del self._failures[name]
-        left = {
-            name: self._failures[name].reason if name in self._failures else ""
-            for name in ids
-            if name not in self._settled and not (self._changes_only and name not in self._failures)
-        }
-        waiting = {
-            capture_id: self._failures[name].reason if name in self._failures else ""
-            for name, capture_id in removals.items()
-        }
+        self._failures = {name: one for name, one in self._failures.items() if name in removals or name in ids}
+        why = {name: one.reason for name, one in self._failures.items()}
+        left = [name for name in ids if name not in self._settled and (name in why or not self._changes_only)]
         self._stand(
             stored=sum(name in self._settled for name in ids),
-            left=left,
-            removals=waiting,
+            left={name: why.get(name, "") for name in left},
+            removals={capture_id: why.get(name, "") for name, capture_id in removals.items()},
             current=None,
             looked=asked == self._asked,
             given_up=bool(self._failures) and all(self._over(one) for one in self._failures.values()),

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from typing import Annotated, BinaryIO, Final, Literal
 
 from pydantic import AwareDatetime, ValidationError
 
-from sftriage.errors import InputError, IntegrityError, UsageError
-from sftriage.traces.files import private, regular, sync_directory, write_atomically
-from sftriage.traces.manifest import CONTROL, MANIFEST_NAME, Artefact, DocumentModel, Manifest, Sentence, Sha256, text
+from sftriage.errors import InputError
+from sftriage.traces.files import private, refusing, regular, sync_directory, write_atomically
+from sftriage.traces.manifest import CONTROL, MANIFEST_NAME, DocumentModel, Manifest, Sentence, Sha256, text
 from sftriage.traces.stores import PIN_NAME
 
 UPLOAD_NAME: Final = "upload.json"
@@ -100,73 +99,44 @@ class Outbox:
 
     def note(self, capture_id: str, upload: Upload) -> bool:
         """Write down how far a capture is. False where it was removed meanwhile."""
-        try:
-            write_atomically(self._captures / capture_id / UPLOAD_NAME, upload.model_dump_json() + "\n")
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            raise UsageError(f"{self._captures / capture_id} cannot be written: {error.strerror}") from error
-        return True
+        with refusing(f"{self._captures / capture_id} cannot be written"), contextlib.suppress(FileNotFoundError):
+            write_atomically(self.path(capture_id, UPLOAD_NAME), upload.model_dump_json() + "\n")
+            return True
+        return False
 
     def drop(self, manifest: Manifest) -> None:
         """Remove a capture's artefacts here; its manifest stays, and says where they are."""
-        directory = self._captures / manifest.capture_id
-        upload = read_upload(directory)
+        upload = self.noted(manifest.capture_id)
         if upload is None or upload.verified_at is None:
             raise ValueError(f"capture {manifest.capture_id} is nowhere else")
         for artefact in manifest.artefacts:
-            (directory / artefact.name).unlink(missing_ok=True)
+            self.path(manifest.capture_id, artefact.name).unlink(missing_ok=True)
 
-    def artefact(self, capture_id: str, artefact: Artefact) -> BinaryIO:
-        """An artefact for reading.
-
-        Raises:
-            IntegrityError: it is not here.
-        """
-        return regular(self._captures / capture_id / artefact.name, IntegrityError)
-
-    def check_here(self, manifest: Manifest, otherwise: str) -> None:
-        """See that all artefacts of a capture are here.
-
-        Raises:
-            IntegrityError: one is not; the message begins with its name, and ends with ``otherwise``.
-        """
-        for artefact in manifest.artefacts:
-            if not (self._captures / manifest.capture_id / artefact.name).exists():
-                raise IntegrityError(f"{artefact.name} of capture {manifest.capture_id} is not here, and {otherwise}")
-
-    def pinned(self, capture_id: str) -> bool:
-        """Whether a capture is pinned here."""
-        return (self._captures / capture_id / PIN_NAME).exists()
+    def path(self, capture_id: str, name: str) -> Path:
+        """Where a file of a capture lies, if it is here."""
+        return self._captures / capture_id / name
 
     def removals(self) -> list[Removal]:
         """What was removed here, and may still be there."""
-        found = []
-        for hidden in sorted(self._captures.glob(f"{REMOVING}*")):
-            for directory in hidden.iterdir():
-                upload = read_upload(directory)
-                if upload is not None:
-                    found.append(Removal(hidden, directory.name, upload))
-        return found
-
-    def forget(self, removal: Removal) -> None:
-        """What was removed is gone there too."""
-        shutil.rmtree(removal.directory, ignore_errors=True)
+        return [
+            Removal(hidden, directory.name, upload)
+            for hidden in sorted(self._captures.glob(f"{REMOVING}*"))
+            for directory in hidden.iterdir()
+            if (upload := read_upload(directory)) is not None
+        ]
 
     def signature(self, capture_id: str) -> Signature:
         """What changes whenever there may be something to send of a capture."""
-        directory = self._captures / capture_id
-        return _about(directory / MANIFEST_NAME), _about(directory / PIN_NAME)
+        return _about(self.path(capture_id, MANIFEST_NAME)), _about(self.path(capture_id, PIN_NAME))
 
     def noted_signature(self, capture_id: str) -> object:
         """What changes whenever something is noted of a capture."""
-        return _about(self._captures / capture_id / UPLOAD_NAME)
+        return _about(self.path(capture_id, UPLOAD_NAME))
 
     @contextlib.contextmanager
     def uploading(self) -> Iterator[bool]:
         """Be the one who uploads; False where somebody else is. The kernel gives it back when a process dies."""
-        if not self._captures.is_dir():
-            self._captures.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._captures.mkdir(mode=0o700, parents=True, exist_ok=True)
         with private(self._captures / ".uploader", flags=0) as file:
             yield _taken(file)
 
@@ -176,10 +146,8 @@ class Outbox:
         try:
             with (self._captures / ".uploader").open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return False
+        except OSError as error:
+            return isinstance(error, BlockingIOError)
         return False
 
 
