@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from obstore.store import MemoryStore
 
@@ -17,16 +17,21 @@ CONTENT = b"a trace " * 5000
 
 
 class FaultyObjects(Objects):
-    """``fails``: words of requests that fail, as ``put manifest.json``, until they are taken out of it."""
+    """``fails``: words of requests that fail, as ``put manifest.json``, until they are taken out of it.
+
+    ``meanwhile``: what happens just before the next request of such words.
+    """
 
     def __init__(self) -> None:
         super().__init__(MemoryStore(), "s3://bucket")
         self.fails: set[str] = set()
         self.asked: list[str] = []
+        self.meanwhile: dict[str, Callable[[], object]] = {}
 
     def _ask(self, what: str, key: str) -> None:
         request = f"{what} {key.rpartition('/')[2]}"
         self.asked.append(request)
+        self.meanwhile.pop(request, lambda: None)()
         if self.fails & {"any", what, request}:
             raise StoreError(f"s3://bucket: cannot {request}")
 

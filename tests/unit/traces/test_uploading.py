@@ -150,8 +150,7 @@ def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put
     monkeypatch.setattr(uploading, "LOOK_S", 0.05)
     for name in ("c-1", "c-2"):
         put(name)
-    put_object = objects.put
-    objects.put = lambda key, content: put_object(key, content) if "c-2" in key else 1 / 0
+    objects.meanwhile["put trace.json.gz"] = lambda: 1 / 0
     sender = uploader(root, objects, tries=1)
     sender.start()
     standing = sender.standing
@@ -192,15 +191,7 @@ def test_what_changes_while_it_is_sent_follows(store: LocalStore, put: Put, root
     # GIVEN a capture that is pinned and looked into just while its manifest is put
     put("c-1")
     sender = uploader(root, objects)
-    put_object = objects.put
-
-    def meanwhile(key, content):
-        if key.endswith("manifest.json") and not store.pinned():
-            store.pin("c-1")
-            store.note("c-1", SLEPT)
-        put_object(key, content)
-
-    objects.put = meanwhile
+    objects.meanwhile["put manifest.json"] = lambda: (store.pin("c-1"), store.note("c-1", SLEPT))
     sender.turn()
     # THEN the next look sees it
     sender.turn()
@@ -227,16 +218,7 @@ def test_what_comes_while_it_is_looked_is_waited_for(put: Put, root, objects):
     # GIVEN that a capture comes, and the end of the run, while another is sent
     put("c-1")
     sender = uploader(root, objects)
-    put_object = objects.put
-    late = iter(["c-2"])
-
-    def meanwhile(key, content):
-        put_object(key, content)
-        for name in late:
-            put(name)
-            sender.release_all()
-
-    objects.put = meanwhile
+    objects.meanwhile["put trace.json.gz"] = lambda: (put("c-2"), sender.release_all())
     # THEN it is not done once that one is there
     sender.turn()
     assert (sender.standing.stored, sender.standing.done) == (1, False)
@@ -281,13 +263,8 @@ def test_a_capture_that_is_removed_while_it_is_sent_stays_nowhere(store: LocalSt
     put("c-1")
     sender = uploader(root, objects)
     # GIVEN that it is removed just before its manifest is put
-    put_object = objects.put
-    objects.put = lambda key, content: (
-        store.remove("c-1") if key.endswith("manifest.json") else None,
-        put_object(key, content),
-    )
+    objects.meanwhile["put manifest.json"] = lambda: store.remove("c-1")
     sender.turn()
-    objects.put = put_object
     # WHEN it is looked again
     sender.turn()
     # THEN nothing is left of it
