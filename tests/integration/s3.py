@@ -2,17 +2,13 @@
 
 import http.client
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import boto3
-
-from tests.integration.processes import wait_until
+from moto.server import ThreadedMotoServer
 
 BUCKET = "traces"
 KEYS = {"AWS_ACCESS_KEY_ID": "id", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
@@ -24,19 +20,12 @@ def environment_of(url: str) -> dict[str, str]:
     return {**KEYS, "AWS_ENDPOINT_URL": url, "AWS_ALLOW_HTTP": "true"}
 
 
-@dataclass
 class Server:
     """moto's server."""
 
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    @property
-    def client(self):
-        return boto3.client(
+    def __init__(self, port: int) -> None:
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
+        self.client = boto3.client(
             "s3",
             endpoint_url=self.url,
             region_name=KEYS["AWS_REGION"],
@@ -44,35 +33,30 @@ class Server:
             aws_secret_access_key=KEYS["AWS_SECRET_ACCESS_KEY"],
         )
 
+    def objects(self) -> dict[str, int]:
+        """What lies in the bucket: key and bytes."""
+        listed = self.client.list_objects_v2(Bucket=BUCKET).get("Contents", [])
+        return {one["Key"]: one["Size"] for one in listed}
+
+    def clear(self) -> None:
+        for key in self.objects():
+            self.client.delete_object(Bucket=BUCKET, Key=key)
+
 
 @contextmanager
 def served() -> Iterator[Server]:
-    """An empty bucket on a server that ends with the block."""
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    """A bucket on a server that ends with the block."""
+    moto = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    moto.start()
     try:
-        server = Server(port)
-
-        def is_up() -> bool:
-            assert process.poll() is None, "moto's server has ended"
-            with suppress(OSError):
-                socket.create_connection(("127.0.0.1", port), 1.0).close()
-                return True
-            return False
-
-        wait_until(is_up)
+        server = Server(moto.get_host_and_port()[1])
         server.client.create_bucket(Bucket=BUCKET)
         yield server
     finally:
-        process.kill()
-        process.wait()
+        moto.stop()
 
 
-Fault = str
-FAULTS: tuple[Fault, ...] = ("cut request", "cut answer", "error", "late error", "slow", "short")
+FAULTS = ("cut request", "cut answer", "error", "late error", "slow", "short")
 """What may go wrong with a request.
 
 ``cut request``: the connection ends in the middle of what is sent; it never reaches the server.
@@ -82,11 +66,13 @@ FAULTS: tuple[Fault, ...] = ("cut request", "cut answer", "error", "late error",
 ``hold``, ``hold answer``: nothing happens, before or after the server has done it, until the test ends.
 """
 
+INJECTED = b"<Error><Message>injected</Message></Error>"
+
 
 class Proxy:
     """Passes requests on, with the faults that ``plan`` wants: from method and path to a fault, or None."""
 
-    def __init__(self, server: Server, plan: Callable[[str, str], Fault | None] = lambda method, path: None) -> None:
+    def __init__(self, server: Server, plan: Callable[[str, str], str | None] = lambda method, path: None) -> None:
         self.plan = plan
         self.faults = 0
         self.requests: list[tuple[str, str]] = []
@@ -138,7 +124,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = self.rfile.read(length)
         if fault == "error":
-            self._answer(500, {}, b"<Error><Message>injected</Message></Error>")
+            self._answer(500, {}, INJECTED)
             return
         if fault == "hold":
             self._hold()
@@ -154,7 +140,7 @@ class _Handler(BaseHTTPRequestHandler):
             content = answer.read()
         headers = {k: v for k, v in answer.getheaders() if k.lower() not in ("connection", "transfer-encoding")}
         if fault == "late error":
-            self._answer(500, {}, b"<Error><Message>injected</Message></Error>")
+            self._answer(500, {}, INJECTED)
         elif fault == "hold answer":
             self._hold()
         elif fault == "short" and self.command == "GET":
@@ -164,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _pass
 
-    def _answer(self, status: int, headers: dict[str, str], content: bytes, fault: Fault | None = None) -> None:
+    def _answer(self, status: int, headers: dict[str, str], content: bytes, fault: str | None = None) -> None:
         self.send_response_only(status)
         for name, value in headers.items():
             if name.lower() != "content-length" or self.command == "HEAD":

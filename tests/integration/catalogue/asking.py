@@ -12,8 +12,18 @@ from tests.unit.conftest import manifest_of
 FORK = multiprocessing.get_context("fork")
 
 
-def put(store, trace, capture_id, second=0, rank=2):
-    return store.put(capture_id, trace, lambda artefact: manifest_of(capture_id, artefact, second=second, rank=rank))
+def put(store, trace, capture_id, second=0, rank=2, run="run-1"):
+    def build(artefact):
+        return manifest_of(capture_id, artefact, second=second, rank=rank).model_copy(update={"run": run})
+
+    return store.put(capture_id, trace, build)
+
+
+def asked(start, directory, *arguments) -> tuple[int, str, str]:
+    """The exit code, output and messages of `sftriage traces ...` in a directory."""
+    process = start("traces", *arguments, cwd=directory)
+    out, err = process.communicate(timeout=DEADLINE_S)
+    return process.returncode, out, err
 
 
 def ids(catalogue: Catalogue, wanted: CaptureQuery | None = None) -> list[str]:

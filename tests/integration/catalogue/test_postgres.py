@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from functools import partial
 
 import pytest
 import sqlalchemy as sa
@@ -17,10 +18,8 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.catalogue.asking import FORK, alive, ask, ids, put
+from tests.integration.catalogue.asking import FORK, alive, ask, asked, ids, put
 from tests.integration.postgres import PASSWORD, USER
-from tests.integration.processes import DEADLINE_S
-from tests.unit.conftest import manifest_of
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
 pytestmark = needs.postgres
@@ -211,9 +210,9 @@ def test_a_newer_version_is_refused_and_left_alone(url, store_of):
     Catalogue(url, store).find()
     ask(url, "UPDATE sftriage_schema SET version_num = '0002'")
     # Whether it would be read or written.
-    for asked in (Catalogue(url, store).find, Catalogue(url, None).find, Catalogue(url, store).reindex):
+    for act in (Catalogue(url, store).find, Catalogue(url, None).find, Catalogue(url, store).reindex):
         with pytest.raises(UsageError, match=r"written by a newer sftriage.*: upgrade sftriage"):
-            asked()
+            act()
     assert ask(url, "SELECT capture_id FROM sftriage_captures") == [("a",)]
 
 
@@ -232,15 +231,11 @@ def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start,
         info = RunInfo(run, "resnet", "2026-11-20T12:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
         store = LocalStore(create(tmp_path / run, info, "").path)
         for name in ("w-1", f"of-{run}"):
-            store.put(name, trace, lambda artefact, it=(name, run): of_run(it[1], manifest_of(it[0], artefact)))
+            put(store, trace, name, run=run)
         Catalogue(url, store).find()
     environment["SFTRIAGE_CATALOGUE"] = url
 
-    def sftriage(*arguments):
-        process = start("traces", *arguments, cwd=tmp_path)
-        out, err = process.communicate(timeout=DEADLINE_S)
-        return process.returncode, out, err
-
+    sftriage = partial(asked, start, tmp_path)
     # WHEN all captures are listed THEN those of both are there, and where each is kept
     status, out, err = sftriage("list", "--json")
     assert status == 0, err
@@ -256,7 +251,3 @@ def test_the_command_line_asks_for_all_runs_and_fetches_from_their_stores(start,
     assert "2 captures are called w-1: resnet/one/w-1, resnet/two/w-1" in err
     status, out, err = sftriage("show", "resnet/two/w-1")
     assert (status, out.splitlines()[1]) == (0, "job, run    resnet, two"), err
-
-
-def of_run(run, manifest):
-    return manifest.model_copy(update={"run": run})

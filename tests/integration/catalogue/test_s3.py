@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from functools import partial
 
 import pytest
 
@@ -10,10 +11,8 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.catalogue.asking import ask
-from tests.integration.processes import DEADLINE_S
+from tests.integration.catalogue.asking import ask, asked, put
 from tests.integration.s3 import BUCKET, environment_of, served
-from tests.unit.conftest import manifest_of
 
 pytestmark = needs.postgres
 
@@ -31,20 +30,12 @@ def bucket(moto, monkeypatch, environment, tmp_path, trace):
     """A store with the captures of two runs, two each and both of the same names."""
     for name, value in environment_of(moto.url).items():
         monkeypatch.setenv(name, value)
-        environment[name] = value
-    for one in moto.client.list_objects_v2(Bucket=BUCKET).get("Contents", []):
-        moto.client.delete_object(Bucket=BUCKET, Key=one["Key"])
+    environment.update(environment_of(moto.url))
+    moto.clear()
     for number, run in enumerate(("one", "two")):
         local = LocalStore(tmp_path / run)
         for second, name in enumerate(("w1-r2", "w9-r3")):
-            of_it = {"second": 10 * number + second, "rank": 2 + second}
-            local.put(
-                name,
-                trace,
-                lambda artefact, of=of_it, name=name, run=run: manifest_of(name, artefact, **of).model_copy(
-                    update={"run": run}
-                ),
-            )
+            put(local, trace, name, 10 * number + second, 2 + second, run)
             for path in sorted((tmp_path / run / "captures" / name).iterdir()):
                 key = f"team/resnet/{run}/{name}/{path.name}"
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
@@ -79,11 +70,7 @@ def test_captures_elsewhere_are_found_fetched_and_removed(bucket, start, environ
     if shared:
         environment["SFTRIAGE_CATALOGUE"] = url
 
-    def sftriage(*arguments):
-        process = start("traces", *arguments, cwd=tmp_path)
-        out, err = process.communicate(timeout=DEADLINE_S)
-        return process.returncode, out, err
-
+    sftriage = partial(asked, start, tmp_path)
     # WHEN captures of a step are asked for THEN those of both runs are there
     status, out, err = sftriage("for-step", "162", "--store", STORE, "--run-id", "two", "--json")
     assert status == 0, err
@@ -104,8 +91,9 @@ def test_captures_elsewhere_are_found_fetched_and_removed(bucket, start, environ
     gone = [one["capture_id"] for one in json.loads(out)["captures"]]
     assert gone == ["resnet/one/w9-r3", "resnet/two/w1-r2", "resnet/two/w9-r3"]
     # THEN traces, manifests and rows are gone as one, and what is pinned is not
-    left = {one["Key"] for one in bucket.client.list_objects_v2(Bucket=BUCKET)["Contents"]}
-    assert left == {f"team/resnet/one/w1-r2/{name}" for name in ("trace.json.gz", "manifest.json", "pinned")}
+    assert bucket.objects().keys() == {
+        f"team/resnet/one/w1-r2/{name}" for name in ("trace.json.gz", "manifest.json", "pinned")
+    }
     if shared:
         assert ask(url, "SELECT reference FROM sftriage_captures") == [("resnet/one/w1-r2",)]
     status, out, err = sftriage("list", *where, "--json")

@@ -1,5 +1,5 @@
-"""Captures to store, as the unit tests have them."""
+"""A trace to store, as the unit tests have it."""
 
-from tests.unit.conftest import make_manifest, put, store, trace
+from tests.unit.conftest import trace
 
-__all__ = ["make_manifest", "put", "store", "trace"]
+__all__ = ["trace"]

@@ -17,14 +17,16 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from sftriage.errors import CaptureError
-from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import TRACE_NAME, LocalStore
-
-MakeManifest = Callable[..., Manifest]
+from tests.unit.conftest import manifest_of
 
 # Forked, because fifteen interpreters that import pydantic would take longer than all of the tests.
 FORK = multiprocessing.get_context("fork")
 KILLS = 15
+
+
+def put(root: Path, trace: Path, capture_id: str) -> None:
+    LocalStore(root).put(capture_id, trace, lambda artefact: manifest_of(capture_id, artefact))
 
 
 def verified(store: LocalStore, source: bytes, directory: Path) -> int:
@@ -41,14 +43,13 @@ def leftovers(root: Path) -> int:
     return len(list((root / "captures").glob(".tmp-*")))
 
 
-def put_for_ever(root: Path, trace: Path, make: MakeManifest, prefix: str, ready: Connection) -> None:
+def put_for_ever(root: Path, trace: Path, prefix: str, ready: Connection) -> None:
     for number in count():
         ready.send("go")
-        capture_id = f"{prefix}-{number}"
-        LocalStore(root).put(capture_id, trace, lambda artefact, name=capture_id: make(name, artefact))
+        put(root, trace, f"{prefix}-{number}")
 
 
-def test_killed_at_random_instants(tmp_path: Path, make_manifest: MakeManifest) -> None:
+def test_killed_at_random_instants(tmp_path: Path) -> None:
     """GIVEN a process that stores one capture after another WHEN it is killed THEN only whole captures are listed."""
     rng = random.Random(7)
     root, trace = tmp_path / "run", tmp_path / "trace.json"
@@ -57,7 +58,7 @@ def test_killed_at_random_instants(tmp_path: Path, make_manifest: MakeManifest) 
     store, listed, interrupted = LocalStore(root), 0, 0
     for kill in range(KILLS):
         here, there = FORK.Pipe()
-        child = FORK.Process(target=put_for_ever, args=(root, trace, make_manifest, f"k{kill}", there))
+        child = FORK.Process(target=put_for_ever, args=(root, trace, f"k{kill}", there))
         child.start()
         here.recv()
         began_s = time.monotonic()
@@ -76,7 +77,7 @@ def test_killed_at_random_instants(tmp_path: Path, make_manifest: MakeManifest) 
     assert interrupted > KILLS // 3
 
 
-def die_at(call: int, root: Path, trace: Path, make: MakeManifest) -> None:
+def die_at(call: int, root: Path, trace: Path) -> None:
     """Store a capture, and be killed just before the given one of the calls that make it durable."""
     remaining = call
 
@@ -92,17 +93,15 @@ def die_at(call: int, root: Path, trace: Path, make: MakeManifest) -> None:
 
     os.fsync = dying(os.fsync)  # in a process of its own
     Path.rename = dying(Path.rename)
-    LocalStore(root).put("c-1", trace, lambda artefact: make("c-1", artefact))
+    put(root, trace, "c-1")
 
 
-def test_killed_before_each_call_that_makes_it_durable(
-    tmp_path: Path, trace: Path, make_manifest: MakeManifest
-) -> None:
+def test_killed_before_each_call_that_makes_it_durable(tmp_path: Path, trace: Path) -> None:
     """GIVEN a kill before the 1st, 2nd, … sync or rename THEN no capture until the rename, and a whole one after it."""
     history = []
     for call in count():
         root = tmp_path / f"run-{call}"
-        child = FORK.Process(target=die_at, args=(call, root, trace, make_manifest))
+        child = FORK.Process(target=die_at, args=(call, root, trace))
         child.start()
         child.join()
         store = LocalStore(root)
@@ -112,7 +111,7 @@ def test_killed_before_each_call_that_makes_it_durable(
         assert leftovers(root) == 0
         if not listed:
             # What was left does not stand in the way of trying again.
-            store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+            put(root, trace, "c-1")
         assert verified(store, trace.read_bytes(), tmp_path) == 1
         if child.exitcode == 0:
             break
@@ -121,47 +120,41 @@ def test_killed_before_each_call_that_makes_it_durable(
     assert history == [(0, 0), (0, 1), (0, 1), (0, 1), (0, 1), (1, 0), (1, 0)]
 
 
-def put_on_a_full_disk(root: Path, trace: Path, make: MakeManifest, answer: Connection) -> None:
+def put_on_a_full_disk(root: Path, trace: Path, answer: Connection) -> None:
     # Like a full disk, the limit lets a file grow so far and then fails the write.
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
     try:
-        LocalStore(root).put("c-2", trace, lambda artefact: make("c-2", artefact))
+        put(root, trace, "c-2")
     except CaptureError as error:
         answer.send((str(error), error.__cause__.errno if isinstance(error.__cause__, OSError) else None))
     else:
         answer.send(("stored", None))
 
 
-def test_a_disk_that_fills_up_leaves_what_was_there_and_nothing_else(
-    tmp_path: Path, trace: Path, make_manifest: MakeManifest
-) -> None:
+def test_a_disk_that_fills_up_leaves_what_was_there_and_nothing_else(tmp_path: Path, trace: Path) -> None:
     root, large = tmp_path / "run", tmp_path / "large.json"
     large.write_bytes(random.Random(7).randbytes(400_000))
-    store = LocalStore(root)
-    store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+    put(root, trace, "c-1")
     here, there = FORK.Pipe()
-    child = FORK.Process(target=put_on_a_full_disk, args=(root, large, make_manifest, there))
+    child = FORK.Process(target=put_on_a_full_disk, args=(root, large, there))
     child.start()
     said, number = here.recv()
     child.join()
     assert (said, number) == ("capture c-2 could not be stored: File too large", errno.EFBIG)
     assert leftovers(root) == 0
-    assert verified(store, trace.read_bytes(), tmp_path) == 1
+    assert verified(LocalStore(root), trace.read_bytes(), tmp_path) == 1
 
 
-def put_two(root: Path, trace: Path, make: MakeManifest, number: int) -> None:
-    store = LocalStore(root)
-    store.put(f"own-{number}", trace, lambda artefact: make(f"own-{number}", artefact))
+def put_two(root: Path, trace: Path, number: int) -> None:
+    put(root, trace, f"own-{number}")
     with contextlib.suppress(CaptureError):
-        store.put("same", trace, lambda artefact: make("same", artefact))
+        put(root, trace, "same")
 
 
-def test_many_processes_put_at_once_and_one_of_them_wins(
-    tmp_path: Path, trace: Path, make_manifest: MakeManifest
-) -> None:
+def test_many_processes_put_at_once_and_one_of_them_wins(tmp_path: Path, trace: Path) -> None:
     root = tmp_path / "run"
-    children = [FORK.Process(target=put_two, args=(root, trace, make_manifest, number)) for number in range(6)]
+    children = [FORK.Process(target=put_two, args=(root, trace, number)) for number in range(6)]
     for child in children:
         child.start()
     for child in children:

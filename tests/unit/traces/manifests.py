@@ -124,14 +124,10 @@ def meets(manifest: Manifest, wanted: CaptureQuery) -> bool:
     )
 
 
-def _in_order(manifest: Manifest) -> tuple[datetime, str, str, str]:
-    return manifest.created_at, manifest.capture_id, manifest.job, manifest.run
-
-
 def answer(stored: list[Manifest], wanted: CaptureQuery) -> list[tuple[str, str, str]]:
     """Job, run and id of those that are wanted, in the order of time."""
-    found = sorted((one for one in stored if meets(one, wanted)), key=_in_order)
-    return [(one.job, one.run, one.capture_id) for one in found]
+    found = [(one.created_at, one.capture_id, one.job, one.run) for one in stored if meets(one, wanted)]
+    return [(job, run, capture_id) for _, capture_id, job, run in sorted(found)]
 
 
 def agrees(catalogue: Catalogue, stored: list[Manifest], questions: Sequence[CaptureQuery]) -> None:

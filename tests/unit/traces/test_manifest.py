@@ -66,15 +66,11 @@ def test_a_manifest_from_before_fault_steps_were_known_is_read(make_manifest: Ma
         ("schema_version", "1"),
         ("schema_version", True),
         ("capture_id", "../etc"),
-        ("capture_id", ".hidden"),
-        ("capture_id", "a/b"),
         ("capture_id", "a\n"),
         ("capture_id", ""),
         ("capture_id", "a" * 101),
         ("capture_id", 7),
         ("artefacts.0.name", "../../etc/passwd"),
-        ("artefacts.0.name", "/etc/passwd"),
-        ("artefacts.0.name", ".."),
         ("artefacts.0.name", "manifest.json"),
         ("artefacts.0.name", "a\x00b"),
         ("artefacts.0.role", "virus"),
@@ -119,16 +115,12 @@ def test_what_is_no_manifest_is_refused(data: bytes) -> None:
         Manifest.from_json(data, "m")
 
 
-def test_a_huge_file_is_refused_unread() -> None:
-    with pytest.raises(InputError, match="larger than 4 MiB"):
-        Manifest.from_json(b"[" * (MAX_MANIFEST_BYTES + 1), "m")
-
-
-def test_two_artefacts_of_one_name_are_refused(make_manifest: MakeManifest) -> None:
-    document = json.loads(make_manifest("c-1").to_json())
-    document["artefacts"] *= 2
-    with pytest.raises(InputError, match="two artefacts of one name"):
-        Manifest.from_json(json.dumps(document).encode(), "m")
+def test_a_huge_file_and_two_artefacts_of_one_name_are_refused(make_manifest: MakeManifest) -> None:
+    manifest = make_manifest("c-1")
+    twice = manifest.model_copy(update={"artefacts": manifest.artefacts * 2})
+    for data, said in ((b"[" * (MAX_MANIFEST_BYTES + 1), "larger than 4 MiB"), (twice.to_json(), "of one name")):
+        with pytest.raises(InputError, match=said):
+            Manifest.from_json(data, "m")
 
 
 def test_an_artefact_is_looked_up_by_name(make_manifest: MakeManifest) -> None:

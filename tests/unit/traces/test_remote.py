@@ -100,18 +100,19 @@ def test_a_manifest_that_is_too_large_is_not_even_read(objects, whole):
     assert objects.asked == ["list "]
 
 
-@pytest.mark.parametrize("key", ["resnet/c-1", "resnet/run-1/a/b", "manifest.json"])
-def test_what_lies_elsewhere_is_not_looked_at(objects, whole, key):
-    objects.put(f"{key}/manifest.json", b"{}")
-    assert (whole.ids(), whole.manifests().problems) == (frozenset(), ())
-
-
-@pytest.mark.parametrize("key", ["r%65snet/run-1/c-1", "res net/run-1/c-1", "resnet/run-1/c 1", "resnet/run-1/%2e%2e"])
-def test_a_forged_place_is_a_problem_and_no_id(objects, whole, key):
-    objects.put(f"{key}/manifest.json", captured().to_json())
-    assert (whole.ids(), len(whole.manifests().problems)) == (frozenset(), 1)
+@pytest.mark.parametrize(
+    ("place", "problems"),
+    [
+        *((place, 0) for place in ("resnet/c-1", "resnet/run-1/a/b", "manifest.json")),
+        *((f"{forged}/c-1", 1) for forged in ("r%65snet/run-1", "res net/run-1")),
+        *((f"resnet/run-1/{forged}", 1) for forged in ("c 1", "%2e%2e")),
+    ],
+)
+def test_what_lies_elsewhere_is_not_looked_at_and_a_forged_place_is_a_problem(objects, whole, place, problems):
+    objects.put(f"{place}/manifest.json", captured().to_json())
+    assert (whole.ids(), len(whole.manifests().problems)) == (frozenset(), problems)
     with pytest.raises(UsageError):
-        whole.manifest(key)
+        whole.manifest(place)
 
 
 @pytest.mark.parametrize(

@@ -116,14 +116,17 @@ def test_once_the_store_is_there_again_nothing_waits_any_longer(put: Put, root, 
     assert sender.standing.done
 
 
-def test_one_capture_that_fails_keeps_no_other_up(put: Put, root, objects):
-    for name in ("c-1", "c-2", "c-3"):
-        put(name)
-    (root / "captures" / "c-2" / "trace.json.gz").write_bytes(b"changed")
+def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_other_up(put: Put, root, objects):
+    whole = [put("c-1"), put("c-3")]
+    sizes = {name: put(name).artefacts[0].size_bytes for name in ("c-2", "c-4")}
+    for name, content in (("c-2", b"changed"), ("c-4", bytes(sizes["c-4"]))):
+        (root / "captures" / name / "trace.json.gz").write_bytes(content)
     sender = uploader(root, objects, tries=1)
     sender.turn()
-    assert [one.capture_id for one in there(objects)] == ["c-1", "c-3"]
-    assert (list(sender.standing.left), sender.standing.given_up) == (["c-2"], True)
+    assert there(objects) == tuple(whole)
+    assert {key.split("/")[2] for key in objects.sizes()} == {"c-1", "c-3"}
+    assert (list(sender.standing.left), sender.standing.given_up) == (["c-2", "c-4"], True)
+    assert "was changed here" in Outbox(root).upload("c-4").reason
 
 
 def test_a_wrong_sum_there_is_noticed_and_not_trusted(put: Put, root, objects):
@@ -160,15 +163,6 @@ def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put
     assert standing.left == {"c-1": "division by zero"}
 
 
-def test_what_was_changed_here_does_not_appear_there(put: Put, root, objects):
-    manifest = put("c-1")
-    path = root / "captures" / "c-1" / "trace.json.gz"
-    path.write_bytes(bytes(manifest.artefacts[0].size_bytes))
-    uploader(root, objects).turn()
-    assert objects.sizes() == {}
-    assert "was changed here" in Outbox(root).upload("c-1").reason
-
-
 def test_findings_and_pins_follow_without_the_artefact(store: LocalStore, put: Put, root, objects):
     put("c-1")
     sender = uploader(root, objects)
@@ -199,31 +193,22 @@ def test_what_changes_while_it_is_sent_follows(store: LocalStore, put: Put, root
     assert RemoteStore(objects).pinned() == {"resnet/run-1/c-1"}
 
 
-def test_what_comes_just_before_the_end_is_waited_for(put: Put, root, objects):
+def test_what_comes_just_before_the_end_or_while_it_is_looked_is_waited_for(put: Put, root, objects):
     # GIVEN that all there was is there
     put("c-1")
     sender = uploader(root, objects)
     sender.turn()
     assert sender.standing.done
-    # WHEN another capture comes, and everything is to be there
+    # WHEN another capture comes, and everything is to be there; and again while that one is sent
     put("c-2")
     sender.release_all()
+    objects.meanwhile["put trace.json.gz"] = lambda: (put("c-3"), sender.release_all())
     # THEN it is not done before it has been looked again
     assert not sender.standing.done
     sender.turn()
-    assert (sender.standing.done, sender.standing.stored) == (True, 2)
-
-
-def test_what_comes_while_it_is_looked_is_waited_for(put: Put, root, objects):
-    # GIVEN that a capture comes, and the end of the run, while another is sent
-    put("c-1")
-    sender = uploader(root, objects)
-    objects.meanwhile["put trace.json.gz"] = lambda: (put("c-2"), sender.release_all())
-    # THEN it is not done once that one is there
+    assert (sender.standing.stored, sender.standing.done) == (2, False)
     sender.turn()
-    assert (sender.standing.stored, sender.standing.done) == (1, False)
-    sender.turn()
-    assert (sender.standing.stored, sender.standing.done) == (2, True)
+    assert (sender.standing.stored, sender.standing.done) == (3, True)
 
 
 def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(store: LocalStore, put: Put, root, objects):
