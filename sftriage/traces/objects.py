@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -38,13 +38,9 @@ _FROM_ENVIRONMENT = ("allow_http", "allow_invalid_certificates", "proxy_url", "p
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a request may take, and how often it is tried again at once; whoever asks may try again later.
+    """How long a request may take to connect, and then without an answer or more of it; how often it is sent again.
 
-    Attributes:
-        connect_s: until there is a connection.
-        idle_s: without an answer, or without more of it.
-        retries: how often a request that failed is sent again.
-        retry_s: past this, it is not.
+    After ``retry_s`` it is not sent again at once; whoever asks may try again later.
     """
 
     connect_s: float = 10.0
@@ -187,16 +183,12 @@ class Objects:
         except FileNotFoundError as error:
             raise StoreError(f"{self.place}: {said(error)}") from error
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Delete objects. One that is not there changes nothing."""
+    def delete(self, key: str) -> None:
+        """Delete an object. One that is not there changes nothing."""
         import obstore
 
-        for key in keys:
-            try:
-                with self._told():
-                    obstore.delete(self._store, key)
-            except FileNotFoundError:
-                pass
+        with suppress(FileNotFoundError), self._told():
+            obstore.delete(self._store, key)
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -45,10 +45,7 @@ _Names = dict[str, int]
 class RemoteStore(Store):
     """Captures elsewhere: those of one run, or of all jobs and runs that are kept there.
 
-    Args:
-        objects: where they lie.
-        job: only captures of this job and ``run``, which are then known by their ids alone.
-        run: see ``job``.
+    With ``job`` and ``run``, only captures of that run, which are then known by their ids alone.
 
     Raises:
         UsageError: the job's or run's name cannot be part of a key.
@@ -83,7 +80,7 @@ class RemoteStore(Store):
         return self._objects.place if self._scope is None else f"{self._objects.place}/{self._scope}"
 
     def reference(self, manifest: Manifest) -> str:
-        """What this store knows a capture by: ``job/run/id``, or in the store of one run its id."""
+        """``job/run/id``, or in the store of one run its id."""
         return manifest.capture_id if self._scope else CaptureKey.of(manifest).key
 
     def look(self, capture_id: str) -> tuple[Manifest, Condition]:
@@ -97,15 +94,10 @@ class RemoteStore(Store):
         return Listing.of([(self._reference(key), one) for (key, _), one in zip(listed, found, strict=True)])
 
     def leftovers(self) -> tuple[str, ...]:
-        places: set[str] = set()
-        whole = set(self._listed())
-        for key in self._objects.sizes(self._scope):
-            place = key.rpartition("/")[0]
-            if place.count("/") == 2 and place not in whole:
-                places.add(place)
         return tuple(
             f"{self._objects.place}/{place}: no manifest: it is on its way, or its upload or removal was cut off"
-            for place in sorted(places)
+            for place, names in sorted(self._places().items())
+            if MANIFEST_NAME not in names
         )
 
     def ids(self) -> frozenset[str]:
@@ -144,8 +136,8 @@ class RemoteStore(Store):
         names = self._lying(key)
         if not names:
             raise UsageError(f"no capture {shown(capture_id)} in {self.place}")
-        self._objects.delete([f"{key}/{MANIFEST_NAME}"])
-        self._objects.delete(f"{key}/{name}" for name in sorted(names) if name != MANIFEST_NAME)
+        for name in sorted(names, key=lambda name: (name != MANIFEST_NAME, name)):
+            self._objects.delete(f"{key}/{name}")
 
     def pin(self, capture_id: str) -> None:
         key = self._key(capture_id)
@@ -155,7 +147,7 @@ class RemoteStore(Store):
     def unpin(self, capture_id: str) -> None:
         key = self._key(capture_id)
         self._names(key)
-        self._objects.delete([f"{key}/{PIN_NAME}"])
+        self._objects.delete(f"{key}/{PIN_NAME}")
 
     def pinned(self) -> frozenset[str]:
         return frozenset(
@@ -210,7 +202,7 @@ class RemoteStore(Store):
 
     def withdraw(self, capture_id: str) -> None:
         """Delete a capture's manifest: it is not there any more, and its artefacts may be put again."""
-        self._objects.delete([f"{self._key(capture_id)}/{MANIFEST_NAME}"])
+        self._objects.delete(f"{self._key(capture_id)}/{MANIFEST_NAME}")
 
     def mark_pinned(self, capture_id: str, *, pinned: bool) -> None:
         """Pin a capture that is there, or not."""
@@ -218,7 +210,7 @@ class RemoteStore(Store):
         if pinned:
             self._objects.put(key, b"")
         else:
-            self._objects.delete([key])
+            self._objects.delete(key)
 
     def _key(self, reference: str) -> str:
         """Where a capture lies. A bare id in a store of many runs is looked up."""
@@ -241,13 +233,18 @@ class RemoteStore(Store):
     def _reference(self, key: str) -> str:
         return key.rpartition("/")[2] if self._scope else key
 
-    def _listed(self) -> dict[str, _Names]:
-        """Every place that has a manifest, and what else lies in it. Nothing of it is checked."""
+    def _places(self) -> dict[str, _Names]:
+        """Every place that a capture may have, and what lies in it. Nothing of it is checked."""
         places: dict[str, _Names] = {}
         for key, size in self._objects.sizes(self._scope).items():
             place, _, name = key.rpartition("/")
-            places.setdefault(place, {})[name] = size
-        return {place: names for place, names in places.items() if MANIFEST_NAME in names and place.count("/") == 2}
+            if place.count("/") == 2:
+                places.setdefault(place, {})[name] = size
+        return places
+
+    def _listed(self) -> dict[str, _Names]:
+        """The places that have a manifest."""
+        return {place: names for place, names in self._places().items() if MANIFEST_NAME in names}
 
     def _lying(self, key: str) -> _Names:
         """What lies in a place, and not below it: in a directory, a link there may lead anywhere."""

@@ -93,7 +93,7 @@ class LocalStore(Store):
         return str(self._captures)
 
     def reference(self, manifest: Manifest) -> str:
-        """What this store knows a capture by: its id."""
+        """Its id."""
         return manifest.capture_id
 
     def put(self, capture_id: str, source: str | os.PathLike[str], build: Callable[[Artefact], Manifest]) -> Manifest:

@@ -40,13 +40,8 @@ UploadState = Literal["waiting", "uploading", "stored", "failed"]
 class Upload(DocumentModel):
     """How far a capture is.
 
-    Attributes:
-        url: the store that it goes to.
-        state: ``waiting`` for its turn, on its way, there and verified, or failed; what failed is tried again.
-        reason: why it failed.
-        verified_at: when all of it was read back from there and found to be right; None until then.
-        manifest_sha256: of the manifest that is there, which later findings change here.
-        pinned: whether it is pinned there.
+    It goes to the store at ``url``. What has failed is tried again. ``verified_at`` is when all of it was read back
+    from there and found to be right; ``manifest_sha256`` and ``pinned`` are of what is there.
     """
 
     version: Literal[1] = 1

@@ -1,5 +1,6 @@
 """A server of PostgreSQL, and stores to be indexed in it."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,8 @@ from tests.integration.postgres import Postgres
 @pytest.fixture(scope="package")
 def server():
     """A server, for these tests."""
-    server = Postgres()
-    yield server
-    server.close()
+    with closing(Postgres()) as server:
+        yield server
 
 
 @pytest.fixture

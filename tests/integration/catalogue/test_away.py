@@ -2,6 +2,7 @@
 
 import logging
 import signal
+from contextlib import closing
 
 import pytest
 import sqlalchemy as sa
@@ -23,6 +24,13 @@ from tests.integration.processes import DEADLINE_S, wait_until
 pytestmark = needs.postgres
 
 
+@pytest.fixture
+def own_server():
+    """A server that the test may kill."""
+    with closing(Postgres()) as server:
+        yield server
+
+
 def _put_and_index(url, root, trace, begun):
     """As a run does it: into the store, and then the catalogue is told, which nobody waits for."""
     store, index = LocalStore(root), SharedIndexing(root, url, look_s=0.01, retry_s=0.01)
@@ -33,52 +41,44 @@ def _put_and_index(url, root, trace, begun):
     index.finish(lambda said: None, 0.0)
 
 
-def test_a_server_that_is_killed_in_mid_flight_costs_no_capture(tmp_path, trace):
+def test_a_server_that_is_killed_in_mid_flight_costs_no_capture(own_server, tmp_path, trace):
     # GIVEN a run that puts captures, and a server that dies meanwhile
-    server = Postgres()
-    try:
-        url, begun = server.database(), FORK.Event()
-        run = FORK.Process(target=_put_and_index, args=(url, tmp_path / "run", trace, begun))
-        run.start()
-        assert begun.wait(DEADLINE_S)
-        server.kill()
-        # THEN the run goes on to its end
-        alive([run])
-        store = LocalStore(tmp_path / "run")
-        assert len(store.ids()) == 60
-        with pytest.raises(CatalogueError, match=r"^postgresql://"):
-            Catalogue(url, store).add(store.manifest("c-00"))
-        # AND when the server is back, the catalogue is built again from the store
-        server.start()
-        Catalogue(url, store).refresh()
-        assert len(ids(Catalogue(url, None))) == 60
-    finally:
-        server.close()
+    url, begun = own_server.database(), FORK.Event()
+    run = FORK.Process(target=_put_and_index, args=(url, tmp_path / "run", trace, begun))
+    run.start()
+    assert begun.wait(DEADLINE_S)
+    own_server.kill()
+    # THEN the run goes on to its end
+    alive([run])
+    store = LocalStore(tmp_path / "run")
+    assert len(store.ids()) == 60
+    with pytest.raises(CatalogueError, match=r"^postgresql://"):
+        Catalogue(url, store).add(store.manifest("c-00"))
+    # AND when the server is back, the catalogue is built again from the store
+    own_server.start()
+    Catalogue(url, store).refresh()
+    assert len(ids(Catalogue(url, None))) == 60
 
 
-def test_a_run_brings_a_catalogue_up_to_date_that_was_away(tmp_path, trace, store_of, caplog):
+def test_a_run_brings_a_catalogue_up_to_date_that_was_away(own_server, tmp_path, trace, store_of, caplog):
     caplog.set_level(logging.WARNING, logger="sftriage")
-    server = Postgres()
-    try:
-        url, store = server.database(), store_of("run", "a")
-        index = SharedIndexing(tmp_path / "run", url, look_s=0.02, retry_s=0.05)
-        index.start()
-        wait_until(lambda: ids(Catalogue(url, None)) == ["a"])
-        # GIVEN a server that is gone while captures are put and removed
-        server.kill()
-        put(store, trace, "b", 1)
-        store.remove("a")
-        wait_until(lambda: "not catalogued" in caplog.text)
-        # WHEN it comes back THEN the catalogue is as the store is, although nobody told it again
-        server.start()
-        wait_until(lambda: ids(Catalogue(url, None)) == ["b"])
-        wait_until(lambda: "up to date again" in caplog.text)
-        assert caplog.text.count("not catalogued") == 1
-        said = []
-        index.finish(said.append)
-        assert said == []
-    finally:
-        server.close()
+    url, store = own_server.database(), store_of("run", "a")
+    index = SharedIndexing(tmp_path / "run", url, look_s=0.02, retry_s=0.05)
+    index.start()
+    wait_until(lambda: ids(Catalogue(url, None)) == ["a"])
+    # GIVEN a server that is gone while captures are put and removed
+    own_server.kill()
+    put(store, trace, "b", 1)
+    store.remove("a")
+    wait_until(lambda: "not catalogued" in caplog.text)
+    # WHEN it comes back THEN the catalogue is as the store is, although nobody told it again
+    own_server.start()
+    wait_until(lambda: ids(Catalogue(url, None)) == ["b"])
+    wait_until(lambda: "up to date again" in caplog.text)
+    assert caplog.text.count("not catalogued") == 1
+    said = []
+    index.finish(said.append)
+    assert said == []
 
 
 def test_a_capture_that_is_stored_is_catalogued_at_once(url, tmp_path, trace, store_of):
@@ -139,23 +139,19 @@ def test_a_run_tells_the_catalogue_that_is_named_and_goes_on_without_it(start, e
     assert (refused.returncode, (tmp_path / "refused").exists()) == (2, False), err
 
 
-def test_a_server_that_has_stopped_to_answer_is_hung_up_on(tmp_path, trace, store_of, monkeypatch):
-    server = Postgres()
-    try:
-        url, store = server.database(), store_of("run", "a")
-        catalogue = Catalogue(url, store)
-        monkeypatch.setattr(databases, "TRANSACTION_S", 0.5)
+def test_a_server_that_has_stopped_to_answer_is_hung_up_on(own_server, store_of, monkeypatch):
+    url, store = own_server.database(), store_of("run", "a")
+    catalogue = Catalogue(url, store)
+    monkeypatch.setattr(databases, "TRANSACTION_S", 0.5)
 
-        # GIVEN a server that stops in the middle of a question: its connections stay, and no answer comes
-        def stop_while_asked(connection, *_):
-            server.signal(signal.SIGSTOP)
+    # GIVEN a server that stops in the middle of a question: its connections stay, and no answer comes
+    def stop_while_asked(connection, *_):
+        own_server.signal(signal.SIGSTOP)
 
-        sa.event.listen(catalogue._database._engine, "before_cursor_execute", stop_while_asked)
-        # WHEN it is asked THEN that is said, and nobody waits for ever
-        with pytest.raises(CatalogueError, match="no answer within"):
-            catalogue.add(store.manifest("a"))
-    finally:
-        server.close()
+    sa.event.listen(catalogue._database._engine, "before_cursor_execute", stop_while_asked)
+    # WHEN it is asked THEN that is said, and nobody waits for ever
+    with pytest.raises(CatalogueError, match="no answer within"):
+        catalogue.add(store.manifest("a"))
 
 
 def test_a_statement_that_waits_for_somebody_elses_lock_is_given_up(url, store_of, monkeypatch):

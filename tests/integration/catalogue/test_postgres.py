@@ -205,17 +205,6 @@ def test_an_older_version_is_made_anew_by_one_of_many(url, store_of, tmp_path):
     assert ask(url, "SELECT mine FROM captures") == [("kept",)]
 
 
-def test_a_newer_version_is_refused_and_left_alone(url, store_of):
-    store = store_of("run", "a")
-    Catalogue(url, store).find()
-    ask(url, "UPDATE sftriage_schema SET version_num = '0002'")
-    # Whether it would be read or written.
-    for act in (Catalogue(url, store).find, Catalogue(url, None).find, Catalogue(url, store).reindex):
-        with pytest.raises(UsageError, match=r"written by a newer sftriage.*: upgrade sftriage"):
-            act()
-    assert ask(url, "SELECT capture_id FROM sftriage_captures") == [("a",)]
-
-
 def test_whoever_may_only_read_finds_what_is_there(server, url, store_of):
     Catalogue(url, store_of("run", "a")).find()
     ask(url, "CREATE ROLE reader LOGIN; GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader")

@@ -6,9 +6,6 @@ from functools import partial
 
 import pytest
 
-from sftriage.traces.catalogue import Catalogue
-from sftriage.traces.remote import RemoteStore
-from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.catalogue.asking import ask, asked, put
@@ -40,29 +37,6 @@ def bucket(moto, monkeypatch, environment, tmp_path, trace):
                 key = f"team/resnet/{run}/{name}/{path.name}"
                 moto.client.put_object(Bucket=BUCKET, Key=key, Body=path.read_bytes())
     return moto
-
-
-def names(rows):
-    return [f"{row.run}/{row.capture_id}" for row in rows]
-
-
-def test_a_stores_catalogue_that_was_deleted_gives_every_answer_again(bucket, server, url):
-    catalogue = Catalogue(url, RemoteStore.open(STORE))
-    asked = [
-        CaptureQuery(),
-        CaptureQuery(run="two"),
-        CaptureQuery(rank=3),
-        CaptureQuery(prefix="w9"),
-        CaptureQuery(run="two", steps=(160, 160)),
-    ]
-    before = [catalogue.find(wanted) for wanted in asked]
-    assert names(before[0]) == ["one/w1-r2", "one/w9-r3", "two/w1-r2", "two/w9-r3"]
-    assert {row.store for row in before[0]} == {STORE}
-    server.drop(url)
-    told = []
-    assert catalogue.reindex(lambda done, total: told.append((done, total))).captures == 4
-    assert told[-1] == (4, 4)
-    assert [catalogue.find(wanted) for wanted in asked] == before
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["a catalogue of its own", "a shared catalogue"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from obstore.store import MemoryStore
 
@@ -47,10 +47,9 @@ class FaultyObjects(Objects):
         self._ask("get", key)
         return super().stream(key)
 
-    def delete(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._ask("delete", key)
-            super().delete([key])
+    def delete(self, key: str) -> None:
+        self._ask("delete", key)
+        super().delete(key)
 
     def put(self, key: str, content: bytes | Iterator[bytes]) -> None:
         self._ask("put", key)

@@ -294,7 +294,7 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store:
     sender.release("c-2")
     sender.turn()
     for name in ("c-1", "c-2"):
-        objects.delete([f"resnet/run-1/{name}/trace.json.gz"])
+        objects.delete(f"resnet/run-1/{name}/trace.json.gz")
         store.note(name, SLEPT)
     # WHEN it is looked again
     uploader(root, objects).turn()
@@ -307,7 +307,7 @@ def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store: Local
     # GIVEN a capture that was there, and of which the artefact has vanished
     manifest = put("c-1")
     uploader(root, objects).turn()
-    objects.delete(["resnet/run-1/c-1/trace.json.gz"])
+    objects.delete("resnet/run-1/c-1/trace.json.gz")
     store.note("c-1", SLEPT)
     # WHEN it is sent again, and the store keeps as many other bytes
     put_object = objects.put
