@@ -69,32 +69,24 @@ FAULTS = ("cut request", "cut answer", "error", "late error", "slow", "short")
 INJECTED = b"<Error><Message>injected</Message></Error>"
 
 
-class Proxy:
+class Proxy(ThreadingHTTPServer):
     """Passes requests on, with the faults that ``plan`` wants: from method and path to a fault, or None."""
 
-    def __init__(self, server: Server, plan: Callable[[str, str], str | None] = lambda method, path: None) -> None:
-        self.plan = plan
+    daemon_threads = True
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.upstream_port = server.port
+        self.plan: Callable[[str, str], str | None] = lambda method, path: None
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.faults = 0
         self.requests: list[tuple[str, str]] = []
         self.holding = threading.Event()
         self.ended = threading.Event()
-        proxy = self
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,))
 
-        class Handler(_Handler):
-            its_proxy, its_server = proxy, server
-
-        class Listening(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, request: object, client_address: object) -> None:
-                """A connection that a test cuts is no news."""
-
-        self._listening = Listening(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._listening.serve_forever, args=(0.02,))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._listening.server_address[1]}"
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A connection that a test cuts is no news."""
 
     def __enter__(self) -> "Proxy":
         self._thread.start()
@@ -102,18 +94,17 @@ class Proxy:
 
     def __exit__(self, *_: object) -> None:
         self.ended.set()
-        self._listening.shutdown()
+        self.shutdown()
         self._thread.join()
-        self._listening.server_close()
+        self.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    its_proxy: Proxy
-    its_server: Server
+    server: Proxy
 
     def _pass(self) -> None:
-        proxy = self.its_proxy
+        proxy = self.server
         length = int(self.headers.get("Content-Length", 0))
         proxy.requests.append((self.command, self.path))
         fault = proxy.plan(self.command, self.path)
@@ -129,7 +120,7 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "hold":
             self._hold()
             return
-        upstream = http.client.HTTPConnection("127.0.0.1", self.its_server.port, timeout=60)
+        upstream = http.client.HTTPConnection("127.0.0.1", proxy.upstream_port, timeout=60)
         with closing(upstream):
             upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
             for name, value in self.headers.items():
@@ -167,11 +158,11 @@ class _Handler(BaseHTTPRequestHandler):
         piece = max(1, len(content) // 4) if fault == "slow" else max(1, len(content))
         for start in range(0, len(content), piece):
             self.wfile.write(content[start : start + piece])
-            self.its_proxy.ended.wait(0.05 if fault == "slow" else 0.0)
+            self.server.ended.wait(0.05 if fault == "slow" else 0.0)
 
     def _hold(self) -> None:
-        self.its_proxy.holding.set()
-        self.its_proxy.ended.wait(_HELD_S)
+        self.server.holding.set()
+        self.server.ended.wait(_HELD_S)
         self._cut()
 
     def _cut(self) -> None:

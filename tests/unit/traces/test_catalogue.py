@@ -19,8 +19,6 @@ from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import TRACE_NAME, LocalStore
 from tests.unit.traces.manifests import QUICKLY, agrees, questions, sets_of_manifests
 
-Put = Callable[..., Manifest]
-
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
@@ -28,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def catalogue(path: Path, store: LocalStore, put: Put) -> Catalogue:
+def catalogue(path, store, put) -> Catalogue:
     """A catalogue of four captures, the first put last."""
     catalogue = Catalogue(path, store)
     catalogue.add(put("late", rank=2, stage="data", first_step=900, window=(800, 849), second=9))
@@ -88,13 +86,11 @@ def answers(catalogue: Catalogue) -> list[object]:
         (CaptureQuery(steps=(162, 250)), ["data-2", "data-3"]),
     ],
 )
-def test_captures_are_found_by_what_is_known_of_them(
-    wanted: CaptureQuery, found: list[str], catalogue: Catalogue
-) -> None:
+def test_captures_are_found_by_what_is_known_of_them(wanted, found, catalogue):
     assert ids(catalogue.find(wanted)) == found
 
 
-def test_a_row_says_what_the_manifest_says(catalogue: Catalogue, store: LocalStore) -> None:
+def test_a_row_says_what_the_manifest_says(catalogue, store):
     manifest = store.manifest("data-3")
     (row,) = catalogue.find(CaptureQuery(prefix="data-3"))
     assert row == CaptureRow(
@@ -124,13 +120,13 @@ def test_a_row_says_what_the_manifest_says(catalogue: Catalogue, store: LocalSto
     )
 
 
-def test_adding_again_changes_nothing(catalogue: Catalogue, store: LocalStore) -> None:
+def test_adding_again_changes_nothing(catalogue, store):
     before = answers(catalogue)
     catalogue.add(store.manifest("data-2"))
     assert answers(catalogue) == before
 
 
-def test_the_database_is_private(catalogue: Catalogue, path: Path) -> None:
+def test_the_database_is_private(catalogue, path):
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
@@ -169,9 +165,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_every_answer_comes_back_whatever_happens_to_the_database(
-    damage: str, catalogue: Catalogue, store: LocalStore, path: Path
-) -> None:
+def test_every_answer_comes_back_whatever_happens_to_the_database(damage, catalogue, store, path):
     """GIVEN a database deleted, damaged or replaced THEN open catalogues and new ones answer as before."""
     before = answers(catalogue)
     DAMAGE[damage](path)
@@ -179,7 +173,7 @@ def test_every_answer_comes_back_whatever_happens_to_the_database(
     assert answers(Catalogue(path, store)) == before
 
 
-def test_a_foreign_database_is_set_aside_and_not_lost(catalogue: Catalogue, path: Path) -> None:
+def test_a_foreign_database_is_set_aside_and_not_lost(catalogue, path):
     foreign(path)
     path.with_name("catalogue.db-wal").write_bytes(b"of the foreign one, and no part of the new one")
     catalogue.find()
@@ -188,15 +182,13 @@ def test_a_foreign_database_is_set_aside_and_not_lost(catalogue: Catalogue, path
         assert connection.execute("SELECT name FROM pragma_table_info('captures')").fetchall() == [("mine",)]
 
 
-def test_adding_to_a_damaged_database_loses_nothing(catalogue: Catalogue, path: Path, put: Put) -> None:
+def test_adding_to_a_damaged_database_loses_nothing(catalogue, path, put):
     path.write_bytes(b"garbage" * 2000)
     catalogue.add(put("new", second=5))
     assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "new", "late"]
 
 
-def test_reindex_finds_what_was_put_but_never_added_and_forgets_what_is_gone(
-    catalogue: Catalogue, store: LocalStore, put: Put
-) -> None:
+def test_reindex_finds_what_was_put_but_never_added_and_forgets_what_is_gone(catalogue, store, put):
     put("orphan", second=5)  # as after a crash between putting and adding
     store.path("data-2", TRACE_NAME).unlink()
     told: list[tuple[int, int]] = []
@@ -208,9 +200,7 @@ def test_reindex_finds_what_was_put_but_never_added_and_forgets_what_is_gone(
     assert told == [(done, 5) for done in range(1, 6)]
 
 
-def test_refresh_reads_only_what_is_new_and_forgets_what_is_gone(
-    catalogue: Catalogue, store: LocalStore, put: Put
-) -> None:
+def test_refresh_reads_only_what_is_new_and_forgets_what_is_gone(catalogue, store, put):
     catalogue.find()
     put("orphan", second=5)
     store.remove("late")
@@ -226,9 +216,7 @@ def test_refresh_reads_only_what_is_new_and_forgets_what_is_gone(
     assert told == [(1, 1)]
 
 
-def test_what_is_added_while_the_store_is_listed_stays(
-    catalogue: Catalogue, store: LocalStore, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_added_while_the_store_is_listed_stays(catalogue, store, put, monkeypatch):
     catalogue.find()
     listing = store.ids
     added: list[Manifest] = []
@@ -247,9 +235,7 @@ def test_what_is_added_while_the_store_is_listed_stays(
     assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "new", "late"]
 
 
-def test_what_is_added_while_the_store_is_read_stays(
-    catalogue: Catalogue, store: LocalStore, put: Put, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_added_while_the_store_is_read_stays(catalogue, store, put, monkeypatch):
     # GIVEN a reindex that has listed the store, and reads it
     listed = store.ids()
     late_to_it = put("new", second=5)
@@ -261,9 +247,7 @@ def test_what_is_added_while_the_store_is_read_stays(
     assert ids(catalogue.find()) == ["data-2", "data-3", "whole-3", "new", "late"]
 
 
-def test_a_locked_or_impossible_database_is_an_error_and_not_a_rebuild(
-    catalogue: Catalogue, store: LocalStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_locked_or_impossible_database_is_an_error_and_not_a_rebuild(catalogue, store, path, tmp_path, monkeypatch):
     monkeypatch.setattr("sftriage.traces.databases.BUSY_SECONDS", 0.05)
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN EXCLUSIVE")
@@ -281,7 +265,7 @@ def ask(path: Path, root: Path) -> None:
     assert len(Catalogue(path, LocalStore(root)).find()) == 4
 
 
-def test_many_processes_rebuild_at_once(catalogue: Catalogue, path: Path) -> None:
+def test_many_processes_rebuild_at_once(catalogue, path):
     """GIVEN no database and six processes that ask THEN each has every answer."""
     path.unlink()
     context = multiprocessing.get_context("fork")
@@ -305,7 +289,5 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Catalogue:
 
 @given(stored=sets_of_manifests(), wanted=st.lists(questions(), min_size=8, max_size=12))
 @settings(deadline=None, max_examples=40, phases=QUICKLY)
-def test_the_catalogue_answers_as_the_manifests_would(
-    stored: list[Manifest], wanted: list[CaptureQuery], shelf: Catalogue
-) -> None:
+def test_the_catalogue_answers_as_the_manifests_would(stored, wanted, shelf):
     agrees(shelf, stored, wanted)

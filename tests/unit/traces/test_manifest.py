@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,8 +8,6 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.records import CaptureRequest, CaptureResult, Reproduced
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, CaptureInfo, Manifest, ReproducedInfo, may_contain
-
-MakeManifest = Callable[..., Manifest]
 
 
 def changed(manifest: Manifest, path: str, value: Any) -> bytes:
@@ -24,7 +21,7 @@ def changed(manifest: Manifest, path: str, value: Any) -> bytes:
     return json.dumps(document).encode()
 
 
-def test_a_manifest_comes_back_as_it_was(make_manifest: MakeManifest) -> None:
+def test_a_manifest_comes_back_as_it_was(make_manifest):
     manifest = make_manifest("c-1")
     assert Manifest.from_json(manifest.to_json(), "m") == manifest
     document = json.loads(manifest.to_json())
@@ -36,7 +33,7 @@ def test_a_manifest_comes_back_as_it_was(make_manifest: MakeManifest) -> None:
     assert (document["capture"]["steps"], document["capture"]["requested_steps"]) == (5, 5)
 
 
-def test_fields_of_a_newer_writer_are_ignored_and_a_newer_version_is_refused(make_manifest: MakeManifest) -> None:
+def test_fields_of_a_newer_writer_are_ignored_and_a_newer_version_is_refused(make_manifest):
     manifest = make_manifest("c-1")
     assert Manifest.from_json(changed(manifest, "weather", "yes"), "m") == manifest
     assert Manifest.from_json(changed(manifest, "capture.gpu", {"uuid": 1}), "m") == manifest
@@ -47,7 +44,7 @@ def test_fields_of_a_newer_writer_are_ignored_and_a_newer_version_is_refused(mak
         Manifest.from_json(newer, "m")
 
 
-def test_a_manifest_from_before_fault_steps_were_known_is_read(make_manifest: MakeManifest) -> None:
+def test_a_manifest_from_before_fault_steps_were_known_is_read(make_manifest):
     # GIVEN a manifest as it was written before, and one as it is now
     told = {"answer": "partly", "steps": 5, "steps_with": 2, "over_s": 0.01, "expected_s": 0.02}
     manifest = make_manifest("c-1")
@@ -104,18 +101,18 @@ def test_a_manifest_from_before_fault_steps_were_known_is_read(make_manifest: Ma
         ("may_contain", None),
     ],
 )
-def test_hostile_values_are_refused(path: str, value: Any, make_manifest: MakeManifest) -> None:
+def test_hostile_values_are_refused(path, value, make_manifest):
     with pytest.raises(InputError, match=r"^m: not a manifest: [^\x00-\x1f]+$"):
         Manifest.from_json(changed(make_manifest("c-1"), path, value), "m")
 
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"schema_version": 1}'])
-def test_what_is_no_manifest_is_refused(data: bytes) -> None:
+def test_what_is_no_manifest_is_refused(data):
     with pytest.raises(InputError, match=r"^m: not a manifest: "):
         Manifest.from_json(data, "m")
 
 
-def test_a_huge_file_and_two_artefacts_of_one_name_are_refused(make_manifest: MakeManifest) -> None:
+def test_a_huge_file_and_two_artefacts_of_one_name_are_refused(make_manifest):
     manifest = make_manifest("c-1")
     twice = manifest.model_copy(update={"artefacts": manifest.artefacts * 2})
     for data, said in ((b"[" * (MAX_MANIFEST_BYTES + 1), "larger than 4 MiB"), (twice.to_json(), "of one name")):
@@ -123,20 +120,20 @@ def test_a_huge_file_and_two_artefacts_of_one_name_are_refused(make_manifest: Ma
             Manifest.from_json(data, "m")
 
 
-def test_an_artefact_is_looked_up_by_name(make_manifest: MakeManifest) -> None:
+def test_an_artefact_is_looked_up_by_name(make_manifest):
     manifest = make_manifest("c-1")
     assert manifest.artefact("trace.json.gz").sha256 == "ab" * 32
     with pytest.raises(InputError, match=r"no artefact 'x'; there are: trace\.json\.gz"):
         manifest.artefact("x")
 
 
-def test_a_capture_that_measured_nothing_has_no_manifest() -> None:
+def test_a_capture_that_measured_nothing_has_no_manifest():
     request = CaptureRequest("c-1", 0, "torch", 5, 1, 60.0, 2**29)
     with pytest.raises(InputError, match="capture c-1 measured no step: busy"):
         CaptureInfo.of(request, CaptureResult("c-1", 0, "refused", "busy"), world_size=1, host="h")
 
 
-def test_a_profilers_message_is_kept_without_its_control_characters() -> None:
+def test_a_profilers_message_is_kept_without_its_control_characters():
     request = CaptureRequest("c-1", 0, "torch", 5, 1, 60.0, 2**29)
     result = CaptureResult("c-1", 0, "stored", "one\ntwo\x1b[2J" + "x" * 3000, first_step=1, last_step=3)
     info = CaptureInfo.of(request, result, world_size=1, host="h")
@@ -144,7 +141,7 @@ def test_a_profilers_message_is_kept_without_its_control_characters() -> None:
     assert (info.steps, info.requested_steps) == (3, 5)
 
 
-def test_what_a_trace_may_contain_depends_on_what_was_asked_for() -> None:
+def test_what_a_trace_may_contain_depends_on_what_was_asked_for():
     assert "file paths" not in may_contain({"with_stack": False})
     assert "file paths" in may_contain({"with_stack": True})
     assert "values of operator arguments" in may_contain({"record_shapes": True})

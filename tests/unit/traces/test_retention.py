@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.retention import Kept, RetentionLimits, due, expired, outlook, remove
-from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
 from tests.unit.traces.faulty import FaultyObjects, captured, keep
 
@@ -80,7 +79,7 @@ def test_what_stays_is_within_the_limits_and_no_more_went_than_had_to(captures, 
         assert too_old or total + one.size_bytes > retention.max_bytes
 
 
-def test_a_capture_goes_as_one(store: LocalStore, put, tmp_path) -> None:
+def test_a_capture_goes_as_one(store, put, tmp_path):
     # GIVEN three captures, one of them pinned, in store and catalogue
     catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
     for name in ("c-1", "c-2", "c-3"):
@@ -101,7 +100,7 @@ def test_a_capture_goes_as_one(store: LocalStore, put, tmp_path) -> None:
     assert store.ids() == frozenset()
 
 
-def test_what_is_pinned_between_the_look_and_the_removal_stays(store: LocalStore, put, tmp_path) -> None:
+def test_what_is_pinned_between_the_look_and_the_removal_stays(store, put, tmp_path):
     catalogue = Catalogue(tmp_path / "catalogue.sqlite", store)
     catalogue.add(put("c-1"))
     captures = due(store, RetentionLimits(age_s=1.0), 4e9)
@@ -110,7 +109,7 @@ def test_what_is_pinned_between_the_look_and_the_removal_stays(store: LocalStore
     assert store.ids() == {"c-1"}
 
 
-def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to(store: LocalStore, put) -> None:
+def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to(store, put):
     # GIVEN captures that are whole, pinned, damaged, both, of a newer sftriage, and damaged with a verified copy
     for name in ("whole", "pinned", "damaged", "both", "newer", "copied"):
         put(name)
@@ -144,7 +143,7 @@ def test_what_is_left_alone_is_said_and_what_is_beyond_repair_goes_when_it_is_to
         assert said in old.left_alone[name]
 
 
-def test_a_removal_that_a_crash_cut_short_lists_nothing_and_is_swept(store: LocalStore, put, monkeypatch) -> None:
+def test_a_removal_that_a_crash_cut_short_lists_nothing_and_is_swept(store, put, monkeypatch):
     put("c-1")
     monkeypatch.setattr(shutil, "rmtree", lambda path: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
@@ -154,7 +153,7 @@ def test_a_removal_that_a_crash_cut_short_lists_nothing_and_is_swept(store: Loca
     assert store.sweep() == 1
 
 
-def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp_path) -> None:
+def test_captures_of_a_store_that_many_runs_share_go_as_one_or_the_next_time(tmp_path):
     # GIVEN a store where two runs have a capture of one id each, and a third is pinned
     objects = FaultyObjects()
     store = RemoteStore(objects)

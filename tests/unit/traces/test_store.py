@@ -5,7 +5,6 @@ import hashlib
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,15 +13,12 @@ from sftriage.errors import CaptureError, SftriageError, UsageError
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import TRACE_NAME, LocalStore
 
-MakeManifest = Callable[..., Manifest]
-Put = Callable[..., Manifest]
-
 
 def stored(store: LocalStore, capture_id: str) -> Path:
     return store.path(capture_id, TRACE_NAME)
 
 
-def test_a_capture_is_stored_compressed_described_and_private(store: LocalStore, put: Put, trace: Path) -> None:
+def test_a_capture_is_stored_compressed_described_and_private(store, put, trace):
     manifest = put("c-1")
     path = stored(store, "c-1")
     raw = path.read_bytes()
@@ -37,7 +33,7 @@ def test_a_capture_is_stored_compressed_described_and_private(store: LocalStore,
         assert stat.S_IMODE(entry.stat().st_mode) & 0o077 == 0, entry
 
 
-def test_everything_is_synced_before_it_is_published(put: Put, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_synced_before_it_is_published(put, monkeypatch):
     """GIVEN the order of system calls THEN trace, manifest and their directory are synced before the rename, and the
     parent after it: otherwise a power cut could publish an empty file."""
     calls: list[str] = []
@@ -58,16 +54,14 @@ def test_everything_is_synced_before_it_is_published(put: Put, monkeypatch: pyte
     assert calls == [TRACE_NAME, "manifest.json", ".tmp-", "rename to c-2", "captures"]
 
 
-def test_a_capture_is_never_stored_over_another(store: LocalStore, put: Put) -> None:
+def test_a_capture_is_never_stored_over_another(store, put):
     first = put("c-1")
     with pytest.raises(CaptureError, match="capture c-1 could not be stored: it is stored already"):
         put("c-1", rank=3)
     assert store.manifests().manifests == (first,)
 
 
-def test_a_put_that_fails_leaves_nothing(
-    store: LocalStore, put: Put, trace: Path, tmp_path: Path, make_manifest: MakeManifest
-) -> None:
+def test_a_put_that_fails_leaves_nothing(store, put, trace, tmp_path, make_manifest):
     put("c-1")
 
     def fails(_: Artefact) -> Manifest:
@@ -92,14 +86,14 @@ def test_a_put_that_fails_leaves_nothing(
     assert sorted(entry.name for entry in captures.iterdir()) == [".lock", "c-1"]
 
 
-def test_a_forged_capture_id_never_reaches_the_file_system(store: LocalStore, trace: Path, tmp_path: Path) -> None:
+def test_a_forged_capture_id_never_reaches_the_file_system(store, trace, tmp_path):
     for act in (lambda: store.put("../x", trace, pytest.fail), lambda: store.path("../x", TRACE_NAME)):
         with pytest.raises(UsageError, match="is not a capture id"):
             act()
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_gone_is_missing_and_has_no_path(store: LocalStore, put: Put) -> None:
+def test_what_is_gone_is_missing_and_has_no_path(store, put):
     put("c-1")
     assert store.condition("c-1").whole
     directory = stored(store, "c-1").parent
@@ -115,7 +109,7 @@ def test_what_is_gone_is_missing_and_has_no_path(store: LocalStore, put: Put) ->
             stored(store, "c-1")
 
 
-def test_a_store_that_is_not_there_is_empty(store: LocalStore, tmp_path: Path) -> None:
+def test_a_store_that_is_not_there_is_empty(store, tmp_path):
     assert store.manifests().manifests == ()
     assert store.sweep() == 0
     with pytest.raises(UsageError, match="no capture c-1"):
@@ -123,9 +117,7 @@ def test_a_store_that_is_not_there_is_empty(store: LocalStore, tmp_path: Path) -
     assert not (tmp_path / "run").exists()
 
 
-def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(
-    store: LocalStore, put: Put, tmp_path: Path
-) -> None:
+def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(store, put, tmp_path):
     """GIVEN a hostile or broken directory of every kind THEN the good capture is listed and each bad one is named."""
     put("good")
     captures = stored(store, "good").parents[1]
@@ -155,7 +147,7 @@ def test_whatever_lies_in_the_store_is_a_problem_and_never_an_exception(
         assert words in said
 
 
-def test_sweep_removes_leftovers_and_waits_for_a_put(store: LocalStore, put: Put, trace: Path) -> None:
+def test_sweep_removes_leftovers_and_waits_for_a_put(store, put, trace):
     put("c-1")
     captures = stored(store, "c-1").parents[1]
     leftover = captures / ".tmp-c-9-abcd"

@@ -13,10 +13,9 @@ from sftriage.errors import IntegrityError, UsageError
 from sftriage.traces import uploading
 from sftriage.traces.manifest import Findings, Manifest, StageProfile
 from sftriage.traces.remote import RemoteStore
-from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import LONGEST_DELAY_S, Uploader, delay_s
 from sftriage.traces.uploads import Outbox, Upload
-from tests.unit.conftest import Put, manifest_of
+from tests.unit.conftest import manifest_of
 from tests.unit.traces.faulty import FaultyObjects, run_of
 
 _NUMBERS = {name: 0.0 for name in StageProfile.model_fields if name.endswith("_s") or name in ("kernels", "launches")}
@@ -46,7 +45,7 @@ def there(objects) -> tuple[Manifest, ...]:
     return listing.manifests
 
 
-def test_what_is_here_is_sent_verified_and_noted(store: LocalStore, put: Put, root, objects):
+def test_what_is_here_is_sent_verified_and_noted(store, put, root, objects):
     # GIVEN two captures, one of them pinned
     first, second = put("c-1"), put("c-2")
     store.pin("c-2")
@@ -80,7 +79,7 @@ def test_what_is_here_is_sent_verified_and_noted(store: LocalStore, put: Put, ro
         ("any", 0, ["trace.json.gz", "manifest.json"]),
     ],
 )
-def test_an_upload_that_fails_is_said_and_finished_by_the_next(put: Put, root, objects, fails, listed, sent_again):
+def test_an_upload_that_fails_is_said_and_finished_by_the_next(put, root, objects, fails, listed, sent_again):
     manifest = put("c-1")
     # WHEN a request fails
     objects.fails = {fails}
@@ -104,7 +103,7 @@ def test_an_upload_that_fails_is_said_and_finished_by_the_next(put: Put, root, o
     assert Outbox(root).upload("c-1").state == "stored"
 
 
-def test_once_the_store_is_there_again_nothing_waits_any_longer(put: Put, root, objects):
+def test_once_the_store_is_there_again_nothing_waits_any_longer(put, root, objects):
     put("c-1")
     put("c-2")
     objects.fails = {"any"}
@@ -116,7 +115,7 @@ def test_once_the_store_is_there_again_nothing_waits_any_longer(put: Put, root, 
     assert sender.standing.done
 
 
-def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_other_up(put: Put, root, objects):
+def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_other_up(put, root, objects):
     whole = [put("c-1"), put("c-3")]
     sizes = {name: put(name).artefacts[0].size_bytes for name in ("c-2", "c-4")}
     for name, content in (("c-2", b"changed"), ("c-4", bytes(sizes["c-4"]))):
@@ -129,7 +128,7 @@ def test_a_capture_that_was_changed_here_does_not_appear_there_and_keeps_no_othe
     assert "was changed here" in Outbox(root).upload("c-4").reason
 
 
-def test_a_wrong_sum_there_is_noticed_and_not_trusted(put: Put, root, objects):
+def test_a_wrong_sum_there_is_noticed_and_not_trusted(put, root, objects):
     # GIVEN that the same number of other bytes lies there, with a manifest that promises the right ones
     manifest = put("c-1")
     uploader(root, objects).turn()
@@ -149,7 +148,7 @@ def test_a_wrong_sum_there_is_noticed_and_not_trusted(put: Put, root, objects):
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
 
 
-def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put: Put, root, objects, monkeypatch):
+def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put, root, objects, monkeypatch):
     monkeypatch.setattr(uploading, "LOOK_S", 0.05)
     for name in ("c-1", "c-2"):
         put(name)
@@ -163,7 +162,7 @@ def test_what_nobody_thought_of_keeps_no_other_capture_up_and_nobody_waiting(put
     assert standing.left == {"c-1": "division by zero"}
 
 
-def test_findings_and_pins_follow_without_the_artefact(store: LocalStore, put: Put, root, objects):
+def test_findings_and_pins_follow_without_the_artefact(store, put, root, objects):
     put("c-1")
     sender = uploader(root, objects)
     sender.turn()
@@ -181,7 +180,7 @@ def test_findings_and_pins_follow_without_the_artefact(store: LocalStore, put: P
     assert RemoteStore(objects).pinned() == frozenset()
 
 
-def test_what_changes_while_it_is_sent_follows(store: LocalStore, put: Put, root, objects):
+def test_what_changes_while_it_is_sent_follows(store, put, root, objects):
     # GIVEN a capture that is pinned and looked into just while its manifest is put
     put("c-1")
     sender = uploader(root, objects)
@@ -193,7 +192,7 @@ def test_what_changes_while_it_is_sent_follows(store: LocalStore, put: Put, root
     assert RemoteStore(objects).pinned() == {"resnet/run-1/c-1"}
 
 
-def test_what_comes_just_before_the_end_or_while_it_is_looked_is_waited_for(put: Put, root, objects):
+def test_what_comes_just_before_the_end_or_while_it_is_looked_is_waited_for(put, root, objects):
     # GIVEN that all there was is there
     put("c-1")
     sender = uploader(root, objects)
@@ -211,7 +210,7 @@ def test_what_comes_just_before_the_end_or_while_it_is_looked_is_waited_for(put:
     assert (sender.standing.stored, sender.standing.done) == (3, True)
 
 
-def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(store: LocalStore, put: Put, root, objects):
+def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(store, put, root, objects):
     put("c-1")
     kept = put("c-2")
     sender = uploader(root, objects)
@@ -238,13 +237,13 @@ def test_what_is_removed_here_is_removed_there_as_soon_as_it_can_be_reached(stor
     assert (last.standing.done, list((root / "captures").glob(".removing-*"))) == (True, [])
 
 
-def test_what_was_never_sent_is_removed_at_once(store: LocalStore, put: Put, root, objects):
+def test_what_was_never_sent_is_removed_at_once(store, put, root, objects):
     put("c-1")
     store.remove("c-1")
     assert list((root / "captures").glob(".removing-*")) == []
 
 
-def test_a_capture_that_is_removed_while_it_is_sent_stays_nowhere(store: LocalStore, put: Put, root, objects):
+def test_a_capture_that_is_removed_while_it_is_sent_stays_nowhere(store, put, root, objects):
     put("c-1")
     sender = uploader(root, objects)
     # GIVEN that it is removed just before its manifest is put
@@ -256,7 +255,7 @@ def test_a_capture_that_is_removed_while_it_is_sent_stays_nowhere(store: LocalSt
     assert (store.ids(), objects.sizes(), sender.standing.done) == (frozenset(), {}, True)
 
 
-def test_artefacts_go_from_here_only_once_they_are_there_and_released(store: LocalStore, put: Put, root, tmp_path):
+def test_artefacts_go_from_here_only_once_they_are_there_and_released(store, put, root, tmp_path):
     # GIVEN a store that is a directory
     manifest = put("c-1")
     path = store.path("c-1", "trace.json.gz")
@@ -286,7 +285,7 @@ def test_artefacts_go_from_here_only_once_they_are_there_and_released(store: Loc
         store.get("c-1", "trace.json.gz", tmp_path / "again")
 
 
-def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store: LocalStore, put: Put, root, objects):
+def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store, put, root, objects):
     # GIVEN two captures that are there, of which one has its artefact nowhere else
     put("c-1")
     put("c-2")
@@ -303,7 +302,7 @@ def test_an_artefact_that_vanishes_there_is_sent_again_or_said_to_be_lost(store:
     assert "is not here, and not in s3://bucket" in Outbox(root).upload("c-2").reason
 
 
-def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store: LocalStore, put: Put, root, objects):
+def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store, put, root, objects):
     # GIVEN a capture that was there, and of which the artefact has vanished
     manifest = put("c-1")
     uploader(root, objects).turn()
@@ -322,7 +321,7 @@ def test_what_was_there_once_is_verified_anew_when_it_is_sent_again(store: Local
     assert run_of(objects).holds("c-1", manifest.artefacts[0])
 
 
-def test_nobody_writes_over_anothers_capture(put: Put, root, objects):
+def test_nobody_writes_over_anothers_capture(put, root, objects):
     # GIVEN that another run of the same name has put a capture of the same id
     other = manifest_of("c-1", second=7)
     run_of(objects).put_artefact("c-1", other.artefacts[0], b"1234567")
@@ -335,14 +334,14 @@ def test_nobody_writes_over_anothers_capture(put: Put, root, objects):
     assert "has another capture c-1" in Outbox(root).upload("c-1").reason
 
 
-def test_a_capture_of_another_run_is_not_sent_to_this_ones_place(store: LocalStore, trace, root, objects):
+def test_a_capture_of_another_run_is_not_sent_to_this_ones_place(store, trace, root, objects):
     store.put("c-1", trace, lambda artefact: manifest_of("c-1", artefact).model_copy(update={"run": "run-9"}))
     uploader(root, objects).turn()
     assert objects.sizes() == {}
     assert "is of resnet/run-9, not of resnet/run-1" in Outbox(root).upload("c-1").reason
 
 
-def test_changes_alone_send_no_capture_for_the_first_time(store: LocalStore, put: Put, root, objects):
+def test_changes_alone_send_no_capture_for_the_first_time(store, put, root, objects):
     put("c-1")
     uploader(root, objects).turn()
     put("c-2")
@@ -354,7 +353,7 @@ def test_changes_alone_send_no_capture_for_the_first_time(store: LocalStore, put
     assert changes.standing.done
 
 
-def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put: Put, root, objects, monkeypatch):
+def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put, root, objects, monkeypatch):
     monkeypatch.setattr(uploading, "LOOK_S", 0.05)
     put("c-1")
     with Outbox(root).uploading() as ours:
@@ -375,7 +374,7 @@ def test_of_two_uploaders_one_uploads_and_the_other_takes_over(put: Put, root, o
     assert len(there(objects)) == 1
 
 
-def test_what_died_on_its_way_is_waiting(put: Put, root):
+def test_what_died_on_its_way_is_waiting(put, root):
     put("c-1")
     outbox = Outbox(root)
     assert outbox.note("c-1", Upload(url=URL, state="uploading"))
@@ -385,7 +384,7 @@ def test_what_died_on_its_way_is_waiting(put: Put, root):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"state": "stored"}', b"\xff", b"0" * 100_000])
-def test_a_note_that_makes_no_sense_is_none(put: Put, root, objects, content):
+def test_a_note_that_makes_no_sense_is_none(put, root, objects, content):
     put("c-1")
     path = root / "captures" / "c-1" / "upload.json"
     path.write_bytes(content)
@@ -394,7 +393,7 @@ def test_a_note_that_makes_no_sense_is_none(put: Put, root, objects, content):
     assert len(there(objects)) == 1
 
 
-def test_a_forged_note_does_not_hide_that_an_artefact_is_missing(store: LocalStore, put: Put, root):
+def test_a_forged_note_does_not_hide_that_an_artefact_is_missing(store, put, root):
     put("c-1")
     (root / "captures" / "c-1" / "trace.json.gz").unlink()
     Outbox(root).note("c-1", Upload(url=URL, state="stored"))
