@@ -58,21 +58,13 @@ class RemoteStore(Store):
         self._scope = None if job is None or run is None else f"{written(job)}/{written(run)}"
 
     @classmethod
-    def open(
-        cls,
-        url: str,
-        *,
-        job: str | None = None,
-        run: str | None = None,
-        create: bool = False,
-        patience: Patience | None = None,
-    ) -> RemoteStore:
+    def open(cls, url: str, *, job: str | None = None, run: str | None = None, create: bool = False) -> RemoteStore:
         """Open the store of a URL; no request is made.
 
         Raises:
             UsageError: there is no such store, or what opens it is not installed.
         """
-        return cls(Objects.open(url, patience=patience or Patience(), create=create), job=job, run=run)
+        return cls(Objects.open(url, patience=Patience(), create=create), job=job, run=run)
 
     @property
     def place(self) -> str:
@@ -154,7 +146,7 @@ class RemoteStore(Store):
             self._reference(key) for key, names in self._listed().items() if PIN_NAME in names and _is_place(key)
         )
 
-    # What an upload does, step by step: see `sftriage.traces.uploading`.
+    # What an upload does, step by step: see `sftriage.traces.sending`.
 
     def key_of(self, manifest: Manifest) -> str:
         """Where a capture belongs.

@@ -155,11 +155,17 @@ class LocalStore(Store):
             manifest = Manifest.from_json(file.read(MAX_MANIFEST_BYTES + 1), str(path))
         if manifest.capture_id != capture_id:
             raise InputError(f"{path}: is the manifest of {manifest.capture_id}")
-        try:
-            for artefact in manifest.artefacts:
-                self._check(capture_id, artefact)
-        except IntegrityError as error:
-            return manifest, Condition.after(error)
+        for artefact in manifest.artefacts:
+            if self._elsewhere(capture_id, artefact) is not None:
+                continue
+            path = directory / artefact.name
+            try:
+                with regular(path, IntegrityError) as file:
+                    size = os.fstat(file.fileno()).st_size
+            except IntegrityError as error:
+                return manifest, Condition.after(error)
+            if size != artefact.size_bytes:
+                return manifest, Condition("damaged", f"{path}: {size} bytes; it had {artefact.size_bytes}")
         return manifest, WHOLE
 
     def condition(self, capture_id: str) -> Condition:
@@ -180,16 +186,6 @@ class LocalStore(Store):
         upload = read_upload(self._captures / check_id(capture_id))
         return None if upload is None or upload.verified_at is None else upload.url
 
-    def _check(self, capture_id: str, artefact: Artefact) -> None:
-        """See that an artefact is here in the right size, or elsewhere."""
-        if self._elsewhere(capture_id, artefact) is not None:
-            return
-        path = self._captures / capture_id / artefact.name
-        with regular(path, IntegrityError) as file:
-            size = os.fstat(file.fileno()).st_size
-        if size != artefact.size_bytes:
-            raise IntegrityError(f"{path}: {size} bytes; it had {artefact.size_bytes}")
-
     def note(self, capture_id: str, noted: Noted) -> Manifest:
         manifest = noting(self.manifest(capture_id), noted)
         path = self._captures / capture_id / MANIFEST_NAME
@@ -208,12 +204,10 @@ class LocalStore(Store):
         """Where an artefact of a capture lies; its size is right, its content is not verified.
 
         Raises:
-            UsageError, InputError, IntegrityError: as `manifest` does; InputError too if it has no such artefact, and
-                UsageError if it lies elsewhere.
+            UsageError: it lies elsewhere; and what `manifest` and `Manifest.artefact` raise.
         """
         wanted = self.manifest(capture_id).artefact(artefact)
-        url = self._elsewhere(capture_id, wanted)
-        if url is not None:
+        if (url := self._elsewhere(capture_id, wanted)) is not None:
             raise UsageError(f"{wanted.name} of capture {capture_id} is in {url}: sftriage traces get {capture_id}")
         return self._captures / capture_id / wanted.name
 

@@ -38,12 +38,10 @@ _WORDS: Mapping[State, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """Whether a capture is there as it was put, as far as names and sizes tell.
+    """Whether a capture is there as it was put, as far as names and sizes tell; ``problem`` says what is wrong.
 
-    Attributes:
-        state: ``missing`` if a file of it is gone, ``damaged`` if one is another than was put or its manifest is none,
-            ``newer`` if only a newer sftriage understands it, ``unreadable`` if its owner lets nobody else read it.
-        problem: what is the matter, and where; empty for what is whole.
+    It is ``missing`` if a file of it is gone, ``damaged`` if one is another than was put or its manifest is none,
+    ``newer`` if only a newer sftriage understands it, ``unreadable`` if its owner lets nobody else read it.
     """
 
     state: State = "whole"
@@ -195,22 +193,14 @@ class Store(ABC):
 
 def noting(manifest: Manifest, noted: Noted) -> Manifest:
     """The manifest with what became known later."""
-    match noted:
-        case CostInfo():
-            return manifest.model_copy(update={"cost": noted})
-        case ReproducedInfo():
-            return manifest.model_copy(update={"reproduced": noted})
-        case Remarks():
-            return manifest.model_copy(update={"evidence": noted.lines})
-    return manifest.model_copy(update={"findings": noted})
+    if isinstance(noted, Remarks):
+        return manifest.model_copy(update={"evidence": noted.lines})
+    names = {CostInfo: "cost", ReproducedInfo: "reproduced", Findings: "findings"}
+    return manifest.model_copy(update={names[type(noted)]: noted})
 
 
 def check_id(capture_id: str) -> str:
-    """An id that is safe to put into a path or a key; it comes from a command line or a manifest.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """An id that is safe to put into a path or a key; UsageError where it is not."""
     if not CAPTURE_ID.fullmatch(capture_id):
         raise UsageError(f"{capture_id!r} is not a capture id")
     return capture_id

@@ -15,7 +15,7 @@ from sftriage.errors import IntegrityError, StoreError, UsageError
 from sftriage.runs.directory import RunInfo, create
 from sftriage.traces import uploading
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.objects import Patience
+from sftriage.traces.objects import Objects, Patience
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploading import Uploader
@@ -107,7 +107,8 @@ def whole(store: RemoteStore, directory: Path, leaving: str = "") -> list[str]:
 
 def uploader(run, **how) -> Uploader:
     patience = Patience(connect_s=5.0, idle_s=5.0, retries=1, retry_s=5.0)
-    return Uploader(run, RemoteStore.open(URL, job="resnet", run="run-1", patience=patience), URL, **how)
+    remote = RemoteStore(Objects.open(URL, patience=patience), job="resnet", run="run-1")
+    return Uploader(run, remote, URL, **how)
 
 
 def wait_for(sender: Uploader, what=lambda standing: standing.done):
@@ -246,9 +247,9 @@ def test_a_bucket_that_is_not_there_is_said_in_one_line(start, environment, serv
 
 def test_a_store_that_stands_still_ends_a_request(through, run):
     through.plan = lambda how, path: "hold"
-    store = RemoteStore.open(URL, patience=Patience(connect_s=1.0, idle_s=0.2, retries=0, retry_s=1.0))
+    patience = Patience(connect_s=1.0, idle_s=0.2, retries=0, retry_s=1.0)
     with pytest.raises(StoreError):
-        store.ids()
+        RemoteStore(Objects.open(URL, patience=patience)).ids()
 
 
 def test_ctrl_c_leaves_the_rest_for_later_and_says_so(start, through, environment, run):
