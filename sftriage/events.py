@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import msgspec
 
@@ -28,21 +28,20 @@ VERSION = 2
 MAX_EVENT_BYTES = 8 * 2**20
 """Room for a suspect of a hundred thousand ranks."""
 
-Triggers: TypeAlias = Mapping[str, Trigger]
-"""Why captures exist, by id: what a controller that takes over needs to go on with them."""
 
-
-class _Event(msgspec.Struct, frozen=True, tag_field="type"):
-    pass
+class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type"):
+    version: int = VERSION
 
 
 class WindowJudged(_Event, tag="window", frozen=True):
-    """A window, or a step in progress that stalls: the verdict, and what was decided about it."""
+    """A window, or a step in progress that stalls: the verdict, and what was decided about it.
+
+    ``triggers`` say why captures exist, by id: what a controller that takes over needs to go on with them.
+    """
 
     verdict: Verdict
     decision: Decision
-    triggers: Triggers = {}
-    version: int = VERSION
+    triggers: Mapping[str, Trigger] = {}
 
 
 class ManualRequestDecided(_Event, tag="manual_request", frozen=True):
@@ -50,8 +49,7 @@ class ManualRequestDecided(_Event, tag="manual_request", frozen=True):
 
     request: ManualRequest
     decision: Decision
-    triggers: Triggers = {}
-    version: int = VERSION
+    triggers: Mapping[str, Trigger] = {}
 
 
 class FollowUpDecided(_Event, tag="follow_up", frozen=True):
@@ -59,8 +57,7 @@ class FollowUpDecided(_Event, tag="follow_up", frozen=True):
 
     capture_id: str
     decision: Decision
-    triggers: Triggers = {}
-    version: int = VERSION
+    triggers: Mapping[str, Trigger] = {}
 
 
 class CaptureChanged(_Event, tag="capture", frozen=True):
@@ -70,7 +67,6 @@ class CaptureChanged(_Event, tag="capture", frozen=True):
     result: CaptureResult
     reproduced: Reproduced | None = None
     stored_bytes: int = 0
-    version: int = VERSION
 
 
 class NamedPolicy(msgspec.Struct, frozen=True):
@@ -92,7 +88,6 @@ class PolicyChanged(_Event, tag="policy", frozen=True):
     policies: tuple[NamedPolicy, ...]
     problems: tuple[str, ...] = ()
     later: tuple[str, ...] = ()
-    version: int = VERSION
 
 
 class CostMeasured(_Event, tag="cost", frozen=True):
@@ -108,7 +103,6 @@ class CostMeasured(_Event, tag="cost", frozen=True):
     last_step: int
     cost_s: float | None
     before_s: float | None
-    version: int = VERSION
 
 
 class EvidenceGathered(_Event, tag="evidence", frozen=True):
@@ -124,7 +118,6 @@ class EvidenceGathered(_Event, tag="evidence", frozen=True):
     remarks: tuple[str, ...] = ()
     gpus: dict[str, Any] | None = None
     ready_fraction: float | None = None
-    version: int = VERSION
 
 
 class TakenOver(_Event, tag="taken_over", frozen=True):
@@ -133,7 +126,6 @@ class TakenOver(_Event, tag="taken_over", frozen=True):
     time_s: float
     host: str
     pid: int
-    version: int = VERSION
 
 
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
@@ -149,7 +141,7 @@ class _Kind(msgspec.Struct):
 
 
 _KIND = msgspec.json.Decoder(_Kind)
-_TYPES = frozenset({"window", "manual_request", "follow_up", "capture", "policy", "cost", "evidence", "taken_over"})
+_TYPES = {kind.__struct_config__.tag for kind in get_args(Event)}
 
 
 def encode(event: Event) -> bytes:

@@ -18,8 +18,7 @@ from sftriage.reports.watch_changes import Told, all_of, closing, events, news, 
 from sftriage.reports.watch_lines import Room, picture_lines
 from sftriage.reports.watch_screen import Screen
 from sftriage.runs.directory import RunDirectory, find_run
-from sftriage.runs.picture import Picture, picture_values
-from sftriage.runs.watched import Watched
+from sftriage.runs.picture import Picture, Watched, picture_values
 
 POLL_S = 0.5
 TERMINATED = 128 + 15

@@ -143,7 +143,7 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
         parts.append(_listed("Suspects", suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
-        parts.append(_listed("Decisions", decided, lambda _: f"on {shown.windows} windows"))
+        parts.append(_listed("Decisions", decided, lambda _: f"on {len(shown.view.rows)} windows"))
     if shown.captures:
         captures = [_capture(one, width) for one in shown.captures]
         parts.append(_listed("Captures", captures, lambda count: _left(shown.captured - count)))
@@ -181,8 +181,9 @@ def _shortened(paragraphs: Sequence[list[Text]], count: int, width: int) -> list
 
 
 def _head(shown: Picture, width: int, now_s: float) -> list[Text]:
-    names = " · ".join(clean(name) for name in (shown.job, shown.run_id, f"policy {shown.policy}") if name)
-    title = f"sftriage watch  {names if shown.run_id else clean(shown.place)}"
+    info = shown.view.info
+    names = () if info is None else (info.job, info.run_id, f"policy {info.policy}")
+    title = f"sftriage watch  {' · '.join(clean(name) for name in names if name) or clean(shown.place)}"
     clock = f"{moment(now_s):%H:%M:%S} UTC"
     first = Text(set_cell_size(title, max(0, width - len(clock) - 2)) + "  " + clock if width > 40 else title)
     first.truncate(width)
@@ -199,9 +200,7 @@ def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
     over = "" if shown.state != "ended" else ", the run has ended"
     if stands is None:
         return ("Warming up" if shown.state == "warming_up" else "No window was judged") + over, "bold cyan"
-    since_step, since_s = stands.since_step, stands.since_s
-    if shown.healthy_since is not None:
-        since_step, since_s = shown.healthy_since.first_step, shown.healthy_since.time_s
+    since_step, since_s = shown.since
     since = "" if since_step is None or since_s is None else f"since step {since_step}, {ago(since_s, now_s)}"
     return f"{stands.headline}  {since}{over}", _FACE_STYLES.get(stands.face, "bold")
 
@@ -334,17 +333,19 @@ def _capture(one: CaptureView, width: int) -> Text:
 
 
 def _telemetry(shown: Picture, width: int, now_s: float) -> list[Text]:
-    about, newest = shown.recorders, shown.newest
+    about, newest = shown.view.telemetry, shown.newest
     recorded = f"{about.ranks} of {about.world_size} ranks record"
     facts = [recorded if about.world_size else "no rank has recorded a step"]
     lacking = about.ranks < about.world_size
     if newest is not None and newest.coverage is not None:
         facts.append(f"{_percent(newest.coverage)} of the newest window's steps came in")
         lacking = lacking or newest.coverage < 1.0
-    if shown.skipped:
-        facts.append(f"{shown.skipped} lines of the journal could not be read")
+    if shown.view.skipped:
+        facts.append(f"{shown.view.skipped} lines of the journal could not be read")
     lines = [Text("Telemetry  ", style="bold") + Text(", ".join(facts), style="yellow" if lacking else "")]
-    judged = "no window yet" if newest is None else f"{shown.windows} windows, the last {ago(newest.time_s, now_s)}"
+    judged = (
+        "no window yet" if newest is None else f"{len(shown.view.rows)} windows, the last {ago(newest.time_s, now_s)}"
+    )
     if newest is not None and newest.attempt:
         judged += f", restart {newest.attempt}"
     late = newest is not None and shown.state == "going" and now_s - newest.time_s > STALE_S

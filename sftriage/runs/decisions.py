@@ -6,27 +6,19 @@ Between them stands what else is on record: what people asked for, what captures
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from sftriage.errors import InputError, UsageError
-from sftriage.events import (
-    CaptureChanged,
-    Decided,
-    Event,
-    FollowUpDecided,
-    ManualRequestDecided,
-    WindowJudged,
-)
+from sftriage.events import CaptureChanged, CostMeasured, Decided, Event, WindowJudged
 from sftriage.records import ENDED, CaptureResult, Decision, plain
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.runs.following import WindowRow
+from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
 from sftriage.runs.journal import read_journal
-from sftriage.runs.notes import CostRow, Note, RequestRow, captures_in
-from sftriage.runs.outlook import CaptureStatus
+from sftriage.runs.outlook import CaptureStatus, statuses
 from sftriage.words import decision_values, reason_sentence
 
 PAGE_SIZE = 50
@@ -37,10 +29,14 @@ class DecisionGroup:
     """Decisions in a row that are alike. ``row`` is the newest of them, and speaks for all."""
 
     first_step: int
-    first_time_s: float
     windows: int
     row: WindowRow
     captures: tuple[CaptureStatus, ...] = ()
+
+    @property
+    def time_s(self) -> float:
+        """When the newest was taken."""
+        return self.row.time_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,35 +44,26 @@ class Noted:
     """Something else on record, with the captures that it asked for, or is about."""
 
     note: Note
+    kind: str
     captures: tuple[CaptureStatus, ...] = ()
 
-
-_Kind = TypeVar("_Kind", DecisionGroup, DecisionGroup | Noted)
+    @property
+    def time_s(self) -> float:
+        """When it was."""
+        return self.note.time_s
 
 
 @dataclass(frozen=True, slots=True)
-class LogPage(Generic[_Kind]):
+class LogPage:
     """One page of the list, newest first. ``number`` counts from 1.
 
     ``counts`` are windows, and captures asked for beside them, by outcome; and the others by kind.
     """
 
-    entries: tuple[_Kind, ...]
+    entries: tuple[DecisionGroup | Noted, ...]
     number: int
     pages: int
     counts: Mapping[str, int]
-
-
-def page_of(
-    rows: Sequence[WindowRow],
-    results: Mapping[str, CaptureResult],
-    outcome: str = "",
-    number: int = 1,
-    size: int = PAGE_SIZE,
-) -> LogPage[DecisionGroup]:
-    """A page of the decisions on windows, with an outcome or all; a number past the end is the last page."""
-    entries = _entries([row for row in rows if not outcome or row.outcome == outcome], results)
-    return _page(entries, _counts(rows, ()), number, size)
 
 
 def log_of(
@@ -86,63 +73,58 @@ def log_of(
     kind: str = "",
     number: int = 1,
     size: int = PAGE_SIZE,
-) -> LogPage[DecisionGroup | Noted]:
-    """A page of all that is on record, or of one kind: an outcome, or a kind of note."""
-    told: list[DecisionGroup | Noted] = [*_entries([row for row in rows if kind in ("", row.outcome)], results)]
+) -> LogPage:
+    """A page of all that is on record, or of one kind: an outcome, or a kind of note.
+
+    A number past the end is the last page.
+    """
+    told: list[DecisionGroup | Noted] = [*groups_of([row for row in rows if kind in ("", row.outcome)], results)]
+    requests = (note for note in notes if isinstance(note, RequestRow))
+    asking: Iterator[WindowRow | RequestRow] = chain(rows, requests)
+    attempts = {one.capture_id: row.attempt for row in asking for one in row.asked}
+    told += [_noted(note, results, attempts) for note in notes if not kind or kind in _kinds_of(note)]
     if notes:
-        attempts = attempts_of(rows, notes)
-        told += [_noted(note, results, attempts) for note in notes if not kind or kind in kinds_of(note)]
         # (of the same moment, the window comes first: what was asked for, or learnt, came of it)
-        told.sort(key=_time_s)
-    return _page(told, _counts(rows, notes), number, size)
-
-
-def attempts_of(rows: Sequence[WindowRow], notes: Sequence[Note]) -> dict[str, int]:
-    """The attempt that each capture was asked for in."""
-    found = {one.capture_id: row.attempt for row in rows for one in row.asked}
-    return found | {
-        one.capture_id: note.attempt for note in notes if isinstance(note, RequestRow) for one in note.asked
-    }
-
-
-def kinds_of(note: Note) -> tuple[str, ...]:
-    """What a note is found under."""
-    return (note.kind, note.outcome) if isinstance(note, RequestRow) else (note.kind,)
-
-
-def _page(entries: Sequence[_Kind], counts: Mapping[str, int], number: int, size: int) -> LogPage[_Kind]:
-    pages = max(1, -(-len(entries) // size))
+        told.sort(key=lambda one: one.time_s)
+    counts = Counter(row.outcome for row in rows) + Counter(kind for note in notes for kind in _kinds_of(note))
+    pages = max(1, -(-len(told) // size))
     number = min(max(number, 1), pages)
-    end = len(entries) - (number - 1) * size
-    return LogPage(tuple(reversed(entries[max(0, end - size) : end])), number, pages, counts)
+    end = len(told) - (number - 1) * size
+    return LogPage(tuple(reversed(told[max(0, end - size) : end])), number, pages, counts)
 
 
-def _counts(rows: Sequence[WindowRow], notes: Sequence[Note]) -> Counter[str]:
-    return Counter(row.outcome for row in rows) + Counter(kind for note in notes for kind in kinds_of(note))
-
-
-def _time_s(told: DecisionGroup | Noted) -> float:
-    return told.row.time_s if isinstance(told, DecisionGroup) else told.note.time_s
+def _kinds_of(note: Note) -> tuple[str, ...]:
+    """What a note is found under."""
+    return (note_kind(note), note.outcome) if isinstance(note, RequestRow) else (note_kind(note),)
 
 
 def _noted(note: Note, results: Mapping[str, CaptureResult], attempts: Mapping[str, int]) -> Noted:
+    captures: tuple[CaptureStatus, ...] = ()
     if isinstance(note, RequestRow):
-        return Noted(note, tuple(CaptureStatus(one, results.get(one.capture_id)) for one in note.asked))
-    if isinstance(note, CostRow):
-        found = (results[one] for one in captures_in(note, attempts, results))
-        return Noted(note, tuple(CaptureStatus.of(result) for result in found))
-    return Noted(note)
+        captures = statuses(note.asked, results)
+    elif isinstance(note, CostMeasured):
+        captures = tuple(map(CaptureStatus.of, captures_in(note, attempts, results.values())))
+    return Noted(note, note_kind(note), captures)
 
 
-def _entries(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -> list[DecisionGroup]:
-    """All entries, oldest first."""
+def captures_in(
+    cost: CostMeasured, attempts: Mapping[str, int], results: Iterable[CaptureResult]
+) -> Iterator[CaptureResult]:
+    """The captures that a cost is of: those of its attempt that measured any of its steps."""
+    for result in results:
+        if result.first_step is not None and result.last_step is not None:
+            touch = result.first_step <= cost.last_step and result.last_step >= cost.first_step
+            if touch and attempts.get(result.capture_id) == cost.attempt:
+                yield result
+
+
+def groups_of(rows: Sequence[WindowRow], results: Mapping[str, CaptureResult]) -> list[DecisionGroup]:
+    """The decisions on windows, like ones in a row as one, oldest first."""
     starts = [n for n, row in enumerate(rows) if n == 0 or row.asked or _kind(row) != _kind(rows[n - 1])]
-    entries = []
-    for start, end in pairwise([*starts, len(rows)]):
-        first, last = rows[start], rows[end - 1]
-        captures = tuple(CaptureStatus(one, results.get(one.capture_id)) for one in first.asked)
-        entries.append(DecisionGroup(first.first_step, first.time_s, end - start, last, captures))
-    return entries
+    return [
+        DecisionGroup(rows[start].first_step, end - start, rows[end - 1], statuses(rows[start].asked, results))
+        for start, end in pairwise([*starts, len(rows)])
+    ]
 
 
 def _kind(row: WindowRow) -> tuple[object, ...]:
@@ -156,7 +138,7 @@ MAX_DECISIONS = 8
 
 def decided_in(events: Sequence[Event]) -> list[Decided]:
     """The events by which something was decided."""
-    return [one for one in events if isinstance(one, WindowJudged | ManualRequestDecided | FollowUpDecided)]
+    return [one for one in events if isinstance(one, Decided)]
 
 
 def results_in(events: Sequence[Event]) -> dict[str, CaptureResult]:
@@ -202,10 +184,8 @@ def window_of(directory: RunDirectory, what: str) -> WindowJudged:
     for event in decided:
         if any(one.capture_id == what for one in event.decision.requests):
             raise UsageError(f"{what} was not led to by a window: {reason_sentence(event.decision)}")
-    advice = "`sftriage decisions` lists its windows"
-    if damaged:
-        advice += f" ({'1 line' if len(damaged) == 1 else f'{len(damaged)} lines'} of its journal "
-        advice += f"{'is' if len(damaged) == 1 else 'are'} damaged)"
+    lines = "1 line of its journal is" if len(damaged) == 1 else f"{len(damaged)} lines of its journal are"
+    advice = "`sftriage decisions` lists its windows" + (f" ({lines} damaged)" if damaged else "")
     raise UsageError(f"{directory.path} has no window or capture {what}; {advice}")
 
 

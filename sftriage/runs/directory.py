@@ -13,6 +13,7 @@
       spool/           traces on their way from the trainers
       captures/        a directory a capture: trace and manifest
       catalogue.db     an index of captures/, which can be rebuilt from it
+      .lock            held by whoever triages the run
 """
 
 from __future__ import annotations
@@ -54,66 +55,26 @@ class RunInfo:
     drop_local: bool = False
 
 
-@dataclass(frozen=True, slots=True)
 class RunDirectory:
-    """Paths of one run. Nothing is touched by naming them."""
+    """Paths of one run, as the module says what they are. Nothing is touched by naming them."""
 
-    path: Path
-
-    @property
-    def info_file(self) -> Path:
-        """``run.json``."""
-        return self.path / "run.json"
-
-    @property
-    def policy_file(self) -> Path:
-        """``policy.yaml``."""
-        return self.path / "policy.yaml"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.info_file = path / "run.json"
+        self.policy_file = path / "policy.yaml"
+        self.steps = path / "steps"
+        self.decisions = path / "decisions.jsonl"
+        self.state = path / "state.json"
+        self.nsys = path / "nsys.json"
+        self.asks = path / "asks"
+        self.spool = path / "spool"
+        self.catalogue = path / "catalogue.db"
+        self.lock = path / ".lock"
 
     def policy_files(self) -> tuple[Path, ...]:
         """The policies that the run started with, as they were then, in their order."""
         others = takewhile(Path.exists, (self.path / f"policy-{number}.yaml" for number in count(2)))
         return (self.policy_file, *others)
-
-    @property
-    def steps(self) -> Path:
-        """Where the agent keeps the steps."""
-        return self.path / "steps"
-
-    @property
-    def decisions(self) -> Path:
-        """``decisions.jsonl``."""
-        return self.path / "decisions.jsonl"
-
-    @property
-    def state(self) -> Path:
-        """``state.json``."""
-        return self.path / "state.json"
-
-    @property
-    def spool(self) -> Path:
-        """Where trainers leave the traces they made."""
-        return self.path / "spool"
-
-    @property
-    def asks(self) -> Path:
-        """Where captures that people ask for are left."""
-        return self.path / "asks"
-
-    @property
-    def lock(self) -> Path:
-        """Held by whoever triages the run."""
-        return self.path / ".lock"
-
-    @property
-    def nsys(self) -> Path:
-        """How the ranks were launched under nsys, if they were."""
-        return self.path / "nsys.json"
-
-    @property
-    def catalogue(self) -> Path:
-        """``catalogue.db``."""
-        return self.path / "catalogue.db"
 
 
 def create(path: Path, info: RunInfo, policy_text: str, *more_policies: str) -> RunDirectory:

@@ -1,6 +1,7 @@
 """Following a run's journal: what was appended since the last look, each line once.
 
-The journal lies on a disk that others can write to: a line that is too long, or is no entry, is passed over.
+Of each event is kept what is shown of it, as short as it is shown. The journal lies on a disk that others can write to:
+every number is checked, and a line that is too long, or is no entry, is passed over.
 """
 
 from __future__ import annotations
@@ -9,9 +10,23 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from sftriage.errors import RingError
-from sftriage.events import MAX_EVENT_BYTES, CaptureChanged, FollowUpDecided, ManualRequestDecided, WindowJudged
+from sftriage.events import (
+    MAX_EVENT_BYTES,
+    CaptureChanged,
+    CostMeasured,
+    EvidenceGathered,
+    FollowUpDecided,
+    ManualRequestDecided,
+    NamedPolicy,
+    PolicyChanged,
+    TakenOver,
+    WindowJudged,
+)
 from sftriage.recorder import files
 from sftriage.records import (
     ENDED,
@@ -24,27 +39,61 @@ from sftriage.records import (
     Parameter,
     Pattern,
     ReasonCode,
+    Role,
     Suspect,
     Verdict,
 )
 from sftriage.runs.journal import event_of
-from sftriage.runs.notes import (
-    MAX_NAMED,
-    MAX_S,
-    MAX_TEXT,
-    RequestedCapture,
-    RequestRow,
-    Row,
-    asked_in,
-    bounded,
-    note_of,
-    request_row,
-)
 from sftriage.words import reason_sentence, resolution, verdict_sentence, when, where, who
 
-__all__ = ["JournalTail", "NamedSuspect", "RequestRow", "RequestedCapture", "WindowRow", "row_of"]
+MAX_TEXT = 4000
+MAX_NAMED = 8
+MAX_S = 1e11
+"""No time is longer, and no date later than some three thousand years from now."""
 
+_MAX_ASKED = 256
+_MAX_LINES = 20
 _CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedCapture:
+    """A capture that a decision asked for."""
+
+    capture_id: str
+    rank: int
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRow:
+    """Captures that no window led to, and what was decided about them: a person asked, or another capture led to them.
+
+    ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
+    """
+
+    time_s: float
+    by: str
+    why: str
+    outcome: Outcome
+    reason: ReasonCode
+    words: str
+    asked: tuple[RequestedCapture, ...]
+    resolves: str = ""
+    beside: str = ""
+    attempt: int = 0
+
+
+Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver
+Note = RequestRow | Other
+"""What is on record beside windows and captures; of an `Other`, only as much of its texts as is shown."""
+
+
+def note_kind(note: Note) -> str:
+    """What something is listed as."""
+    if isinstance(note, RequestRow):
+        return "beside" if note.beside else "ask"
+    return str(note.__struct_config__.tag)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,24 +147,14 @@ class WindowRow:
 
 @dataclass(slots=True)
 class JournalTail:
-    """What a journal says so far.
-
-    Attributes:
-        path: the journal.
-        rows: its windows in order.
-        results: what became of captures that have ended, by id.
-        states: how far each is.
-        asks: what was asked for beside them, in order.
-        notes: what else is on record, in order: policies, costs, evidence, take-overs.
-        skipped: lines that were no entries of a known type.
-    """
+    """What a journal says so far: see `View` for what its parts are."""
 
     path: Path
     rows: list[WindowRow] = field(default_factory=list)
     results: dict[str, CaptureResult] = field(default_factory=dict)
     states: dict[str, CaptureState] = field(default_factory=dict)
     asks: list[RequestRow] = field(default_factory=list)
-    notes: list[Row] = field(default_factory=list)
+    notes: list[Other] = field(default_factory=list)
     skipped: int = 0
     _at: int = 0
     _inode: int = 0
@@ -212,11 +251,11 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
         onset_step=None if first is None else first.onset_step,
         outcome=decision.outcome,
         reason=decision.reason,
-        parameters=bounded(decision.parameters),
+        parameters=_bounded(decision.parameters),
         words=reason_sentence(decision)[:MAX_TEXT],
         resolves=resolution(decision)[:MAX_TEXT],
         rule=(decision.rule or "")[:MAX_TEXT],
-        asked=asked_in(decision),
+        asked=_asked_in(decision),
         suspects=tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks),
         coverage=_fraction(verdict.numbers.get("coverage")),
         clock=verdict.clock,
@@ -243,51 +282,72 @@ def _fraction(number: float | None) -> float | None:
     return number if number is not None and 0.0 <= number <= 1.0 else None
 
 
-_SEVERITY: tuple[Label, ...] = ("healthy", "needs_evidence", "suspect", "stalled")
+def request_row(event: ManualRequestDecided | FollowUpDecided) -> RequestRow:
+    """What is kept of captures that no window led to.
 
-
-@dataclass(frozen=True, slots=True)
-class TimelineColumn:
-    """Windows in a row, as one. ``advances_s`` are means, one a stage of the chart, and sum to ``exposed_s``."""
-
-    first_step: int
-    last_step: int
-    attempt: int
-    windows: int
-    label: Label
-    named: str
-    exposed_s: float
-    advances_s: tuple[float, ...]
-
-
-def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], max_columns: int) -> tuple[TimelineColumn, ...]:
-    """Windows put together into columns of as many each, the last of the rest."""
-    each = -(-len(rows) // max_columns)
-    return tuple(_column(rows[start : start + each], stages) for start in range(0, len(rows), each))
-
-
-def stages_of(rows: Sequence[WindowRow]) -> tuple[str, ...]:
-    """Every stage that is named, in the order of the newest window's step."""
-    kinds = dict.fromkeys(row.stages for row in reversed(rows))
-    return tuple(dict.fromkeys(stage for stages in kinds for stage in stages))
-
-
-def _column(rows: Sequence[WindowRow], stages: Sequence[str]) -> TimelineColumn:
-    # A step that hangs has no frontier yet: it is in the label, not in the stack.
-    timed = [row for row in rows if row.stages]
-    sums = dict.fromkeys(stages, 0.0)
-    for row in timed:
-        for stage, advance_s in zip(row.stages, row.advances_s, strict=True):
-            sums[stage] += advance_s
-    worst = max(rows, key=lambda row: _SEVERITY.index(row.label))
-    advances_s = tuple(sums[stage] / max(1, len(timed)) for stage in stages)
-    return TimelineColumn(
-        first_step=rows[0].first_step,
-        last_step=rows[-1].last_step,
-        attempt=rows[-1].attempt,
-        windows=len(rows),
-        label=worst.label,
-        named=worst.named,
-        exposed_s=sum(advances_s),
-        advances_s=advances_s,
+    Raises:
+        ValueError: numbers that cannot be.
+    """
+    decision = event.decision
+    _check(decision.time_s)
+    if isinstance(event, ManualRequestDecided):
+        by, why, led_by = event.request.who, event.request.reason, ""
+    else:
+        by, why, led_by = "", f"capture {event.capture_id}", event.capture_id
+    return RequestRow(
+        time_s=decision.time_s,
+        by=by[:MAX_TEXT],
+        why=why[:MAX_TEXT],
+        outcome=decision.outcome,
+        reason=decision.reason,
+        words=reason_sentence(decision)[:MAX_TEXT],
+        asked=_asked_in(decision),
+        resolves=resolution(decision)[:MAX_TEXT],
+        beside=led_by[:MAX_TEXT],
+        attempt=decision.attempt,
     )
+
+
+def note_of(event: Other) -> Other | None:
+    """What is kept of the other events; None where there is nothing to be shown.
+
+    Raises:
+        ValueError: numbers that cannot be.
+    """
+    _check(event.time_s)
+    match event:
+        case CostMeasured():
+            _check(abs(event.cost_s or 0.0), event.before_s or 0.0)
+            return event
+        case PolicyChanged():
+            policies = tuple(NamedPolicy(one.name[:MAX_TEXT]) for one in event.policies[:_MAX_LINES])
+            problems, later = _lines(event.problems), _lines(event.later)
+            return msgspec.structs.replace(event, policies=policies, problems=problems, later=later)
+        case TakenOver():
+            return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
+    return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None
+
+
+def _asked_in(decision: Decision) -> tuple[RequestedCapture, ...]:
+    return tuple(RequestedCapture(one.capture_id, one.rank, one.role) for one in decision.requests[:_MAX_ASKED])
+
+
+def _bounded(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """As many of a decision's parameters, and as much of each, as any decision has."""
+
+    def cut(value: str | int | float) -> Any:
+        return value[:MAX_TEXT] if isinstance(value, str) else value
+
+    return {
+        name[:MAX_TEXT]: tuple(map(cut, value[:_MAX_LINES])) if isinstance(value, tuple) else cut(value)
+        for name, value in list(parameters.items())[:_MAX_LINES]
+    }
+
+
+def _lines(texts: Sequence[str]) -> tuple[str, ...]:
+    return tuple(text[:MAX_TEXT] for text in texts[:_MAX_LINES])
+
+
+def _check(*seconds: float) -> None:
+    if not all(0.0 <= one < MAX_S for one in seconds):
+        raise ValueError("a time that cannot be")

@@ -201,7 +201,9 @@ class TelemetryLook:
         try:
             seen = (self.directory.stat().st_mtime_ns, attempt)
             if seen != self._seen:
-                self._found, self._seen = telemetry_of(self.directory, attempt), seen
+                self._found = telemetry_of(self.directory, attempt)
+                # A log whose header is yet to be written is looked at again.
+                self._seen = seen if self._found.world_size else None
         except OSError:
             return RankCoverage()
         return self._found
@@ -219,11 +221,9 @@ def telemetry_of(directory: Path, attempt: int | None) -> RankCoverage:
             attempts.setdefault(int(named[2]), set()).add(int(named[1]))
     attempt = max(attempts, default=0) if attempt is None else attempt
     ranks = attempts.get(attempt, set())
-    if not ranks:
-        return RankCoverage()
-    try:
-        world_size = LogReader(directory / f"rank-{min(ranks)}.{attempt}.steps").info.world_size
-    except RingError:
-        return RankCoverage(len(ranks))
-    absent = (rank for rank in range(world_size) if rank not in ranks)
-    return RankCoverage(len(ranks), world_size, tuple(islice(absent, MAX_NAMED)))
+    for rank in sorted(ranks):
+        with contextlib.suppress(RingError):
+            world_size = LogReader(directory / f"rank-{rank}.{attempt}.steps").info.world_size
+            absent = (rank for rank in range(world_size) if rank not in ranks)
+            return RankCoverage(len(ranks), world_size, tuple(islice(absent, MAX_NAMED)))
+    return RankCoverage(len(ranks))

@@ -5,13 +5,12 @@ Windows that a capture disturbed say nothing about the job: they neither end a t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.records import CaptureResult
-from sftriage.runs.following import WindowRow
-from sftriage.runs.notes import RequestedCapture, RequestRow
+from sftriage.records import CaptureResult, Label
+from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 
 Face = Literal["no_run", "warming_up", "healthy", "suspect", "captured", "held", "throttled", "stalled"]
 
@@ -50,6 +49,11 @@ class CaptureStatus:
     def lost(self) -> bool:
         """It has come to nothing."""
         return self.result is not None and self.result.state != "stored"
+
+
+def statuses(asked: Iterable[RequestedCapture], results: Mapping[str, CaptureResult]) -> tuple[CaptureStatus, ...]:
+    """What became of captures that were asked for."""
+    return tuple(CaptureStatus(one, results.get(one.capture_id)) for one in asked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +98,9 @@ class Outlook:
 def outlook(
     rows: Sequence[WindowRow], results: Mapping[str, CaptureResult], asks: Sequence[RequestRow] = ()
 ) -> Outlook:
-    """How a job stands that has been judged at least once.
+    """How a job stands that has been judged at least once, from its windows and what became of captures, by id.
 
-    Args:
-        rows: its windows.
-        results: what became of captures, by id.
-        asks: captures that no window led to: those that a capture of the present trouble led to belong to it.
-
-    Raises:
-        IndexError: there is no window.
+    Of the ``asks``, which no window led to, those that a capture of the present trouble led to belong to it.
     """
     newest, telling = rows[-1], telling_row(rows)
     if telling.label == "healthy":
@@ -118,7 +116,7 @@ def outlook(
     for ask in asks:
         if ask.beside and any(one.capture_id == ask.beside for one in asked):
             asked = [*ask.asked, *asked]
-    captures = tuple(CaptureStatus(one, results.get(one.capture_id)) for one in asked)
+    captures = statuses(asked, results)
     return Outlook(
         face=_face(telling, captures),
         sentence=telling.sentence,
@@ -133,11 +131,7 @@ def outlook(
 
 
 def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
-    """The newest window that no capture disturbed, or, of this attempt of the job, the oldest.
-
-    Raises:
-        IndexError: there is no window.
-    """
+    """The newest window that no capture disturbed, or, of this attempt of the job, the oldest."""
     at = len(rows) - 1
     while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
         at -= 1
@@ -172,3 +166,53 @@ def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> Face:
     if row.outcome == "throttle":
         return "throttled"
     return "held" if row.outcome == "hold" else "suspect"
+
+
+_SEVERITY: tuple[Label, ...] = ("healthy", "needs_evidence", "suspect", "stalled")
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineColumn:
+    """Windows in a row, as one. ``advances_s`` are means, one a stage of the chart, and sum to ``exposed_s``."""
+
+    first_step: int
+    last_step: int
+    attempt: int
+    windows: int
+    label: Label
+    named: str
+    exposed_s: float
+    advances_s: tuple[float, ...]
+
+
+def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], max_columns: int) -> tuple[TimelineColumn, ...]:
+    """Windows put together into columns of as many each, the last of the rest."""
+    each = -(-len(rows) // max_columns)
+    return tuple(_column(rows[start : start + each], stages) for start in range(0, len(rows), each))
+
+
+def stages_of(rows: Sequence[WindowRow]) -> tuple[str, ...]:
+    """Every stage that is named, in the order of the newest window's step."""
+    kinds = dict.fromkeys(row.stages for row in reversed(rows))
+    return tuple(dict.fromkeys(stage for stages in kinds for stage in stages))
+
+
+def _column(rows: Sequence[WindowRow], stages: Sequence[str]) -> TimelineColumn:
+    # A step that hangs has no frontier yet: it is in the label, not in the stack.
+    timed = [row for row in rows if row.stages]
+    sums = dict.fromkeys(stages, 0.0)
+    for row in timed:
+        for stage, advance_s in zip(row.stages, row.advances_s, strict=True):
+            sums[stage] += advance_s
+    worst = max(rows, key=lambda row: _SEVERITY.index(row.label))
+    advances_s = tuple(sums[stage] / max(1, len(timed)) for stage in stages)
+    return TimelineColumn(
+        first_step=rows[0].first_step,
+        last_step=rows[-1].last_step,
+        attempt=rows[-1].attempt,
+        windows=len(rows),
+        label=worst.label,
+        named=worst.named,
+        exposed_s=sum(advances_s),
+        advances_s=advances_s,
+    )

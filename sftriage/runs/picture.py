@@ -1,20 +1,21 @@
-"""What `sftriage watch` has to show of a run at one moment. Pure: from what was read to a picture."""
+"""What `sftriage watch` has to show of a run: from what was read to a picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from pathlib import Path
 from typing import Any, Literal
 
-from sftriage.records import CaptureResult
+from sftriage.errors import InputError
 from sftriage.runs.captures import Damaged
-from sftriage.runs.decisions import DecisionGroup, page_of
-from sftriage.runs.following import RequestedCapture, WindowRow, columns_of
-from sftriage.runs.outlook import DISTURBED, Outlook, outlook, telling_row
-from sftriage.runs.source import View
+from sftriage.runs.decisions import DecisionGroup, groups_of
+from sftriage.runs.directory import run_so_far
+from sftriage.runs.following import RequestedCapture, WindowRow
+from sftriage.runs.outlook import DISTURBED, Outlook, columns_of, outlook, telling_row
+from sftriage.runs.source import RunSource, View
 from sftriage.traces.manifest import Manifest
-from sftriage.traces.uploads import Upload
+from sftriage.words import place
 
 FRONTIER_WINDOWS = 5
 """Windows that the frontier is the mean of."""
@@ -23,17 +24,7 @@ TREND_WINDOWS = 120
 MAX_DECISIONS = 20
 MAX_CAPTURES = 20
 
-NO_UPLOADS: Mapping[str, Upload] = MappingProxyType({})
-
 State = Literal["waiting", "warming_up", "going", "ended"]
-
-
-@dataclass(frozen=True, slots=True)
-class Recorders:
-    """How many ranks of a job's newest attempt have recorded steps, and of how many; 0 of 0 where nobody did."""
-
-    ranks: int = 0
-    world_size: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,75 +73,65 @@ class CaptureView:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A run at one moment.
+    """A run at one moment, as its ``view`` tells it.
 
     Attributes:
         state: ``waiting`` for a run, ``warming_up`` until its first window is judged, ``going``, or ``ended``.
         place: the run directory, or what is waited for.
-        job: the job's name.
-        run_id: the run's.
-        policy: the policies that it began under.
-        windows: how many windows have been judged.
-        recorders: who records.
         outlook: how the job stands; None before the first window.
-        newest: the newest window.
-        telling: the newest one that no capture disturbed.
+        telling: the newest window that no capture disturbed.
         healthy_since: of a healthy job, the window since which it is.
         frontier: where the time goes; None before there is a step to say it of.
         decisions: like ones in a row as one, newest first.
         captures: newest first, and how many there are in all.
-        skipped: lines of the journal that could not be read.
-        unwatched: the job goes on, and nobody triages it.
     """
 
+    view: View
     state: State
     place: str
-    job: str = ""
-    run_id: str = ""
-    policy: str = ""
-    windows: int = 0
-    recorders: Recorders = Recorders()
     outlook: Outlook | None = None
-    newest: WindowRow | None = None
     telling: WindowRow | None = None
     healthy_since: WindowRow | None = None
     frontier: Frontier | None = None
     decisions: tuple[DecisionGroup, ...] = ()
     captures: tuple[CaptureView, ...] = ()
     captured: int = 0
-    skipped: int = 0
-    unwatched: bool = False
+
+    @property
+    def newest(self) -> WindowRow | None:
+        """The newest window."""
+        return self.view.rows[-1] if self.view.rows else None
+
+    @property
+    def since(self) -> tuple[int | None, float | None]:
+        """The step since which the job stands as it does, and when that was."""
+        if self.healthy_since is not None:
+            return self.healthy_since.first_step, self.healthy_since.time_s
+        return (None, None) if self.outlook is None else (self.outlook.since_step, self.outlook.since_s)
+
+    @property
+    def unwatched(self) -> bool:
+        """The job goes on, and nobody triages it."""
+        return self.view.going and self.view.watcher.state == "unwatched"
 
 
-def picture(view: View, recorders: Recorders, place: str, uploads: Mapping[str, Upload] = NO_UPLOADS) -> Picture:
+def picture(view: View, place: str) -> Picture:
     """What there is to show of a run."""
     if view.info is None:
-        return Picture("waiting", place)
-    known = captures_of(view, uploads)
-    blank = Picture(
-        state="going" if view.going else "ended",
-        place=place,
-        job=view.info.job,
-        run_id=view.info.run_id,
-        policy=view.info.policy,
-        windows=len(view.rows),
-        recorders=recorders,
-        captures=known[:MAX_CAPTURES],
-        captured=len(known),
-        skipped=view.skipped,
-        unwatched=view.going and view.watcher.state == "unwatched",
-    )
+        return Picture(view, "waiting", place)
+    known = captures_of(view)
+    state: State = "ended" if not view.going else "going" if view.rows else "warming_up"
+    blank = Picture(view, state, place, captures=known[:MAX_CAPTURES], captured=len(known))
     if not view.rows:
-        return replace(blank, state="warming_up") if view.going else blank
+        return blank
     stands = outlook(view.rows, view.became)
     return replace(
         blank,
         outlook=stands,
-        newest=view.rows[-1],
         telling=telling_row(view.rows),
         healthy_since=_healthy_since(view.rows) if stands.face == "healthy" else None,
         frontier=frontier_of(view.rows),
-        decisions=page_of(view.rows, view.became, size=MAX_DECISIONS).entries,
+        decisions=tuple(reversed(groups_of(view.rows, view.became)[-MAX_DECISIONS:])),
     )
 
 
@@ -164,7 +145,7 @@ def _healthy_since(rows: Sequence[WindowRow]) -> WindowRow:
     return since
 
 
-def frontier_of(rows: Sequence[WindowRow], windows: int = FRONTIER_WINDOWS) -> Frontier | None:
+def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
     """The frontier of the newest windows of the newest attempt that have one; None where none has.
 
     Windows of other stages than the newest one's are left out: their stacks cannot be laid over each other.
@@ -178,7 +159,7 @@ def frontier_of(rows: Sequence[WindowRow], windows: int = FRONTIER_WINDOWS) -> F
             recent.append(row)
     if not recent:
         return None
-    taken = recent[:windows][::-1]
+    taken = recent[:FRONTIER_WINDOWS][::-1]
     (column,) = columns_of(taken, taken[-1].stages, 1)
     return Frontier(
         first_step=column.first_step,
@@ -190,37 +171,26 @@ def frontier_of(rows: Sequence[WindowRow], windows: int = FRONTIER_WINDOWS) -> F
     )
 
 
-def captures_of(view: View, uploads: Mapping[str, Upload] = NO_UPLOADS) -> tuple[CaptureView, ...]:
+def captures_of(view: View) -> tuple[CaptureView, ...]:
     """Every capture that was asked for, newest first; at the end those in the store that nobody asked for here."""
     stored = {one.capture_id: one for one in view.captures}
     asked = [(row.time_s, "", one) for row in view.rows for one in row.asked]
     asked += [(row.time_s, row.by, one) for row in view.asks for one in row.asked]
     asked.sort(key=lambda entry: entry[0])
-    known = [
-        _with_state(
-            _capture(one, by, view.became.get(one.capture_id), stored.pop(one.capture_id, None)),
-            view.states.get(one.capture_id, "running"),
-        )
-        for _, by, one in asked
-    ]
-    captures = (*reversed(known), *(_only_stored(one) for one in stored.values()))
+    known = [_asked_for(view, one, by, stored.pop(one.capture_id, None)) for _, by, one in asked]
+    captures = (*reversed(known), *map(_only_stored, stored.values()))
     return tuple(
-        replace(one, upload=sent.state, upload_reason=sent.reason) if (sent := uploads.get(one.capture_id)) else one
+        replace(one, upload=sent.state, upload_reason=sent.reason)
+        if (sent := view.uploads.get(one.capture_id))
+        else one
         for one in captures
     )
 
 
-def _with_state(one: CaptureView, state: str) -> CaptureView:
-    """A capture under way, and how far it is."""
-    return replace(one, state=state) if one.state == "running" else one
-
-
-def _capture(
-    asked: RequestedCapture, by: str, result: CaptureResult | None, stored: Manifest | Damaged | None
-) -> CaptureView:
-    one = CaptureView(
-        asked.capture_id, asked.rank, asked.role, "running" if result is None else result.state, asked_by=by
-    )
+def _asked_for(view: View, asked: RequestedCapture, by: str, stored: Manifest | Damaged | None) -> CaptureView:
+    result = view.became.get(asked.capture_id)
+    state = view.states.get(asked.capture_id, "running") if result is None else result.state
+    one = CaptureView(asked.capture_id, asked.rank, asked.role, state, asked_by=by)
     if isinstance(stored, Damaged):
         return replace(one, state="damaged", detail=stored.problem)
     if result is not None:
@@ -246,35 +216,32 @@ def _with_stored(one: CaptureView, manifest: Manifest) -> CaptureView:
 
 def picture_values(shown: Picture) -> dict[str, Any]:
     """A picture as JSON values."""
-    stands, newest = shown.outlook, shown.newest
-    first_seen = stands.since_s if stands is not None else None
-    since_step = stands.since_step if stands is not None else None
-    if shown.healthy_since is not None:
-        since_step, first_seen = shown.healthy_since.first_step, shown.healthy_since.time_s
+    view, stands, newest = shown.view, shown.outlook, shown.newest
+    since_step, since_s = shown.since
     return {
         "type": "picture",
         "state": shown.state,
         "unwatched": shown.unwatched,
         "run_dir": shown.place,
-        "job": shown.job,
-        "run": shown.run_id,
-        "policy": shown.policy,
-        "windows": shown.windows,
-        "health": None if stands is None else stands.face,
+        "job": "" if view.info is None else view.info.job,
+        "run": "" if view.info is None else view.info.run_id,
+        "policy": "" if view.info is None else view.info.policy,
+        "windows": len(view.rows),
+        "health": stands and stands.face,
         "since_step": since_step,
-        "since_s": first_seen,
-        "sentence": None if stands is None else stands.sentence,
-        "done": None if stands is None else stands.done,
-        "resolves": None if stands is None else stands.resolves,
+        "since_s": since_s,
+        "sentence": stands and stands.sentence,
+        "done": stands and stands.done,
+        "resolves": stands and stands.resolves,
         "window": None if newest is None else window_values(newest),
         "frontier": shown.frontier,
         "suspects": () if shown.telling is None else shown.telling.suspects,
         "captures": shown.captures,
         "telemetry": {
-            "ranks": shown.recorders.ranks,
-            "world_size": shown.recorders.world_size,
-            "coverage": None if newest is None else newest.coverage,
-            "lines_skipped": shown.skipped,
+            "ranks": view.telemetry.ranks,
+            "world_size": view.telemetry.world_size,
+            "coverage": newest and newest.coverage,
+            "lines_skipped": view.skipped,
         },
     }
 
@@ -304,3 +271,41 @@ def window_values(row: WindowRow) -> dict[str, Any]:
             "captures": row.asked,
         },
     }
+
+
+class Watched:
+    """A run that is looked at again and again, or one that is waited for."""
+
+    def __init__(self, run: Path | None) -> None:
+        self._run = run
+        self._source = RunSource(lambda: run_so_far(run))
+        self._picture: Picture | None = None
+
+    @property
+    def place(self) -> str:
+        """Where the run is, or is waited for."""
+        found = self._source.directory or self._run
+        return "the first on this machine" if found is None else place(found)
+
+    def look(self) -> View:
+        """The run as it is now.
+
+        Raises:
+            InputError: what is there is no run, or a newer sftriage's, or cannot be read.
+        """
+        try:
+            view = self._source.view()
+            if view.has_ended():
+                # What was written between the look at its journal and its end.
+                view = self._source.view()
+        except OSError as error:
+            raise InputError(f"{self.place}: {error.strerror or error}") from error
+        if view.problem:
+            raise InputError(view.problem)
+        return view
+
+    def picture(self, view: View) -> Picture:
+        """What there is to show; made anew only where something has changed."""
+        if self._picture is None or self._picture.view is not view:
+            self._picture = picture(view, self.place)
+        return self._picture

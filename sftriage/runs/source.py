@@ -6,20 +6,21 @@ import hashlib
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent import futures
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from sftriage.errors import InputError
+from sftriage.events import CostMeasured
 from sftriage.records import CaptureResult, CaptureState
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
-from sftriage.runs.following import JournalTail, WindowRow
+from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
 from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook
-from sftriage.runs.notes import CostRow, RequestRow, Row
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
@@ -42,7 +43,7 @@ class View:
         problem: why there is nothing to be seen of a run that is there.
         going: the run has not ended.
         rows: its windows in order.
-        results: what became of captures that have ended, by id.
+        became: what became of captures that have ended, by id.
         states: how far each is.
         captures: the stored ones, newest first.
         skipped: lines of the journal that could not be read.
@@ -60,12 +61,12 @@ class View:
     problem: str = ""
     going: bool = False
     rows: tuple[WindowRow, ...] = ()
-    results: Mapping[str, CaptureResult] | None = None
+    became: Mapping[str, CaptureResult] = field(default_factory=dict)
     states: Mapping[str, CaptureState] = field(default_factory=dict)
     captures: tuple[Manifest | Damaged, ...] = ()
     skipped: int = 0
     asks: tuple[RequestRow, ...] = ()
-    notes: tuple[Row, ...] = ()
+    notes: tuple[Other, ...] = ()
     watcher: Watcher = field(default_factory=Watcher)
     telemetry: RankCoverage = field(default_factory=RankCoverage)
     uploads: Mapping[str, Upload] = field(default_factory=dict)
@@ -76,34 +77,32 @@ class View:
         """Whether it is a run that has ended."""
         return self.info is not None and not self.going
 
-    @property
-    def became(self) -> Mapping[str, CaptureResult]:
-        """What became of captures, by id."""
-        return self.results or {}
-
     def asked_by(self, capture_id: str) -> WindowRow | RequestRow | None:
         """What a capture was asked for by: the window whose decision it was, a person, or another capture."""
-        both: tuple[Sequence[WindowRow | RequestRow], ...] = (self.rows, self.asks)
-        return next(
-            (row for rows in both for row in reversed(rows) if any(one.capture_id == capture_id for one in row.asked)),
-            None,
-        )
+        newest: Iterator[WindowRow | RequestRow] = chain(reversed(self.rows), reversed(self.asks))
+        return next((row for row in newest if any(one.capture_id == capture_id for one in row.asked)), None)
 
-    def cost_of(self, manifest: Manifest) -> CostRow | None:
+    def cost_of(self, manifest: Manifest) -> CostMeasured | None:
         """What a capture, and those that ran beside it, cost the job; None where that is not known."""
         asked, capture = self.asked_by(manifest.capture_id), manifest.capture
-        costs = (note for note in reversed(self.notes) if isinstance(note, CostRow))
-        return next(
-            (
-                cost
-                for cost in costs
-                if asked is not None
-                and cost.attempt == asked.attempt
-                and cost.first_step <= capture.last_step
-                and cost.last_step >= capture.first_step
-            ),
-            None,
-        )
+        for cost in reversed(self.notes):
+            if not isinstance(cost, CostMeasured) or asked is None or cost.attempt != asked.attempt:
+                continue
+            if cost.first_step <= capture.last_step and cost.last_step >= capture.first_step:
+                return cost
+        return None
+
+
+class _Opened:
+    """A run that has been found, and what reads it."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self.run = run
+        self.journal = JournalTail(run.decisions)
+        self.shelf = CaptureShelf(run.path)
+        # Two, for a map is made in a thread of its own.
+        self.heat, self.beside = HeatSource(StepLogs(run.steps)), HeatSource(StepLogs(run.steps))
+        self.watcher, self.telemetry = WatcherLook(run), TelemetryLook(run.steps)
 
 
 class RunSource:
@@ -118,30 +117,24 @@ class RunSource:
     def __init__(self, find: Callable[[], RunDirectory | None]) -> None:
         self._find = find
         self._lock = threading.Lock()
-        self._run: RunDirectory | None = None
+        self._opened: _Opened | None = None
         self._view = View("none")
-        self._journal: JournalTail | None = None
-        self._shelf: CaptureShelf | None = None
         # Maps of large runs take seconds: they are made one after the other, beside everything else.
         self._drawing = futures.ThreadPoolExecutor(1, thread_name_prefix="heat")
-        self._heat: HeatSource | None = None
         self._maps: OrderedDict[tuple[int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()
         self._late_maps = 0
-        self._beside: HeatSource | None = None
-        self._watcher: WatcherLook
-        self._telemetry: TelemetryLook
 
     @property
     def directory(self) -> Path | None:
         """The run directory, once it is found."""
-        return None if self._run is None else self._run.path
+        return None if self._opened is None else self._opened.run.path
 
     def view(self) -> View:
         """The run as it is now."""
         with self._lock:
-            if self._run is None:
-                self._open()
-            return self._view if self._run is None else self._look(self._run)
+            if self._opened is None and (run := self._find()) is not None and run.info_file.is_file():
+                self._opened = _Opened(run)
+            return self._view if self._opened is None else self._look(self._opened)
 
     def heat(
         self, attempt: int, first_step: int, last_step: int, patience_s: float | None = None
@@ -151,12 +144,12 @@ class RunSource:
         If it takes longer than ``patience_s``, it is still being drawn, and the view changes once it is there.
         """
         with self._lock:
-            if self._heat is None:
+            if self._opened is None:
                 return None
             wanted = (attempt, first_step, last_step, len(self._view.rows))
             map_ = self._maps.get(wanted)
             if map_ is None:
-                map_ = self._maps[wanted] = self._drawing.submit(self._heat.map, attempt, first_step, last_step)
+                map_ = self._maps[wanted] = self._drawing.submit(self._opened.heat.map, attempt, first_step, last_step)
                 while len(self._maps) > KEPT_MAPS:
                     self._maps.popitem(last=False)[1].cancel()
         try:
@@ -175,7 +168,7 @@ class RunSource:
     def capture(self, capture_id: str) -> Manifest | Damaged | None:
         """One stored capture."""
         with self._lock:
-            return None if self._shelf is None else self._shelf.get(capture_id)
+            return None if self._opened is None else self._opened.shelf.get(capture_id)
 
     @property
     def store(self) -> LocalStore:
@@ -184,9 +177,9 @@ class RunSource:
         Raises:
             InputError: there is no run yet.
         """
-        if self._run is None:
+        if self._opened is None:
             raise InputError("there is no run yet")
-        return LocalStore(self._run.path)
+        return LocalStore(self._opened.run.path)
 
     def beside(self, manifest: Manifest, attempt: int, control: int | None) -> Lanes | None:
         """The captured steps of the rank that was captured, beside those of a control rank.
@@ -194,62 +187,40 @@ class RunSource:
         Without one, it is the rank that came nearest to the median in these steps.
         """
         with self._lock:
-            if self._beside is None:
+            if self._opened is None:
                 return None
-            capture = manifest.capture
+            capture, beside = manifest.capture, self._opened.beside
             n_steps = min(capture.steps, MAX_STEPS)
-            self._beside.logs.look()
-            ranks = self._beside.logs.of(attempt)
+            beside.logs.look()
+            ranks = beside.logs.of(attempt)
             if control is None or control not in ranks or control == capture.rank:
-                late = self._beside.lateness(attempt, capture.first_step, n_steps)
-                others = {
-                    rank: late_s for rank, late_s in late.items() if rank not in {capture.rank, *manifest.trigger.ranks}
-                }
-                control = min(others, key=lambda rank: (abs(others[rank]), rank), default=None)
-            pair = [("captured", capture.rank), ("control", control)]
+                late = beside.lateness(attempt, capture.first_step, n_steps)
+                others = late.keys() - {capture.rank, *manifest.trigger.ranks}
+                control = min(others, key=lambda rank: (abs(late[rank]), rank), default=None)
             return lanes_of(
                 [
                     (title, ranks[rank].info, ranks[rank].steps([(capture.first_step, n_steps)])[1].records())
-                    for title, rank in pair
+                    for title, rank in (("captured", capture.rank), ("control", control))
                     if rank is not None and rank in ranks
                 ]
             )
 
-    def _open(self) -> None:
-        run = self._find()
-        if run is None or not run.info_file.is_file():
-            return
-        self._run = run
-        self._journal = JournalTail(run.decisions)
-        self._shelf = CaptureShelf(run.path)
-        self._heat = HeatSource(StepLogs(run.steps))
-        self._beside = HeatSource(StepLogs(run.steps))
-        self._watcher = WatcherLook(run)
-        self._telemetry = TelemetryLook(run.steps)
-
-    def _look(self, run: RunDirectory) -> View:
-        assert self._journal is not None
-        assert self._shelf is not None
-        moved = self._journal.follow()
+    def _look(self, opened: _Opened) -> View:
+        run, journal, shelf = opened.run, opened.journal, opened.shelf
+        moved = journal.follow()
         try:
             info, problem = read_info(run), ""
         except InputError as error:
             info, problem = None, str(error)
         there = info is not None and Path(info.rings).is_dir()
-        watcher = self._watcher.at(time.monotonic(), Path(info.rings)) if info is not None and there else Watcher()
-        journal, shelf = self._journal, self._shelf
-        telemetry = self._telemetry.at(journal.rows[-1].attempt if journal.rows else None)
+        watcher = opened.watcher.at(time.monotonic(), Path(info.rings)) if info is not None and there else Watcher()
+        telemetry = opened.telemetry.at(journal.rows[-1].attempt if journal.rows else None)
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
         going = there and watcher.state != "left"
-        counts = (
-            len(journal.rows),
-            len(journal.asks),
-            len(journal.notes),
-            sorted(journal.states.items()),
-            journal.skipped,
-        )
+        lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
         about = (going, problem, watcher, telemetry, uploading, self._late_maps)
-        seen = (counts, shelf.signature(), about, sorted((name, one.state) for name, one in uploads.items()))
+        sent = sorted((name, one.state) for name, one in uploads.items())
+        seen = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
         version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
         if moved or version != self._view.version:
             self._view = View(
@@ -258,7 +229,7 @@ class RunSource:
                 problem=problem,
                 going=going,
                 rows=tuple(journal.rows),
-                results=dict(journal.results),
+                became=dict(journal.results),
                 states=dict(journal.states),
                 captures=tuple(shelf.all()),
                 skipped=journal.skipped,

@@ -13,7 +13,8 @@ from math import floor, log10
 from urllib.parse import urlencode
 
 from sftriage.records import Label
-from sftriage.runs.following import TimelineColumn, WindowRow, columns_of, stages_of
+from sftriage.runs.following import WindowRow
+from sftriage.runs.outlook import TimelineColumn, columns_of, stages_of
 from sftriage.traces.manifest import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0

@@ -16,10 +16,9 @@ from starlette.types import ASGIApp
 from sftriage.records import CAPTURE_ID
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
-from sftriage.runs.following import TimelineColumn, WindowRow, columns_of
+from sftriage.runs.following import Note, RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.notes import Note, RequestRow
-from sftriage.runs.outlook import CaptureStatus, Outlook, outlook
+from sftriage.runs.outlook import CaptureStatus, Outlook, TimelineColumn, columns_of, outlook
 from sftriage.runs.source import Drawing, RunSource, View
 from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access

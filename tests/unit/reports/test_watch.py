@@ -11,14 +11,16 @@ from rich.cells import cell_len
 from sftriage.records import CaptureResult, ManualRequest, plain
 from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
-from sftriage.runs.picture import Picture, Recorders, captures_of, frontier_of, picture, picture_values
+from sftriage.runs.liveness import RankCoverage, Watcher
+from sftriage.runs.picture import Picture, captures_of, frontier_of, picture, picture_values
+from sftriage.runs.source import View
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
 from tests.journals import Recorder
 from tests.unit.recorded import NOW_S, Run, decision, request_of, run_at, verdict
 from tests.unit.web.reading import NASTY
 
-RECORDERS = Recorders(4, 4)
+RECORDED = RankCoverage(4, 4)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300
 
 
@@ -30,8 +32,9 @@ def run(tmp_path) -> Run:
     return made
 
 
-def shown(run: Run) -> Picture:
-    return picture(run.source.view(), RECORDERS, "sftriage-runs/run-1")
+def shown(run: Run, **changes) -> Picture:
+    """The picture of a run whose four ranks record, with what else is to be known of it."""
+    return picture(replace(run.source.view(), **{"telemetry": RECORDED, **changes}), "sftriage-runs/run-1")
 
 
 def text(of: Picture, room: Room | None = None, now_s: float = NOW_S) -> str:
@@ -42,14 +45,14 @@ def text(of: Picture, room: Room | None = None, now_s: float = NOW_S) -> str:
 
 
 def test_before_there_is_a_run_it_says_what_it_waits_for():
-    written = text(Picture("waiting", "runs/next"))
+    written = text(Picture(View("none"), "waiting", "runs/next"))
     assert "Waiting for a run" in written
     assert "runs/next" in written
 
 
 def test_a_job_that_goes_on_and_that_nobody_watches_is_said_with_what_to_do(run):
     assert "Unwatched" not in text(shown(run))
-    alone = replace(shown(run), unwatched=True)
+    alone = shown(run, watcher=Watcher("unwatched"))
     assert "nobody watches it: sftriage attach --run sftriage-runs/run-1" in text(alone)
     assert picture_values(alone)["unwatched"] is True
 
@@ -149,7 +152,7 @@ def test_captures_that_no_window_led_to_are_there_with_who_asked(run):
 def test_how_far_a_capture_is_on_its_way_elsewhere(run, trace, make_manifest, state, reason, said):
     LocalStore(run.directory.path).put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
     uploads = {"c-1": Upload(url="s3://bucket", state=state, reason=reason)}
-    assert text(picture(run.source.view(), RECORDERS, "", uploads), Room(200)).count(f", {said}\n") == 1
+    assert text(shown(run, uploads=uploads), Room(200)).count(f", {said}\n") == 1
 
 
 def test_what_lacks_in_the_telemetry_is_said(run):
@@ -157,7 +160,7 @@ def test_what_lacks_in_the_telemetry_is_said(run):
     run.decide(replace(of, numbers={"coverage": 0.7499}))
     with run.directory.decisions.open("a") as file:
         file.write("no entry\n")
-    written = text(picture(run.source.view(), Recorders(3, 4), ""))
+    written = text(shown(run, telemetry=RankCoverage(3, 4)))
     assert "3 of 4 ranks record, 74.9% of the newest window's steps came in, 1 lines of the journal" in written
 
 
@@ -260,7 +263,7 @@ def busy(tmp_path_factory) -> Picture:
         run.decide(of, "throttle", "cooldown of rule slow-rank " * 5, resolves="Wait. " * 30)
     captured = verdict(500, "suspect", advances=advances)
     run.decide(captured, "capture", "rule", requests=tuple(request_of(f"c-{n}") for n in range(30)))
-    return picture(run.source.view(), RECORDERS, "somewhere")
+    return shown(run)
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (40, 24)])
@@ -287,7 +290,7 @@ def test_names_are_text(run, nasty, harmless):
     view = run.source.view()
     view = replace(view, info=replace(view.info, job=nasty, policy=nasty, run_id=nasty))
     # WHEN it is shown, in each way
-    written = text(picture(view, RECORDERS, nasty), Room(2000))
+    written = text(picture(view, nasty), Room(2000))
     told = "\n".join([opening(view, nasty), *news(Told(), view, NOW_S)[1]])
     for said in (written.replace("\n", ""), told.replace("\n", "")):
         # THEN nothing in it is more than text, and what is harmless is there as it was

@@ -1,4 +1,4 @@
-from sftriage.runs.decisions import page_of
+from sftriage.runs.decisions import log_of
 from sftriage.runs.following import row_of
 from tests.unit.recorded import decision, request_of, verdict
 
@@ -18,7 +18,7 @@ def test_like_decisions_in_a_row_are_one_entry():
     ]
     other = [row(550, "suspect", "hold", rank=3)]
     # WHEN they are listed
-    page = page_of([*quiet, *slow, *other], {})
+    page = log_of([*quiet, *slow, *other], (), {})
     # THEN the newest is first, alike ones are one, and another suspect is another entry
     assert [(one.first_step, one.windows) for one in page.entries] == [(550, 1), (540, 1), (520, 2), (20, 50)]
     assert page.entries[1].captures[0].state == "running"
@@ -27,7 +27,7 @@ def test_like_decisions_in_a_row_are_one_entry():
 
 def test_captures_are_never_put_together():
     rows = [row(first, "suspect", "capture", (request_of(f"c-{first}"),)) for first in (20, 30)]
-    assert [entry.captures[0].asked.capture_id for entry in page_of(rows, {}).entries] == ["c-30", "c-20"]
+    assert [entry.captures[0].asked.capture_id for entry in log_of(rows, (), {}).entries] == ["c-30", "c-20"]
 
 
 def test_pages_hold_every_entry_once():
@@ -36,7 +36,7 @@ def test_pages_hold_every_entry_once():
     # WHEN all pages are read
     seen, number = [], 1
     while True:
-        page = page_of(rows, {}, number=number, size=9)
+        page = log_of(rows, (), {}, number=number, size=9)
         seen += [entry.first_step for entry in page.entries]
         if number == page.pages:
             break
@@ -44,13 +44,13 @@ def test_pages_hold_every_entry_once():
     # THEN every entry was there once, the newest first
     assert seen == [row.first_step for row in reversed(rows)]
     # AND a page that is not there is the last one, or the first
-    assert page_of(rows, {}, number=99, size=9).number == page.pages
-    assert page_of(rows, {}, number=-1, size=9).number == 1
+    assert log_of(rows, (), {}, number=99, size=9).number == page.pages
+    assert log_of(rows, (), {}, number=-1, size=9).number == 1
 
 
 def test_a_filter_shows_that_outcome_and_counts_all():
     rows = [row(20), row(30, "suspect", "hold"), row(40)]
-    page = page_of(rows, {}, "hold")
+    page = log_of(rows, (), {}, "hold")
     assert [entry.row.outcome for entry in page.entries] == ["hold"]
     assert page.counts == {"ignore": 2, "hold": 1}
-    assert page_of(rows, {}, "throttle").entries == ()
+    assert log_of(rows, (), {}, "throttle").entries == ()

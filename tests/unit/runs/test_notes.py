@@ -5,11 +5,10 @@ import json
 import pytest
 
 from sftriage.controller.costs import Cost
-from sftriage.events import VERSION, TakenOver
+from sftriage.events import VERSION, CostMeasured, NamedPolicy, PolicyChanged, TakenOver
 from sftriage.records import CaptureResult, ManualRequest, plain
-from sftriage.runs.decisions import DecisionGroup, log_of
-from sftriage.runs.following import JournalTail, row_of
-from sftriage.runs.notes import CostRow, PolicyRow, RequestRow, captures_in
+from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
+from sftriage.runs.following import JournalTail, RequestRow, row_of
 from sftriage.runs.outlook import outlook
 from tests.journals import Recorder
 from tests.unit.conftest import asked_for
@@ -115,10 +114,10 @@ def test_a_cost_that_is_in_the_manifest_needs_no_journal(captured, store):
     [(159, 165, 0, True), (100, 160, 0, True), (164, 170, 0, True), (165, 170, 0, False), (159, 165, 1, False)],
 )
 def test_a_cost_is_of_the_captures_that_measured_its_steps(first, last, attempt, found):
-    of = CostRow(0.0, attempt, first, last, 1.0, 0.1)
-    results = {"c-1": CaptureResult("c-1", 2, "stored", first_step=160, last_step=164)}
-    results["c-2"] = CaptureResult("c-2", 2, "failed")
-    assert captures_in(of, {"c-1": 0, "c-2": 0}, results) == (("c-1",) if found else ())
+    of = CostMeasured(0.0, attempt, first, last, 1.0, 0.1)
+    stored = CaptureResult("c-1", 2, "stored", first_step=160, last_step=164)
+    results = [stored, CaptureResult("c-2", 2, "failed")]
+    assert list(captures_in(of, {"c-1": 0, "c-2": 0}, results)) == ([stored] if found else [])
 
 
 def test_what_gpus_say_is_on_record_and_what_says_nothing_is_not(run, journal):
@@ -170,9 +169,12 @@ def test_markup_in_what_others_wrote_is_text(run, journal):
 
 def test_notes_stand_between_windows_by_their_time():
     rows = [row_of(of, decision(of)) for of in (verdict(20), verdict(30), verdict(200, "suspect"))]
-    notes = [CostRow(rows[1].time_s + 1.0, 0, 1, 2, 1.0, 0.1), PolicyRow(rows[2].time_s, "changed", ("x",), (), ())]
+    notes = [
+        CostMeasured(rows[1].time_s + 1.0, 0, 1, 2, 1.0, 0.1),
+        PolicyChanged(rows[2].time_s, "changed", (NamedPolicy("x"),)),
+    ]
     page = log_of(rows, notes, {})
-    kinds = [one.row.first_step if isinstance(one, DecisionGroup) else one.note.kind for one in page.entries]
+    kinds = [one.row.first_step if isinstance(one, DecisionGroup) else one.kind for one in page.entries]
     assert kinds == ["policy", 200, "cost", 30]
     assert page.counts == {"ignore": 3, "cost": 1, "policy": 1}
 

@@ -139,7 +139,7 @@ def test_a_run_that_is_watched_and_judges_nothing_is_looked_at_twice(run, rings)
     said = "No window has been judged for some time"
     assert said not in text_of(run.get())
     with held(run.directory.lock, os.getpid()):
-        run.source._watcher._at_s = float("-inf")
+        run.source._opened.watcher._at_s = float("-inf")
         assert said in text_of(run.get())
 
 
