@@ -111,36 +111,34 @@ def stage_suspected(label: str, stage: str | None) -> str:
 
 def verdict_sentence(verdict: Verdict) -> str:
     """The verdict in one sentence, with its clock where that is not the host's."""
-    sentence, clock = _sentence(verdict), CLOCKS[verdict.clock]
+    steps, clock = f"steps {verdict.first_step} to {verdict.last_step}", CLOCKS[verdict.clock]
+    match verdict.label:
+        case "healthy":
+            sentence = f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.exposed_s)} a step)."
+        case "suspect":
+            sentence = _suspect_sentence(verdict, steps)
+        case "stalled":
+            sentence = _stall_sentence(verdict)
+        case _:
+            reasons = "; ".join(REASONS.get(reason, reason) for reason in verdict.reasons)
+            sentence = f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
     return f"{sentence[:-1]}, {clock}." if clock else sentence
 
 
-def _sentence(verdict: Verdict) -> str:
-    steps = f"steps {verdict.first_step} to {verdict.last_step}"
-    if verdict.label == "healthy":
-        return f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.exposed_s)} a step)."
-    if verdict.label == "suspect":
-        suspect = verdict.suspects[0]
-        if suspect.pattern == "recurring" and suspect.period_steps:
-            return (
-                f"{who(suspect).capitalize()} is slow in {where(suspect)} {every(suspect.period_steps)} since "
-                f"step {suspect.onset_step}: it costs the job {milliseconds(suspect.gain_s)} ({suspect.share:.0%}) "
-                f"of such a step; {steps}."
-            )
-        # The gain is that of the steps it fills, and they are longer than the window's others.
-        step_s = suspect.gain_s / suspect.share if suspect.share > 0.0 else verdict.exposed_s
-        return (
-            f"{who(suspect).capitalize()} is slow in {where(suspect)}: it costs the job {milliseconds(suspect.gain_s)} "
-            f"of each {milliseconds(step_s)} step ({suspect.share:.0%}), "
-            f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}."
-        )
-    if verdict.label == "stalled":
-        return stall_sentence(verdict)
-    reasons = "; ".join(REASONS.get(reason, reason) for reason in verdict.reasons)
-    return f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
+def _suspect_sentence(verdict: Verdict, steps: str) -> str:
+    suspect = verdict.suspects[0]
+    slow = f"{who(suspect).capitalize()} is slow in {where(suspect)}"
+    gain, share = milliseconds(suspect.gain_s), f"({suspect.share:.0%})"
+    if suspect.pattern == "recurring" and suspect.period_steps:
+        since = f"{every(suspect.period_steps)} since step {suspect.onset_step}"
+        return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}."
+    # The gain is that of the steps it fills, and they are longer than the window's others.
+    step_s = suspect.gain_s / suspect.share if suspect.share > 0.0 else verdict.exposed_s
+    often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
+    return f"{slow}: it costs the job {gain} of each {milliseconds(step_s)} step {share}, {often}."
 
 
-def stall_sentence(verdict: Verdict) -> str:
+def _stall_sentence(verdict: Verdict) -> str:
     """A stall in one sentence: since when, and who has not arrived, or why nobody is named."""
     still_s = verdict.numbers.get("still_s", verdict.exposed_s)
     step = "between steps" if "outside_steps" in verdict.reasons else f"in step {verdict.first_step}"
@@ -272,18 +270,14 @@ def _phrases(decision: Decision, said: _Said) -> Mapping[str, str]:
     if code == "observe_only":
         return {"found": f", {_stands(decision, said)}" if "reasons" in given else ""}
     if code == "rule_matched":
-        return {
-            "found": _stands(decision, said) if "reasons" in given else _saves(given, said),
-            "beside": _beside(given),
-        }
+        found = _stands(decision, said) if "reasons" in given else _saves(given, said)
+        return {"found": found, "beside": _beside(given)}
     if code == "active":
         return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
     if code == "after_failures":
         once = given.get("failures") == 1
-        return {
-            "failed": "the last capture" if once else f"the last {said['failures']} captures",
-            "were": "was" if once else "were",
-        }
+        failed = "the last capture" if once else f"the last {said['failures']} captures"
+        return {"failed": failed, "were": "was" if once else "were"}
     if code == "no_such_rank":
         return {"there": f"0 to {said['last_rank']}" if "last_rank" in given else "none so far"}
     return {}
@@ -355,16 +349,20 @@ def _masked(name: str, value: Parameter) -> str:
     return "N" if isinstance(value, (int, float)) else _shown(name, value)
 
 
-def clock(time_s: float) -> str:
-    """A time as people and programs read it; by addition, for the C library's conversion has a narrower range."""
-    moment = _EPOCH + timedelta(seconds=min(max(_FIRST_S, time_s), _LAST_S))
-    return moment.strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 # There are no dates before the year 1, and none after 9999.
 _FIRST_S, _LAST_S = -62_135_596_800.0, 253_402_300_799.0
 _MOST = 2**63
+
+
+def moment(time_s: float) -> datetime:
+    """Seconds since the epoch as a date, in UTC; by addition, for the C library's conversion has a narrower range."""
+    return _EPOCH + timedelta(seconds=min(max(_FIRST_S, time_s), _LAST_S))
+
+
+def clock(time_s: float) -> str:
+    """A time as people and programs read it."""
+    return moment(time_s).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def _percent(fraction: float) -> str:
@@ -377,14 +375,9 @@ def _ms(seconds: float) -> str:
 
 _NUMBERS: Mapping[str, Callable[[float], str]] = {
     "until_s": clock,
-    "spent_s": "{:.3g}".format,
-    "budget_s": "{:.3g}".format,
-    "gain_s": _ms,
-    "min_gain_s": _ms,
-    "share": _percent,
-    "min_share": _percent,
-    "persistence": _percent,
-    "budget_share": _percent,
+    **dict.fromkeys(("spent_s", "budget_s"), "{:.3g}".format),
+    **dict.fromkeys(("gain_s", "min_gain_s"), _ms),
+    **dict.fromkeys(("share", "min_share", "persistence", "budget_share"), _percent),
 }
 
 
@@ -405,14 +398,6 @@ def size(size_bytes: float) -> str:
 def place(path: Path) -> str:
     """A path as one would type it here: relative where that is shorter."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
-
-
-def moment(time_s: float) -> datetime:
-    """Seconds since the epoch as a date, in UTC."""
-    try:
-        return datetime.fromtimestamp(time_s, timezone.utc)
-    except (OverflowError, OSError, ValueError):
-        return datetime.fromtimestamp(0, timezone.utc)
 
 
 def clock_time(time_s: float) -> str:

@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 from rich.table import Table
 
+from sftriage.reports.tables import titled
 from sftriage.traces.manifest import Findings
 from sftriage.words import milliseconds, verdict_sentence
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from sftriage.reduce.agreeing import Agreement
     from sftriage.reduce.stages import Reduction
     from sftriage.runtime.reducing import Confirmation
@@ -49,30 +52,26 @@ def stages_table(one: Reduction) -> Table:
     steps = one.steps
     whose = "a trace of no known rank" if one.trace.rank is None else f"rank {one.trace.rank}"
     title = f"Stages of {whose}, steps {steps.number_N[0]} to {steps.number_N[-1]}, {ORIGINS[one.origin]}"
-    table = Table(title=title, title_justify="left", caption=escape(one.trace.source), caption_justify="left")
-    table.add_column("stage")
-    for column in ("mean", "least", "most", "share"):
-        table.add_column(column, justify="right")
-    total = float((steps.end_N - steps.start_N).mean())
+    caption = {"caption": escape(one.trace.source), "caption_justify": "left"}
+    table = titled(title, ["stage"], ["mean", "least", "most", "share"], **caption)
+    lasts_N = steps.end_N - steps.start_N
     for stage, its_N in zip(one.schema.stages, one.durations_ns_NS.T, strict=True):
         name = f"{stage} (sync)" if stage in one.schema.sync else stage
-        times = [milliseconds(float(value) * 1e-9) for value in (its_N.mean(), its_N.min(), its_N.max())]
-        table.add_row(escape(name), *times, f"{its_N.mean() / total:.0%}")
+        table.add_row(escape(name), *_times(its_N), f"{its_N.mean() / lasts_N.mean():.0%}")
     table.add_section()
-    lasts_N = (steps.end_N - steps.start_N) * 1e-9
-    table.add_row(
-        "step", *(milliseconds(float(value)) for value in (lasts_N.mean(), lasts_N.min(), lasts_N.max())), "100%"
-    )
+    table.add_row("step", *_times(lasts_N), "100%")
     return table
+
+
+def _times(ns_N: NDArray[Any]) -> list[str]:
+    """The mean, the least and the most of some nanoseconds."""
+    return [milliseconds(float(value) * 1e-9) for value in (ns_N.mean(), ns_N.min(), ns_N.max())]
 
 
 def agreement_table(agreement: Agreement) -> Table:
     """Trace against signal, stage by stage."""
     title = f"Rank {agreement.rank}, trace against signal, steps {agreement.first_step} to {agreement.last_step}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("stage")
-    for column in ("trace", "signal", "difference", "allowed"):
-        table.add_column(column, justify="right")
+    table = titled(title, ["stage"], ["trace", "signal", "difference", "allowed"])
     table.add_column("agrees")
     for one in agreement.stages:
         times = (milliseconds(one.trace_s), milliseconds(one.signal_s), f"{one.difference_s * 1e3:+.2f} ms")
@@ -103,12 +102,10 @@ def confirmation_sentence(confirmation: Confirmation) -> str:
 def shares_table(findings: Findings) -> Table:
     """What took the suspect stage's time, as self time."""
     rank = "" if findings.suspect.rank is None else f" of rank {findings.suspect.rank}"
-    table = Table(title=f"What filled {escape(findings.stage)}{rank}, self time a step", title_justify="left")
-    table.add_column("name", overflow="fold")
-    table.add_column("what")
     beside = "control" if findings.beside == "rank" else "other steps"
-    for column in ("self", beside, "calls") if findings.control else ("self", "calls"):
-        table.add_column(column, justify="right")
+    numbers = ["self", beside, "calls"] if findings.control else ["self", "calls"]
+    table = titled(f"What filled {escape(findings.stage)}{rank}, self time a step", ["name", "what"], numbers)
+    table.columns[0].overflow = "fold"
     for share in findings.shares:
         control = [] if findings.control is None else [milliseconds(share.control_self_s or 0.0)]
         what = f"{share.kind}, waits" if share.waits else share.kind

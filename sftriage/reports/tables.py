@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
@@ -11,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from sftriage.records import Suspect, Verdict
-from sftriage.words import CLOCKS, every, milliseconds, size, stage_suspected, where, who
+from sftriage.words import CLOCKS, every, milliseconds, moment, size, stage_suspected, where, who
 
 if TYPE_CHECKING:
     from sftriage.traces.rows import CaptureRow
@@ -21,28 +20,28 @@ LABEL_STYLES = {"healthy": "green", "suspect": "bold red", "stalled": "bold red"
 OUTCOME_STYLES = {"capture": "bold red", "hold": "yellow", "throttle": "magenta", "ignore": "dim"}
 
 
-def frontier_table(verdict: Verdict) -> Table:
-    """Where a window's exposed time went, stage by stage."""
-    steps = f"steps {verdict.first_step} to {verdict.last_step}"
-    clock = f", {verdict.clock} clock" if CLOCKS[verdict.clock] else ""
-    table = Table(title=f"Frontier, {steps}{clock}", title_justify="left")
-    table.add_column("stage")
-    table.add_column("advance", justify="right")
-    table.add_column("share", justify="right")
-    table.add_column("leader", justify="right")
-    for stage, advance_s in verdict.advances_s.items():
-        share = advance_s / verdict.exposed_s if verdict.exposed_s else 0.0
-        table.add_row(escape(stage), milliseconds(advance_s), f"{share:.0%}", _leader(verdict, stage))
-    table.add_section()
-    table.add_row("exposed", milliseconds(verdict.exposed_s), "100%", "")
+def titled(title: str, left: Sequence[str], right: Sequence[str] = (), **options: Any) -> Table:
+    """A table with a title over its left edge, whose ``left`` columns come first, and the ``right`` are numbers."""
+    table = Table(title=title, title_justify="left", **options)
+    for column in left:
+        table.add_column(column)
+    for column in right:
+        table.add_column(column, justify="right")
     return table
 
 
-def _leader(verdict: Verdict, stage: str) -> str:
-    leader = verdict.leaders[stage]
-    if stage in verdict.sync:
-        return "(together)"
-    return "" if leader is None else f"rank {leader}"
+def frontier_table(verdict: Verdict) -> Table:
+    """Where a window's exposed time went, stage by stage."""
+    clock = f", {verdict.clock} clock" if CLOCKS[verdict.clock] else ""
+    title = f"Frontier, steps {verdict.first_step} to {verdict.last_step}{clock}"
+    table = titled(title, ["stage"], ["advance", "share", "leader"])
+    for stage, advance_s in verdict.advances_s.items():
+        share, leader = advance_s / verdict.exposed_s if verdict.exposed_s else 0.0, verdict.leaders[stage]
+        led = "(together)" if stage in verdict.sync else "" if leader is None else f"rank {leader}"
+        table.add_row(escape(stage), milliseconds(advance_s), f"{share:.0%}", led)
+    table.add_section()
+    table.add_row("exposed", milliseconds(verdict.exposed_s), "100%", "")
+    return table
 
 
 def windows_table(verdicts: Iterable[Verdict]) -> Table:
@@ -51,17 +50,20 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
     for column in ("steps", "verdict", "exposed", "first suspect", "gain", "how often"):
         table.add_column(column, justify="right" if column in ("exposed", "gain", "how often") else "left")
     for verdict in verdicts:
-        suspect = verdict.suspects[0] if verdict.suspects else None
-        label = verdict.label if not verdict.reasons else f"{verdict.label}: {', '.join(verdict.reasons)}"
+        label = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons))))
         table.add_row(
             f"{verdict.first_step} to {verdict.last_step}",
             f"[{LABEL_STYLES[verdict.label]}]{label}[/]",
             milliseconds(verdict.exposed_s),
-            escape(f"{who(suspect)}, {where(suspect)}") if suspect else "",
-            f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})" if suspect else "",
-            _how_often(suspect) if suspect else "",
+            *(_suspected(verdict.suspects[0]) if verdict.suspects else ()),
         )
     return table
+
+
+def _suspected(suspect: Suspect) -> tuple[str, str, str]:
+    how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
+    gain = f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})"
+    return escape(f"{who(suspect)}, {where(suspect)}"), gain, how_often
 
 
 _Cell = Callable[["CaptureRow"], str]
@@ -69,29 +71,21 @@ _FOLDED = 12
 _DISPENSABLE = frozenset({"reproduced", "size", "because of window", "created (UTC)"})
 
 
-def _how_often(suspect: Suspect) -> str:
-    return every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
-
-
 def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
     """A line a decision, as `decision_values` gives them."""
-    table = Table(title="Decisions", title_justify="left")
-    for column in ("time (UTC)", "steps", "label", "outcome", "reason"):
-        table.add_column(column)
+    table = titled("Decisions", ["time (UTC)", "steps", "label", "outcome", "reason"])
     for decision in decisions:
-        moment = datetime.fromtimestamp(decision["time_s"], timezone.utc)
         table.add_row(
-            f"{moment:%H:%M:%S}",
+            f"{moment(decision['time_s']):%H:%M:%S}",
             f"{decision['first_step']} to {decision['last_step']}",
-            f"[{LABEL_STYLES.get(decision['label'], 'default')}]{escape(str(decision['label']))}[/]",
-            f"[{OUTCOME_STYLES.get(decision['outcome'], 'default')}]{escape(str(decision['outcome']))}[/]",
-            escape("; ".join([str(decision["words"]), *map(_became, decision.get("results", ()))])),
+            f"[{LABEL_STYLES.get(decision['label'], 'default')}]{decision['label']}[/]",
+            f"[{OUTCOME_STYLES[decision['outcome']]}]{decision['outcome']}[/]",
+            escape("; ".join([decision["words"], *map(_became, decision["results"])])),
         )
     return table
 
 
 def _became(result: dict[str, Any]) -> str:
-    """What became of a capture."""
     return f"rank {result['rank']}: {result['state']}" + (f", {result['detail']}" if result["detail"] else "")
 
 

@@ -34,18 +34,11 @@ _FACE_STYLES = {
     "healthy": "bold green",
     "held": "bold yellow",
     "throttled": "bold magenta",
-    "suspect": "bold red",
-    "captured": "bold red",
-    "stalled": "bold red",
+    **dict.fromkeys(("suspect", "captured", "stalled"), "bold red"),
 }
-_STATE_STYLES = {
-    "running": "cyan",
-    "stored": "green",
-    "failed": "red",
-    "refused": "red",
-    "expired": "red",
-    "damaged": "red",
-}
+_STATE_STYLES = {"running": "cyan", "stored": "green"} | dict.fromkeys(
+    ("failed", "refused", "expired", "damaged"), "red"
+)
 _UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "uploaded", "failed": "upload failed"}
 
 
@@ -139,15 +132,15 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
         parts.append(_frontier(shown.frontier, _named_stage(shown), width, blocks))
     if shown.telling is not None:
         stalled = shown.telling.label == "stalled"
-        suspects = [_suspect(one, stalled, width) for one in shown.telling.suspects] or [_quiet("  none", width)]
+        suspects = [_suspect(one, stalled) for one in shown.telling.suspects] or [Text("  none", style="dim")]
         parts.append(_listed("Suspects", suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
         parts.append(_listed("Decisions", decided, lambda _: f"on {len(shown.view.rows)} windows"))
     if shown.captures:
-        captures = [_capture(one, width) for one in shown.captures]
+        captures = [_capture(one) for one in shown.captures]
         parts.append(_listed("Captures", captures, lambda count: _left(shown.captured - count)))
-    telemetry = _telemetry(shown, width, now_s)
+    telemetry = _telemetry(shown, now_s)
     parts.append(_Part(len(telemetry), 1, lambda _: telemetry))
     return parts
 
@@ -225,7 +218,7 @@ def _about(shown: Picture, width: int) -> list[list[Text]]:
 def _named_stage(shown: Picture) -> str | None:
     telling = shown.telling
     trouble = telling is not None and telling.label != "healthy" and telling.suspects
-    return telling.suspects[0].stage if telling is not None and trouble else None
+    return trouble[0].stage if trouble else None
 
 
 def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -> _Part:
@@ -236,24 +229,23 @@ def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -
         stages = together(frontier.advances_s, max(1, count - 1 - trend), named)
         values_s = list(stages.values())
         spans = f"{frontier.windows} windows, " if frontier.windows > 1 else ""
-        title = Text("Frontier", style="bold")
-        title.append(f"  {spans}steps {frontier.first_step} to {frontier.last_step}", style="dim")
+        steps = f"  {spans}steps {frontier.first_step} to {frontier.last_step}"
         name_width = min(_MAX_NAME if width >= WIDE else 10, max(len("step time"), *map(cell_len, stages)))
         bar_width = max(1, width - name_width - 22)
         bars = apportion(values_s, bar_width * 8)
         tenths = apportion(values_s, round(sum(values_s) * 1e4))
         shares = apportion(values_s, 1000)
-        lines = [title]
+        lines = [Text("Frontier", style="bold").append(steps, style="dim")]
         for n, stage in enumerate(stages):
             line = Text(f"  {set_cell_size(clean(stage), name_width)} ")
             line.append(set_cell_size(_bar(bars[n], blocks), bar_width), style="red" if stage == named else "blue")
             line.append(f" {milliseconds(tenths[n] / 1e4):>11} {shares[n] / 10:5.1f}%")
-            lines.append(_fitted(line, width))
+            lines.append(line)
         if trend:
             line = Text(f"  {set_cell_size('step time', name_width)} ", style="dim")
             line.append(set_cell_size(_trend(frontier.trend_s[-bar_width:], blocks), bar_width), style="dim")
             line.append(f" {milliseconds(sum(tenths) / 1e4):>11} 100.0%")
-            lines.append(_fitted(line, width))
+            lines.append(line)
         return lines
 
     return _Part(2 + len(frontier.advances_s), 3, build)
@@ -287,14 +279,13 @@ def _trend(values_s: Sequence[float], blocks: bool) -> str:
     return "".join(_LEVELS[min(7, floor(value / top * 8))] for value in values_s)
 
 
-def _suspect(one: NamedSuspect, stalled: bool, width: int) -> Text:
-    line = Text("  ")
-    line.append(clean(f"{one.who}, {one.where}"), style="red")
+def _suspect(one: NamedSuspect, stalled: bool) -> Text:
+    line = Text("  ").append(clean(f"{one.who}, {one.where}"), style="red")
     gain = f"waited for {one.gain_s:.0f} s" if stalled else f"{milliseconds(one.gain_s)} a step ({one.share:.0%})"
     line.append(f"  {gain}")
     if not stalled:
         line.append(f"  in {one.persistence:.0%} of steps  {clean(one.when)}")
-    return _fitted(line, width)
+    return line
 
 
 def _decision(entry: DecisionGroup, width: int) -> Text:
@@ -307,32 +298,27 @@ def _decision(entry: DecisionGroup, width: int) -> Text:
     reason = "" if row.reason == "healthy" else row.words
     label = ", ".join((row.label, *row.reasons)) if width >= WIDE and row.label not in ("healthy", reason) else ""
     line.append(f"  {clean(reason or label or row.label)}", style="" if reason else LABEL_STYLES.get(row.label, ""))
-    return _fitted(line, width)
+    return line
 
 
-def _capture(one: CaptureView, width: int) -> Text:
-    line = Text("  ")
-    line.append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
+def _capture(one: CaptureView) -> Text:
+    line = Text("  ").append(clean(one.state), style=_STATE_STYLES.get(one.state, ""))
     rank = "" if one.rank is None else f"  rank {one.rank}"
     line.append(f"{rank}{' (control)' if one.role == 'control' else ''}  {clean(one.capture_id)}")
-    facts = []
-    if one.first_step is not None and one.last_step is not None and one.state == "stored":
-        facts.append(f"steps {one.first_step} to {one.last_step}")
-    if one.size_bytes:
-        facts.append(size(one.size_bytes))
-    if one.reproduced:
-        facts.append(f"fault in it: {one.reproduced}")
-    if one.upload:
-        facts.append(_UPLOADS.get(one.upload, one.upload) + (f": {clean(one.upload_reason)}" * bool(one.upload_reason)))
-    if one.asked_by:
-        facts.append(f"asked for by {clean(one.asked_by)}")
-    if one.detail:
-        facts.append(clean(one.detail))
-    line.append(f"  {', '.join(facts)}" if facts else "", style="dim")
-    return _fitted(line, width)
+    upload = _UPLOADS[one.upload] + (f": {clean(one.upload_reason)}" if one.upload_reason else "") if one.upload else ""
+    facts = [
+        f"steps {one.first_step} to {one.last_step}" if one.first_step is not None and one.state == "stored" else "",
+        size(one.size_bytes) if one.size_bytes else "",
+        f"fault in it: {one.reproduced}" if one.reproduced else "",
+        upload,
+        f"asked for by {clean(one.asked_by)}" if one.asked_by else "",
+        clean(one.detail),
+    ]
+    line.append("  " if any(facts) else "").append(", ".join(filter(None, facts)), style="dim")
+    return line
 
 
-def _telemetry(shown: Picture, width: int, now_s: float) -> list[Text]:
+def _telemetry(shown: Picture, now_s: float) -> list[Text]:
     about, newest = shown.view.telemetry, shown.newest
     recorded = f"{about.ranks} of {about.world_size} ranks record"
     facts = [recorded if about.world_size else "no rank has recorded a step"]
@@ -343,17 +329,16 @@ def _telemetry(shown: Picture, width: int, now_s: float) -> list[Text]:
     if shown.view.skipped:
         facts.append(f"{shown.view.skipped} lines of the journal could not be read")
     lines = [Text("Telemetry  ", style="bold") + Text(", ".join(facts), style="yellow" if lacking else "")]
-    judged = (
-        "no window yet" if newest is None else f"{len(shown.view.rows)} windows, the last {ago(newest.time_s, now_s)}"
-    )
-    if newest is not None and newest.attempt:
-        judged += f", restart {newest.attempt}"
-    late = newest is not None and shown.state == "going" and now_s - newest.time_s > STALE_S
+    judged, late = "no window yet", False
+    if newest is not None:
+        judged = f"{len(shown.view.rows)} windows, the last {ago(newest.time_s, now_s)}"
+        judged += f", restart {newest.attempt}" if newest.attempt else ""
+        late = shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
     if shown.unwatched:
         said = f"the job goes on and nobody watches it: sftriage attach --run {clean(shown.place)}"
         lines.insert(0, Text("Unwatched  ", style="bold red") + Text(said, style="red"))
-    return [_fitted(line, width) for line in lines]
+    return lines
 
 
 def _percent(fraction: float) -> str:
@@ -365,14 +350,5 @@ def _wrapped(text: str, width: int, style: str = "") -> list[Text]:
     return [Text(_cut(line, width), style=style) for line in textwrap.wrap(clean(text), max(1, width))]
 
 
-def _quiet(text: str, width: int) -> Text:
-    return Text(_cut(text, width), style="dim")
-
-
 def _cut(text: str, width: int) -> str:
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)).rstrip() + "…"
-
-
-def _fitted(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis")
-    return line

@@ -12,7 +12,7 @@ import tty
 from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
@@ -34,7 +34,7 @@ class Screen:
 
     def __init__(self, console: Console, lines: Lines) -> None:
         self._live = Live(
-            _Drawing(lines),
+            get_renderable=lambda: Text("\n").join(lines(console.width, console.height)),
             console=console,
             screen=True,
             auto_refresh=False,
@@ -114,17 +114,6 @@ class Screen:
 
     def _suspend(self, _signum: int, _frame: FrameType | None) -> None:
         self._suspended = True
-
-
-class _Drawing:
-    """Asks for lines anew whenever it is drawn, so that they fit a terminal that has changed its size."""
-
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        height = options.height if options.height is not None else console.height
-        yield Text("\n").join(self._lines(options.max_width, height))
 
 
 def _own_terminal() -> int | None:
