@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,23 +32,19 @@ class Damaged:
     problem: str
 
 
-@dataclass(slots=True)
 class CaptureShelf:
     """The captures in a run directory."""
 
-    directory: Path
-    _known: dict[str, tuple[_Signature, Manifest | Damaged]] = field(default_factory=dict)
-    _sent: dict[str, tuple[object, Upload | None]] = field(default_factory=dict)
-
-    @property
-    def _outbox(self) -> Outbox:
-        return Outbox(self.directory)
+    def __init__(self, directory: Path) -> None:
+        self._directory, self._store, self._outbox = directory, LocalStore(directory), Outbox(directory)
+        self._known: dict[str, tuple[_Signature, Manifest]] = {}
+        self._sent: dict[str, tuple[object, Upload | None]] = {}
 
     def all(self) -> list[Manifest | Damaged]:
         """Every capture, the newest first, and at the end what is none."""
-        ids = LocalStore(self.directory).ids()
+        ids = self._store.ids()
         self._known = {name: known for name, known in self._known.items() if name in ids}
-        found = [one for name in sorted(ids) if (one := self.get(name)) is not None]
+        found = [self.get(name) for name in sorted(ids)]
         whole = [one for one in found if isinstance(one, Manifest)]
         whole.sort(key=lambda manifest: (manifest.created_at, manifest.capture_id), reverse=True)
         return [*whole, *(one for one in found if isinstance(one, Damaged))]
@@ -56,12 +52,12 @@ class CaptureShelf:
     def get(self, capture_id: str) -> Manifest | Damaged | None:
         """One capture; None where there is none of that id, or it could be none."""
         known = self._known.get(capture_id)
-        if known is not None and known[0] == self._signature(capture_id):
+        if known is not None and known[0] == self._signature(capture_id, known[1].artefacts):
             return known[1]
         # Before it is read: what changes meanwhile is read again.
-        signature = self._signature_of(capture_id, ())
+        signature = self._signature(capture_id, ())
         try:
-            found = LocalStore(self.directory).manifest(capture_id)
+            found = self._store.manifest(capture_id)
         except UsageError:
             return None
         except (InputError, IntegrityError, OSError) as error:
@@ -74,7 +70,7 @@ class CaptureShelf:
     def uploads(self, url: str | None) -> tuple[dict[str, Upload], bool]:
         """How far each capture is on its way elsewhere, and whether somebody sends them now."""
         found: dict[str, Upload] = {}
-        for name in LocalStore(self.directory).ids():
+        for name in self._store.ids():
             # What has arrived does not change any more; what has not is looked at again.
             signature = self._outbox.noted_signature(name)
             known = self._sent.get(name)
@@ -87,26 +83,22 @@ class CaptureShelf:
         self._sent = {name: known for name, known in self._sent.items() if name in found}
         if all(upload.state == "stored" for upload in found.values()):
             return found, False
-        if busy := self._outbox.busy:
-            return found, busy
-        # What was on its way when its sender died waits.
-        died = {name: one for name, one in found.items() if one.state == "uploading"}
-        return found | {name: one.model_copy(update={"state": "waiting"}) for name, one in died.items()}, busy
+        busy = self._outbox.busy
+        for name, one in found.items():
+            # What was on its way when its sender died waits.
+            if not busy and one.state == "uploading":
+                found[name] = one.model_copy(update={"state": "waiting"})
+        return found, busy
 
     def signature(self) -> tuple[tuple[str, _Signature], ...]:
         """What changes whenever a capture comes, goes or is added to."""
-        return tuple((name, self._signature(name)) for name in sorted(LocalStore(self.directory).ids()))
+        artefacts = {name: manifest.artefacts for name, (_, manifest) in self._known.items()}
+        return tuple((name, self._signature(name, artefacts.get(name, ()))) for name in sorted(self._store.ids()))
 
-    def _signature(self, capture_id: str) -> _Signature:
+    def _signature(self, capture_id: str, artefacts: Sequence[Artefact]) -> _Signature:
         """What changes whenever a manifest does, or the size of one of its artefacts."""
-        known = self._known.get(capture_id)
-        manifest = known[1] if known is not None else None
-        return self._signature_of(capture_id, manifest.artefacts if isinstance(manifest, Manifest) else ())
-
-    def _signature_of(self, capture_id: str, artefacts: Sequence[Artefact]) -> _Signature:
-        directory = self.directory / "captures" / capture_id
         try:
-            about = (directory / MANIFEST_NAME).lstat()
+            about = (self._directory / "captures" / capture_id / MANIFEST_NAME).lstat()
         except (OSError, ValueError):
             return ()
         return (about.st_mtime_ns, about.st_size, about.st_ino, *self._sizes(capture_id, artefacts))
@@ -115,7 +107,7 @@ class CaptureShelf:
         """How large each artefact is; None where it is not here, but elsewhere or nowhere."""
         for artefact in artefacts:
             try:
-                yield (self.directory / "captures" / capture_id / artefact.name).lstat().st_size
+                yield (self._directory / "captures" / capture_id / artefact.name).lstat().st_size
             except OSError:
                 yield None
 
@@ -123,10 +115,9 @@ class CaptureShelf:
 def upload_of(directory: RunDirectory, capture_id: str) -> Upload | None:
     """How far a capture's upload is; None where its run keeps its captures here alone."""
     found = Outbox(directory.path).upload(capture_id)
-    if found is None:
-        with suppress(InputError):
-            url = read_info(directory).store
-            return None if url is None else Upload(url=url, state="waiting")
+    with suppress(InputError):
+        if found is None and (url := read_info(directory).store) is not None:
+            return Upload(url=url, state="waiting")
     return found
 
 

@@ -18,6 +18,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -27,12 +28,13 @@ from datetime import datetime
 from itertools import count, takewhile
 from pathlib import Path
 
+import msgspec
+
 from sftriage.errors import InputError, UsageError
 from sftriage.records import plain
 from sftriage.traces.files import write_atomically
 
 RUN_VERSION = 1
-_WORDS = ("run_id", "job", "created_at", "policy", "policy_sha256", "rings")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def create(path: Path, info: RunInfo, policy_text: str, *more_policies: str) -> 
         write_atomically(run.policy_file, policy_text)
         for number, text in enumerate(more_policies, start=2):
             write_atomically(run.path / f"policy-{number}.yaml", text)
-        _write_info(run, info)
+        write_atomically(run.info_file, _text(info))
     except OSError as error:
         raise UsageError(f"cannot make the run directory {path}: {error.strerror or error}") from error
     return run
@@ -105,13 +107,13 @@ def write_info(run: RunDirectory, info: RunInfo) -> None:
         UsageError: the run directory cannot be written.
     """
     try:
-        _write_info(run, info)
+        write_atomically(run.info_file, _text(info))
     except OSError as error:
         raise UsageError(f"{run.info_file} cannot be written: {error.strerror or error}") from error
 
 
-def _write_info(run: RunDirectory, info: RunInfo) -> None:
-    write_atomically(run.info_file, json.dumps(plain(info), indent=2) + "\n")
+def _text(info: RunInfo) -> str:
+    return json.dumps(plain(info), indent=2) + "\n"
 
 
 def read_info(run: RunDirectory) -> RunInfo:
@@ -124,13 +126,7 @@ def read_info(run: RunDirectory) -> RunInfo:
         values = json.loads(run.info_file.read_text(encoding="utf-8"))
         if values["version"] > RUN_VERSION:
             raise InputError(f"{run.info_file}: version {values['version']} is newer than this sftriage understands")
-        values["command"] = tuple(values["command"])
-        if not all(isinstance(word, str) for word in (*values["command"], *(values[name] for name in _WORDS))):
-            raise TypeError("a name that is no text")
-        if not isinstance(values.get("store"), str | None):
-            raise TypeError("store is no URL")
-        # Those that came later are not in the record of an older run.
-        return RunInfo(**{name: values[name] for name in RunInfo.__dataclass_fields__ if name in values})
+        return msgspec.convert(values, RunInfo)
     except FileNotFoundError as error:
         raise InputError(f"{run.path} is not a run directory: it has no run.json") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -158,9 +154,9 @@ def find_run(run: Path | None) -> RunDirectory:
         if not found.info_file.is_file():
             raise UsageError(f"{run} is not a run directory: it has no run.json")
         return found
-    for path in _remembered():
-        if (newest := RunDirectory(path)).info_file.is_file():
-            return newest
+    for known in map(RunDirectory, _remembered()):
+        if known.info_file.is_file():
+            return known
     raise UsageError("no run was started yet; start one with `sftriage demo` or `sftriage run`, or name one with --run")
 
 
@@ -176,14 +172,11 @@ def run_so_far(run: Path | None) -> RunDirectory | None:
 
 def remember(run: RunDirectory) -> None:
     """Note that a run was started, so that later commands find it. A home that cannot be written is no obstacle."""
-    line = json.dumps({"path": str(run.path)}) + "\n"
-    try:
+    with contextlib.suppress(OSError):
         notes = _notes()
         notes.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with notes.open("a", encoding="utf-8") as file:
-            file.write(line)
-    except OSError:
-        return
+            file.write(json.dumps({"path": str(run.path)}) + "\n")
 
 
 def _remembered() -> Iterator[Path]:
@@ -193,10 +186,8 @@ def _remembered() -> Iterator[Path]:
     except (OSError, UnicodeDecodeError):
         return
     for line in reversed(lines):
-        try:
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             yield Path(json.loads(line)["path"])
-        except (ValueError, KeyError, TypeError):
-            continue
 
 
 def _notes() -> Path:

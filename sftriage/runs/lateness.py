@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.segments import segments
+from sftriage.recorder import RingInfo
 from sftriage.records import Window
 from sftriage.windows.logs import StepFile, StepLogs, windows
 
@@ -37,6 +38,9 @@ MAX_VECTORS = 400_000
 """Steps of single ranks that are held in memory at once."""
 
 MAX_REMEMBERED_BYTES = 96 * 1024 * 1024
+
+N_LATEST = 10
+"""Ranks that are named as the latest."""
 
 Key = tuple[int, int, int]
 FloatArray = NDArray[np.float64]
@@ -97,14 +101,10 @@ class HeatMap:
     """The map. A cell is the latest rank of its group, as the mean over the steps of its column that were looked at.
 
     Attributes:
-        first_step: the first step of the first column.
-        last_step: the last step of the last one.
-        column_steps: steps in a column.
-        sampled_steps: how many of them were looked at.
-        row_ranks: ranks in a row.
-        ranks: how many ranks there are.
-        levels_GC: lateness from 0 to `LEVELS` - 1, which is ``scale_s``, or `UNKNOWN`.
-        scale_s: lateness from which on all cells look alike.
+        first_step: the first step of the first column; ``last_step`` the last one of the last.
+        column_steps: steps in a column, of which ``sampled_steps`` were looked at.
+        row_ranks: ranks in a row, of ``ranks`` in all.
+        levels_GC: lateness from 0 to `LEVELS` - 1, which is ``scale_s`` and more, or `UNKNOWN`.
         latest: the ranks that were the latest.
     """
 
@@ -125,39 +125,31 @@ def heat_map(
     column_steps: int,
     sampled_steps: int,
     last_step: int,
-    numbers: list[int],
-    hosts: list[str],
-    n_latest: int = 10,
+    ranks: list[RingInfo],
 ) -> HeatMap:
-    """The map of the mean lateness of ranks in columns of steps.
-
-    Args:
-        late_CR: seconds, NaN where nothing is known.
-        starts: the first step of each column.
-        column_steps: steps in each.
-        sampled_steps: steps of each that were looked at.
-        last_step: the last step of the last column.
-        numbers: the ranks' numbers.
-        hosts: the ranks' hosts.
-        n_latest: how many of the latest ranks to name.
-    """
-    n_ranks = late_CR.shape[1]
-    row_ranks = max(1, -(-n_ranks // MAX_ROWS))
-    groups = np.arange(0, n_ranks, row_ranks)
-    cells_GC = np.fmax.reduceat(late_CR, groups, axis=1).T
+    """The map of the mean lateness of ranks, seconds, in columns of steps from each start; NaN: nothing is known."""
+    row_ranks = max(1, -(-len(ranks) // MAX_ROWS))
+    cells_GC = np.fmax.reduceat(late_CR, np.arange(0, len(ranks), row_ranks), axis=1).T
     scale_s = _scale_s(cells_GC)
     scaled_GC = np.clip(np.nan_to_num(cells_GC, nan=0.0) / scale_s, 0.0, 1.0) * (LEVELS - 1)
-    levels_GC = np.where(np.isnan(cells_GC), UNKNOWN, np.rint(scaled_GC)).astype(np.uint8)
+    means_R = np.nan_to_num(_mean(late_CR), nan=-np.inf)
+    latest = []
+    for r in np.argsort(-means_R, kind="stable")[:N_LATEST]:
+        if np.isfinite(means_R[r]):
+            worst = int(np.nanargmax(late_CR[:, r]))
+            until = min(starts[worst] + column_steps - 1, last_step)
+            times_s = float(means_R[r]), float(late_CR[worst, r])
+            latest.append(LateRank(ranks[r].rank, ranks[r].host, *times_s, starts[worst], until))
     return HeatMap(
         first_step=starts[0],
         last_step=last_step,
         column_steps=column_steps,
         sampled_steps=sampled_steps,
         row_ranks=row_ranks,
-        ranks=n_ranks,
-        levels_GC=levels_GC,
+        ranks=len(ranks),
+        levels_GC=np.where(np.isnan(cells_GC), UNKNOWN, np.rint(scaled_GC)).astype(np.uint8),
         scale_s=scale_s,
-        latest=_latest(late_CR, starts, column_steps, last_step, numbers, hosts, n_latest),
+        latest=tuple(latest),
     )
 
 
@@ -169,29 +161,6 @@ def _scale_s(cells_GC: SingleArray) -> float:
     """
     high_G = np.quantile(np.nan_to_num(cells_GC, nan=0.0), 0.95, axis=1)
     return float(max(high_G.max(), 4.0 * np.quantile(high_G, 0.5, method="lower"), 1e-3))
-
-
-def _latest(
-    late_CR: SingleArray,
-    starts: list[int],
-    column_steps: int,
-    last_step: int,
-    numbers: list[int],
-    hosts: list[str],
-    n_latest: int,
-) -> tuple[LateRank, ...]:
-    known_CR = ~np.isnan(late_CR)
-    counts_R = known_CR.sum(axis=0)
-    mean_R = np.where(known_CR, late_CR, 0.0).sum(axis=0) / np.maximum(counts_R, 1)
-    mean_R[counts_R == 0] = -np.inf
-    found = []
-    for r in np.argsort(-mean_R, kind="stable")[:n_latest]:
-        if not np.isfinite(mean_R[r]):
-            break
-        worst = int(np.nanargmax(late_CR[:, r]))
-        until = min(starts[worst] + column_steps - 1, last_step)
-        found.append(LateRank(numbers[r], hosts[r], float(mean_R[r]), float(late_CR[worst, r]), starts[worst], until))
-    return tuple(found)
 
 
 @dataclass(slots=True)
@@ -212,23 +181,16 @@ class HeatSource:
         each = column_steps(first_step, last_step)
         sampled = min(each, max(MIN_SAMPLED, MAX_READ // (MAX_COLUMNS * len(ranks))))
         indices = range(first_step // each, last_step // each + 1)
-        columns = {
-            index: column
-            for index in indices
-            if (column := self._known((attempt, each, index), len(ranks))) is not None
-        }
+        known = {index: self._known((attempt, each, index), len(ranks)) for index in indices}
+        columns = {index: column for index, column in known.items() if column is not None}
         missing = [index for index in indices if index not in columns]
         for index, late_R in zip(missing, self._read(ranks, missing, each, sampled, last_step), strict=True):
             columns[index] = late_R
             # What is not over yet is read again.
             if (index + 1) * each - 1 <= last_step:
                 self._remember((attempt, each, index), late_R)
-        late_CR = np.stack([columns[index] for index in indices])
-        infos = [one.info for one in ranks.values()]
-        starts = [index * each for index in indices]
-        return heat_map(
-            late_CR, starts, each, sampled, last_step, [info.rank for info in infos], [info.host for info in infos]
-        )
+        late_CR, starts = np.stack([columns[index] for index in indices]), [index * each for index in indices]
+        return heat_map(late_CR, starts, each, sampled, last_step, [one.info for one in ranks.values()])
 
     def lateness(self, attempt: int, first_step: int, n_steps: int) -> dict[int, float]:
         """The mean lateness of every rank over a run of steps, in seconds; of those that have any of them."""

@@ -15,11 +15,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from sftriage.errors import RingError, UsageError
-from sftriage.recorder import RingReader, files, find_rings
+from sftriage.errors import InputError, RingError, UsageError
+from sftriage.recorder import RingReader, find_rings
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
 from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.traces.files import regular
 from sftriage.windows.logs import LOG_NAME, LogReader
 
 _LAUNCHER = "launcher"
@@ -39,7 +40,7 @@ def note_launcher(rings: Path, pid: int) -> None:
 
 def launcher_of(rings: Path) -> int | None:
     """The process that started the trainers, while it is there; a pid used again by another one is not it."""
-    pid, _, ticks = (_short_note(rings / _LAUNCHER) or "").partition(" ")
+    pid, _, ticks = _short_note(rings / _LAUNCHER).partition(" ")
     number, started = _whole_number(pid), _whole_number(ticks)
     if number is None or started is None:
         return None
@@ -48,7 +49,7 @@ def launcher_of(rings: Path) -> int | None:
 
 def trainers_alive(rings: Path) -> bool:
     """Whether any trainer is there that writes into one of the rings."""
-    return any(True for _ in _written(rings))
+    return next(_written(rings), None) is not None
 
 
 def running_ranks(run: RunDirectory) -> list[RingInfo]:
@@ -72,23 +73,18 @@ def _written(rings: Path) -> Iterator[RingInfo]:
                 yield reader.info
 
 
-def _short_note(path: Path) -> str | None:
-    """The few characters that a process has left; None where there is no such file."""
+def _short_note(path: Path) -> str:
+    """The few characters that a process has left; none where there is no such file."""
     try:
-        descriptor = files.open_regular(path, os.O_RDONLY)
-    except RingError:
-        return None
-    try:
-        return os.read(descriptor, _MAX_NOTE_BYTES).decode("ascii", "replace").strip()
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
+        with regular(path, InputError) as file:
+            return file.read(_MAX_NOTE_BYTES).decode("ascii", "replace").strip()
+    except (InputError, OSError):
+        return ""
 
 
-def _whole_number(text: str | None) -> int | None:
+def _whole_number(text: str) -> int | None:
     """The number that a note holds; None where it holds none."""
-    return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 20 else None
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 20 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,25 +145,20 @@ def _took_over(pid: int, rings: Path) -> bool:
         return False
     try:
         # After the name, which may hold anything, come the state and the parent.
-        fields = Path(f"/proc/{launcher}/stat").read_bytes().rpartition(b")")[2].split()
+        parent = Path(f"/proc/{launcher}/stat").read_bytes().rpartition(b")")[2].split()[1]
     except OSError:
         return False
-    return int(fields[1]) != pid
+    return int(parent) != pid
 
 
 def _is_locked(lock: Path) -> bool:
     try:
-        descriptor = files.open_regular(lock, os.O_RDONLY)
-    except RingError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with regular(lock, InputError) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+    except (InputError, OSError):
+        pass
     return False
 
 

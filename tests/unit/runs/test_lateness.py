@@ -4,7 +4,7 @@ import pytest
 from sftriage.records import StageSchema, Window
 from sftriage.runs.lateness import MAX_COLUMNS, MAX_ROWS, UNKNOWN, HeatSource, column_steps, heat_map, lateness_of
 from sftriage.windows.logs import StepLogs
-from tests.unit.recorded import SCHEMA
+from tests.unit.recorded import SCHEMA, info_of
 
 
 def window(durations_NRS, schema=SCHEMA, **about) -> Window:
@@ -65,12 +65,16 @@ def test_without_a_sync_stage_it_is_the_end_of_the_step():
     assert lateness_of(window(durations_NRS, schema))[0, 1] == pytest.approx(0.02)
 
 
+def infos(n_ranks):
+    return [info_of(rank, n_ranks) for rank in range(n_ranks)]
+
+
 @pytest.mark.parametrize("n_ranks", [2, 4, 127, 128, 129, 1024, 5000])
 def test_a_map_has_a_bounded_number_of_rows_and_loses_no_late_rank(n_ranks):
     # GIVEN many ranks, the last of which is late
     late_CR = np.zeros((3, n_ranks), dtype=np.float32)
     late_CR[:, -1] = 0.05
-    map_ = heat_map(late_CR, [0, 1, 2], 1, 1, 2, list(range(n_ranks)), [""] * n_ranks)
+    map_ = heat_map(late_CR, [0, 1, 2], 1, 1, 2, infos(n_ranks))
     # THEN its row shows it
     assert map_.levels_GC.shape[0] <= MAX_ROWS
     assert map_.levels_GC.shape[0] * map_.row_ranks >= n_ranks
@@ -83,7 +87,7 @@ def test_one_late_rank_stands_out_among_many_that_jitter(late_columns):
     # GIVEN a thousand ranks that jitter by a millisecond, and one that is 20 ms late, be it since a moment ago
     late_CR = np.random.default_rng(7).normal(0.0, 0.001, (400, 1000)).astype(np.float32)
     late_CR[-late_columns:, 700] = 0.02
-    map_ = heat_map(late_CR, list(range(400)), 1, 1, 399, list(range(1000)), [""] * 1000)
+    map_ = heat_map(late_CR, list(range(400)), 1, 1, 399, infos(1000))
     # THEN its cells are the darkest, and those of the others are faint
     levels_GC = map_.levels_GC.astype(int)
     row = 700 // map_.row_ranks
@@ -94,13 +98,13 @@ def test_one_late_rank_stands_out_among_many_that_jitter(late_columns):
 
 def test_what_nobody_knows_has_a_colour_of_its_own():
     late_CR = np.array([[0.0, np.nan], [0.0, 0.01]], dtype=np.float32)
-    map_ = heat_map(late_CR, [0, 1], 1, 1, 1, [0, 1], ["a", "b"])
+    map_ = heat_map(late_CR, [0, 1], 1, 1, 1, infos(2))
     assert map_.levels_GC.tolist() == [[0, 0], [UNKNOWN, 254]]
     assert [one.rank for one in map_.latest] == [1, 0]
 
 
 def test_a_map_of_nothing_known_is_all_unknown():
-    map_ = heat_map(np.full((2, 3), np.nan, dtype=np.float32), [0, 1], 1, 1, 1, [0, 1, 2], ["", "", ""])
+    map_ = heat_map(np.full((2, 3), np.nan, dtype=np.float32), [0, 1], 1, 1, 1, infos(3))
     assert (map_.levels_GC == UNKNOWN).all()
     assert map_.latest == ()
 
