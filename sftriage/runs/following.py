@@ -65,23 +65,29 @@ class RequestedCapture:
     role: Role
 
 
-@dataclass(frozen=True, slots=True)
-class RequestRow:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DecisionRow:
+    """What is kept of any decision. ``words`` say ``reason``, and ``asked`` are the captures that it asked for."""
+
+    time_s: float
+    attempt: int = 0
+    outcome: Outcome
+    reason: ReasonCode
+    words: str
+    resolves: str = ""
+    asked: tuple[RequestedCapture, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestRow(_DecisionRow):
     """Captures that no window led to, and what was decided about them: a person asked, or another capture led to them.
 
     ``by`` is the person, or "", and ``why`` what they said, or the other capture, whose id is then in ``beside``.
     """
 
-    time_s: float
     by: str
     why: str
-    outcome: Outcome
-    reason: ReasonCode
-    words: str
-    asked: tuple[RequestedCapture, ...]
-    resolves: str = ""
     beside: str = ""
-    attempt: int = 0
 
 
 Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver
@@ -111,20 +117,18 @@ class NamedSuspect:
     pattern: Pattern
 
 
-@dataclass(frozen=True, slots=True)
-class WindowRow:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowRow(_DecisionRow):
     """What is kept of one window: its verdict and the decision on it.
 
     ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``. ``named`` is the first suspect in a
     few words, "" where there is none, and ``onset_step`` where that one began. ``suspects`` are the first few, each
     with the first few of its ranks, ``coverage`` the fraction of the window's vectors that were there, and ``clock``
-    the one that its times are on. ``words`` say ``reason`` with its ``parameters``.
+    the one that its times are on. ``parameters`` are those that ``reason`` is said with.
     """
 
     first_step: int
     last_step: int
-    attempt: int
-    time_s: float
     label: Label
     reasons: tuple[str, ...]
     exposed_s: float
@@ -133,16 +137,11 @@ class WindowRow:
     sentence: str
     named: str
     onset_step: int | None
-    outcome: Outcome
-    reason: ReasonCode
     parameters: Mapping[str, Parameter]
-    words: str
-    resolves: str
     rule: str
-    asked: tuple[RequestedCapture, ...] = ()
-    suspects: tuple[NamedSuspect, ...] = ()
-    coverage: float | None = None
-    clock: Clock = "host"
+    suspects: tuple[NamedSuspect, ...]
+    coverage: float | None
+    clock: Clock
 
 
 @dataclass(slots=True)
@@ -185,11 +184,8 @@ class JournalTail:
 
     def _begin(self, inode: int) -> None:
         self._inode, self._at, self._rest, self._passing_over, self.skipped = inode, 0, b"", False, 0
-        self.rows.clear()
-        self.results.clear()
-        self.states.clear()
-        self.asks.clear()
-        self.notes.clear()
+        for kept in (self.rows, self.results, self.states, self.asks, self.notes):
+            kept.clear()
 
     def _take(self, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
@@ -236,11 +232,11 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
     if not all(0.0 <= seconds < MAX_S for seconds in times_s) or not verdict.first_step <= verdict.last_step:
         raise ValueError("a time or a step that cannot be")
     first = verdict.suspects[0] if verdict.suspects else None
+    coverage = verdict.numbers.get("coverage", -1.0)
     return WindowRow(
+        **_decided(decision) | {"attempt": verdict.attempt},
         first_step=verdict.first_step,
         last_step=verdict.last_step,
-        attempt=verdict.attempt,
-        time_s=decision.time_s,
         label=verdict.label,
         reasons=verdict.reasons,
         exposed_s=verdict.exposed_s,
@@ -249,17 +245,25 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
         sentence=verdict_sentence(verdict)[:MAX_TEXT],
         named=f"{who(first)} in {where(first)}"[:MAX_TEXT] if first is not None and first.ranks else "",
         onset_step=None if first is None else first.onset_step,
-        outcome=decision.outcome,
-        reason=decision.reason,
         parameters=_bounded(decision.parameters),
-        words=reason_sentence(decision)[:MAX_TEXT],
-        resolves=resolution(decision)[:MAX_TEXT],
         rule=(decision.rule or "")[:MAX_TEXT],
-        asked=_asked_in(decision),
         suspects=tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks),
-        coverage=_fraction(verdict.numbers.get("coverage")),
+        coverage=coverage if 0.0 <= coverage <= 1.0 else None,
         clock=verdict.clock,
     )
+
+
+def _decided(decision: Decision) -> dict[str, Any]:
+    """The fields of a `_DecisionRow`."""
+    return {
+        "time_s": decision.time_s,
+        "attempt": decision.attempt,
+        "outcome": decision.outcome,
+        "reason": decision.reason,
+        "words": reason_sentence(decision)[:MAX_TEXT],
+        "resolves": resolution(decision)[:MAX_TEXT],
+        "asked": tuple(RequestedCapture(one.capture_id, one.rank, one.role) for one in decision.requests[:_MAX_ASKED]),
+    }
 
 
 def _named(suspect: Suspect) -> NamedSuspect:
@@ -278,34 +282,20 @@ def _named(suspect: Suspect) -> NamedSuspect:
     )
 
 
-def _fraction(number: float | None) -> float | None:
-    return number if number is not None and 0.0 <= number <= 1.0 else None
-
-
 def request_row(event: ManualRequestDecided | FollowUpDecided) -> RequestRow:
     """What is kept of captures that no window led to.
 
     Raises:
         ValueError: numbers that cannot be.
     """
-    decision = event.decision
-    _check(decision.time_s)
+    _check(event.decision.time_s)
+    by, why, led_by = "", "", ""
     if isinstance(event, ManualRequestDecided):
-        by, why, led_by = event.request.who, event.request.reason, ""
+        by, why = event.request.who[:MAX_TEXT], event.request.reason[:MAX_TEXT]
     else:
-        by, why, led_by = "", f"capture {event.capture_id}", event.capture_id
-    return RequestRow(
-        time_s=decision.time_s,
-        by=by[:MAX_TEXT],
-        why=why[:MAX_TEXT],
-        outcome=decision.outcome,
-        reason=decision.reason,
-        words=reason_sentence(decision)[:MAX_TEXT],
-        asked=_asked_in(decision),
-        resolves=resolution(decision)[:MAX_TEXT],
-        beside=led_by[:MAX_TEXT],
-        attempt=decision.attempt,
-    )
+        led_by = event.capture_id[:MAX_TEXT]
+        why = f"capture {led_by}"
+    return RequestRow(**_decided(event.decision), by=by, why=why, beside=led_by)
 
 
 def note_of(event: Other) -> Other | None:
@@ -326,10 +316,6 @@ def note_of(event: Other) -> Other | None:
         case TakenOver():
             return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None
-
-
-def _asked_in(decision: Decision) -> tuple[RequestedCapture, ...]:
-    return tuple(RequestedCapture(one.capture_id, one.rank, one.role) for one in decision.requests[:_MAX_ASKED])
 
 
 def _bounded(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:

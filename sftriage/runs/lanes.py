@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from sftriage.recorder import RingInfo
 from sftriage.records import OTHER, StageSchema, StepRecord
@@ -59,55 +60,42 @@ def lanes_of(ranks: Sequence[tuple[str, RingInfo, Sequence[StepRecord]]]) -> Lan
         return None
     schema = ranks[0][1].schema
     one_clock = len({info.host for _, info, _ in ranks}) == 1
-    laid = [[(record, _blocks(record, schema)) for record in records] for _, _, records in ranks]
-    # Of clocks that have nothing to do with each other, the end of the first sync stage is the same moment.
-    zeros = [0 if one_clock else _meeting_ns(steps[0][1], schema) for steps in laid]
-    times = [
-        at - zero
-        for steps, zero in zip(laid, zeros, strict=True)
-        for _, blocks in steps
-        for _, *ends in blocks
-        for at in ends
-    ]
-    begin, span = min(times), max(1, max(times) - min(times))
+    drawn = []
+    for _, _, records in ranks:
+        steps = [(record.step, _blocks(record, schema)) for record in records]
+        # Of clocks that have nothing to do with each other, the end of the first sync stage is the same moment.
+        zero = 0 if one_clock else _meeting_ns(steps[0][1], schema)
+        drawn.append([(step, at, start - zero, end - zero) for step, blocks in steps for at, start, end in blocks])
+    begin = min(start for blocks in drawn for *_, start, _ in blocks)
+    span = max(1, max(end for blocks in drawn for *_, end in blocks) - begin)
     lanes = []
-    for (title, info, records), steps, zero in zip(ranks, laid, zeros, strict=True):
+    for (title, info, records), laid in zip(ranks, drawn, strict=True):
         blocks = tuple(
             LaneBlock(
-                schema.stages[stage],
-                stage,
-                record.step,
-                round((start - zero - begin) / span * WIDTH, 2),
+                schema.stages[at],
+                at,
+                step,
+                round((start - begin) / span * WIDTH, 2),
                 round((end - start) / span * WIDTH, 2),
                 (end - start) * NS,
             )
-            for record, parts in steps
-            for stage, start, end in parts
+            for step, at, start, end in laid
             if end > start
         )
         lanes.append(Lane(title, info.rank, info.host, blocks, _means(records, schema)))
-    steps_seen = [record.step for _, _, records in ranks for record in records]
-    return Lanes(tuple(lanes), schema.stages, schema.sync, min(steps_seen), max(steps_seen), span * NS, one_clock)
+    numbers = [record.step for _, _, records in ranks for record in records]
+    return Lanes(tuple(lanes), schema.stages, schema.sync, min(numbers), max(numbers), span * NS, one_clock)
 
 
 def _blocks(record: StepRecord, schema: StageSchema) -> list[_Block]:
     """The stages in the order of the step, with the time outside them where it was: before its sync stage, or last."""
-    blocks: list[_Block] = []
-    at, n_sync = record.start_ns, 0
-
-    def add(stage: int, duration_ns: int) -> None:
-        nonlocal at
-        blocks.append((stage, at, at + duration_ns))
-        at += duration_ns
-
-    outside_ns = list(record.outside_ns)
+    outside_ns, parts = iter(record.outside_ns), []
     for number, (stage, duration_ns) in enumerate(zip(schema.stages, record.durations_ns, strict=True)):
         if stage in schema.sync:
-            before_ns = outside_ns[n_sync] if n_sync < len(outside_ns) else 0
-            add(len(schema.stages) - 1 if schema.stages[-1] == OTHER else number, before_ns)
-            n_sync += 1
-        add(number, max(0, duration_ns - sum(outside_ns)) if stage == OTHER else duration_ns)
-    return blocks
+            parts.append((len(schema.stages) - 1 if schema.stages[-1] == OTHER else number, next(outside_ns, 0)))
+        parts.append((number, max(0, duration_ns - sum(record.outside_ns)) if stage == OTHER else duration_ns))
+    ends = accumulate((duration_ns for _, duration_ns in parts), initial=record.start_ns)
+    return [(stage, *span) for (stage, _), span in zip(parts, pairwise(ends), strict=True)]
 
 
 def _meeting_ns(blocks: Sequence[_Block], schema: StageSchema) -> int:

@@ -6,6 +6,7 @@ with the length of the run.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -95,8 +96,7 @@ class RecordedRun:
             device = _Unread(on_device, shape)
             try:
                 for host in _side_by_side(_Unread(ranks, shape), shape):
-                    beside = device.up_to(int(host.step_B.max()))
-                    if beside:
+                    if beside := device.up_to(int(host.step_B.max())):
                         gatherer.add_both(host, together(beside))
                     else:
                         gatherer.add(host)
@@ -128,20 +128,21 @@ def load_recording(path: Path) -> RecordedRun:
 def _load_run(path: Path) -> RecordedRun:
     run = RunDirectory(path)
     directory = Path(read_info(run).rings)
-    host: dict[int, dict[int, RankSteps]] = {}
-    device: dict[int, dict[int, RankSteps]] = {}
+    host: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
+    device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
         for of_device, into in ((False, host), (True, device)):
             ring_kind, log_kind = (KIND, LOG_KIND) if of_device else ("ring", "steps")
             for log in sorted(run.steps.glob(f"rank-*.{log_kind}")):
                 info = LogReader(log, kind=log_kind).info
-                into.setdefault(info.attempt, {})[info.rank] = RankSteps(info, log=log, of_device=of_device)
+                into[info.attempt][info.rank] = RankSteps(info, log=log, of_device=of_device)
             for ring in find_rings(directory, ring_kind) if directory.is_dir() else ():
                 with RingReader(ring, kind=ring_kind) as reader:
                     info, on_device = reader.info, reader.status() and reader.on_device
-                _put(into, replace(_known(into, info, of_device), ring=ring))
+                known = into[info.attempt].get(info.rank, RankSteps(info, of_device=of_device))
+                into[info.attempt][info.rank] = replace(known, ring=ring)
                 if on_device:
-                    _put(device, _known(device, info, of_device=True))
+                    device[info.attempt].setdefault(info.rank, RankSteps(info, of_device=True))
     except RingError as error:
         raise InputError(str(error)) from error
     for attempt, ranks in host.items():
@@ -149,14 +150,6 @@ def _load_run(path: Path) -> RecordedRun:
         if len({(info.schema, info.world_size) for info in infos}) > 1:
             raise InputError(f"{run.steps}: the ranks recorded different stages or world sizes")
     return RecordedRun(path, None, host, device)
-
-
-def _known(among: Mapping[int, Mapping[int, RankSteps]], info: RingInfo, of_device: bool) -> RankSteps:
-    return among.get(info.attempt, {}).get(info.rank, RankSteps(info, of_device=of_device))
-
-
-def _put(into: dict[int, dict[int, RankSteps]], steps: RankSteps) -> None:
-    into.setdefault(steps.info.attempt, {})[steps.info.rank] = steps
 
 
 class _Unread:

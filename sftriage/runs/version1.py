@@ -14,9 +14,6 @@ from typing import Any
 from sftriage.records import Cause, Decision, Parameter, ReasonCode
 from sftriage.words import reason_sentence
 
-STATES: Mapping[str, str] = {"done": "stored"}
-"""What the states of captures are called now, where that is not as it was."""
-
 _LONGEST = 20_000
 
 _RANKS = r"(?:rank (?P<rank>\d+)|(?P<rank_count>\d+) ranks)"
@@ -99,20 +96,11 @@ def upgraded(entry: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _decided(entry: dict[str, Any]) -> dict[str, Any]:
-    decision = entry["decision"]
-    code, parameters = translated(
-        decision["reason"],
-        label=decision.get("label", "suspect"),
-        outcome=decision.get("outcome", ""),
-        resolves=decision.get("resolves", ""),
-    )
-    kept = {name: value for name, value in decision.items() if name != "resolves"}
-    triggers = entry.get("triggers", {})
-    return {"decision": {**kept, "reason": code, "parameters": dict(parameters)}, "triggers": triggers}
-
-
-def _manual_request(ask: dict[str, Any]) -> dict[str, Any]:
-    return {"request_id" if name == "ask_id" else name: value for name, value in ask.items()}
+    kept = dict(entry["decision"])
+    resolves, label, outcome = kept.pop("resolves", ""), kept.get("label", "suspect"), kept.get("outcome", "")
+    code, parameters = translated(kept["reason"], label=label, outcome=outcome, resolves=resolves)
+    kept |= {"reason": code, "parameters": dict(parameters)}
+    return {"decision": kept, "triggers": entry.get("triggers", {})}
 
 
 def _evidence(entry: dict[str, Any]) -> dict[str, Any]:
@@ -131,12 +119,17 @@ def _evidence(entry: dict[str, Any]) -> dict[str, Any]:
 
 def _result(entry: dict[str, Any]) -> dict[str, Any]:
     result = entry["result"]
-    return {"time_s": 0.0, "result": {**result, "state": STATES.get(result["state"], result["state"])}}
+    # What is stored now was done then.
+    return {"time_s": 0.0, "result": {**result, "state": {"done": "stored"}.get(result["state"], result["state"])}}
 
 
 _EVENTS: Mapping[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "window": lambda entry: {"verdict": entry["verdict"], **_decided(entry)},
-    "ask": lambda entry: {"type": "manual_request", "request": _manual_request(entry["ask"]), **_decided(entry)},
+    "ask": lambda entry: {
+        "type": "manual_request",
+        "request": {"request_id" if name == "ask_id" else name: value for name, value in entry["ask"].items()},
+        **_decided(entry),
+    },
     "beside": lambda entry: {"type": "follow_up", "capture_id": entry["capture_id"], **_decided(entry)},
     "capture": _result,
     "policy": lambda entry: dict(entry["change"]),
@@ -180,14 +173,6 @@ def _parameters(code: ReasonCode, found: re.Match[str]) -> dict[str, Parameter]:
     return {name: _READ.get(name, str)(text) for name, text in texts.items()}
 
 
-def _percent(text: str) -> float:
-    return float(text) / 100
-
-
-def _ms(text: str) -> float:
-    return float(text) / 1000
-
-
 def _time(text: str) -> float:
     return datetime.strptime(text.zfill(20), "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc).timestamp()
 
@@ -196,18 +181,14 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(", ")) if text else ()
 
 
-def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(map(int, _names(text)))
-
-
 _RANK_COUNTS = ("rank", "rank_count", "more_ranks", "last_rank")
 _COUNTS = ("window", "windows", "captures", "limit", "failures", "running", "wanted", "left")
 _READ: Mapping[str, Callable[[str], Parameter]] = {
     **dict.fromkeys((*_RANK_COUNTS, *_COUNTS), int),
-    **dict.fromkeys(("share", "min_share", "persistence", "budget_share"), _percent),
-    **dict.fromkeys(("gain_s", "min_gain_s"), _ms),
+    **dict.fromkeys(("share", "min_share", "persistence", "budget_share"), lambda text: float(text) / 100),
+    **dict.fromkeys(("gain_s", "min_gain_s"), lambda text: float(text) / 1000),
     **dict.fromkeys(("spent_s", "budget_s"), float),
     **dict.fromkeys(("reasons", "scopes", "stages", "patterns"), _names),
-    **dict.fromkeys(("controls", "ranks"), _numbers),
+    **dict.fromkeys(("controls", "ranks"), lambda text: tuple(map(int, _names(text)))),
     "until_s": _time,
 }

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from sftriage.controller.costs import Cost
-from sftriage.events import VERSION, CostMeasured, NamedPolicy, PolicyChanged, TakenOver
+from sftriage.events import VERSION, CostMeasured, FollowUpDecided, NamedPolicy, PolicyChanged, TakenOver
 from sftriage.records import CaptureResult, ManualRequest, plain
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
-from sftriage.runs.following import JournalTail, RequestRow, row_of
+from sftriage.runs.following import JournalTail, request_row, row_of
 from sftriage.runs.outlook import outlook
 from tests.journals import Recorder
 from tests.unit.conftest import asked_for
@@ -188,5 +188,6 @@ def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():
             (verdict(40, "suspect"), "throttle", ()),
         )
     ]
-    beside = RequestRow(rows[0].time_s, "", "capture c-1", "capture", "rank_hangs", "it hangs", (), beside="c-1")
+    hung = decision(verdict(20, "stalled"), "capture", "it hangs", requests=(request_of("c-2"),))
+    beside = request_row(FollowUpDecided("c-1", hung))
     assert outlook(rows, {}, [beside]).captures == ()
