@@ -209,14 +209,10 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class JobSeen:
-    """The job has been looked at.
+    """The job has been looked at, at ``time_s`` since the epoch.
 
-    Attributes:
-        time_s: when, seconds since the epoch.
-        received: what has come in by now.
-        job: what the ranks are doing; None before there are any, and once the job has ended.
-        spent_s: what captures have cost the job.
-        budget_s: what they may have cost it by now.
+    There is no ``job`` before it has ranks, and once it has ended. Captures have cost it ``spent_s`` of the
+    ``budget_s`` that they may have cost by now.
     """
 
     time_s: float

@@ -11,12 +11,13 @@ def manifest_lines(manifest: Manifest) -> list[str]:
     """What triggered a capture, what it holds, what it cost, and what its trace showed once it was reduced."""
     trigger, capture = manifest.trigger, manifest.capture
     timings = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items())
+    rule = f"{trigger.rule} of policy" if trigger.rule else "none, a person asked; under the limits of policy"
     return [
         f"capture     {manifest.capture_id}",
         f"job, run    {manifest.job}, {manifest.run}",
         f"created     {manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
         f"because     {trigger.why or _why(manifest)}",
-        f"rule        {_rule(manifest)} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
+        f"rule        {rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
         f"captured    steps {capture.first_step} to {capture.last_step} of rank {capture.rank} on {capture.host}, "
         f"{capture.profiler} profiler" + (f" ({capture.detail})" if capture.detail else ""),
         *([f"its part    {CONTROL_PART}"] if capture.role == "control" else []),
@@ -29,14 +30,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
     ]
 
 
-def _rule(manifest: Manifest) -> str:
-    """What asked for it, up to the policy's name."""
-    rule = manifest.trigger.rule
-    return f"{rule} of policy" if rule else "none, a person asked; under the limits of policy"
-
-
 def _reproduced(manifest: Manifest) -> str:
-    """Whether the fault was there while it was captured."""
     found = manifest.reproduced
     if found is None:
         return "not told"
@@ -48,7 +42,6 @@ def _reproduced(manifest: Manifest) -> str:
 
 
 def _cost(manifest: Manifest) -> str:
-    """What it cost the whole job."""
     cost = manifest.cost
     if cost is None or cost.cost_s is None or cost.before_s is None:
         return "for the job not known"
@@ -72,7 +65,6 @@ def _why(manifest: Manifest) -> str:
 
 
 def _found(manifest: Manifest) -> list[str]:
-    """What the trace showed, once it was reduced."""
     findings = manifest.findings
     if findings is None:
         return []

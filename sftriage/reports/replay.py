@@ -17,13 +17,9 @@ OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """A replay of policies on a recording.
+    """A replay of policies on a recording, by their names: every window and every stall, in order.
 
-    Attributes:
-        policies: the names of the policies.
-        recording: what the recording is called.
-        start_s: when its first window began.
-        replayed: every window and every stall, in order.
+    ``start_s`` is when the first window began.
     """
 
     policies: tuple[str, ...]
@@ -33,7 +29,8 @@ class ReplayReport:
 
     def text(self) -> str:
         """The timeline, with what follows on one another for the same reason in one line, and the summary."""
-        lines = [line for group in self._groups() for line in self._lines(group)]
+        groups = groupby(enumerate(self.replayed), key=lambda numbered: _likeness(*numbered))
+        lines = [line for _, group in groups for line in self._lines([one for _, one in group])]
         return "\n".join([*_aligned(lines), "", *self._summary()]) + "\n"
 
     def values(self) -> dict[str, Any]:
@@ -69,11 +66,6 @@ class ReplayReport:
     def _counts(self) -> dict[Outcome, int]:
         counted = Counter(one.decision.outcome for one in self.replayed)
         return {outcome: counted[outcome] for outcome in OUTCOMES}
-
-    def _groups(self) -> Iterable[list[Replayed]]:
-        numbered = enumerate(self.replayed)
-        for _, group in groupby(numbered, key=lambda pair: _likeness(*pair)):
-            yield [one for _, one in group]
 
     def _lines(self, group: list[Replayed]) -> Iterable[tuple[str, ...]]:
         first, last = group[0].decision, group[-1].decision
@@ -142,8 +134,6 @@ def _elapsed(seconds: float) -> str:
 
 def _aligned(lines: Sequence[tuple[str, ...]]) -> list[str]:
     """Columns as wide as their widest entry; the last as it is."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)][:-1]
-    return [
-        "  ".join([*(part.ljust(width) for part, width in zip(line[:-1], widths, strict=True)), line[-1]]).rstrip()
-        for line in lines
-    ]
+    columns = list(zip(*lines, strict=True))[:-1]
+    widths = [*(max(map(len, column)) for column in columns), 0]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in lines]

@@ -17,13 +17,9 @@ from sftriage.words import clock_time, size
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What has been told of a run so far.
+    """How much has been told of a run: windows, captures asked for beside them, and which captures have ended.
 
-    Attributes:
-        windows: how many of its windows.
-        asks: how many of the captures asked for beside them.
-        ended: the captures whose end was told.
-        last: what was said of the last window, as far as another has to differ from it.
+    ``last`` is what was said of the last window, as far as another has to differ from it.
     """
 
     windows: int = 0

@@ -44,13 +44,9 @@ _UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "up
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What there is to draw on.
+    """What there is to draw on: columns and lines, None for as many as it takes, and a last line kept at the end.
 
-    Attributes:
-        width: columns.
-        height: lines, or None for as many as it takes.
-        blocks: the terminal has the characters that bars are made of.
-        footer: a last line, kept at the end.
+    ``blocks``: the terminal has the characters that bars are made of.
     """
 
     width: int = 80

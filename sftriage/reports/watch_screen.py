@@ -25,12 +25,7 @@ _KEYS_AT_ONCE = 64
 
 
 class Screen:
-    """Takes the terminal's other screen as long as the block lasts, and gives back the one that was there.
-
-    Args:
-        console: the terminal.
-        lines: what to draw.
-    """
+    """Takes the terminal's other screen as long as the block lasts, and gives back the one that was there."""
 
     def __init__(self, console: Console, lines: Lines) -> None:
         self._live = Live(

@@ -54,11 +54,7 @@ def event_of(line: bytes) -> Event | None:
 
 
 def read_journal(path: Path, damaged: list[bytes] | None = None) -> Iterator[Event]:
-    """The journal's events in order. Lines that hold none are passed over; no journal is an empty one.
-
-    Args:
-        path: the journal.
-        damaged: lines that are passed over are added to it.
+    """The journal's events in order. Lines that hold none are passed over, and ``damaged`` gets them; none is empty.
 
     Raises:
         InputError: the file cannot be read.

@@ -89,12 +89,10 @@ def _whole_number(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Who watches a run that has not been tidied away.
+    """Who watches a run that has not been tidied away: ``pid``, where that is known.
 
-    Attributes:
-        state: ``watched`` by whoever started it, ``taken_over`` by another, ``unwatched`` while its trainers go on,
-            ``left`` by all of them, or ``unknown`` where no lock was ever held.
-        pid: the process that watches.
+    It is ``watched`` by whoever started it, ``taken_over`` by another, ``unwatched`` while its trainers go on, ``left``
+    by all of them, or ``unknown`` where no lock was ever held.
     """
 
     state: State = "unknown"

@@ -58,19 +58,12 @@ def statuses(asked: Iterable[RequestedCapture], results: Mapping[str, CaptureRes
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """How the job stands.
+    """How the job stands: its ``face`` in one word, and a sentence of the newest verdict that says something.
 
-    Attributes:
-        face: the one word for it.
-        sentence: the newest verdict that says something, or what is waited for.
-        since_step: where the present trouble began; None of a healthy job.
-        since_s: when it was first seen, seconds since the epoch.
-        named: who and where, in a few words; "" where nobody is named.
-        done: what was done about the newest window, and why.
-        resolves: what would resolve a hold-off.
-        captures: the captures of the present trouble, newest first.
-        before: the trouble before it: a row of it, the last one that named somebody.
-        disturbed: the newest window was disturbed by a capture.
+    The present trouble began in ``since_step``, was first seen at ``since_s`` (seconds since the epoch), ``named`` who
+    and where, or "", and has led to ``captures``, newest first. ``done`` is what was done about the newest window and
+    why, and ``resolves`` what would resolve a hold-off. ``before`` is, of a healthy job, the last window that named
+    somebody. ``disturbed``: a capture disturbed the newest window.
     """
 
     face: Face

@@ -31,13 +31,8 @@ State = Literal["waiting", "warming_up", "going", "ended"]
 class Frontier:
     """Where the time of the last windows' steps went: the mean of exact stacks, which is one.
 
-    Attributes:
-        first_step: the first step that it is made of.
-        last_step: the last one.
-        windows: how many windows it is the mean of.
-        exposed_s: a step's exposed time, which ``advances_s`` sum to.
-        advances_s: by stage, in the order of the step.
-        trend_s: the exposed time of each of the last windows, oldest first.
+    ``advances_s``, by stage in the order of the step, sum to the ``exposed_s`` of a step. ``trend_s`` is the exposed
+    time of each of more windows, oldest first.
     """
 
     first_step: int
@@ -73,17 +68,11 @@ class CaptureView:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A run at one moment, as its ``view`` tells it.
+    """A run at one moment, as its ``view`` tells it; ``place`` is its directory, or what is waited for.
 
-    Attributes:
-        state: ``waiting`` for a run, ``warming_up`` until its first window is judged, ``going``, or ``ended``.
-        place: the run directory, or what is waited for.
-        outlook: how the job stands; None before the first window.
-        telling: the newest window that no capture disturbed.
-        healthy_since: of a healthy job, the window since which it is.
-        frontier: where the time goes; None before there is a step to say it of.
-        decisions: like ones in a row as one, newest first.
-        captures: newest first, and how many there are in all.
+    It is ``warming_up`` until its first window is judged; before that there is no ``outlook``. ``telling`` is the
+    newest window that no capture disturbed, and ``healthy_since``, of a healthy job, the one since which it is.
+    ``decisions`` (like ones in a row as one) and ``captures`` are the newest first; there are ``captured`` in all.
     """
 
     view: View

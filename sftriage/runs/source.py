@@ -42,17 +42,11 @@ class View:
         info: what was run, or None before there is a run.
         problem: why there is nothing to be seen of a run that is there.
         going: the run has not ended.
-        rows: its windows in order.
-        became: what became of captures that have ended, by id.
-        states: how far each is.
+        rows: its windows; ``asks``: captures asked for beside them; ``notes``: what else is on record. All in order.
+        became: by capture, how it ended; ``states``: how far it is; ``uploads``: how far on its way to a store.
         captures: the stored ones, newest first.
         skipped: lines of the journal that could not be read.
-        asks: captures that were asked for beside them, in order.
-        notes: what else is on record, in order: policies, costs, evidence, take-overs.
-        watcher: who watches a run that goes on.
-        telemetry: whether all of its ranks are heard of.
-        uploads: how far captures are on their way to a store elsewhere, by id; of a run that has none, none.
-        uploading: somebody sends them now.
+        uploading: somebody sends captures to the store now.
         directory: where the run is, for the commands that are named to a person.
     """
 
