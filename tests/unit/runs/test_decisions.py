@@ -34,17 +34,12 @@ def test_pages_hold_every_entry_once():
     # GIVEN more entries than a page has room for
     rows = [row(first, "suspect", "hold", rank=first % 7) for first in range(20, 1020, 10)]
     # WHEN all pages are read
-    seen, number = [], 1
-    while True:
-        page = log_of(rows, (), {}, number=number, size=9)
-        seen += [entry.first_step for entry in page.entries]
-        if number == page.pages:
-            break
-        number += 1
+    pages = log_of(rows, (), {}, size=9).pages
+    read = [log_of(rows, (), {}, number=number, size=9) for number in range(1, pages + 1)]
     # THEN every entry was there once, the newest first
-    assert seen == [row.first_step for row in reversed(rows)]
+    assert [entry.first_step for page in read for entry in page.entries] == [row.first_step for row in reversed(rows)]
     # AND a page that is not there is the last one, or the first
-    assert log_of(rows, (), {}, number=99, size=9).number == page.pages
+    assert log_of(rows, (), {}, number=99, size=9).number == pages
     assert log_of(rows, (), {}, number=-1, size=9).number == 1
 
 

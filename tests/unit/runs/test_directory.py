@@ -6,12 +6,14 @@ import json
 import pytest
 
 from sftriage.errors import InputError, UsageError
+from sftriage.records import plain
 from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info
 from sftriage.traces.files import write_atomically
 
 INFO = RunInfo(
     "20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("torchrun", "x.py"), "p", "0" * 64, "/rings"
 )
+NONSENSE = {"rings": 5}, {"job": {"a": 1}}, {"command": [1]}, {"command": 5}, {"policy": None}, {"store": 5}
 
 
 def test_what_was_run_can_be_read_again(tmp_path):
@@ -48,6 +50,7 @@ def test_a_place_where_nothing_can_be_made_is_named(tmp_path):
         ("{}", "not a run's record: 'version'"),
         (json.dumps({"version": 99}), "version 99 is newer"),
         (json.dumps({"version": "one"}), "not a run's record"),
+        *((json.dumps({**plain(INFO), **change}), "not a run's record") for change in NONSENSE),
     ],
 )
 def test_a_record_that_is_none_is_refused_in_words(tmp_path, content, said):

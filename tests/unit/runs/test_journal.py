@@ -13,18 +13,21 @@ VERDICT = Verdict(20, 69, "healthy", (), (), 0.05, {"data": 0.05}, {"data": 1}, 
 DECISION = Decision(1.0, 20, 69, "healthy", "ignore", "healthy")
 
 
-def test_entries_come_back_in_order_with_every_number(tmp_path):
-    journal = Journal(tmp_path / "decisions.jsonl")
-    journal.append(WindowJudged(VERDICT, DECISION))
-    journal.append(CaptureChanged(2.0, CaptureResult("w20-69-r1-x-1", 1, "failed", "the trainer ended")))
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "decisions.jsonl"
+
+
+def test_entries_come_back_in_order_with_every_number(path):
+    journal, entries = Journal(path), [WindowJudged(VERDICT, DECISION)]
+    entries.append(CaptureChanged(2.0, CaptureResult("w20-69-r1-x-1", 1, "failed", "the trainer ended")))
+    for entry in entries:
+        journal.append(entry)
     journal.close()
-    window, capture = read_journal(tmp_path / "decisions.jsonl")
-    assert (window.verdict, window.decision) == (VERDICT, DECISION)
-    assert (type(capture), capture.result.detail) == (CaptureChanged, "the trainer ended")
+    assert list(read_journal(path)) == entries
 
 
-def test_a_line_that_a_crash_cut_short_costs_only_itself(tmp_path):
-    path = tmp_path / "decisions.jsonl"
+def test_a_line_that_a_crash_cut_short_costs_only_itself(path):
     journal = Journal(path)
     journal.append(WindowJudged(VERDICT, DECISION))
     journal.append(WindowJudged(VERDICT, DECISION))
@@ -40,20 +43,13 @@ def test_a_line_that_a_crash_cut_short_costs_only_itself(tmp_path):
     assert [type(entry) for entry in read_journal(path)] == [WindowJudged, WindowJudged]
 
 
-def test_no_journal_is_an_empty_one(tmp_path):
-    assert list(read_journal(tmp_path / "decisions.jsonl")) == []
+def test_the_journal_is_private_and_empty_at_first(path):
+    assert list(read_journal(path)) == []
+    Journal(path).close()
+    assert path.stat().st_mode & 0o077 == 0
 
 
-def test_the_journal_is_private(tmp_path):
-    Journal(tmp_path / "decisions.jsonl").close()
-    assert (tmp_path / "decisions.jsonl").stat().st_mode & 0o077 == 0
-
-
-def test_a_journal_that_cannot_be_read_is_said(tmp_path):
+def test_a_journal_that_cannot_be_read_is_said(path):
+    path.mkdir()
     with pytest.raises(InputError, match="decisions"):
-        list(read_journal_of_a_directory(tmp_path))
-
-
-def read_journal_of_a_directory(tmp_path):
-    (tmp_path / "decisions.jsonl").mkdir()
-    return read_journal(tmp_path / "decisions.jsonl")
+        list(read_journal(path))

@@ -1,5 +1,6 @@
 """Reading what others measured: what is taken, and what is refused in which words."""
 
+import io
 from pathlib import Path
 
 import numpy as np
@@ -29,14 +30,10 @@ def changed(value: float, at: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def test_a_well_formed_recording_is_cut_into_windows(tmp_path):
+@pytest.mark.parametrize(("shape", "spans"), [(Shape(3, 2, 0), [(0, 2), (2, 4)]), (Shape(50, 10, 0), [(0, 5)])])
+def test_a_recording_is_cut_into_windows_and_a_short_one_is_one(tmp_path, shape, spans):
     recording = load_recording(saved(tmp_path / "job.npz"))
-    assert [(w.first_step, w.last_step) for w in recording.windows(Shape(3, 2, 0))] == [(0, 2), (2, 4)]
-
-
-def test_a_recording_shorter_than_a_window_is_one_window(tmp_path):
-    recording = load_recording(saved(tmp_path / "job.npz"))
-    assert [(w.first_step, w.last_step) for w in recording.windows(Shape(50, 10, 0))] == [(0, 5)]
+    assert [(w.first_step, w.last_step) for w in recording.windows(shape)] == spans
 
 
 def test_optional_arrays_travel_with_their_windows(tmp_path):
@@ -46,15 +43,6 @@ def test_optional_arrays_travel_with_their_windows(tmp_path):
         hosts=np.array(["a", "b"]),
         cohorts=np.array(["pp0", "pp1"]),
         kinds=np.array(list("tttttc")),
-    )
-    *_, last = load_recording(path).windows(Shape(3, 3, 0))
-    assert (last.hosts, last.cohorts, last.kinds) == (("a", "b"), ("pp0", "pp1"), ("t", "t", "c"))
-    np.testing.assert_allclose(last.ready_NR[0], [0.006, 0.007])
-
-
-def test_what_refines_the_durations_travels_too(tmp_path):
-    path = saved(
-        tmp_path / "job.npz",
         outside_s=np.arange(12.0).reshape(6, 2, 1),
         between_s=np.arange(12.0).reshape(6, 2),
         work=np.arange(12).reshape(6, 2),
@@ -62,9 +50,10 @@ def test_what_refines_the_durations_travels_too(tmp_path):
     )
     *_, last = load_recording(path).windows(Shape(3, 3, 0))
     assert (last.first_step, last.last_step) == (1003, 1005)
-    np.testing.assert_array_equal(last.outside_NRG[:, :, 0], [[6, 7], [8, 9], [10, 11]])
-    np.testing.assert_array_equal(last.between_NR, last.outside_NRG[:, :, 0])
-    np.testing.assert_array_equal(last.work_NR, last.between_NR)
+    assert (last.hosts, last.cohorts, last.kinds) == (("a", "b"), ("pp0", "pp1"), ("t", "t", "c"))
+    np.testing.assert_allclose(last.ready_NR[0], [0.006, 0.007])
+    for values in (last.outside_NRG[:, :, 0], last.between_NR, last.work_NR):
+        np.testing.assert_array_equal(values, [[6, 7], [8, 9], [10, 11]])
 
 
 def test_device_times_travel_too_and_are_missing_by_themselves(tmp_path):
@@ -204,33 +193,30 @@ def test_objects_in_a_file_are_never_unpickled(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 half a zip", b"\x93NUMPY\x01\x00garbage", b"\x00" * 4096])
+def npy() -> bytes:
+    np.save(file := io.BytesIO(), durations())
+    return file.getvalue()
+
+
+def cut_short(size_bytes: int) -> bytes:
+    np.savez(file := io.BytesIO(), durations_s=durations(), stages=STAGES, sync=SYNC)
+    return file.getvalue()[:size_bytes]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"PK\x03\x04 half a zip", b"\x93NUMPY\x01\x00garbage", b"\x00" * 4096, npy(), *map(cut_short, (10, 800, -1))],
+)
 def test_files_that_are_no_npz_are_refused(tmp_path, content):
-    path = tmp_path / "job.npz"
-    path.write_bytes(content)
+    (tmp_path / "job.npz").write_bytes(content)
     with pytest.raises(InputError, match=r"not a readable \.npz"):
-        load_recording(path)
+        load_recording(tmp_path / "job.npz")
 
 
-def test_a_single_array_file_is_refused(tmp_path):
-    np.save(tmp_path / "job.npy", durations())
-    with pytest.raises(InputError, match=r"not a readable \.npz"):
-        load_recording(tmp_path / "job.npy")
-
-
-def test_a_truncated_npz_is_refused(tmp_path):
-    whole = saved(tmp_path / "job.npz").read_bytes()
-    for cut in (10, len(whole) // 2, len(whole) - 1):
-        (tmp_path / "cut.npz").write_bytes(whole[:cut])
-        with pytest.raises(InputError, match=r"not a readable \.npz"):
-            load_recording(tmp_path / "cut.npz")
-
-
-def test_a_directory_that_is_no_run_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"not a run directory: it has no run\.json"):
-        load_recording(tmp_path)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"nothing\.npz: no such file"):
-        load_recording(tmp_path / "nothing.npz")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("", r"not a run directory: it has no run\.json"), ("nothing.npz", r"nothing\.npz: no such file")],
+)
+def test_what_is_no_recording_is_named(tmp_path, name, said):
+    with pytest.raises(InputError, match=said):
+        load_recording(tmp_path / name)
