@@ -63,8 +63,8 @@ def capture(
     try:
         with notices().status("asking") as status:
             # In here already: the run can take the request up before this returns.
-            path = leave(directory, ask)
-            decision = answers.answer(directory, ask, path)
+            leave(directory, ask)
+            decision = answers.answer(directory, ask)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
             ended = answers.ended(directory, decision, max_seconds + ANSWER_GRACE_S[profiler] + NOTED_S)
     except KeyboardInterrupt:

@@ -63,7 +63,7 @@ def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
         last = kind
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
     lines += [f"{clock_time(now_s)}  {clean(_ended_said(one))}" for one in ended]
-    return Told(len(view.rows), len(view.asks), frozenset(view.became), last), lines
+    return all_of(view), lines
 
 
 def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
@@ -71,7 +71,7 @@ def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
     rows, _, ended = _since(told, view)
     values = [window_values(row) for row in rows]
     values += [{"type": "capture", **plain(one)} for one in ended]
-    return Told(len(view.rows), len(view.asks), frozenset(view.became)), values
+    return all_of(view), values
 
 
 def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[RequestRow], list[CaptureView]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 from sftriage.errors import CaptureError, UsageError
 from sftriage.events import FollowUpDecided, ManualRequestDecided
 from sftriage.records import ManualRequest, plain
+from sftriage.runs.asks import withdraw
 from sftriage.runs.decisions import decided_in, results_in
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.journal import read_journal
@@ -22,7 +22,7 @@ ANSWER_S = 15.0
 _T = TypeVar("_T")
 
 
-def answer(directory: RunDirectory, ask: ManualRequest, path: Path) -> dict[str, Any]:
+def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
     """The decision to capture.
 
     Raises:
@@ -31,7 +31,7 @@ def answer(directory: RunDirectory, ask: ManualRequest, path: Path) -> dict[str,
     """
     decision = _waited(lambda: _decision(directory, ask), ANSWER_S)
     if decision is None:
-        path.unlink(missing_ok=True)
+        withdraw(directory, ask)
         raise UsageError(
             f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job? If not, "
             "`sftriage attach` takes over"
@@ -46,7 +46,7 @@ def ended(directory: RunDirectory, decision: dict[str, Any], deadline_s: float) 
     ids = _capture_ids(decision)
 
     def found() -> list[dict[str, Any]] | None:
-        results = results_in(list(read_journal(directory.decisions)))
+        results = results_in(read_journal(directory.decisions))
         return [plain(results[capture_id]) for capture_id in ids] if results.keys() >= set(ids) else None
 
     return _waited(found, deadline_s) or []
@@ -65,8 +65,8 @@ def left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
 def follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str]:
     """The captures that these have led to: the stacks of a rank that hung."""
     ids = {result["capture_id"] for result in ended}
-    decided = decided_in(list(read_journal(directory.decisions)))
-    led = [one.decision for one in decided if isinstance(one, FollowUpDecided) and one.capture_id in ids]
+    decided = decided_in(read_journal(directory.decisions))
+    led = (one.decision for one in decided if isinstance(one, FollowUpDecided) and one.capture_id in ids)
     return [request.capture_id for decision in led for request in decision.requests]
 
 
@@ -76,12 +76,10 @@ def _capture_ids(decision: dict[str, Any]) -> list[str]:
 
 
 def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | None:
-    decided = decided_in(list(read_journal(directory.decisions)))
-    manual = (
-        one for one in decided if isinstance(one, ManualRequestDecided) and one.request.request_id == ask.request_id
-    )
-    found = next(manual, None)
-    return None if found is None else decision_values(found.decision)
+    for one in decided_in(read_journal(directory.decisions)):
+        if isinstance(one, ManualRequestDecided) and one.request.request_id == ask.request_id:
+            return decision_values(one.decision)
+    return None
 
 
 def _waited(look: Callable[[], _T | None], deadline_s: float) -> _T | None:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from sftriage.errors import UsageError
+from sftriage.errors import InputError, UsageError
 from sftriage.records import ManualRequest, Profiler, plain
 from sftriage.runs.directory import RunDirectory
-from sftriage.traces.files import write_atomically
+from sftriage.traces.files import regular, write_atomically
 
 log = logging.getLogger("sftriage")
 
@@ -50,11 +49,11 @@ class _RequestFile(BaseModel):
     max_bytes: Annotated[int, Field(ge=2**20, le=2**36)]
 
 
-def checked(request: ManualRequest) -> ManualRequest:
-    """The request itself, if it is one that can be left.
+def leave(directory: RunDirectory, request: ManualRequest) -> None:
+    """Leave a request where the run takes it up.
 
     Raises:
-        UsageError: it is not; the message says why.
+        UsageError: it is none, as the message says, or the run directory cannot be written.
     """
     try:
         _RequestFile.model_validate(plain(request))
@@ -64,22 +63,11 @@ def checked(request: ManualRequest) -> ManualRequest:
         if of is not None and first["type"] in _WRONG_TEXT:
             raise UsageError(f"{of} {_WRONG_TEXT[first['type']]}") from None
         raise UsageError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    return request
-
-
-def leave(directory: RunDirectory, request: ManualRequest) -> Path:
-    """Leave a request where the run takes it up.
-
-    Raises:
-        UsageError: it is none, or the run directory cannot be written.
-    """
-    path = _path(directory, checked(request))
     try:
         directory.asks.mkdir(mode=0o700, exist_ok=True)
-        write_atomically(path, json.dumps(plain(request)))
+        write_atomically(_path(directory, request), json.dumps(plain(request)))
     except OSError as error:
         raise UsageError(f"{directory.asks} cannot be written: {error.strerror}") from error
-    return path
 
 
 def withdraw(directory: RunDirectory, request: ManualRequest) -> None:
@@ -102,10 +90,9 @@ def taken(directory: RunDirectory) -> Iterator[ManualRequest]:
         return
     for path in paths:
         try:
-            with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-                text = file.read(_MAX_ASK_BYTES)
-            found = _RequestFile.model_validate_json(text)
-        except (OSError, ValidationError) as error:
+            with regular(path, InputError) as file:
+                found = _RequestFile.model_validate_json(file.read(_MAX_ASK_BYTES))
+        except (InputError, OSError, ValidationError) as error:
             log.warning("%s is no capture that could be asked for: %s", path.name, str(error).splitlines()[0])
             path.unlink(missing_ok=True)
             continue

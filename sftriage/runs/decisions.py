@@ -136,12 +136,12 @@ MAX_DECISIONS = 8
 """How many decisions about one step are told."""
 
 
-def decided_in(events: Sequence[Event]) -> list[Decided]:
+def decided_in(events: Iterable[Event]) -> list[Decided]:
     """The events by which something was decided."""
     return [one for one in events if isinstance(one, Decided)]
 
 
-def results_in(events: Sequence[Event]) -> dict[str, CaptureResult]:
+def results_in(events: Iterable[Event]) -> dict[str, CaptureResult]:
     """What became of the captures that have ended, by id."""
     ended = (one.result for one in events if isinstance(one, CaptureChanged) and one.result.state in ENDED)
     return {result.capture_id: result for result in ended}
@@ -177,7 +177,7 @@ def window_of(directory: RunDirectory, what: str) -> WindowJudged:
         InputError: the journal cannot be read.
     """
     damaged: list[bytes] = []
-    decided = decided_in(list(read_journal(directory.decisions, damaged)))
+    decided = decided_in(read_journal(directory.decisions, damaged))
     for event in reversed(decided):
         if isinstance(event, WindowJudged) and _is(event.decision, what):
             return event
@@ -198,10 +198,9 @@ def _is(decision: Decision, what: str) -> bool:
 
 def why_none(directory: RunDirectory, step: int) -> str:
     """Why nothing was decided about a step, in words."""
-    decided = decided_in(list(read_journal(directory.decisions)))
     windows = [
         (one.decision.first_step, one.decision.last_step)
-        for one in decided
+        for one in decided_in(read_journal(directory.decisions))
         if isinstance(one, WindowJudged) and one.verdict.label != "stalled"
     ]
     try:
