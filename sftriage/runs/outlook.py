@@ -178,16 +178,16 @@ class TimelineColumn:
     advances_s: tuple[float, ...]
 
 
-def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], max_columns: int) -> tuple[TimelineColumn, ...]:
-    """Windows put together into columns of as many each, the last of the rest."""
-    each = -(-len(rows) // max_columns)
-    return tuple(_column(rows[start : start + each], stages) for start in range(0, len(rows), each))
-
-
 def stages_of(rows: Sequence[WindowRow]) -> tuple[str, ...]:
     """Every stage that is named, in the order of the newest window's step."""
     kinds = dict.fromkeys(row.stages for row in reversed(rows))
     return tuple(dict.fromkeys(stage for stages in kinds for stage in stages))
+
+
+def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], max_columns: int) -> tuple[TimelineColumn, ...]:
+    """Windows put together into columns of as many each, the last of the rest."""
+    each = -(-len(rows) // max_columns)
+    return tuple(_column(rows[start : start + each], stages) for start in range(0, len(rows), each))
 
 
 def _column(rows: Sequence[WindowRow], stages: Sequence[str]) -> TimelineColumn:

@@ -16,28 +16,23 @@ def steps(n_steps=4, n_ranks=5):
     return np.tile([0.01, 0.03, 0.06, 0.0], (n_steps, n_ranks, 1))
 
 
-def test_a_rank_is_late_by_what_it_took_more_before_the_sync():
-    # GIVEN five ranks, one of which takes 20 ms more in a local stage of one step
-    durations_NRS = steps()
-    durations_NRS[2, 3, 0] += 0.02
-    # WHEN its lateness is worked out THEN it is 20 ms late there, and nobody is anywhere else
-    expected_NR = np.zeros((4, 5))
-    expected_NR[2, 3] = 0.02
+@pytest.mark.parametrize(
+    ("where", "more_s", "late"),
+    [
+        # In a local stage of one step, it is late there.
+        ((2, 3, 0), 0.02, (2, 3)),
+        # After the last sync, it is late in the next step.
+        ((1, 3, 3), 0.02, (2, 3)),
+        # Time inside the sync is no lateness.
+        ((slice(None), 3, 2), -0.02, None),
+    ],
+)
+def test_a_rank_is_late_by_what_it_took_more_before_the_sync(where, more_s, late):
+    durations_NRS, expected_NR = steps(), np.zeros((4, 5))
+    durations_NRS[where] += more_s
+    if late is not None:
+        expected_NR[late] = more_s
     np.testing.assert_allclose(lateness_of(window(durations_NRS)), expected_NR, atol=1e-12)
-
-
-def test_what_comes_after_the_last_sync_makes_late_in_the_next_step():
-    durations_NRS = steps()
-    durations_NRS[1, 3, 3] += 0.02
-    late_NR = lateness_of(window(durations_NRS))
-    assert late_NR[2, 3] == pytest.approx(0.02)
-    assert late_NR[1, 3] == pytest.approx(0.0)
-
-
-def test_time_inside_the_sync_is_no_lateness():
-    durations_NRS = steps()
-    durations_NRS[:, 3, 2] -= 0.02
-    np.testing.assert_allclose(lateness_of(window(durations_NRS)), 0.0, atol=1e-12)
 
 
 def test_ranks_are_compared_with_their_own_cohort():
