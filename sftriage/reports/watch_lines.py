@@ -36,9 +36,11 @@ _FACE_STYLES = {
     "throttled": "bold magenta",
     **dict.fromkeys(("suspect", "captured", "stalled"), "bold red"),
 }
-_STATE_STYLES = {"running": "cyan", "stored": "green"} | dict.fromkeys(
-    ("failed", "refused", "expired", "damaged"), "red"
-)
+_STATE_STYLES = {
+    "running": "cyan",
+    "stored": "green",
+    **dict.fromkeys(("failed", "refused", "expired", "damaged"), "red"),
+}
 _UPLOADS = {"waiting": "to be uploaded", "uploading": "uploading", "stored": "uploaded", "failed": "upload failed"}
 
 
@@ -119,9 +121,10 @@ def _fit(parts: Sequence[_Part], height: int | None) -> tuple[list[int], bool]:
 def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part]:
     head = _head(shown, width, now_s)
     about = _about(shown, width)
-    parts = [_Part(len(head), len(head), lambda _: head)]
-    if about:
-        parts.append(_Part(sum(map(len, about)), len(about), lambda count: _shortened(about, count, width)))
+    parts = [
+        _Part(len(head), len(head), lambda _: head),
+        _Part(sum(map(len, about)), len(about), lambda count: _shortened(about, count, width)),
+    ]
     if shown.state == "waiting":
         return parts
     if shown.frontier is not None:

@@ -13,6 +13,7 @@ from sftriage.recorder import RingInfo, StepLog
 from sftriage.recorder.layout import DURATIONS, READY, SEQ, START, STEP, WORD_BYTES
 from sftriage.records import CaptureRequest, CaptureResult, Decision, ReasonCode, StageSchema, Suspect, Verdict
 from sftriage.runs.directory import RunDirectory, RunInfo, create
+from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.web.access import Access
@@ -57,6 +58,19 @@ def decision(
         reason, parameters = "recorded", {"text": reason, "resolves": resolves}
     where = time_s, of.first_step, of.last_step, of.label
     return Decision(*where, outcome, reason, parameters=parameters, attempt=of.attempt, **about)
+
+
+def row(
+    first: int = 20,
+    label: str = "healthy",
+    outcome: str = "ignore",
+    reason: str = "because",
+    requests: tuple[CaptureRequest, ...] = (),
+    **about: Any,
+) -> WindowRow:
+    """What is kept of a window."""
+    of = verdict(first, label, **about)
+    return row_of(of, decision(of, outcome, reason, requests=requests))
 
 
 def request_of(capture_id: str, rank: int = 2, role: str = "suspect") -> CaptureRequest:

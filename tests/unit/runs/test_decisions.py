@@ -1,11 +1,5 @@
 from sftriage.runs.decisions import log_of
-from sftriage.runs.following import row_of
-from tests.unit.recorded import decision, request_of, verdict
-
-
-def row(first, label="healthy", outcome="ignore", requests=(), **about):
-    of = verdict(first, label, **about)
-    return row_of(of, decision(of, outcome, "because", requests=requests))
+from tests.unit.recorded import request_of, row
 
 
 def test_like_decisions_in_a_row_are_one_entry():
@@ -14,7 +8,7 @@ def test_like_decisions_in_a_row_are_one_entry():
     slow = [
         row(520, "suspect", "hold"),
         row(530, "suspect", "hold"),
-        row(540, "suspect", "capture", (request_of("c"),)),
+        row(540, "suspect", "capture", requests=(request_of("c"),)),
     ]
     other = [row(550, "suspect", "hold", rank=3)]
     # WHEN they are listed
@@ -26,7 +20,7 @@ def test_like_decisions_in_a_row_are_one_entry():
 
 
 def test_captures_are_never_put_together():
-    rows = [row(first, "suspect", "capture", (request_of(f"c-{first}"),)) for first in (20, 30)]
+    rows = [row(first, "suspect", "capture", requests=(request_of(f"c-{first}"),)) for first in (20, 30)]
     assert [entry.captures[0].asked.capture_id for entry in log_of(rows, (), {}).entries] == ["c-30", "c-20"]
 
 

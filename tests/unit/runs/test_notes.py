@@ -8,11 +8,11 @@ from sftriage.controller.costs import Cost
 from sftriage.events import VERSION, CostMeasured, FollowUpDecided, NamedPolicy, PolicyChanged, TakenOver
 from sftriage.records import CaptureResult, ManualRequest, plain
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
-from sftriage.runs.following import JournalTail, request_row, row_of
+from sftriage.runs.following import JournalTail, request_row
 from sftriage.runs.outlook import outlook
 from tests.journals import Recorder
 from tests.unit.conftest import asked_for
-from tests.unit.recorded import NOW_S, decision, request_of, verdict
+from tests.unit.recorded import NOW_S, decision, request_of, row, verdict
 from tests.unit.web.reading import NASTY, Seen, text_of
 
 ASK = ManualRequest("a-1", (1,), "ada", "why is the loader slow?")
@@ -168,7 +168,7 @@ def test_markup_in_what_others_wrote_is_text(run, journal):
 
 
 def test_notes_stand_between_windows_by_their_time():
-    rows = [row_of(of, decision(of)) for of in (verdict(20), verdict(30), verdict(200, "suspect"))]
+    rows = [row(20), row(30), row(200, "suspect")]
     notes = [
         CostMeasured(rows[1].time_s + 1.0, 0, 1, 2, 1.0, 0.1),
         PolicyChanged(rows[2].time_s, "changed", (NamedPolicy("x"),)),
@@ -180,14 +180,7 @@ def test_notes_stand_between_windows_by_their_time():
 
 
 def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():
-    rows = [
-        row_of(of, decision(of, outcome, "because", requests=asked))
-        for of, outcome, asked in (
-            (verdict(20, "stalled"), "capture", (request_of("c-1"),)),
-            (verdict(30), "ignore", ()),
-            (verdict(40, "suspect"), "throttle", ()),
-        )
-    ]
+    rows = [row(20, "stalled", "capture", requests=(request_of("c-1"),)), row(30), row(40, "suspect", "throttle")]
     hung = decision(verdict(20, "stalled"), "capture", "it hangs", requests=(request_of("c-2"),))
     beside = request_row(FollowUpDecided("c-1", hung))
     assert outlook(rows, {}, [beside]).captures == ()

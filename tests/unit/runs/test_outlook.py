@@ -1,15 +1,8 @@
 import pytest
 
 from sftriage.records import ENDED, CaptureResult
-from sftriage.runs.following import row_of
 from sftriage.runs.outlook import outlook
-from tests.unit.recorded import decision, request_of, verdict
-
-
-def row(first, label="healthy", outcome="ignore", reason="", requests=(), **about):
-    of = verdict(first, label, **about)
-    return row_of(of, decision(of, outcome, reason, requests=requests))
-
+from tests.unit.recorded import request_of, row
 
 DISTURBED = {"label": "needs_evidence", "outcome": "hold", "reasons": ("self_inflicted",)}
 ASKED = (request_of("c-1"),)

@@ -12,9 +12,9 @@ from sftriage.recorder import StepLog
 from sftriage.recorder.layout import HEADER_BYTES, RingInfo
 from sftriage.recorder.ring import RingWriter
 from sftriage.records import StageSchema, StepRecord
-from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Gatherer, Shape
+from tests.unit.recorded import info_of, run_at
 from tests.unit.windows.steps import batch, raw
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
@@ -24,21 +24,18 @@ SHAPE = Shape(window_steps=4, stride_steps=2, warmup_steps=0)
 @pytest.fixture
 def run(tmp_path):
     """A run directory with no steps yet, whose rings are where `rings` says."""
-    rings = tmp_path / "rings"
-    rings.mkdir()
-    about = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("x",), "p", "0" * 64, str(rings))
-    return create(tmp_path / "run", about, "")
+    made = run_at(tmp_path / "run").directory
+    (made.path / "rings").mkdir()
+    return made
 
 
 @pytest.fixture
-def rings(tmp_path, run):
-    return tmp_path / "rings"
+def rings(run):
+    return run.path / "rings"
 
 
 def info(rank: int, world_size: int = 2, **changes: object) -> RingInfo:
-    fields = {"local_rank": 0, "attempt": 0, "job": "job", "host": f"node-{rank // 2}", "cohort": "", "schema": SCHEMA}
-    clocks = {"started_mono_ns": 1, "started_wall_ns": 2, "pid": 1, "pid_start_ticks": 1}
-    return RingInfo(rank=rank, world_size=world_size, **{**fields, **clocks, **changes})
+    return info_of(rank, world_size, **{"host": f"node-{rank // 2}", "schema": SCHEMA, **changes})
 
 
 def step(rank: int, number: int) -> StepRecord:
