@@ -139,7 +139,6 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
 
 
 def _stall_sentence(verdict: Verdict) -> str:
-    """A stall in one sentence: since when, and who has not arrived, or why nobody is named."""
     still_s = verdict.numbers.get("still_s", verdict.exposed_s)
     step = "between steps" if "outside_steps" in verdict.reasons else f"in step {verdict.first_step}"
     typical_s = verdict.numbers.get("typical_step_s", 0.0)
@@ -336,7 +335,6 @@ def _beside(given: Mapping[str, Parameter]) -> str:
 
 
 def _shown(name: str, value: Parameter) -> str:
-    """A parameter as people read it."""
     if isinstance(value, (tuple, list)):
         return ", ".join(map(str, value))
     if name in _NUMBERS and (isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)):
@@ -345,7 +343,6 @@ def _shown(name: str, value: Parameter) -> str:
 
 
 def _masked(name: str, value: Parameter) -> str:
-    """A parameter without its number."""
     return "N" if isinstance(value, (int, float)) else _shown(name, value)
 
 

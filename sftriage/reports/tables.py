@@ -137,7 +137,6 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
 
 
 def _window_of(row: CaptureRow) -> str:
-    """The window that led to a capture; what a person asked for has none."""
     return "(asked for)" if row.label == "asked" else f"{row.window_first_step} to {row.window_last_step}"
 
 

@@ -145,7 +145,6 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
 
 
 def _listed(title: str, lines: list[Text], remark: Callable[[int], str]) -> _Part:
-    """Lines under a title, with a remark on how many of them are shown."""
 
     def build(count: int) -> list[Text]:
         said = remark(count - 1)

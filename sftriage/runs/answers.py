@@ -71,7 +71,6 @@ def follow_ups(directory: RunDirectory, ended: list[dict[str, Any]]) -> list[str
 
 
 def _capture_ids(decision: dict[str, Any]) -> list[str]:
-    """The captures that a decision asks for."""
     return [request["capture_id"] for request in decision["requests"]]
 
 

@@ -94,7 +94,6 @@ def log_of(
 
 
 def _kinds_of(note: Note) -> tuple[str, ...]:
-    """What a note is found under."""
     return (note_kind(note), note.outcome) if isinstance(note, RequestRow) else (note_kind(note),)
 
 

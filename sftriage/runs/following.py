@@ -254,7 +254,6 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
 
 
 def _decided(decision: Decision) -> dict[str, Any]:
-    """The fields of a `_DecisionRow`."""
     return {
         "time_s": decision.time_s,
         "attempt": decision.attempt,

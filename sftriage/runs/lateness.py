@@ -63,7 +63,6 @@ def lateness_of(window: Window) -> FloatArray:
 
 
 def _reference(arrival_NR: FloatArray, cohorts: tuple[str, ...] | None) -> FloatArray:
-    """The median arrival of each rank's cohort."""
     if cohorts is None:
         return _median(arrival_NR)
     reference_NR = np.empty_like(arrival_NR)
@@ -192,12 +191,8 @@ class HeatSource:
         late_CR, starts = np.stack([columns[index] for index in indices]), [index * each for index in indices]
         return heat_map(late_CR, starts, each, sampled, last_step, [one.info for one in ranks.values()])
 
-    def lateness(self, attempt: int, first_step: int, n_steps: int) -> dict[int, float]:
-        """The mean lateness of every rank over a run of steps, in seconds; of those that have any of them."""
-        self.logs.look()
-        ranks = self.logs.of(attempt)
-        if not ranks:
-            return {}
+    def lateness(self, ranks: Mapping[int, StepFile], first_step: int, n_steps: int) -> dict[int, float]:
+        """The mean lateness of some ranks over a run of steps, in seconds; of those that have any of them."""
         (late_R,) = self._lateness(ranks, [(first_step, n_steps)])
         return {rank: float(late_s) for rank, late_s in zip(ranks, late_R, strict=True) if np.isfinite(late_s)}
 

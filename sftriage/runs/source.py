@@ -187,8 +187,10 @@ class RunSource:
             n_steps = min(capture.steps, MAX_STEPS)
             beside.logs.look()
             ranks = beside.logs.of(attempt)
+            if not ranks:
+                return None
             if control is None or control not in ranks or control == capture.rank:
-                late = beside.lateness(attempt, capture.first_step, n_steps)
+                late = beside.lateness(ranks, capture.first_step, n_steps)
                 others = late.keys() - {capture.rank, *manifest.trigger.ranks}
                 control = min(others, key=lambda rank: (abs(late[rank]), rank), default=None)
             return lanes_of(
