@@ -144,7 +144,7 @@ class Controller:
 
     def budget(self, now_s: float) -> tuple[float, float]:
         """What captures have cost the job, and what they may have cost it by now, in seconds."""
-        return self._state.spent_s, budget_s(self._policies.plan.bounds, self._state, now_s)
+        return self._state.spent_s, budget_s(self._policies.limits, self._state, now_s)
 
     def decided(self, window: Window) -> bool:
         """Whether an earlier controller has decided about a window."""

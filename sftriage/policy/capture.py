@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 
 from sftriage.policy import quantities
 from sftriage.policy.contradictions import CONTROL_RANKS, PROFILER, SAMPLE
-from sftriage.policy.fields import PolicyModel, Rank, TraceSize
+from sftriage.policy.fields import Listed, PolicyModel, Rank, TraceSize
 from sftriage.records import Profiler
 
 
@@ -24,9 +24,8 @@ class TorchOptions(PolicyModel):
 class NsysOptions(PolicyModel):
     """What Nsight Systems records of the process, from outside of it."""
 
-    trace: tuple[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"], ...] = Field(
+    trace: Listed[Literal["cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx"]] = Field(
         default=("cuda", "nvtx", "osrt"),
-        strict=False,  # YAML has lists and no tuples
         max_length=7,
         json_schema_extra={"minItems": 1},  # pydantic's own would count an invalid entry as one that is missing
         description="The interfaces whose calls are recorded.",
@@ -59,9 +58,8 @@ class Capture(PolicyModel):
         le=1024,
         description="Of the suspect's ranks only so many: what is slow alike looks alike, and each costs the job.",
     )
-    ranks: tuple[Rank, ...] = Field(
+    ranks: Listed[Rank] = Field(
         default=(),
-        strict=False,  # YAML has lists and no tuples
         max_length=1024,
         description="These ranks, instead of the suspect's.",
     )
@@ -88,6 +86,11 @@ class Capture(PolicyModel):
     def max_trace_bytes(self) -> int:
         """``max_bytes`` as a number."""
         return quantities.size_bytes(self.max_bytes)
+
+    @cached_property
+    def wish(self) -> tuple[tuple[int, ...], int, int]:
+        """Whom it captures: captures of one wish take the same of a suspect's ranks."""
+        return self.ranks, self.sample, self.control_ranks
 
     @cached_property
     def options(self) -> dict[str, Any]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from sftriage.policy.loading import LoadedPolicy
-from sftriage.policy.plan import PlannedRule
 from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.schema import Rule
 from sftriage.records import Decision, Parameter, ReasonCode, Suspect, Trigger, Verdict
 from sftriage.words import verdict_sentence
 
@@ -23,10 +22,10 @@ class Why:
     parameters: Parameters = field(default_factory=dict)
 
 
-def missed(rule: PlannedRule, verdict: Verdict, suspect: Suspect) -> Why:
+def missed(rule: Rule, verdict: Verdict, suspect: Suspect) -> Why:
     """By which of its conditions a rule, of all the nearest, does not match."""
     label, scope, stage, _ = rule.misses(verdict.label, suspect)
-    match = rule.rule.match
+    match = rule.match
     found: dict[str, Parameter] = {"rule": rule.name}
     if label:
         found = {}
@@ -69,7 +68,7 @@ def _named(suspect: Suspect) -> Parameters:
     return {**ranks, **({"stage": suspect.stage} if suspect.stage else {})}
 
 
-def gain_in_numbers(verdict: Verdict, rule: PlannedRule | None) -> dict[str, float]:
+def gain_in_numbers(verdict: Verdict, rule: Rule | None) -> dict[str, float]:
     """What was found, and what a rule asks for."""
     numbers = {"exposed_s": verdict.exposed_s}
     if verdict.suspects:
@@ -87,12 +86,12 @@ def gain_in_numbers(verdict: Verdict, rule: PlannedRule | None) -> dict[str, flo
     return numbers
 
 
-def trigger(verdict: Verdict, loaded: LoadedPolicy | PolicySet, rule: str, rank: int | None = None) -> Trigger:
+def trigger(verdict: Verdict, policies: PolicySet, rule: str, rank: int | None = None) -> Trigger:
     """What goes into the manifest of a capture that ``rule`` asked for because of ``verdict``.
 
     Args:
         verdict: what was found.
-        loaded: the policy that the rule is of, or the set of policies in force.
+        policies: the policies in force.
         rule: the rule's name.
         rank: the rank that is captured: of several suspects, the one that it is of.
 
@@ -101,7 +100,7 @@ def trigger(verdict: Verdict, loaded: LoadedPolicy | PolicySet, rule: str, rank:
     """
     if not verdict.suspects:
         raise ValueError("a verdict without a suspect triggers nothing")
-    owner = (loaded if isinstance(loaded, PolicySet) else PolicySet((loaded,))).owner(rule)
+    owner = policies.owner(rule)
     suspect = next((one for one in verdict.suspects if rank in one.ranks), verdict.suspects[0])
     return Trigger(
         first_step=verdict.first_step,

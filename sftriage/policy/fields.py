@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.config import JsonDict
@@ -15,29 +15,26 @@ from sftriage.records import MAX_STAGE_NAME_BYTES, StageSchema
 Location = tuple[int | str, ...]
 """The way to a value of a document: field names and list indices."""
 
-_MIN_TRACE_BYTES, _MAX_TRACE_BYTES = 2**20, 2**36
-_MIN_STORE_BYTES, _MAX_STORE_BYTES = 2**20, 2**50
-_MIN_AGE_S, _MAX_AGE_S = 3600.0, 3650 * 86400.0
-_MAX_COOLDOWN_S = 30 * 86400.0
-_MIN_STALL_S, _MAX_STALL_S = 1.0, 86400.0
-_MIN_BUDGET = 0.0001
-_MAX_WINDOWS = 1000
+
+def _read(parse: Callable[..., object]) -> BeforeValidator:
+    """A validator that keeps a text as it is, and refuses one that cannot be read."""
+
+    def check(value: object) -> object:
+        parse(value)
+        return value
+
+    return BeforeValidator(check)
 
 
-def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> Callable[[object], object]:
-    """A validator that keeps the text of a quantity and refuses one that cannot be read or is out of bounds."""
+def _within(parse: Callable[[object], float], low: float, high: float, bounds: str) -> BeforeValidator:
+    """The same, of a quantity that has bounds."""
 
     def check(value: object) -> object:
         if not low <= parse(value) <= high:
             raise ValueError(f"expected {bounds}, got {quantities.shown(value)}")
         return value
 
-    return check
-
-
-def _gain(value: object) -> object:
-    quantities.gain(value)
-    return value
+    return BeforeValidator(check)
 
 
 def _stage(value: object) -> object:
@@ -58,37 +55,27 @@ def _held(value: object) -> object:
     return value
 
 
-def _cron(value: object) -> object:
-    cron.trigger(value, cron.UTC)
-    return value
-
-
-def _timezone(value: object) -> object:
-    cron.zone(value)
-    return value
-
-
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
 Stage = Annotated[str, BeforeValidator(_stage), Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES)]
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[str, BeforeValidator(_within(quantities.fraction, 0.0, 1.0, "0% to 100%"))]
-Budget = Annotated[str, BeforeValidator(_within(quantities.fraction, _MIN_BUDGET, 1.0, "0.01% to 100%"))]
-Gain = Annotated[str, BeforeValidator(_gain)]
-Windows = Annotated[str, BeforeValidator(_within(quantities.windows, 1, _MAX_WINDOWS, "1 window to 1000 windows"))]
-Cooldown = Annotated[str, BeforeValidator(_within(quantities.seconds, 0.0, _MAX_COOLDOWN_S, "0s to 30d"))]
-StallTime = Annotated[str, BeforeValidator(_within(quantities.seconds, _MIN_STALL_S, _MAX_STALL_S, "1s to 1d"))]
-Age = Annotated[str, BeforeValidator(_within(quantities.seconds, _MIN_AGE_S, _MAX_AGE_S, "1h to 3650d"))]
-TraceSize = Annotated[
-    str, BeforeValidator(_within(quantities.size_bytes, _MIN_TRACE_BYTES, _MAX_TRACE_BYTES, "1Mi to 64Gi"))
-]
-StoreSize = Annotated[
-    str, BeforeValidator(_within(quantities.size_bytes, _MIN_STORE_BYTES, _MAX_STORE_BYTES, "1Mi to 1024Ti"))
-]
+Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%")]
+Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%")]
+Gain = Annotated[str, _read(quantities.gain)]
+Windows = Annotated[str, _within(quantities.windows, 1, 1000, "1 window to 1000 windows")]
+Cooldown = Annotated[str, _within(quantities.seconds, 0.0, 30 * 86400.0, "0s to 30d")]
+StallTime = Annotated[str, _within(quantities.seconds, 1.0, 86400.0, "1s to 1d")]
+Age = Annotated[str, _within(quantities.seconds, 3600.0, 3650 * 86400.0, "1h to 3650d")]
+TraceSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**36, "1Mi to 64Gi")]
+StoreSize = Annotated[str, _within(quantities.size_bytes, 2**20, 2**50, "1Mi to 1024Ti")]
 Held = Annotated[bool, BeforeValidator(_held)]
-Cron = Annotated[str, BeforeValidator(_cron)]
-TimeZone = Annotated[str, BeforeValidator(_timezone)]
+Cron = Annotated[str, _read(lambda value: cron.trigger(value, cron.UTC))]
+TimeZone = Annotated[str, _read(cron.zone)]
 EnvironmentName = Annotated[str, Field(max_length=255, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 AbsolutePath = Annotated[str, Field(max_length=4096, pattern=r"^/[^\x00]*$")]
+
+Item = TypeVar("Item")
+Listed = Annotated[tuple[Item, ...], Field(strict=False)]
+"""Several values; not strict, because YAML has lists and no tuples."""
 
 
 class PolicyModel(BaseModel):

@@ -5,16 +5,29 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from apscheduler.triggers.cron import CronTrigger
+
+from sftriage.policy import cron
 from sftriage.policy.document import path_text
 from sftriage.policy.fields import Location
 from sftriage.policy.loading import LoadedPolicy, find, load
-from sftriage.policy.plan import Plan
 from sftriage.policy.problems import PolicyError, Problem
-from sftriage.policy.schema import Detection
+from sftriage.policy.schema import Detection, Limits, Rule, Spec
+from sftriage.records import Suspect
+
+_MOST_TURNS = 100
+"""Windows of several policies that have not met after so many turns are taken never to."""
+
+_ELSEWHERE = ""
+"""Stands for every stage that no rule names: no stage is called so."""
+
+About = tuple[tuple[Rule, ...], Rule]
+"""The rules about one kind of suspect, whatever its gain, and of all rules the one that comes closest."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PolicySet:
     """One or more policies that are in force together.
 
@@ -27,44 +40,55 @@ class PolicySet:
     """
 
     loaded: tuple[LoadedPolicy, ...]
-    plan: Plan = field(init=False, repr=False, compare=False)
+    _about: dict[tuple[str, str, str | None, str], About] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        """Refuse policies that contradict each other, and make ready those that do not."""
+        """Refuse policies that contradict each other."""
         if not self.loaded:
             raise ValueError("no policy")
         problems = list(_between(self.loaded))
         if problems:
             raise PolicyError(self.loaded[0].source, problems)
-        specs = [one.policy.spec for one in self.loaded]
-        plan = Plan(
-            (rule for spec in specs for rule in spec.rules),
-            [spec.limits for spec in specs],
-            [spec.active for spec in specs],
-        )
-        object.__setattr__(self, "plan", plan)
 
     @property
     def detection(self) -> Detection:
         """How windows are cut and judged."""
         return self.loaded[0].policy.spec.detection
 
+    @cached_property
+    def rules(self) -> tuple[Rule, ...]:
+        """All rules, in the order in which they are tried."""
+        return tuple(rule for spec in self._specs for rule in spec.rules)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """Of each limit the strictest."""
+        every = [spec.limits for spec in self._specs]
+        return Limits(
+            captures_per_hour=min(one.captures_per_hour for one in every),
+            captures_per_run=min(one.captures_per_run for one in every),
+            concurrent_ranks=min(one.concurrent_ranks for one in every),
+            overhead_budget=min(every, key=lambda one: one.overhead_fraction).overhead_budget,
+        )
+
     @property
     def retention_s(self) -> float | None:
         """How long traces are kept: the shortest that a policy asks for, if one does."""
-        kept = [one.policy.spec.retention for one in self.loaded]
-        return min((one.age_s for one in kept if one is not None and one.age_s is not None), default=None)
+        kept = [spec.retention.age_s for spec in self._specs if spec.retention is not None]
+        return min((age_s for age_s in kept if age_s is not None), default=None)
 
     @property
     def retention_bytes(self) -> int | None:
         """How much is kept: the least that a policy asks for, if one does."""
-        kept = [one.policy.spec.retention for one in self.loaded]
-        return min((one.size_bytes for one in kept if one is not None and one.size_bytes is not None), default=None)
+        kept = [spec.retention.size_bytes for spec in self._specs if spec.retention is not None]
+        return min((size for size in kept if size is not None), default=None)
 
     @property
     def gathers(self) -> frozenset[str]:
         """What is gathered where a window cannot be decided: what any policy asks for."""
-        return frozenset(what for one in self.loaded for what in one.policy.spec.on_needs_evidence.gather)
+        return frozenset(what for spec in self._specs for what in spec.on_needs_evidence.gather)
 
     def owner(self, rule: str) -> LoadedPolicy:
         """The policy that a rule is of.
@@ -77,6 +101,43 @@ class PolicySet:
                 return one
         names = ", ".join(one.policy.metadata.name for one in self.loaded)
         raise ValueError(f"policy {names} has no rule {rule!r}")
+
+    def about(self, label: str, suspect: Suspect) -> About:
+        """The rules about this kind of suspect, looked up once: of a thousand rules most are about another one."""
+        # What comes in from outside must not make this grow without bound.
+        stage = suspect.stage if suspect.stage is None or suspect.stage in self._stages else _ELSEWHERE
+        key = label, suspect.scope, stage, suspect.pattern
+        if key not in self._about:
+            misses = {rule.name: rule.misses(label, suspect) for rule in self.rules}
+            nearest = min(self.rules, key=lambda rule: (*misses[rule.name], rule.min_share, rule.min_gain_s))
+            self._about[key] = tuple(rule for rule in self.rules if not any(misses[rule.name])), nearest
+        return self._about[key]
+
+    def opens_s(self, now_s: float) -> float | None:
+        """When captures are allowed, from ``now_s`` on: that itself if they are now, None if they never will be."""
+        time_s = now_s
+        for _ in range(_MOST_TURNS):
+            before_s = time_s
+            for window in self._windows:
+                opens_s = cron.opens_s(window, time_s)
+                if opens_s is None:
+                    return None
+                time_s = opens_s
+            if time_s == before_s:
+                return time_s
+        return None
+
+    @property
+    def _specs(self) -> list[Spec]:
+        return [one.policy.spec for one in self.loaded]
+
+    @cached_property
+    def _windows(self) -> tuple[CronTrigger, ...]:
+        return tuple(spec.active.trigger for spec in self._specs if spec.active.trigger is not None)
+
+    @cached_property
+    def _stages(self) -> frozenset[str]:
+        return frozenset(stage for rule in self.rules for stage in rule.match.stage)
 
 
 def load_set(names: Iterable[str | os.PathLike[str]]) -> PolicySet:
@@ -102,8 +163,7 @@ def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
     first = loaded[0]
     seen: dict[str, tuple[LoadedPolicy, Location]] = {}
     for one in loaded:
-        if one is not first:
-            yield from _other_detection(first, one)
+        yield from _other_detection(first, one)
         for index, rule in enumerate(one.policy.spec.rules):
             where: Location = ("spec", "rules", index)
             known, at = seen.setdefault(rule.name, (one, where))

@@ -71,10 +71,6 @@ class GainCondition:
     min_share: float = 0.0
     min_gain_s: float = 0.0
 
-    def met(self, share: float, gain_s: float) -> bool:
-        """Whether the gain reaches every threshold. Not a number reaches none."""
-        return share >= self.min_share and gain_s >= self.min_gain_s
-
 
 def gain(text: object) -> GainCondition:
     """``">= 5%"``, ``">= 10ms"`` or ``">= 5% and >= 10ms"`` as a condition on a suspect's gain."""

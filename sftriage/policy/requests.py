@@ -43,9 +43,9 @@ def decide_manual_request(
         attempt: which start of the job this is.
     """
     state = opened(state, now_s)
-    bounds = policies.plan.bounds
+    bounds = policies.limits
     missing = sorted(set(manual.ranks) - set(ranks))
-    why = limits.of_the_run(policies.plan, state, now_s) or limits.of_the_ranks(Chosen(manual.ranks, ()), bounds, state)
+    why = limits.of_the_run(policies, state, now_s) or limits.of_the_ranks(Chosen(manual.ranks, ()), bounds, state)
     if missing:
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > limits.left(bounds, state, now_s):

@@ -33,6 +33,7 @@ from sftriage.policy.fields import (
     EnvironmentName,
     Gain,
     Held,
+    Listed,
     Name,
     PolicyModel,
     Share,
@@ -44,8 +45,7 @@ from sftriage.policy.fields import (
     left_out,
     only_one,
 )
-from sftriage.policy.plan import Plan
-from sftriage.records import Label, Pattern, Scope
+from sftriage.records import Label, Pattern, Scope, Suspect
 
 
 class Detection(PolicyModel):
@@ -87,33 +87,24 @@ class Match(PolicyModel):
         default="suspect",
         description="The verdict's label: `suspect`, or `stalled`, of which only stacks can be taken.",
     )
-    scope: tuple[Scope, ...] = Field(
+    scope: Listed[Scope] = Field(
         default=(),
-        strict=False,  # YAML has lists and no tuples
         max_length=8,
         description="Who the suspect may be: one `rank`, the ranks of a `host` or of a `cohort`, or `all`; "
         "none named means any.",
     )
-    stage: tuple[Stage, ...] = Field(
+    stage: Listed[Stage] = Field(
         default=(),
-        strict=False,  # YAML has lists and no tuples
         max_length=32,
         description="Stages the suspect may be in; none named means any, a whole slow rank among them.",
     )
     gain: Gain = Field(default=">= 0%", description="What the suspect must be worth, such as `>= 5% and >= 10ms`.")
-
-    pattern: tuple[Pattern, ...] = Field(
+    pattern: Listed[Pattern] = Field(
         default=(),
-        strict=False,  # YAML has lists and no tuples
         max_length=3,
         description="How the fault behaves: `chronic`, it is there to stay; `recurring`, it comes back; `one-off`, it "
         "has passed, and is never captured; none named means any.",
     )
-
-    @cached_property
-    def gain_condition(self) -> quantities.GainCondition:
-        """``gain``, parsed."""
-        return quantities.gain(self.gain)
 
 
 class Webhook(PolicyModel):
@@ -152,9 +143,8 @@ class Rule(PolicyModel):
         description="What to capture; a rule without it observes only.",
         json_schema_extra=left_out,
     )
-    notify: tuple[Notification, ...] = Field(
+    notify: Listed[Notification] = Field(
         default=(),
-        strict=False,  # YAML has lists and no tuples
         max_length=16,
         description="Who is told when the rule matches, captured or not; again only after the cooldown.",
     )
@@ -174,6 +164,30 @@ class Rule(PolicyModel):
         """``for`` as a number."""
         return quantities.windows(self.lasting)
 
+    @cached_property
+    def min_share(self) -> float:
+        """Share of the exposed step time that a suspect must be worth."""
+        return quantities.gain(self.match.gain).min_share
+
+    @cached_property
+    def min_gain_s(self) -> float:
+        """Seconds a step that a suspect must be worth."""
+        return quantities.gain(self.match.gain).min_gain_s
+
+    def misses(self, label: str, suspect: Suspect) -> tuple[bool, bool, bool, bool]:
+        """Whether label, scope, stage and pattern are what the rule is not about; one that is not said is any."""
+        match = self.match
+        return (
+            match.label != label,
+            bool(match.scope) and suspect.scope not in match.scope,
+            bool(match.stage) and suspect.stage not in match.stage,
+            bool(match.pattern) and suspect.pattern not in match.pattern,
+        )
+
+    def reached(self, share: float, gain_s: float) -> bool:
+        """Whether a gain is what the rule asks for. Not a number reaches nothing."""
+        return share >= self.min_share and gain_s >= self.min_gain_s
+
 
 class OnNeedsEvidence(PolicyModel):
     """What happens on a window that cannot be decided."""
@@ -183,9 +197,8 @@ class OnNeedsEvidence(PolicyModel):
         description="Start nothing heavy; only true.",
         json_schema_extra={"enum": [True]},
     )
-    gather: tuple[Literal["bucket_ready", "nvml", "next_windows"], ...] = Field(
+    gather: Listed[Literal["bucket_ready", "nvml", "next_windows"]] = Field(
         default=(),
-        strict=False,  # YAML has lists and no tuples
         max_length=3,
         description="Cheap evidence that may resolve it: when the last gradients are ready, what the GPUs say of "
         "themselves, more windows.",
@@ -262,8 +275,7 @@ class Spec(PolicyModel):
     """What the policy says."""
 
     detection: Detection = Field(default=Detection(), description="How windows are cut and judged.")
-    rules: tuple[Rule, ...] = Field(
-        strict=False,
+    rules: Listed[Rule] = Field(
         max_length=1000,
         json_schema_extra={"minItems": 1},  # pydantic's own would count an invalid rule as one that is missing
         description="Tried in order; the first that may capture decides.",
@@ -297,11 +309,6 @@ class TriagePolicy(PolicyModel):
     kind: Literal["TriagePolicy"] = Field(description="Always TriagePolicy.", json_schema_extra=only_one)
     metadata: Metadata = Field(description="How the policy is called.")
     spec: Spec = Field(description="What the policy says.")
-
-    @cached_property
-    def plan(self) -> Plan:
-        """What the policy comes to."""
-        return Plan(self.spec.rules, [self.spec.limits], [self.spec.active])
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> TriagePolicy:

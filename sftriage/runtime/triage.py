@@ -172,7 +172,7 @@ class Triage:
 
     def _rules(self) -> Mapping[str, Rule]:
         """The rules in force, by name."""
-        return {planned.name: planned.rule for planned in self._controller.policies.plan.rules}
+        return {rule.name: rule for rule in self._controller.policies.rules}
 
     def _work(self) -> None:
         if self._left is not None:

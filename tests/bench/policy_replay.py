@@ -24,6 +24,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sftriage.policy.engine import decide
+from sftriage.policy.loading import LoadedPolicy
+from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import TriagePolicy
 from sftriage.policy.state import State
 from sftriage.records import Suspect, Verdict
@@ -43,8 +45,8 @@ def rule(stream: str, number: int) -> dict[str, Any]:
     return {"name": f"rule-{number}", "match": match, "capture": {"max_seconds": 1}, "cooldown": "1d", **waits}
 
 
-def policy_of(stream: str, rules: int) -> TriagePolicy:
-    return TriagePolicy.model_validate(
+def policies_of(stream: str, rules: int) -> PolicySet:
+    policy = TriagePolicy.model_validate(
         {
             "apiVersion": "sftriage.dev/v1alpha1",
             "kind": "TriagePolicy",
@@ -56,6 +58,7 @@ def policy_of(stream: str, rules: int) -> TriagePolicy:
             },
         }
     )
+    return PolicySet((LoadedPolicy(policy, "", stream),))
 
 
 def verdicts_of(windows: int) -> list[Verdict]:
@@ -68,19 +71,17 @@ def verdicts_of(windows: int) -> list[Verdict]:
     return found
 
 
-def engine(policy: TriagePolicy, verdicts: list[Verdict]) -> dict[str, int]:
+def engine(policies: PolicySet, verdicts: list[Verdict]) -> dict[str, int]:
     state, outcomes = State(), dict.fromkeys(("capture", "hold", "throttle", "ignore"), 0)
     for number, verdict in enumerate(verdicts):
-        decision, state = decide(verdict, policy, state, 1e9 + number * PERIOD_S)
+        decision, state = decide(verdict, policies, state, 1e9 + number * PERIOD_S)
         outcomes[decision.outcome] += 1
     return outcomes
 
 
-def plain_loop(policy: TriagePolicy, verdicts: list[Verdict]) -> int:
+def plain_loop(policies: PolicySet, verdicts: list[Verdict]) -> int:
     rules = [
-        (one.match.label, one.match.scope, one.match.stage, gain.min_share, gain.min_gain_s)
-        for one in policy.spec.rules
-        for gain in [one.match.gain_condition]
+        (one.match.label, one.match.scope, one.match.stage, one.min_share, one.min_gain_s) for one in policies.rules
     ]
     matched = 0
     for verdict in verdicts:
@@ -106,12 +107,12 @@ def timed(run: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def measured(stream: str, options: argparse.Namespace) -> dict[str, Any]:
-    policy, verdicts = policy_of(stream, options.rules), verdicts_of(options.windows)
+    policies, verdicts = policies_of(stream, options.rules), verdicts_of(options.windows)
     engines_s, loops_s, outcomes = [], [], {}
     for _ in range(options.repeats):
-        took_s, outcomes = timed(lambda: engine(policy, verdicts))
+        took_s, outcomes = timed(lambda: engine(policies, verdicts))
         engines_s.append(took_s)
-        loops_s.append(timed(lambda: plain_loop(policy, verdicts))[0])
+        loops_s.append(timed(lambda: plain_loop(policies, verdicts))[0])
     ratios = [mine / loop for mine, loop in zip(engines_s, loops_s, strict=True)]
     return {
         "stream": stream,

@@ -5,17 +5,19 @@ from typing import Any
 
 import pytest
 
+from sftriage.policy.loading import LoadedPolicy
+from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import TriagePolicy
 from sftriage.records import Pattern, Scope, Suspect, Verdict
 
-MakePolicy = Callable[..., TriagePolicy]
+MakePolicy = Callable[..., PolicySet]
 MakeVerdict = Callable[..., Verdict]
 
 
 @pytest.fixture(scope="session")
 def make_policy() -> MakePolicy:
-    def make(*rules: dict[str, Any], active: dict[str, str] | None = None, **limits: int | str) -> TriagePolicy:
-        return TriagePolicy.model_validate(
+    def make(*rules: dict[str, Any], active: dict[str, str] | None = None, **limits: int | str) -> PolicySet:
+        policy = TriagePolicy.model_validate(
             {
                 "apiVersion": "sftriage.dev/v1alpha1",
                 "kind": "TriagePolicy",
@@ -23,6 +25,7 @@ def make_policy() -> MakePolicy:
                 "spec": {"rules": list(rules), "limits": limits, **({"active": active} if active else {})},
             }
         )
+        return PolicySet((LoadedPolicy(policy, "ab" * 32, "p.yaml"),))
 
     return make
 

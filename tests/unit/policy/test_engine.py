@@ -9,13 +9,12 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import trigger
-from sftriage.policy.loading import LoadedPolicy
-from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.records import Verdict
 from sftriage.words import RESOLVES, advice, reason_sentence, resolution
 
-MakePolicy = Callable[..., TriagePolicy]
+MakePolicy = Callable[..., PolicySet]
 MakeVerdict = Callable[..., Verdict]
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
@@ -297,7 +296,7 @@ def test_capture_ids_stay_file_names_and_stay_apart(make_policy: MakePolicy, mak
 
 
 def test_a_trigger_links_window_suspect_rule_and_policy(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
-    loaded = LoadedPolicy(make_policy(CAPTURING), "ab" * 32, "p.yaml")
+    loaded = make_policy(CAPTURING)
     found = trigger(make_verdict(), loaded, "slow-rank")
     assert (found.first_step, found.last_step, found.label, found.scope) == (100, 149, "suspect", "rank")
     assert (found.ranks, found.stage, found.gain_s, found.share, found.persistence) == ((2,), "data", 0.02, 0.3, 0.9)

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.policy.engine import decide
-from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import GRACE_S, State, charged, finished
 from sftriage.records import CaptureRequest, CaptureResult, Decision, Verdict
 from sftriage.words import reason_sentence
 
-MakePolicy = Callable[..., TriagePolicy]
+MakePolicy = Callable[..., PolicySet]
 MakeVerdict = Callable[..., Verdict]
 
 START_S = 1_000_000_000.0
@@ -121,7 +121,7 @@ class Played:
 
 def played(
     events: list[Event],
-    policy: TriagePolicy,
+    policy: PolicySet,
     make_verdict: MakeVerdict,
     peers: tuple[int, ...] = (),
     *,
@@ -154,7 +154,7 @@ def played(
         found.history.append((event, decision))
         found.spent_s.append(spent_s)
         assert len({one.rank for one in state.running.values()}) == len(state.running)
-        assert len(state.running) <= policy.spec.limits.concurrent_ranks
+        assert len(state.running) <= policy.limits.concurrent_ranks
         assert {request.capture_id for request in decision.requests} <= set(state.running)
     return found
 
@@ -181,7 +181,7 @@ def test_no_limit_of_the_run_is_passed(
         assert sum(time_s - 3600 < other_s <= time_s for other_s, _ in asked) <= limits["captures_per_hour"]
     for (_, decision), spent_s in zip(found.history, found.spent_s, strict=True):
         if decision.outcome == "capture":
-            earned_s = policy.spec.limits.overhead_fraction * (decision.time_s - found.history[0][1].time_s)
+            earned_s = policy.limits.overhead_fraction * (decision.time_s - found.history[0][1].time_s)
             assert spent_s <= earned_s + 1e-6
             minute = datetime.fromtimestamp(decision.time_s, timezone.utc).minute
             assert active is None or minute < 30
@@ -200,7 +200,7 @@ def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(
     """GIVEN any windows THEN each has one decision, and no capture is on one that is not to be captured."""
     policy = make_policy(*rules, **limits)
     found = played(events, policy, make_verdict, peers)
-    by_name = {rule.name: rule for rule in policy.spec.rules}
+    by_name = {rule.name: rule for rule in policy.rules}
     assert [decision.first_step for _, decision in found.history] == [number * 10 for number in range(len(events))]
     for number, (event, decision) in enumerate(found.history):
         assert decision.label == event.label
@@ -212,7 +212,7 @@ def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(
         assert event.label == rule.match.label
         assert event.label in ("suspect", "stalled")
         assert rule.capture is not None
-        assert event.share >= rule.match.gain_condition.min_share
+        assert event.share >= rule.min_share
         assert not rule.match.stage or event.stage in rule.match.stage
         suspects = {request.rank for request in decision.requests if request.role == "suspect"}
         controls = {request.rank for request in decision.requests if request.role == "control"}
@@ -238,7 +238,7 @@ def test_a_rule_waits_after_a_capture_and_after_one_that_failed(
 ) -> None:
     policy = make_policy(*rules, **limits)
     found = played(events, policy, make_verdict)
-    by_name = {rule.name: rule for rule in policy.spec.rules}
+    by_name = {rule.name: rule for rule in policy.rules}
     earlier: dict[str, Decision] = {}
     for _, decision in found.captures():
         rule = by_name[decision.rule or ""]
@@ -264,7 +264,7 @@ def test_nobody_is_told_twice_within_a_cooldown(
     events: list[Event], rules: list[dict[str, object]], make_policy: MakePolicy, make_verdict: MakeVerdict
 ) -> None:
     policy = make_policy(*rules)
-    cooldowns_s = {rule.name: rule.cooldown_s for rule in policy.spec.rules if rule.notify}
+    cooldowns_s = {rule.name: rule.cooldown_s for rule in policy.rules if rule.notify}
     told_s: dict[str, float] = {}
     for _, decision in played(events, policy, make_verdict).history:
         assert decision.label in ("suspect", "stalled") or not decision.notify

@@ -11,12 +11,12 @@ import pytest
 from sftriage.policy.capture import Capture
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import choose
-from sftriage.policy.schema import TriagePolicy
+from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import Failures, Running, State, charged, finished
 from sftriage.records import CaptureResult, Decision, Verdict
 from sftriage.words import reason_sentence, resolution
 
-MakePolicy = Callable[..., TriagePolicy]
+MakePolicy = Callable[..., PolicySet]
 MakeVerdict = Callable[..., Verdict]
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z, a Friday
@@ -27,7 +27,7 @@ LASTING = {**CAPTURING, "for": "3 windows"}
 TELLING = {"name": "t", "match": {}, "notify": [{"webhook": {"url_from_env": "A"}}], "cooldown": "10m"}
 
 
-def played(policy: TriagePolicy, *verdicts: Verdict, state: State = BEGUN) -> tuple[list[Decision], State]:
+def played(policy: PolicySet, *verdicts: Verdict, state: State = BEGUN) -> tuple[list[Decision], State]:
     """Verdicts a second apart, through a restart before each."""
     decisions = []
     for number, verdict in enumerate(verdicts):

@@ -47,7 +47,7 @@ def test_of_each_limit_the_strictest_wins() -> None:
     first = loaded("one", INPUT, one + "  retention: {age: 5d}\n")
     third = loaded("three", "{name: x, match: {}}", "  retention: {age: 3d, bytes: 1Gi}\n")
     found = PolicySet((first, loaded("two", ANY, two), third))
-    bounds = found.plan.bounds
+    bounds = found.limits
     assert (bounds.captures_per_hour, bounds.captures_per_run, bounds.concurrent_ranks) == (3, 2, 2)
     assert bounds.overhead_fraction == 0.001
     assert (found.retention_s, found.retention_bytes) == (3 * 86400, 2**30)
@@ -109,4 +109,4 @@ def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path: Path)
 def test_the_shipped_policies_can_be_in_force_together() -> None:
     """GIVEN those whose rules have names of their own THEN nothing is between them."""
     names = sorted(set(shipped()) - {"observe-only"})
-    assert len(load_set(names).plan.rules) >= len(names)
+    assert len(load_set(names).rules) >= len(names)

@@ -76,10 +76,3 @@ def test_what_cannot_be_read_says_what_was_expected(parse: object, value: object
     assert callable(parse)
     with pytest.raises(ValueError, match=expected):
         parse(value)
-
-
-def test_a_condition_is_met_at_its_threshold_and_not_by_nan() -> None:
-    both = gain(">= 5% and >= 10ms")
-    assert both.met(0.05, 0.01)
-    assert not both.met(float("nan"), 0.01)
-    assert not gain(">= 0%").met(0.5, float("nan"))
