@@ -24,7 +24,6 @@ from sftriage.events import (
     ManualRequestDecided,
     Sight,
     Span,
-    TakenOver,
     WindowJudged,
     WindowSeen,
 )
@@ -78,11 +77,6 @@ def settings_of(detection: Detection) -> Settings:
     )
 
 
-def stall_settings_of(detection: Detection) -> StallSettings:
-    """What a policy's ``detection`` says about stalls; the other thresholds are as they are."""
-    return StallSettings(floor_s=detection.stalled_after_s)
-
-
 def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
     """The policies that are in force now."""
     if isinstance(policy, PolicyFiles):
@@ -90,12 +84,8 @@ def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
     return policy if isinstance(policy, PolicySet) else PolicySet((policy,))
 
 
-def _unheard(seen: Event | Sight) -> None:
-    """Nobody is told."""
-
-
 class Controller:
-    """Turns windows, and what the ranks are doing now, into decisions, under one policy.
+    """Turns windows, and what the ranks are doing now, into decisions. Times ``now_s`` are seconds since the epoch.
 
     What it must not forget (cooldowns, captures made and running) is in ``state_file`` before a decision is handed out,
     so that a controller that starts again goes on where it stopped.
@@ -116,7 +106,7 @@ class Controller:
         policy: LoadedPolicy | PolicySet | PolicyFiles,
         records: Records,
         state_file: Path,
-        publish: Callable[[Event | Sight], None] = _unheard,
+        publish: Callable[[Event | Sight], None] = lambda seen: None,
         left: ResumeState | None = None,
     ) -> None:
         self._files = policy if isinstance(policy, PolicyFiles) else None
@@ -159,17 +149,11 @@ class Controller:
             return
         self._learnt[window.attempt] = window.last_step
         self._publish(WindowSeen(window, spans or {}, learnt=True))
-        self._ledgers[window.attempt], _ = self._ledgers.get(window.attempt, Ledger()).after(window)
+        self._ledgers[window.attempt], _ = self._ledgers.get(window.attempt, Ledger()).after(window, 0.0)
         self._judged(window)
 
     def take(self, window: Window, now_s: float, spans: Mapping[int, Span] | None = None) -> Judged:
-        """Judge a window, decide, and put both on record.
-
-        Args:
-            window: the window.
-            now_s: seconds since the epoch.
-            spans: from when to when each of its steps was.
-        """
+        """Judge a window, decide, and put both on record; ``spans`` says from when to when each of its steps was."""
         self._follow(now_s)
         self._publish(WindowSeen(window, spans or {}))
         costs = self._charge(window, now_s)
@@ -192,15 +176,12 @@ class Controller:
         known = 0.0 if ready_NR is None else float(np.isfinite(ready_NR).all(axis=1).mean())
         if self._split != (known > 0.0):
             self._split = known > 0.0
-            self._record(EvidenceGathered(now_s, window.first_step, window.last_step, ready_fraction=known))
+            self.record(EvidenceGathered(now_s, window.first_step, window.last_step, ready_fraction=known))
 
     def look(self, job: JobStatus, now_ns: int, now_s: float) -> Judged | None:
         """See whether the job stalls. A stall is decided and put on record when it begins, or its suspects change.
 
-        Args:
-            job: what every rank is doing.
-            now_ns: now, on a clock that only goes on, read after ``job`` was.
-            now_s: seconds since the epoch.
+        ``now_ns`` is on a clock that only goes on, and was read after ``job`` was.
         """
         capturing = {one.rank for one in self._state.running.values() if one.deadline_s > now_s}
         since = on_clock(job, self._watch.job, now_ns)
@@ -213,13 +194,7 @@ class Controller:
         return self._decided(verdict, now_s, peers_of(verdict, last, [one.rank for one in job.ranks]))
 
     def ask(self, ask: ManualRequest, job: JobStatus | None, now_s: float) -> Decision:
-        """Decide about a capture that a person asks for, and put it on record.
-
-        Args:
-            ask: what is asked for.
-            job: what the ranks are doing, where that is known.
-            now_s: seconds since the epoch.
-        """
+        """Decide about a capture that a person asks for, and put it on record."""
         ranks = () if job is None else tuple(one.rank for one in job.ranks)
         step = max((one.step for one in job.ranks), default=0) if job is not None else 0
         attempt = job.attempt if job is not None else 0
@@ -230,19 +205,13 @@ class Controller:
             self._remember()
         triggers = {one.capture_id: trigger_of_request(ask, one, self._policies, decision) for one in decision.requests}
         decision = self._known(decision, triggers)
-        self._record(ManualRequestDecided(ask, decision, triggers))
+        self.record(ManualRequestDecided(ask, decision, triggers))
         return decision
 
     def follow_up(self, hung: CaptureRequest, job: JobStatus | None, now_s: float) -> Decision | None:
-        """Decide what is done about a rank that hangs inside its capture, and put it on record.
+        """Decide what is done about a rank that hangs inside a capture that was given up, and put it on record.
 
-        Args:
-            hung: the capture, which has been given up.
-            job: what the ranks are doing, where that is known.
-            now_s: seconds since the epoch.
-
-        Returns:
-            The decision; None where the rank is not there to hang.
+        None where the rank is not there to hang.
         """
         rank = next((one for one in job.ranks if one.rank == hung.rank), None) if job is not None else None
         if job is None or rank is None or rank.closed or rank.alive is False or hung.profiler == "stacks":
@@ -253,7 +222,7 @@ class Controller:
         self._remember()
         triggers = {one.capture_id: why for one in decision.requests}
         decision = self._known(decision, triggers)
-        self._record(FollowUpDecided(hung.capture_id, decision, triggers))
+        self.record(FollowUpDecided(hung.capture_id, decision, triggers))
         return decision
 
     def answered(self, ask: ManualRequest) -> bool:
@@ -262,17 +231,14 @@ class Controller:
 
     def _charge(self, window: Window, now_s: float) -> list[CostMeasured]:
         """Charge to the budget what captures have cost, once the steps just after them have been seen."""
-        ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window)
+        ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
         self._ledgers[window.attempt] = ledger
-        measured = []
         for cost in costs:
             if cost.cost_s is not None and cost.cost_s > 0.0:
                 self._state = charged(self._state, cost.cost_s)
                 self._remember()
-            event = CostMeasured(now_s, window.attempt, cost.first_step, cost.last_step, cost.cost_s, cost.before_s)
-            self._record(event)
-            measured.append(event)
-        return measured
+            self.record(cost)
+        return costs
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state
@@ -282,7 +248,7 @@ class Controller:
         rule = decision.rule or ""
         triggers = {one.capture_id: trigger(verdict, self._policies, rule, one.rank) for one in decision.requests}
         decision = self._known(decision, triggers)
-        self._record(WindowJudged(verdict, decision, triggers))
+        self.record(WindowJudged(verdict, decision, triggers))
         return Judged(verdict, decision)
 
     def _known(self, decision: Decision, triggers: Mapping[str, Trigger]) -> Decision:
@@ -293,7 +259,7 @@ class Controller:
     def _adopt(self, policies: PolicySet) -> None:
         self._policies = policies
         self._settings = settings_of(policies.detection)
-        self._stall_settings = stall_settings_of(policies.detection)
+        self._stall_settings = StallSettings(floor_s=policies.detection.stalled_after_s)
 
     def _follow(self, now_s: float) -> None:
         """Take over what the policy files say now, if that has changed and is valid; either way it goes on record."""
@@ -304,15 +270,7 @@ class Controller:
             self._adopt(change.policies)
         for line in change.said():
             log.error("%s", line) if change.kind == "refused" else log.warning("%s", line)
-        self._record(change.event(now_s))
-
-    def taken_over(self, event: TakenOver) -> None:
-        """Put on record that this controller goes on with the run."""
-        self._record(event)
-
-    def corroborated(self, evidence: EvidenceGathered) -> None:
-        """Put on record what was gathered beside a verdict."""
-        self._record(evidence)
+        self.record(change.event(now_s))
 
     def trigger_of(self, capture_id: str) -> Trigger:
         """Why a capture exists."""
@@ -325,20 +283,14 @@ class Controller:
     def changed(
         self, result: CaptureResult, now_s: float, found: Reproduced | None = None, stored_bytes: int = 0
     ) -> None:
-        """Put on record that a capture is in another state; once it has ended, its rank may be captured again.
-
-        Args:
-            result: the state, and what came of it.
-            now_s: seconds since the epoch.
-            found: whether the fault is in it, where that can be told.
-            stored_bytes: what is in the store of it.
-        """
+        """Put on record that a capture is in another state; once it has ended, its rank may be captured again."""
         if result.state in ENDED:
             self._state = finished(self._state, result, now_s)
             self._remember()
-        self._record(CaptureChanged(now_s, result, found, stored_bytes))
+        self.record(CaptureChanged(now_s, result, found, stored_bytes))
 
-    def _record(self, event: Event) -> None:
+    def record(self, event: Event) -> None:
+        """Put an event on record, and tell of it."""
         self._records.append(event)
         self._publish(event)
 

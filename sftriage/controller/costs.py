@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.events import CostMeasured
 from sftriage.records import Window
 
 AFTER_STEPS = 10
@@ -30,37 +31,17 @@ KEPT_STEPS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
-    """What the captures that touched some steps cost the job.
-
-    Attributes:
-        first_step: the first step that a profiler touched.
-        last_step: the last one.
-        cost_s: by how much these, and the `AFTER_STEPS` after them, took longer than as many before would have; below
-            nothing where the machine was quicker meanwhile, and None where nothing is known of before.
-        before_s: what a step took before.
-    """
-
-    first_step: int
-    last_step: int
-    cost_s: float | None
-    before_s: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Ledger:
     """The last steps of one attempt of a job: for each, how long the slowest rank took, and whether a profiler ran.
 
-    Attributes:
-        steps: by number, in order.
-        settled: the last step up to which captures have been accounted for.
+    ``settled`` is the last step up to which captures have been accounted for.
     """
 
     steps: Mapping[int, tuple[float, bool]] = field(default_factory=dict)
     settled: int = -1
 
-    def after(self, window: Window) -> tuple[Ledger, list[Cost]]:
-        """The ledger with one more window, and what has become known by it."""
+    def after(self, window: Window, now_s: float) -> tuple[Ledger, list[CostMeasured]]:
+        """The ledger with one more window, and what has become known by it at ``now_s``, in seconds of the epoch."""
         steps = dict(self.steps)
         last = max(steps, default=-1)
         for n, took_s in enumerate(_took_s(window)):
@@ -70,13 +51,13 @@ class Ledger:
         for number in list(steps)[: max(0, len(steps) - KEPT_STEPS)]:
             del steps[number]
         ledger, costs = Ledger(steps, self.settled), []
-        while (cost := ledger._next()) is not None:
-            costs.append(cost)
-            ledger = Ledger(steps, cost.last_step + AFTER_STEPS)
+        while (touched := ledger._next()) is not None:
+            costs.append(CostMeasured(now_s, window.attempt, *touched, *ledger._cost_s(*touched)))
+            ledger = Ledger(steps, touched[1] + AFTER_STEPS)
         return ledger, costs
 
-    def _next(self) -> Cost | None:
-        """What the next captures cost, if what comes just after them has been seen."""
+    def _next(self) -> tuple[int, int] | None:
+        """The first and last step of the next captures, if what comes just after them has been seen."""
         touched = [number for number, (_, capturing) in self.steps.items() if capturing and number > self.settled]
         if not touched:
             return None
@@ -85,18 +66,20 @@ class Ledger:
             if number - last > AFTER_STEPS:
                 break
             last = number
-        if last + AFTER_STEPS > max(self.steps):
-            return None
+        return (first, last) if last + AFTER_STEPS <= max(self.steps) else None
+
+    def _cost_s(self, first: int, last: int) -> tuple[float | None, float | None]:
+        """What captures in these steps cost, and what a step took before; None where nothing is known of before."""
         before = [
             took_s
             for number, (took_s, capturing) in self.steps.items()
             if self.settled < number < first and not capturing and np.isfinite(took_s)
         ][-BEFORE_STEPS:]
         if len(before) < MIN_BEFORE_STEPS:
-            return Cost(first, last, None, None)
+            return None, None
         before_s = _usual_s(np.asarray(before))
         during = [took_s for number, (took_s, _) in self.steps.items() if first <= number <= last + AFTER_STEPS]
-        return Cost(first, last, float(np.nansum(np.asarray(during) - before_s)), before_s)
+        return float(np.nansum(np.asarray(during) - before_s)), before_s
 
 
 def _usual_s(before_N: NDArray[np.float64]) -> float:

@@ -7,8 +7,6 @@ sees an edit, a file put in another's place, and the symbolic links that Kuberne
 from __future__ import annotations
 
 import hashlib
-import os
-import stat
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,15 +15,12 @@ from typing import Literal
 
 from sftriage.errors import InputError, UsageError
 from sftriage.events import NamedPolicy, PolicyChanged
-from sftriage.policy.loading import MAX_FILE_BYTES
+from sftriage.policy.loading import read
 from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.problems import PolicyError, Problem
-from sftriage.policy.schema import Detection
 
 SETTLED_S = 2.0
 """A file that changed this recently may change again within the clock's grain, unseen: it is read once more."""
-
-_Signature = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +55,8 @@ class Change:
         return PolicyChanged(now_s, self.kind, policies, self.problems, self.later)
 
 
-def _later(begun: Detection, new: Detection) -> tuple[str, ...]:
-    """What of a policy takes effect only with another run: how windows are cut is settled when a run begins."""
-    names = ("window_steps", "stride_steps", "warmup_steps")
-    return tuple(f"detection.{name}" for name in names if getattr(begun, name) != getattr(new, name))
+_CUTS = ("window_steps", "stride_steps", "warmup_steps")
+"""How windows are cut is settled when a run begins: these take effect with another run."""
 
 
 class PolicyFiles:
@@ -78,11 +71,7 @@ class PolicyFiles:
         UsageError: one of them is not there.
     """
 
-    def __init__(
-        self,
-        paths: Sequence[Path],
-        now: Callable[[], float] = time.time,
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], now: Callable[[], float] = time.time) -> None:
         # Absolute, so that a file that goes is never taken for the name of a policy that ships.
         self._paths = tuple(path.absolute() for path in paths)
         self._now = now
@@ -118,7 +107,8 @@ class PolicyFiles:
         if restored:
             return Change("restored", self.current)
         self.current = policies
-        return Change("changed", policies, later=_later(self._begun, policies.detection))
+        others = [name for name in _CUTS if getattr(self._begun, name) != getattr(policies.detection, name)]
+        return Change("changed", policies, later=tuple(f"detection.{name}" for name in others))
 
     def _refused(self, contents: tuple[str, ...], error: InputError | UsageError) -> Change | None:
         if not self._settled and contents != self._doubted:
@@ -139,7 +129,7 @@ def _load(paths: Sequence[Path]) -> PolicySet:
     return load_set(paths)
 
 
-def _signature(path: Path) -> _Signature:
+def _signature(path: Path) -> tuple[int, ...]:
     """What changes when a file does, or when another takes its place; empty for one that is not there."""
     try:
         at = path.stat()
@@ -149,13 +139,8 @@ def _signature(path: Path) -> _Signature:
 
 
 def _content(path: Path) -> str:
-    """The sha256 of a file's bytes, or why there is none. Larger than any policy may be, its beginning will do."""
+    """The sha256 of a file's bytes, or why there is none."""
     try:
-        # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
-        number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(number, "rb") as file:
-            if not stat.S_ISREG(os.fstat(number).st_mode):
-                return "not a regular file"
-            return hashlib.sha256(file.read(MAX_FILE_BYTES + 1)).hexdigest()
-    except OSError as error:
-        return error.strerror or type(error).__name__
+        return hashlib.sha256(read(str(path))).hexdigest()
+    except PolicyError as error:
+        return str(error)

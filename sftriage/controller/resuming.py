@@ -25,11 +25,7 @@ class ResumeState:
 
 
 def resume_state(events: Iterable[Event]) -> ResumeState:
-    """What a run's records say is left to be done.
-
-    Args:
-        events: what is on record, in order.
-    """
+    """What a run's records, in order, say is left to be done."""
     decided: dict[int, int] = {}
     unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
     request_ids: set[str] = set()

@@ -26,11 +26,7 @@ class Wants:
         self._suspects: dict[str, set[str]] = {}
 
     def wanted(self, now_s: float) -> tuple[WantedCapture, ...]:
-        """All captures that are wanted now, suspects before those to compare them with.
-
-        Args:
-            now_s: the time on a clock that only goes on, in seconds.
-        """
+        """All captures that are wanted now, suspects first; ``now_s`` is in seconds of a clock that only goes on."""
         return tuple(
             replace(one, expires_s=self._expire_s[capture_id] - now_s) if capture_id in self._expire_s else one
             for capture_id, one in self._wanted.items()

@@ -35,13 +35,12 @@ class Walk:
     """One pass through a segment, in seconds.
 
     Attributes:
-        segment: what was walked.
         arrival_MR: when each rank was through with the local columns.
         leader_M: the rank that arrived last, at ``last_M``.
         end_M: when the segment ended: its exposed time.
         boundaries: for each column its stage, and row by row the frontier's advance over it and the rank in front.
-        some_KNX: for each local column the times of `MEDIAN_RANKS` sampled ranks, taken in passing, while they are at
-            hand (single precision); none where there are not more than these.
+        some_KNX: for each local column the times of `MEDIAN_RANKS` sampled ranks, taken in passing (single precision);
+            none where there are not more than these.
     """
 
     segment: Segment
@@ -89,10 +88,7 @@ def walk(segment: Segment) -> Walk:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Passing:
-    """What is filled in on the way through a segment: after each column the frontier, and who is in front; see `Walk`.
-
-    ``sample`` are the ranks in ``some_KNX``.
-    """
+    """What is filled in on the way through a segment, see `Walk`: after each column the frontier, and who leads."""
 
     arrival_MR: FloatArray
     at_KM: FloatArray
@@ -101,7 +97,6 @@ class _Passing:
     some_KNX: list[SingleArray]
 
     def go_through(self, segment: Segment, rows: slice) -> None:
-        """Fill in some of the rows."""
         reached_BR = self.arrival_MR[rows]
         reached_BR.fill(0.0)
         for k, column in enumerate(segment.local):

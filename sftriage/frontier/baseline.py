@@ -219,15 +219,9 @@ def normal_lateness_s(
 def excess_of(
     seen: Profile, like: Profile, normal: Typical | None, n_ranks: int, exposed_s: float, settings: Settings
 ) -> Excess:
-    """The excess of a window.
+    """The excess of a window whose profile is ``seen``; of those of its steps that can be compared, it is ``like``.
 
-    Args:
-        seen: the window's profile.
-        like: the profile of those of its steps that can be compared with ``normal``.
-        normal: a typical healthy step of the job in the same regime, where one is known.
-        n_ranks: ranks in the window.
-        exposed_s: mean exposed seconds a step.
-        settings: the thresholds.
+    ``normal`` is a typical healthy step of the job in the same regime, where one is known; ``exposed_s`` a mean.
     """
     late_s = max(0.0, seen.typical.lateness_s - normal_lateness_s(seen, normal, n_ranks, exposed_s, settings))
     if normal is None:

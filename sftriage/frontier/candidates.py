@@ -63,17 +63,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
-    """What every candidate of a window is measured against: names, the steps that count, and the thresholds.
+    """What every candidate of a window is measured against: names, the steps that count (``used_N``), the thresholds.
 
-    Attributes:
-        schema: names of the stages.
-        used_N: the steps that count.
-        exposed_N: exposed seconds of each step.
-        first_step: the job's number of the window's first step.
-        present_s: a suspect is present in a step where its gain is at least this many seconds.
-        clear_s: and stands out of jitter from this many on.
-        recurring: for the ranks of a unit, what comes back there.
-        settings: the thresholds.
+    A suspect is present in a step where its gain is at least ``present_s``, and stands out of jitter from ``clear_s``
+    on. ``recurring`` is what comes back, for the ranks of a unit.
     """
 
     schema: StageSchema
@@ -229,14 +222,8 @@ def group_candidates(seen: Profile, normal: Typical, roles: Roles, scene: Scene,
     """Local stages slower on (nearly) every rank of a cohort, or of all of them, than the baseline, and all together.
 
     Levels are medians over the window's steps, so what is found here is in most of them; ``persistence`` is the
-    fraction of steps whose own level is nearer to the window's than to the baseline's.
-
-    Args:
-        seen: the profile of the steps that can be compared with ``normal``.
-        normal: a typical healthy step of the job in the same regime.
-        roles: the cohorts.
-        scene: names and thresholds.
-        exposed_s: mean exposed seconds a step.
+    fraction of steps whose own level is nearer to the window's than to the baseline's. ``seen`` are the steps that can
+    be compared with ``normal``, a typical healthy step of the job in the same regime.
     """
     common_CS = seen.typical.common_CS
     # A median of few steps may be over their mean, and what is saved is no more than what was spent.

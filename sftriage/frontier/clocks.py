@@ -66,13 +66,7 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
     On the host's clock a rank or a host that is late in a stage of the host's own work stands, and so does it that
     nothing is to be seen. Of what all ranks share nothing does: where all wait for their devices there too, or their
     devices have enough to do meanwhile, nobody sees it. Devices that have enough to do can hide one host's delay as
-    well; where the job's healthy step is known, it shows by the step's being no longer than that.
-
-    Args:
-        verdict: what the times say.
-        seen: what was timed.
-        longer_s: by how much a step is longer than a healthy one, where that is known.
-        settings: the thresholds.
+    well; where the job's healthy step is known, it shows by the step's being no longer than that (``longer_s``).
     """
     if seen.clock == "host" and not seen.limited:
         return verdict

@@ -39,11 +39,8 @@ RANK_TELLS_FRACTION = 0.7
 class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
-    Attributes:
-        baseline: the job's healthy steps.
-        history: how late ranks and hosts were in the last steps, for what comes back.
-        named: the suspect of the window before.
-        device: the same of the windows that were judged on the device's clock; the rest is on the host's.
+    ``named`` is the suspect of the window before, ``device`` the same of the windows that were judged on the device's
+    clock; the rest is on the host's.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
@@ -133,7 +130,8 @@ def weigh(
     if normal is not None:
         group = group_candidates(like, normal, roles, scene, exposed_s)
         # What all ranks share is drift below its threshold, and no rival to a rank.
-        least = settings.min_group_fraction * _keep(past, ("all", "cohort"), None, settings)
+        kept = past.named is not None and past.named.scope in ("all", "cohort")
+        least = settings.min_group_fraction * (settings.keep_fraction if kept else 1.0)
         candidates += [candidate for candidate in group if candidate.suspect.share >= least]
     leader_NG = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
     gain_NG = np.stack([one.whole_gain_M[:n_steps] for one in replays])[:, used_N]
@@ -164,7 +162,7 @@ def _single(units: list[Unit], scene: Scene, past: Past) -> list[Candidate]:
     found: list[Candidate] = []
     # ranks come first
     for unit in units:
-        here = suspects_of(unit, scene, _keep(past, (unit.scope,), unit.ranks, scene.settings))
+        here = suspects_of(unit, scene, keep_fraction(past, unit, scene.settings))
         if unit.scope == "host":
             mine = [one for one in found if one.suspect.rank in unit.ranks]
             best_s = max((one.total_s for one in here), default=0.0)
@@ -175,14 +173,9 @@ def _single(units: list[Unit], scene: Scene, past: Past) -> list[Candidate]:
     return found
 
 
-def keep_fraction(past: Past, suspect: Suspect, settings: Settings) -> float:
+def keep_fraction(past: Past, whose: Suspect | Unit, settings: Settings) -> float:
     """By how much the thresholds are lower for a suspect because the window before named it."""
-    return _keep(past, (suspect.scope,), suspect.ranks, settings)
-
-
-def _keep(past: Past, scopes: tuple[str, ...], ranks: tuple[int, ...] | None, settings: Settings) -> float:
-    named = past.named
-    same = named is not None and named.scope in scopes and (ranks is None or named.ranks == ranks)
+    same = past.named is not None and (past.named.scope, past.named.ranks) == (whose.scope, whose.ranks)
     return settings.keep_fraction if same else 1.0
 
 

@@ -12,11 +12,6 @@ from sftriage.frontier.verdicts import assess_times, coverage_of
 from sftriage.records import Verdict, Window
 
 
-def classify(window: Window, past: Past | None = None, settings: Settings | None = None) -> Verdict:
-    """The verdict on one window."""
-    return assess(window, past or Past(), settings or Settings())[0]
-
-
 def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, WindowEvidence | None]:
     """The verdict on one window, and what it was taken from; None where the window was not looked into.
 
@@ -40,23 +35,15 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     """The verdict on a window and the past after it. A new attempt of the job starts from no past (None)."""
     past = past or Past()
     verdict, evidence = assess(window, past, settings)
-    return verdict, past if evidence is None else after(past, verdict, evidence)
-
-
-def after(past: Past, verdict: Verdict, evidence: WindowEvidence) -> Past:
-    """The past after one more window: its steps are looked at once, however the windows overlap.
-
-    What was seen on one clock teaches nothing on another.
-    """
-    if verdict.clock == "device":
-        return replace(past, device=_after(past.device or Past(), verdict, evidence))
-    return _after(past, verdict, evidence)
-
-
-def _after(past: Past, verdict: Verdict, evidence: WindowEvidence) -> Past:
-    return replace(
-        past,
-        baseline=learned(past.baseline, verdict, evidence.regime, evidence.like.typical),
+    if evidence is None:
+        return verdict, past
+    # What was seen on one clock teaches nothing on another.
+    on_device = verdict.clock == "device"
+    before = past.device or Past() if on_device else past
+    after = replace(
+        before,
+        baseline=learned(before.baseline, verdict, evidence.regime, evidence.like.typical),
         history=evidence.history,
         named=verdict.suspects[0] if verdict.label == "suspect" else None,
     )
+    return verdict, replace(past, device=after) if on_device else after

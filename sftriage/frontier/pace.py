@@ -58,16 +58,8 @@ def on_clock(job: JobStatus, before: JobSince | None, now_ns: int) -> JobSince:
             step_since_ns = was.step_since_ns if abs(step_since_ns - was.step_since_ns) < SAME_NS else step_since_ns
         ranks.append(
             RankSince(
-                rank=one.rank,
-                host=one.host,
-                stage=one.stage,
-                since_ns=since_ns,
-                step=one.step,
-                step_since_ns=step_since_ns,
-                published=one.published,
-                closed=one.closed,
-                alive=one.alive,
-                special=one.special,
+                *(one.rank, one.host, one.stage, since_ns, one.step, step_since_ns),
+                *(one.published, one.closed, one.alive, one.special),
             )
         )
     return JobSince(job.schema, job.world_size, tuple(ranks), job.attempt)

@@ -35,7 +35,7 @@ MAX_ODDS = 1e-2
 """Odds at which chance alone makes the best of all periods and phases, in all series of a window, look as good."""
 
 FILLED_FRACTION = 0.7
-"""Of the times at which it is expected, so many must be there: noise hides some."""
+"""Of the times at which it is expected, or of the steps of a run, so many must be there: noise hides some."""
 
 MAX_FOLDED = 24
 """Series that are folded, those with most lateness in them."""
@@ -53,10 +53,8 @@ Ranks = tuple[int, ...]
 class History:
     """How late ranks, and the ranks of hosts, were in the job's last steps, in seconds; NaN where nobody looked.
 
-    Attributes:
-        first_step: the first step.
-        late_s: for each (a rank alone, or a host's) its steps by stage, and in the last column all stages together: a
-            stage by itself is quiet where others jitter.
+    ``late_s`` has for each (a rank alone, or a host's) its steps by stage, and in the last column all stages together:
+    a stage by itself is quiet where others jitter.
     """
 
     first_step: int = 0
@@ -66,19 +64,17 @@ class History:
         """The history with one more window, whose steps are taken as it has them."""
         end = first_step + n_steps
         begin = max(min(self.first_step, first_step) if self.late_s else first_step, end - HISTORY_STEPS)
+        width = next((values.shape[1] for values in (*late_s.values(), *self.late_s.values())), 0)
         kept = [ranks for ranks in self.late_s if ranks not in late_s][-(MAX_SERIES - len(late_s)) :]
         series: dict[Ranks, FloatArray] = {}
         for ranks in (*kept, *late_s):
-            series[ranks] = np.full((end - begin, self._width(late_s)), np.nan)
+            series[ranks] = np.full((end - begin, width), np.nan)
             for start, values in ((self.first_step, self.late_s.get(ranks)), (first_step, late_s.get(ranks))):
                 if values is not None:
                     skipped = max(0, begin - start)
                     part = values[skipped : skipped + max(0, end - max(start, begin))]
                     series[ranks][max(0, start - begin) : max(0, start - begin) + len(part)] = part
         return History(begin, series)
-
-    def _width(self, late_s: Mapping[Ranks, FloatArray]) -> int:
-        return next((values.shape[1] for values in (*late_s.values(), *self.late_s.values())), 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -97,16 +93,10 @@ class Recurrence:
 
 
 def recurrences(history: History, wanted: Sequence[Ranks], window_steps: int, min_s: float) -> dict[Ranks, Recurrence]:
-    """What comes back and is still there in the last ``window_steps`` steps, by whose it is.
+    """What comes back and is still there in the last ``window_steps`` steps, by whose it is, of those ``wanted``.
 
     It is looked for in the window, in twice and four times as many steps, and in all: a fault may have begun a while
-    ago.
-
-    Args:
-        history: the steps, the window's among them.
-        wanted: whose series are looked at.
-        window_steps: steps of the window, which are the last.
-        min_s: lateness that is worth a look; no single step below it is.
+    ago. A step that is late by less than ``min_s`` is not.
     """
     whose, late_CN = _series(history, wanted, window_steps, min_s)
     if not whose:
@@ -131,10 +121,7 @@ def recurrences(history: History, wanted: Sequence[Ranks], window_steps: int, mi
 def _series(
     history: History, wanted: Sequence[Ranks], window_steps: int, min_s: float
 ) -> tuple[list[tuple[Ranks, int]], FloatArray]:
-    """The series in which something might come back (C × steps), most lateness first, and whose and which they are.
-
-    It has to be there in the window, and often enough in all.
-    """
+    """The series in which something might come back (C × steps), most lateness first, and whose and which they are."""
     found: list[tuple[float, Ranks, int]] = []
     for ranks in wanted:
         late_NS = history.late_s[ranks]
@@ -154,13 +141,8 @@ def _periods(n_steps: int) -> range:
 class _Plan:
     """What folding so many steps looks at, whatever is in them. P periods, E entries, B bins.
 
-    Attributes:
-        period_P: the periods.
-        first_P: the bin of each period's phase 0; the others follow.
-        bin_PN: the bin of each step, period by period.
-        entries: for each level the entries: which period (E), and which of a series' latest steps, the latest first
-            (E).
-        n_bins: how many bins there are.
+    ``first_P`` is the bin of each period's phase 0, the others follow; ``bin_PN`` is that of each step. ``entries`` has
+    for each level which period (E), and which of a series' latest steps, the latest first (E).
     """
 
     period_P: NDArray[np.intp]
@@ -190,10 +172,7 @@ def _drawn(level: float, n_valid: NDArray[np.intp], period_P: NDArray[np.intp]) 
 
 
 def _fold(late_CN: FloatArray) -> list[tuple[int, int, float]]:
-    """For each series: the period and phase that its latest steps would share least likely by chance, and log odds.
-
-    (Period 0 where there is none.)
-    """
+    """For each series the period (0: none), the phase that its latest steps share least likely by chance, log odds."""
     n_series, n_steps = late_CN.shape
     plan = _plan(n_steps)
     if not len(plan.period_P):
@@ -264,10 +243,6 @@ def _onset(late_N: FloatArray, period: int, phase: int, window_steps: int) -> in
     return None
 
 
-FILLED_FRACTION = 0.7
-"""A run of steps is the fault's where it is there in so many of them: noise hides some."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Course:
     """How a suspect went over a window: the steps it fills (N), and what sort of fault that makes it.
@@ -284,11 +259,7 @@ class Course:
 def course_of(present_N: BoolArray, first_step: int, settings: Settings, min_persistence: float) -> Course | None:
     """The course of one suspect over a window, or None where it fills neither most of it nor a run of its steps.
 
-    Args:
-        present_N: steps in which the suspect's gain was there.
-        first_step: the job's number of the window's first step.
-        settings: the thresholds.
-        min_persistence: fraction of the window's steps that make it there throughout.
+    In ``present_N`` its gain was there; in ``min_persistence`` of the window's steps, it was throughout.
     """
     n_steps = len(present_N)
     # Of a short window a quarter shows where it began; it takes a long run to be named for that run alone.

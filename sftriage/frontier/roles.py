@@ -66,13 +66,8 @@ def differ(window: Window, valid_N: BoolArray, local_S: BoolArray, min_s: float)
     """Whether the ranks look like several roles: each is high in some local stage in which another is low.
 
     A straggler is high somewhere and low nowhere, and its peers are neither; of ranks with different roles (pipeline
-    stages, a rank that also evaluates) every one is high in what is its own, and low in what is the others'.
-
-    Args:
-        window: the window.
-        valid_N: its complete steps.
-        local_S: the stages that do not wait for anybody.
-        min_s: a stage tells ranks apart where they differ by at least this many seconds, and by half.
+    stages, a rank that also evaluates) every one is high in what is its own, and low in what is the others'. A local
+    stage tells ranks apart where they differ by at least ``min_s`` in the complete steps, and by half.
     """
     ranks = sampled(np.arange(window.durations_NRS.shape[1]))
     # (stage by stage, as a window's times lie in memory)

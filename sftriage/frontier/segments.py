@@ -28,13 +28,8 @@ class SegmentColumn:
     Step n is in the segment's row ``n + offset``: what came after the last sync belongs to the row of the next step.
     What is not a stage's whole time is worked out where it is looked at: a large job's window is not copied.
 
-    Attributes:
-        stage: which one it is.
-        whole_NR: its time, as recorded.
-        offset: see above.
-        over_NR: where given, only what is over this is in the column.
-        up_to_NR: where given, only what is up to this.
-        valid_NR: where given, the rest is left out and takes no time.
+    Of ``whole_NR``, its time as recorded, only what is over ``over_NR`` is in the column, and up to ``up_to_NR``, where
+    these are given; what is not ``valid_NR`` is left out and takes no time.
     """
 
     stage: int

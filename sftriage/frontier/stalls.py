@@ -59,9 +59,7 @@ class WaitState:
     """Who waits for whom, whether or not it has been for long.
 
     Attributes:
-        wait: what is waited for.
         missing: the ranks that are waited for; none where nothing tells them from the others.
-        reasons: why it is these, or none.
         waiting: how many ranks wait in a sync stage.
         step: the step in progress, or the last one.
         lasts_since_ns: when that step began, or the last one ended.
@@ -92,14 +90,8 @@ def stall_verdict(
 ) -> Verdict | None:
     """The verdict on the step in progress, if it is a stall.
 
-    Args:
-        standing: who waits for whom, if anybody can be said to wait.
-        job: what every rank is doing.
-        pace: what is normal for the job.
-        settings: the thresholds.
-        now_ns: now, on the clock of ``job``, and not before it was taken.
-        watched_since_ns: nothing before this counts: nobody looked.
-        capturing: ranks that a profiler runs on; it may hold them up for as long as its time-box lasts.
+    Before ``watched_since_ns`` nobody looked, and nothing counts. A profiler may hold the ranks that are ``capturing``
+    up for as long as its time-box lasts.
     """
     if standing is None or any(one.rank in capturing for one in standing.missing):
         return None
@@ -242,14 +234,8 @@ def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: floa
 class Watch:
     """What has to be kept from one look at a job to the next.
 
-    Attributes:
-        pace: what is normal for the job.
-        job: what the last look showed; None before the first.
-        standing: who waited for whom then.
-        looked_ns: when that was.
-        since_ns: since when there was no gap between two looks.
-        reported: the stall that was last reported, as long as it lasts, and what was waited for in it.
-        reported_ns: when a stall was last reported.
+    ``job`` and ``standing`` are what the last look showed, at ``looked_ns``; since ``since_ns`` no gap was between two
+    looks. ``reported`` is the stall last reported, at ``reported_ns``, as long as it lasts, and what was waited for.
     """
 
     pace: Pace = Pace()  # noqa: RUF009  # frozen
@@ -281,7 +267,8 @@ def look(
     pace = _learned(job, watch, settings)
     standing = wait_state_of(job, pace, now_ns)
     reported = watch.reported
-    if watch.job is not None and _ended_steps(job) > _ended_steps(watch.job):
+    ended, before = (sum(one.published for one in some.ranks) for some in (job, watch.job or job))
+    if ended > before:
         reported = None
     verdict = stall_verdict(standing, job, pace, settings, now_ns, watch.since_ns, capturing)
     if verdict is None or standing is None or (reported is not None and _told(verdict) == _told(reported[0])):
@@ -306,10 +293,6 @@ def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:
         return pace
     pause = Pause(was.wait, was.still_s(watch.looked_ns, watch.since_ns), watch.looked_ns)
     return pace.with_pause(pause, settings.floor_of(was.wait) / settings.longest_factor, settings.memory_s)
-
-
-def _ended_steps(job: JobSince) -> int:
-    return sum(one.published for one in job.ranks)
 
 
 def _told(verdict: Verdict) -> tuple[object, ...]:

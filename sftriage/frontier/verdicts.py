@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import Accounting, account, walked
+from sftriage.frontier.accounting import account, walked
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
@@ -30,25 +30,39 @@ def assess_times(
 ) -> tuple[Verdict, WindowEvidence | None]:
     """The verdict on a window's durations, and what it was taken from; None where the window was not looked into.
 
-    Args:
-        window: durations of N steps × R ranks × S stages.
-        past: what the windows before have taught.
-        settings: the thresholds.
-        coverage: fraction of (step, rank) vectors that are there, where it is not that of these durations.
+    ``coverage`` is the fraction of (step, rank) vectors that are there, where it is not that of these durations.
     """
     walks, valid_N = walked(window)
     accounting = account(walks, window, int(valid_N.sum()))
     if coverage is None:
         coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
     numbers = {"coverage": coverage, "complete_steps": float(accounting.n_steps)}
+
+    def verdict(label: Label, reasons: tuple[str, ...] = (), suspects: tuple[Suspect, ...] = ()) -> Verdict:
+        """Totals of the accounting as means a step; everything else as it was decided."""
+        n_steps, stages = max(1, accounting.n_steps), window.schema.stages
+        return Verdict(
+            first_step=window.first_step,
+            last_step=window.last_step,
+            label=label,
+            reasons=reasons,
+            suspects=suspects,
+            exposed_s=accounting.exposed_s / n_steps,
+            advances_s={stage: float(s) / n_steps for stage, s in zip(stages, accounting.advances_S, strict=True)},
+            leaders=dict(zip(stages, accounting.leaders_S, strict=True)),
+            numbers=numbers,
+            sync=window.schema.sync,
+            attempt=window.attempt,
+        )
+
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction
-        return _verdict(window, accounting, "needs_evidence", ("low_coverage",), (), numbers), None
+        return verdict("needs_evidence", ("low_coverage",)), None
     if window.capturing_N is not None and window.capturing_N.any():
         numbers["capturing_steps"] = float(window.capturing_N.sum())
-        return _verdict(window, accounting, "needs_evidence", ("self_inflicted",), (), numbers), None
+        return verdict("needs_evidence", ("self_inflicted",)), None
     if accounting.exposed_s == 0.0:
-        return _verdict(window, accounting, "healthy", (), (), numbers), None
+        return verdict("healthy"), None
     evidence = weigh(window, walks, accounting, valid_N, past, settings)
     first = _unambiguous(evidence, past, settings)
     if first is not None:
@@ -57,14 +71,11 @@ def assess_times(
     numbers |= _numbers(evidence, past, settings)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
     if _roles_differ(window, valid_N, evidence, settings):
-        return _verdict(window, accounting, "needs_evidence", ("mixed_roles",), suspects, numbers), evidence
+        return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
-        named = (_since(first, past, window), *suspects[1:])
-        return _verdict(window, accounting, "suspect", (), named, numbers), evidence
+        return verdict("suspect", (), (_since(first, past, window), *suspects[1:])), evidence
     reasons = _reasons(evidence, past, settings)
-    if not reasons:
-        return _verdict(window, accounting, "healthy", (), (), numbers), evidence
-    return _verdict(window, accounting, "needs_evidence", reasons, suspects, numbers), evidence
+    return verdict("needs_evidence", reasons, suspects) if reasons else verdict("healthy"), evidence
 
 
 def coverage_of(window: Window) -> float:
@@ -100,48 +111,36 @@ def _unambiguous(evidence: WindowEvidence, past: Past, settings: Settings) -> Ca
 
     What comes back fills too few steps to be ahead in all of them, and is judged in its own.
     """
+
+    def qualifies(one: Candidate) -> bool:
+        return _qualifies(one, evidence, settings, keep_fraction(past, one.suspect, settings))
+
+    def comes_back(one: Candidate) -> bool:
+        ahead, lead = _lead_in_its_steps(one, evidence)
+        return qualifies(one) and ahead and lead >= settings.min_sparse_lead_fraction
+
     back = (one for one in evidence.candidates if one.suspect.pattern == "recurring")
-    again = next((one for one in back if _comes_back(one, evidence, past, settings)), None)
-    for first in evidence.candidates[:1]:
-        keep = keep_fraction(past, first.suspect, settings)
-        if _qualifies(first, evidence, settings, keep) and _leads(evidence, settings, keep):
-            same = again is not None and again.suspect.ranks == first.suspect.ranks
-            return again if same and _has_nearly_all(again, first) else first
-    return again
+    again = next((one for one in back if comes_back(one)), None)
+    first = next(iter(evidence.candidates), None)
+    if first is None or not (qualifies(first) and _leads(evidence, past, settings)):
+        return again
+    if again is None or again.course is None or again.suspect.ranks != first.suspect.ranks or first.total_s <= 0.0:
+        return first
+    # Who seems to be there throughout may be so in the steps in which it comes back, and hardly in others.
+    return again if float(first.gain_N[again.course.filled_N].sum()) >= NEARLY_ALL * first.total_s else first
 
 
-def _has_nearly_all(again: Candidate | None, first: Candidate) -> bool:
-    """Whether who seems to be there throughout is so in the steps in which it comes back, and hardly in others."""
-    if again is None or again.course is None or first.total_s <= 0.0:
-        return False
-    return float(first.gain_N[again.course.filled_N].sum()) >= NEARLY_ALL * first.total_s
+def _lead_in_its_steps(candidate: Candidate, evidence: WindowEvidence) -> tuple[bool, float]:
+    """Whether what comes back has most in its own steps, and how far it is ahead there, as a fraction of its gain.
 
-
-def _comes_back(candidate: Candidate, evidence: WindowEvidence, past: Past, settings: Settings) -> bool:
-    """Whether what comes back explains what is in its steps, and is clearly ahead there."""
-    keep = keep_fraction(past, candidate.suspect, settings)
-    return _qualifies(candidate, evidence, settings, keep) and _leads_in_its_steps(candidate, evidence, settings)
-
-
-def _leads_in_its_steps(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> bool:
-    """Whether what comes back is clearly ahead of everybody in the steps in which it does, and of what else comes back.
-
-    Ranks that take turns by the clock each come back at a period.
+    What others gain in its steps as anywhere is jitter. Ranks that take turns by the clock each come back at a period.
     """
-    rivals = [_gain_in_steps_of(candidate, one, evidence)[0] for one in _rivals(candidate, evidence)]
-    own_s, _ = _gain_in_steps_of(candidate, candidate, evidence)
-    ahead = all(rival_s < own_s for rival_s in rivals)
-    return ahead and _lead_in_its_steps(candidate, evidence) >= settings.min_sparse_lead_fraction
-
-
-def _lead_in_its_steps(candidate: Candidate, evidence: WindowEvidence) -> float:
-    """How far it is ahead, as a fraction of its gain. What others gain in its steps as anywhere is jitter."""
     own_s, _ = _gain_in_steps_of(candidate, candidate, evidence)
     rivals = _rivals(candidate, evidence)
     here = [_gain_in_steps_of(candidate, rival, evidence) for rival in rivals]
     again_s = [_gain_in_steps_of(one, one, evidence)[0] for one in rivals if one.suspect.pattern == "recurring"]
     second_s = max((0.0, *again_s, *(all_s - elsewhere_s for all_s, elsewhere_s in here)))
-    return (own_s - second_s) / own_s if own_s > 0.0 else 0.0
+    return all(all_s < own_s for all_s, _ in here), (own_s - second_s) / own_s if own_s > 0.0 else 0.0
 
 
 def _rivals(candidate: Candidate, evidence: WindowEvidence) -> list[Candidate]:
@@ -159,13 +158,13 @@ def _gain_in_steps_of(filling: Candidate, one: Candidate, evidence: WindowEviden
     return float(one.gain_N[filled_N].sum()), elsewhere_s * float(filled_N.sum())
 
 
-def _leads(evidence: WindowEvidence, settings: Settings, keep: float) -> bool:
+def _leads(evidence: WindowEvidence, past: Past, settings: Settings) -> bool:
     """Whether the first is clearly ahead of the others: in gain and, among ranks, in the steps in which it is the one.
 
     Its own other stages are no rivals to it. Who fills few steps must have twice what the next one has.
     """
     first = evidence.candidates[0]
-    lead, min_lead = _lead(evidence, settings, keep)
+    lead, min_lead = _lead(evidence, settings, keep_fraction(past, first.suspect, settings))
     if lead < min_lead:
         return False
     ranks = [one for one in evidence.candidates if one.suspect.scope == "rank"]
@@ -328,14 +327,14 @@ def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[s
     excess = evidence.excess
     return {
         "used_steps": float(evidence.used_N.sum()),
-        "excess_s": evidence.excess.total_s,
-        "late_excess_s": evidence.excess.late_s,
-        "group_excess_s": evidence.excess.group_s,
-        "sync_excess_s": evidence.excess.sync_s,
+        "excess_s": excess.total_s,
+        "late_excess_s": excess.late_s,
+        "group_excess_s": excess.group_s,
+        "sync_excess_s": excess.sync_s,
         "lateness_s": evidence.seen.typical.lateness_s,
         "jitter_s": evidence.seen.jitter_s,
         "best_gains_s": evidence.best_gains_s,
-        "has_baseline": float(evidence.excess.from_baseline),
+        "has_baseline": float(excess.from_baseline),
         "min_gain_s": settings.min_gain_fraction * evidence.exposed_s,
         "min_roaming_s": settings.min_roaming_fraction * evidence.exposed_s,
         "min_group_s": settings.min_group_fraction * evidence.exposed_s,
@@ -353,7 +352,7 @@ def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) 
     single = first.suspect.scope in ("rank", "host")
     lead, min_lead = _lead(evidence, settings, keep)
     if first.suspect.pattern == "recurring":
-        lead = _lead_in_its_steps(first, evidence)
+        _, lead = _lead_in_its_steps(first, evidence)
     return {
         "first_share": _share(first, evidence, settings),
         "min_share": (settings.min_gain_fraction if single else settings.min_group_fraction) * keep,
@@ -364,29 +363,3 @@ def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) 
         "first_pattern": float(first.course is not None),
         "min_pattern": 1.0,
     }
-
-
-def _verdict(
-    window: Window,
-    accounting: Accounting,
-    label: Label,
-    reasons: tuple[str, ...],
-    suspects: tuple[Suspect, ...],
-    numbers: dict[str, float],
-) -> Verdict:
-    """Totals of the accounting as means a step; everything else as it was decided."""
-    n_steps = max(1, accounting.n_steps)
-    stages = window.schema.stages
-    return Verdict(
-        first_step=window.first_step,
-        last_step=window.last_step,
-        label=label,
-        reasons=reasons,
-        suspects=suspects,
-        exposed_s=accounting.exposed_s / n_steps,
-        advances_s={stage: float(s) / n_steps for stage, s in zip(stages, accounting.advances_S, strict=True)},
-        leaders=dict(zip(stages, accounting.leaders_S, strict=True)),
-        numbers=numbers,
-        sync=window.schema.sync,
-        attempt=window.attempt,
-    )

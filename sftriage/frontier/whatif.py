@@ -29,7 +29,6 @@ class SegmentReplay:
     """One kind of segment, row by row (M rows; a row is a step, see `Segment`), in seconds.
 
     Attributes:
-        walk: the segment as it was.
         second_M: the second last arrival.
         lateness_M: the last arrival less the median arrival of the leader's peers.
         reference_KMC: for each local column, the median of each cohort, the leader left out.

@@ -61,7 +61,7 @@ def load(path: str | os.PathLike[str]) -> LoadedPolicy:
         PolicyError: the file cannot be read, or is not a policy; with every problem in it.
     """
     source = os.fspath(path)
-    raw = _read(source)
+    raw = read(source)
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -110,7 +110,12 @@ def shipped() -> dict[str, Path]:
     return {path.stem: path for path in sorted(directory.glob("*.yaml"))}
 
 
-def _read(source: str) -> bytes:
+def read(source: str) -> bytes:
+    """The bytes of a policy file, which is regular and not too large.
+
+    Raises:
+        PolicyError: it is not, or cannot be read.
+    """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
         number = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -196,7 +196,7 @@ class Triage:
                     self._controller.learn(window)
         except SftriageError as error:
             log.warning("what the run was like before could not be learnt again: %s", error)
-        self._controller.taken_over(TakenOver(time.time(), socket.gethostname(), os.getpid()))
+        self._controller.record(TakenOver(time.time(), socket.gethostname(), os.getpid()))
         self._stream.publish(Resumed(tuple(request for request, _ in left.unended.values())))
         for request, trigger in left.unended.values():
             self._wants.resume(request, trigger)
@@ -243,7 +243,7 @@ class Triage:
     def _gather(self, *, ended: bool) -> None:
         found = None if ended else self._evidence.look(self._fleet)
         if found is not None:
-            self._controller.corroborated(found)
+            self._controller.record(found)
 
     def _take_asks(self, *, ended: bool) -> None:
         for ask in taken(self.directory):

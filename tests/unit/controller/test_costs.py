@@ -24,7 +24,7 @@ def windows(took_s, capturing, length=50, stride=10, ranks=3):
 def costs_of(took_s, capturing, **cut):
     ledger, found = Ledger(), []
     for window in windows(took_s, capturing, **cut):
-        ledger, costs = ledger.after(window)
+        ledger, costs = ledger.after(window, 100.0)
         found += costs
     return found
 
@@ -79,7 +79,7 @@ def test_missing_ranks_and_steps_do_not_count():
         at = 82 - window.first_step
         if 0 <= at < 50:
             window.durations_NRS[at] = np.nan
-        ledger, costs = ledger.after(window)
+        ledger, costs = ledger.after(window, 100.0)
         found += costs
     # THEN the cost is that of the other steps
     assert [one.cost_s for one in found] == [pytest.approx(0.25)]
@@ -88,7 +88,7 @@ def test_missing_ranks_and_steps_do_not_count():
 def test_a_long_job_is_remembered_within_bounds():
     ledger = Ledger()
     for window in windows(np.full(3 * KEPT_STEPS, 0.1), np.zeros(3 * KEPT_STEPS, dtype=bool), stride=50):
-        ledger, _ = ledger.after(window)
+        ledger, _ = ledger.after(window, 100.0)
     assert len(ledger.steps) == KEPT_STEPS
 
 

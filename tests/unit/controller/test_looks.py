@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from sftriage.controller.controller import Controller, stall_settings_of
+from sftriage.controller.controller import Controller
+from sftriage.frontier.stalls import StallSettings
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import JobStatus, RankStatus, StageSchema, Window
@@ -126,5 +127,5 @@ def test_a_job_that_ends_leaves_no_stall(controller):
 
 
 def test_the_policys_time_is_the_floor_and_never_above_the_others():
-    settings = stall_settings_of(Detection(stalled_after="20m"))
+    settings = StallSettings(floor_s=Detection(stalled_after="20m").stalled_after_s)
     assert (settings.floor_of("step"), settings.floor_of("outside"), settings.floor_of("start")) == (1200, 1200, 1800)

@@ -8,9 +8,9 @@ import pytest
 
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Known, Typical
-from sftriage.frontier.judging import assess, classify
+from sftriage.frontier.judging import assess
 
-from .windows import Fault, Job, every, gaussian
+from .windows import Fault, Job, classify, every, gaussian
 
 SETTINGS = Settings()
 

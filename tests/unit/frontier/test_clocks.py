@@ -12,14 +12,13 @@ from hypothesis.extra import numpy as hnp
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import anchored
 from sftriage.frontier.explaining import explain
-from sftriage.frontier.judging import classify
 from sftriage.frontier.reproducing import reproduced
 from sftriage.records import Trigger
 from sftriage.words import verdict_sentence
 
 from .device_windows import MS, GpuJob
 from .strategies import ORDINARY, windows
-from .windows import Fault, Job
+from .windows import Fault, Job, classify
 
 SETTINGS = Settings()
 READS_LOSS = GpuJob()  # `loss.item()` after the optimizer: hosts wait for their devices there

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.frontier import Settings, judge
-from sftriage.frontier.judging import classify
 from sftriage.frontier.recurrence import course_of
 
-from .windows import Fault, Job, at, every, from_step, gaussian
+from .windows import Fault, Job, at, classify, every, from_step, gaussian
 
 SETTINGS = Settings()
 

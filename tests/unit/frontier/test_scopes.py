@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from sftriage.frontier import Past, Settings, judge
-from sftriage.frontier.judging import classify
 
-from .windows import Fault, Job, every, exactly, from_step, gaussian
+from .windows import Fault, Job, classify, every, exactly, from_step, gaussian
 
 SETTINGS = Settings()
 LOCAL = ("data", "forward", "optimizer", "other")

@@ -13,9 +13,8 @@ import pytest
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import anchored
 from sftriage.frontier.baseline import Baseline, Known, Typical
-from sftriage.frontier.judging import classify
 
-from .windows import BETWEEN, OUTSIDE, Fault, Job, at, every, exactly, from_step, gaussian, heavy_tailed
+from .windows import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian, heavy_tailed
 
 EVERYWHERE = ("data", "forward", "backward", "optimizer", "other", OUTSIDE)
 SETTINGS = Settings()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sftriage.frontier import Settings, judge
 from sftriage.records import OTHER, StageSchema, Window
 
 OUTSIDE = "outside"  # in `other`, before the (first) sync stage
@@ -159,3 +160,8 @@ class Job:
 def exactly(durations_NRS, stages, sync=(), **optional):
     """A window of just these numbers."""
     return Window(StageSchema(stages, sync), 0, np.asarray(durations_NRS, dtype=float), **optional)
+
+
+def classify(window, past=None, settings=None):
+    """The verdict on one window."""
+    return judge(window, past, settings or Settings())[0]

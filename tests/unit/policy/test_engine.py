@@ -1,21 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from sftriage.errors import InputError
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import trigger
-from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import GRACE_S, Running, State, finished
-from sftriage.records import Verdict
 from sftriage.words import RESOLVES, advice, reason_sentence, resolution
 
-MakePolicy = Callable[..., PolicySet]
-MakeVerdict = Callable[..., Verdict]
+from .making import make_policy, make_verdict
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 BEGUN = State(started_s=NOW - 1000)
@@ -109,15 +104,7 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
         ({}, [OBSERVING, CAPTURING], {}, "capture", "rule slow-rank: "),
     ],
 )
-def test_truth_table(
-    verdict: dict[str, Any],
-    rules: list[dict[str, Any]],
-    state: dict[str, Any],
-    outcome: str,
-    reason: str,
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_truth_table(verdict, rules, state, outcome, reason):
     decision, _ = decide(make_verdict(**verdict), make_policy(*rules), State(**state), NOW)
     assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
     assert bool(decision.requests) == (outcome == "capture")
@@ -169,31 +156,21 @@ def test_truth_table(
         ),
     ],
 )
-def test_a_stall_is_held_or_observed_with_advice_and_never_captured(
-    verdict: dict[str, Any],
-    rules: list[dict[str, Any]],
-    outcome: str,
-    reason: str,
-    rule: str | None,
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_a_stall_is_held_or_observed_with_advice_and_never_captured(verdict, rules, outcome, reason, rule):
     decision, state = decide(make_verdict("stalled", **verdict), make_policy(*rules), BEGUN, NOW)
     assert (decision.outcome, reason_sentence(decision), decision.rule) == (outcome, reason, rule)
     assert (decision.label, decision.requests, state) == ("stalled", (), BEGUN)
     assert resolution(decision) == advice(verdict["reasons"])
 
 
-def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_a_stall_with_many_suspects_names_the_first_and_counts_the_others():
     verdict = make_verdict("stalled", reasons=("not_arrived",))
     others = (replace(verdict.suspects[0], ranks=(3,)), replace(verdict.suspects[0], ranks=(4, 5)))
     decision, _ = decide(replace(verdict, suspects=verdict.suspects + others), make_policy(CAPTURING), State(), NOW)
     assert reason_sentence(decision) == "not_arrived: rank 2 in data and 3 more"
 
 
-def test_a_fault_that_has_passed_is_held(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_fault_that_has_passed_is_held():
     # GIVEN a suspect that a rule would capture
     verdict = make_verdict()
     assert decide(verdict, make_policy(CAPTURING), State(), NOW)[0].outcome == "capture"
@@ -204,9 +181,7 @@ def test_a_fault_that_has_passed_is_held(make_policy: MakePolicy, make_verdict: 
     assert (decision.outcome, reason_sentence(decision), state) == ("hold", "one-off, and has passed", BEGUN)
 
 
-def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
     capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "torch": {"record_shapes": True}}
     policy = make_policy({"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": "90s"})
     decision, state = decide(make_verdict(attempt=1), policy, replace(BEGUN, captures=1, asked=1), NOW)
@@ -246,9 +221,7 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered(
     )
 
 
-def test_of_many_ranks_the_first_are_captured_as_far_as_the_limits_go(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_of_many_ranks_the_first_are_captured_as_far_as_the_limits_go():
     policy = make_policy({**CAPTURING, "capture": {"sample": 2}}, captures_per_run=3, concurrent_ranks=2)
     everybody = make_verdict(ranks=(4, 5, 6, 7))
     first, state = decide(everybody, policy, State(), NOW)
@@ -260,9 +233,7 @@ def test_of_many_ranks_the_first_are_captured_as_far_as_the_limits_go(
     assert decide(everybody, policy, state, NOW + 1200)[0].outcome == "throttle"
 
 
-def test_a_finished_capture_gives_its_place_back_and_an_unknown_one_changes_nothing(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_a_finished_capture_gives_its_place_back_and_an_unknown_one_changes_nothing():
     policy = make_policy({**CAPTURING, "cooldown": "0s"})
     decision, state = decide(make_verdict(), policy, State(), NOW)
     assert decide(make_verdict(), policy, state, NOW)[0].outcome == "throttle"
@@ -271,9 +242,7 @@ def test_a_finished_capture_gives_its_place_back_and_an_unknown_one_changes_noth
     assert decide(make_verdict(), policy, freed, NOW)[0].outcome == "capture"
 
 
-def test_a_capture_never_heard_of_again_gives_its_place_back_after_its_deadline(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_a_capture_never_heard_of_again_gives_its_place_back_after_its_deadline():
     policy = make_policy({**CAPTURING, "cooldown": "0s"})
     _, state = decide(make_verdict(), policy, State(), NOW)
     deadline = NOW + 60 + GRACE_S
@@ -282,7 +251,7 @@ def test_a_capture_never_heard_of_again_gives_its_place_back_after_its_deadline(
     assert decide(make_verdict("healthy"), policy, state, deadline)[1].running == {}
 
 
-def test_capture_ids_stay_file_names_and_stay_apart(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_capture_ids_stay_file_names_and_stay_apart():
     """GIVEN the longest names and numbers there can be THEN ids are valid, and one window twice gives two."""
     rule = {"name": "r" * 63, "match": {}, "capture": {}, "cooldown": "0s"}
     policy = make_policy(rule, captures_per_run=10_000)
@@ -295,7 +264,7 @@ def test_capture_ids_stay_file_names_and_stay_apart(make_policy: MakePolicy, mak
     assert max(map(len, ids)) <= 100
 
 
-def test_a_trigger_links_window_suspect_rule_and_policy(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_trigger_links_window_suspect_rule_and_policy():
     loaded = make_policy(CAPTURING)
     found = trigger(make_verdict(), loaded, "slow-rank")
     assert (found.first_step, found.last_step, found.label, found.scope) == (100, 149, "suspect", "rank")
@@ -307,7 +276,7 @@ def test_a_trigger_links_window_suspect_rule_and_policy(make_policy: MakePolicy,
         trigger(make_verdict(ranks=None), loaded, "slow-rank")
 
 
-def test_every_reason_of_the_design_says_what_would_resolve_it() -> None:
+def test_every_reason_of_the_design_says_what_would_resolve_it():
     assert set(RESOLVES) == {
         *("co_critical", "sync_ambiguous", "roaming", "low_coverage", "mixed_roles"),
         *("no_baseline", "clock_limited", "self_inflicted", "intermittent"),
@@ -317,7 +286,7 @@ def test_every_reason_of_the_design_says_what_would_resolve_it() -> None:
     assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."
 
 
-def test_state_comes_back_from_json() -> None:
+def test_state_comes_back_from_json():
     state = State(captures=4, fired_s={"a": NOW + 0.1}, running=RUNNING_7_8)
     assert State.from_json(state.to_json()) == state
     assert State.from_json("{}") == State()
@@ -342,12 +311,12 @@ def test_state_comes_back_from_json() -> None:
         "[" * 100_000,
     ],
 )
-def test_what_is_no_state_is_refused(text: str) -> None:
+def test_what_is_no_state_is_refused(text):
     with pytest.raises(InputError, match="not the state of a policy engine"):
         State.from_json(text)
 
 
-def test_deciding_changes_neither_verdict_nor_state(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_deciding_changes_neither_verdict_nor_state():
     state = State(captures=1, fired_s={"a": NOW}, running=RUNNING_2)
     before = replace(state, fired_s=dict(state.fired_s), running=dict(state.running))
     decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW)

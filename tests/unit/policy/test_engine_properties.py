@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.policy.engine import decide
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import GRACE_S, State, charged, finished
-from sftriage.records import CaptureRequest, CaptureResult, Decision, Verdict
+from sftriage.records import CaptureRequest, CaptureResult, Decision
 from sftriage.words import reason_sentence
 
-MakePolicy = Callable[..., PolicySet]
-MakeVerdict = Callable[..., Verdict]
+from .making import make_policy, make_verdict
 
 START_S = 1_000_000_000.0
 
@@ -101,8 +99,6 @@ LIMITS = st.fixed_dictionaries(
 ACTIVE = st.sampled_from([None, {"cron": "0-29 * * * *"}])
 PEERS = st.sampled_from([(), (7, 3, 1)])
 
-RELAXED = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-
 
 @dataclass
 class Played:
@@ -122,7 +118,6 @@ class Played:
 def played(
     events: list[Event],
     policy: PolicySet,
-    make_verdict: MakeVerdict,
     peers: tuple[int, ...] = (),
     *,
     restarts: bool = True,
@@ -159,20 +154,11 @@ def played(
     return found
 
 
-@RELAXED
 @given(events=EVENTS, rules=RULES, limits=LIMITS, active=ACTIVE, peers=PEERS)
-def test_no_limit_of_the_run_is_passed(
-    events: list[Event],
-    rules: list[dict[str, object]],
-    limits: dict[str, Any],
-    active: dict[str, str] | None,
-    peers: tuple[int, ...],
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_no_limit_of_the_run_is_passed(events, rules, limits, active, peers):
     """GIVEN captures that are made, fail, are refused or lost, and restarts THEN every limit holds at every moment."""
     policy = make_policy(*rules, active=active, **limits)
-    found = played(events, policy, make_verdict, peers)
+    found = played(events, policy, peers)
     asked = [(decision.time_s, request) for _, decision in found.captures() for request in decision.requests]
     made = [request for _, request in asked if not found.came_to_nothing(request)]
     assert len(made) <= limits["captures_per_run"]
@@ -187,19 +173,11 @@ def test_no_limit_of_the_run_is_passed(
             assert active is None or minute < 30
 
 
-@RELAXED
 @given(events=EVENTS, rules=RULES, limits=LIMITS, peers=PEERS)
-def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(
-    events: list[Event],
-    rules: list[dict[str, object]],
-    limits: dict[str, Any],
-    peers: tuple[int, ...],
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(events, rules, limits, peers):
     """GIVEN any windows THEN each has one decision, and no capture is on one that is not to be captured."""
     policy = make_policy(*rules, **limits)
-    found = played(events, policy, make_verdict, peers)
+    found = played(events, policy, peers)
     by_name = {rule.name: rule for rule in policy.rules}
     assert [decision.first_step for _, decision in found.history] == [number * 10 for number in range(len(events))]
     for number, (event, decision) in enumerate(found.history):
@@ -227,17 +205,10 @@ def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(
             assert {(one.label, one.ranks, one.stage) for one in windows} == {("suspect", event.ranks, event.stage)}
 
 
-@RELAXED
 @given(events=EVENTS, rules=RULES, limits=LIMITS)
-def test_a_rule_waits_after_a_capture_and_after_one_that_failed(
-    events: list[Event],
-    rules: list[dict[str, object]],
-    limits: dict[str, Any],
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_a_rule_waits_after_a_capture_and_after_one_that_failed(events, rules, limits):
     policy = make_policy(*rules, **limits)
-    found = played(events, policy, make_verdict)
+    found = played(events, policy)
     by_name = {rule.name: rule for rule in policy.rules}
     earlier: dict[str, Decision] = {}
     for _, decision in found.captures():
@@ -258,39 +229,27 @@ def test_a_rule_waits_after_a_capture_and_after_one_that_failed(
             assert decision.time_s - last.time_s >= rule.cooldown_s
 
 
-@RELAXED
 @given(events=EVENTS, rules=RULES)
-def test_nobody_is_told_twice_within_a_cooldown(
-    events: list[Event], rules: list[dict[str, object]], make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_nobody_is_told_twice_within_a_cooldown(events, rules):
     policy = make_policy(*rules)
     cooldowns_s = {rule.name: rule.cooldown_s for rule in policy.rules if rule.notify}
     told_s: dict[str, float] = {}
-    for _, decision in played(events, policy, make_verdict).history:
+    for _, decision in played(events, policy).history:
         assert decision.label in ("suspect", "stalled") or not decision.notify
         for name in decision.notify:
             assert decision.time_s - told_s.get(name, float("-inf")) >= cooldowns_s[name]
             told_s[name] = decision.time_s
 
 
-@RELAXED
 @given(events=EVENTS, rules=RULES, limits=LIMITS, active=ACTIVE, peers=PEERS)
-def test_a_restart_at_any_point_changes_no_decision(
-    events: list[Event],
-    rules: list[dict[str, object]],
-    limits: dict[str, Any],
-    active: dict[str, str] | None,
-    peers: tuple[int, ...],
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_a_restart_at_any_point_changes_no_decision(events, rules, limits, active, peers):
     policy = make_policy(*rules, active=active, **limits)
-    kept = played(events, policy, make_verdict, peers, restarts=False)
-    restarted = played(events, policy, make_verdict, peers)
+    kept = played(events, policy, peers, restarts=False)
+    restarted = played(events, policy, peers)
     assert [repr(decision) for _, decision in kept.history] == [repr(decision) for _, decision in restarted.history]
 
 
-def test_the_streams_do_reach_the_limits(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_the_streams_do_reach_the_limits():
     """GIVEN suspects without end THEN exactly as many captures as the run allows: the properties above are not idle."""
     policy = make_policy(
         {"name": "r", "match": {}, "capture": {"max_seconds": 10}, "cooldown": "0s"},
@@ -298,6 +257,6 @@ def test_the_streams_do_reach_the_limits(make_policy: MakePolicy, make_verdict: 
         captures_per_hour=100,
     )
     events = [Event("suspect", (index % 8,), "data", 0.5, GRACE_S, "") for index in range(40)]
-    outcomes = [decision.outcome for _, decision in played(events, policy, make_verdict).history]
+    outcomes = [decision.outcome for _, decision in played(events, policy).history]
     assert outcomes.count("capture") == 5
     assert outcomes.count("throttle") == 35

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,8 +15,7 @@ from sftriage.policy.state import Failures, Running, State, charged, finished
 from sftriage.records import CaptureResult, Decision, Verdict
 from sftriage.words import reason_sentence, resolution
 
-MakePolicy = Callable[..., PolicySet]
-MakeVerdict = Callable[..., Verdict]
+from .making import make_policy, make_verdict
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z, a Friday
 BEGUN = State(started_s=NOW - 1000)
@@ -40,7 +38,7 @@ def of(capture_id: str, state: str = "failed") -> CaptureResult:
     return CaptureResult(capture_id, 2, state, "why")  # type: ignore[arg-type]  # a table names the states
 
 
-def test_a_rule_waits_for_as_many_windows_as_it_says(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_rule_waits_for_as_many_windows_as_it_says():
     decisions, _ = played(make_policy(LASTING), make_verdict(), make_verdict(), make_verdict())
     assert [(one.outcome, reason_sentence(one)[:22]) for one in decisions] == [
         ("hold", "rule a: window 1 of 3"),
@@ -71,9 +69,7 @@ def test_a_rule_waits_for_as_many_windows_as_it_says(make_policy: MakePolicy, ma
         ({}, "capture"),
     ],
 )
-def test_only_windows_in_a_row_with_the_same_suspect_count(
-    between: dict[str, Any], outcome: str, make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_only_windows_in_a_row_with_the_same_suspect_count(between, outcome):
     """GIVEN two windows of a suspect, something in between and another one THEN there are three only if it fits."""
     verdicts = [make_verdict(), make_verdict(), make_verdict(**between), make_verdict()]
     decisions, _ = played(make_policy({**LASTING, "cooldown": "0s"}, captures_per_run=9), *verdicts)
@@ -81,7 +77,7 @@ def test_only_windows_in_a_row_with_the_same_suspect_count(
     assert last.outcome == outcome
 
 
-def test_each_rule_counts_its_own_windows_of_a_suspect(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_each_rule_counts_its_own_windows_of_a_suspect():
     """GIVEN a rule whose threshold only the later windows reach THEN its windows count from there."""
     policy = make_policy({**LASTING, "match": {"gain": ">= 50%"}}, {**OTHER, "for": "2 windows", "capture": None})
     decisions, state = played(policy, *(make_verdict(share=share) for share in (0.1, 0.6, 0.6, 0.6)))
@@ -90,7 +86,7 @@ def test_each_rule_counts_its_own_windows_of_a_suspect(make_policy: MakePolicy, 
     assert state.streak.windows == {"a": 3, "b": 2}
 
 
-def test_an_observing_rule_waits_as_well(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_an_observing_rule_waits_as_well():
     policy = make_policy({"name": "w", "match": {}, "for": "2 windows"})
     decisions, _ = played(policy, make_verdict(), make_verdict())
     assert [(one.outcome, reason_sentence(one)) for one in decisions] == [
@@ -109,14 +105,7 @@ def test_an_observing_rule_waits_as_well(make_policy: MakePolicy, make_verdict: 
         ([], "recurring", "capture", "rule a: "),
     ],
 )
-def test_patterns(
-    wanted: list[str],
-    pattern: str,
-    outcome: str,
-    reason: str,
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_patterns(wanted, pattern, outcome, reason):
     policy = make_policy({**CAPTURING, "match": {"pattern": wanted}})
     decision, _ = decide(make_verdict(pattern=pattern), policy, BEGUN, NOW)
     assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
@@ -156,14 +145,7 @@ def test_patterns(
         ({"captures": 3, "spent_s": 1e6}, {}, {"cron": "1 * * * *"}, "captures_per_run: 3 of 3 captures made"),
     ],
 )
-def test_limits_of_the_run(
-    state: dict[str, Any],
-    limits: dict[str, Any],
-    active: dict[str, str] | None,
-    reason: str | None,
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_limits_of_the_run(state, limits, active, reason):
     policy = make_policy(CAPTURING, OTHER, active=active, **limits)
     decision, after = decide(make_verdict(), policy, replace(BEGUN, **state), NOW)
     if reason is None:
@@ -177,7 +159,7 @@ def test_limits_of_the_run(
     )
 
 
-def test_what_is_not_matched_is_not_throttled(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_what_is_not_matched_is_not_throttled():
     """GIVEN a run with nothing left THEN windows that no rule would capture are still what they are."""
     policy = make_policy(CAPTURING)
     spent = replace(BEGUN, captures=3)
@@ -185,15 +167,13 @@ def test_what_is_not_matched_is_not_throttled(make_policy: MakePolicy, make_verd
     assert decide(make_verdict("healthy", ranks=None), policy, spent, NOW)[0].outcome == "ignore"
 
 
-def test_the_clock_of_the_budget_starts_with_the_first_decision(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_the_clock_of_the_budget_starts_with_the_first_decision():
     _, state = decide(make_verdict("healthy", ranks=None), make_policy(CAPTURING), State(), NOW)
     assert state.started_s == NOW
     assert decide(make_verdict("healthy", ranks=None), make_policy(CAPTURING), state, NOW + 60)[1] is state
 
 
-def test_costs_add_up_and_noise_is_not_given_back() -> None:
+def test_costs_add_up_and_noise_is_not_given_back():
     assert charged(charged(State(spent_s=1.0), 0.5), -3.0).spent_s == 1.5
     for no_cost in (float("nan"), float("inf")):
         with pytest.raises(ValueError, match="cannot have cost"):
@@ -214,14 +194,7 @@ def test_costs_add_up_and_noise_is_not_given_back() -> None:
         ({"ranks": [0, 8], "control_ranks": 1}, (8, 3), [0, 8], [3]),
     ],
 )
-def test_whom_a_rule_captures(
-    capture: dict[str, Any],
-    peers: tuple[int, ...],
-    ranks: list[int],
-    controls: list[int],
-    make_policy: MakePolicy,
-    make_verdict: MakeVerdict,
-) -> None:
+def test_whom_a_rule_captures(capture, peers, ranks, controls):
     """GIVEN a host of ranks 4 to 7 that is suspected, and the job's ranks in order of how typical they are."""
     limits = {"captures_per_run": 20, "captures_per_hour": 20, "concurrent_ranks": 20}
     policy = make_policy({**CAPTURING, "capture": capture}, **limits)
@@ -240,7 +213,7 @@ def test_whom_a_rule_captures(
     assert state.captures == state.asked == len(state.hour_s) == len(ranks) + len(controls)
 
 
-def test_where_little_is_left_the_suspects_come_first(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_where_little_is_left_the_suspects_come_first():
     rule = {**CAPTURING, "capture": {"sample": 2, "control_ranks": 1}}
     policy = make_policy(rule, captures_per_run=10, concurrent_ranks=3)
     for left, wanted in ((3, [4, 5, 0]), (2, [4, 5]), (1, [4])):
@@ -249,7 +222,7 @@ def test_where_little_is_left_the_suspects_come_first(make_policy: MakePolicy, m
         assert [request.rank for request in decision.requests] == wanted
 
 
-def test_a_cooldown_begins_when_a_capture_is_asked_for(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_cooldown_begins_when_a_capture_is_asked_for():
     """GIVEN a capture under way WHEN its rule matches another rank THEN the cooldown holds all the same."""
     _, state = decide(make_verdict(), make_policy(CAPTURING), BEGUN, NOW)
     decision, _ = decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW + 1)
@@ -259,9 +232,7 @@ def test_a_cooldown_begins_when_a_capture_is_asked_for(make_policy: MakePolicy, 
     )
 
 
-def test_a_rule_that_is_throttled_leaves_the_window_to_the_next(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_a_rule_that_is_throttled_leaves_the_window_to_the_next():
     policy = make_policy(CAPTURING, {**OTHER, "for": "2 windows"}, {**CAPTURING, "name": "c"})
     cooling = replace(BEGUN, fired_s={"a": NOW - 60})
     # WHEN the first rule is in its cooldown, and the second has not seen enough
@@ -277,9 +248,7 @@ def test_a_rule_that_is_throttled_leaves_the_window_to_the_next(
 
 
 @pytest.mark.parametrize("ended", ["failed", "refused"])
-def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(
-    ended: str, make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(ended):
     policy = make_policy({**CAPTURING, "cooldown": "10m"}, captures_per_run=1, captures_per_hour=9)
     decision, state = decide(make_verdict(), policy, BEGUN, NOW)
     (request,) = decision.requests
@@ -319,14 +288,12 @@ def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(
         (5, 6e3, 6e3),
     ],
 )
-def test_the_wait_doubles_up_to_the_cooldown_or_an_hour(count: int, cooldown_s: float, waits_s: float) -> None:
+def test_the_wait_doubles_up_to_the_cooldown_or_an_hour(count, cooldown_s, waits_s):
     assert Failures(count, 0.0, 100.0).until_s(cooldown_s) == 100.0 + waits_s
 
 
 @pytest.mark.parametrize("order", [("stored", "failed"), ("failed", "stored")])
-def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(
-    order: tuple[str, str], make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(order):
     policy = make_policy({**CAPTURING, "capture": {"sample": 2}})
     decision, state = decide(make_verdict(ranks=(2, 3)), policy, BEGUN, NOW)
     for request, ended in zip(decision.requests, order, strict=True):
@@ -334,7 +301,7 @@ def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(
     assert (state.captures, state.fired_s, state.failures, state.running) == (1, {"a": NOW}, {}, {})
 
 
-def test_a_healthy_peer_alone_is_not_what_the_rule_wanted(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
     policy = make_policy({**CAPTURING, "capture": {"control_ranks": 1}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW, (0,))
     suspect, control = decision.requests
@@ -342,7 +309,7 @@ def test_a_healthy_peer_alone_is_not_what_the_rule_wanted(make_policy: MakePolic
     assert (state.captures, state.fired_s, state.failures) == (1, {}, {"a": Failures(1, NOW, NOW + 5)})
 
 
-def test_what_is_not_running_changes_nothing_when_it_ends() -> None:
+def test_what_is_not_running_changes_nothing_when_it_ends():
     state = replace(BEGUN, captures=2, running={"w1-50-r2-a-1": Running(2, NOW + 60, "a", NOW)})
     assert finished(state, of("w1-50-r2-a-2")) is state
     once = finished(state, of("w1-50-r2-a-1"), NOW)
@@ -365,7 +332,7 @@ def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
     assert state.fired_s == {"a": NOW}
 
 
-def test_a_capture_that_is_lost_counts_as_made(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_capture_that_is_lost_counts_as_made():
     """GIVEN a capture that nobody heard of again THEN its rank is free, and the rule's cooldown holds."""
     policy = make_policy({**CAPTURING, "cooldown": "1h"})
     _, state = decide(make_verdict(), policy, BEGUN, NOW)
@@ -374,7 +341,7 @@ def test_a_capture_that_is_lost_counts_as_made(make_policy: MakePolicy, make_ver
     assert reason_sentence(decision) == "cooldown of rule a until 2027-01-15T09:00:00Z"
 
 
-def test_a_state_of_the_first_version_is_read(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_state_of_the_first_version_is_read():
     """GIVEN what an older controller wrote THEN nothing that it did is forgotten."""
     text = (
         '{"captures": 2, "fired_s": {"a": 1800000000.0}, "running": {"w1-50-r2-a-2": {"rank": 2, '
@@ -391,9 +358,7 @@ def test_a_state_of_the_first_version_is_read(make_policy: MakePolicy, make_verd
     assert State.from_json(after.to_json()) == after
 
 
-def test_rules_that_want_it_told_say_so_once_in_their_cooldown(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_rules_that_want_it_told_say_so_once_in_their_cooldown():
     policy = make_policy(CAPTURING, TELLING, {**TELLING, "name": "costly", "match": {"gain": ">= 50%"}})
     decision, state = decide(make_verdict(), policy, BEGUN, NOW)
     # THEN it is told beside the capture, and by the rules that match alone
@@ -405,7 +370,7 @@ def test_rules_that_want_it_told_say_so_once_in_their_cooldown(
     assert decide(make_verdict(pattern="one-off"), policy, state, NOW + 600)[0].notify == ("t",)
 
 
-def test_telling_waits_for_windows_and_for_no_limit(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_telling_waits_for_windows_and_for_no_limit():
     policy = make_policy({**CAPTURING, "for": "2 windows", "notify": TELLING["notify"]}, active={"cron": "* 20 * * *"})
     decisions, state = played(policy, make_verdict(), make_verdict(), make_verdict())
     assert [(one.outcome, one.notify) for one in decisions] == [("hold", ()), ("throttle", ("a",)), ("throttle", ())]
@@ -419,9 +384,7 @@ STACKS = {
 }
 
 
-def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived(
-    make_policy: MakePolicy, make_verdict: MakeVerdict
-) -> None:
+def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived():
     verdict = make_verdict("stalled", reasons=("not_arrived",), ranks=(3,))
     verdict = replace(verdict, suspects=(*verdict.suspects, replace(verdict.suspects[0], ranks=(5,), stage="forward")))
     policy = make_policy(STACKS, concurrent_ranks=3)
@@ -443,7 +406,7 @@ def test_a_stall_is_captured_by_stacks_on_the_ranks_that_have_not_arrived(
     assert decide(verdict, policy, state, NOW + 1)[0].outcome == "throttle"
 
 
-def test_a_stall_in_which_nobody_is_missing_is_held(make_policy: MakePolicy, make_verdict: MakeVerdict) -> None:
+def test_a_stall_in_which_nobody_is_missing_is_held():
     verdict = make_verdict("stalled", reasons=("in_sync",), ranks=None)
     decision, _ = decide(verdict, make_policy(STACKS, concurrent_ranks=3), BEGUN, NOW)
     assert (decision.outcome, reason_sentence(decision), decision.requests) == ("hold", "in_sync", ())

@@ -21,7 +21,7 @@ def lines_of(text: str) -> list[str]:
     return str(refused.value).split("\n")
 
 
-def test_a_policy_is_loaded_with_the_hash_of_its_bytes(tmp_path: Path) -> None:
+def test_a_policy_is_loaded_with_the_hash_of_its_bytes(tmp_path):
     path = tmp_path / "p.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
     loaded = load(path)
@@ -56,7 +56,7 @@ spec:
 """
 
 
-def test_every_mistake_is_said_at_once_where_it_is() -> None:
+def test_every_mistake_is_said_at_once_where_it_is():
     """GIVEN mistakes of every kind in one document THEN one error has them all, in the order of the document."""
     assert lines_of(ALL_WRONG) == [
         "p.yaml:1:13: apiVersion: expected sftriage.dev/v1alpha1, got 'sftriage.dev/v1'; "
@@ -132,22 +132,22 @@ def test_every_mistake_is_said_at_once_where_it_is() -> None:
         (HEAD + "  limits: {}\n", "p.yaml:5:3: spec.rules: required, but not there"),
     ],
 )
-def test_what_is_refused_says_why_and_where(text: str, line: str) -> None:
+def test_what_is_refused_says_why_and_where(text, line):
     lines = lines_of(text)
     assert any(said.startswith(line) for said in lines), lines
 
 
-def test_of_one_field_one_mistake_is_said() -> None:
+def test_of_one_field_one_mistake_is_said():
     """GIVEN a required field without a value THEN it is not reported as missing as well."""
     lines = lines_of(GOOD.replace("metadata: {name: p}", "metadata: {name: }"))
     assert lines == ["p.yaml:3:12: metadata.name: has no value; give it one, or leave the field out"]
 
 
-def test_several_aliases_are_all_named() -> None:
+def test_several_aliases_are_all_named():
     assert len(lines_of(HEAD + "  a: &x [1]\n  b: [*x, *x]\n")) == 3
 
 
-def test_documents_made_to_exhaust_the_reader_are_refused_quickly() -> None:
+def test_documents_made_to_exhaust_the_reader_are_refused_quickly():
     laughs = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 12))
     started = time.monotonic()
     assert "alias *a0 refused" in "\n".join(lines_of(laughs))
@@ -157,13 +157,13 @@ def test_documents_made_to_exhaust_the_reader_are_refused_quickly() -> None:
     assert time.monotonic() - started < 5
 
 
-def test_of_thousands_of_mistakes_the_first_are_shown() -> None:
+def test_of_thousands_of_mistakes_the_first_are_shown():
     lines = lines_of(GOOD + "".join(f"x{n}: 1\n" for n in range(1000)))
     assert len(lines) == 51
     assert lines[-1] == "p.yaml: and 950 more"
 
 
-def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_say_why(tmp_path):
     """GIVEN no file, a directory, a pipe, bytes that are not UTF-8 and 10 MB THEN each is refused, and none waits."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "latin").write_bytes(GOOD.encode() + b"# caf\xe9\n")
@@ -182,7 +182,7 @@ def test_files_that_cannot_be_read_say_why(tmp_path: Path) -> None:
         load(tmp_path / "latin")
 
 
-def test_a_policy_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_policy_is_found_by_path_or_by_name(tmp_path, monkeypatch):
     mine = tmp_path / "mine.yaml"
     mine.write_text(GOOD)
     monkeypatch.chdir(tmp_path)
@@ -196,7 +196,7 @@ def test_a_policy_is_found_by_path_or_by_name(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", sorted(shipped()))
-def test_every_shipped_policy_loads_and_says_who_it_is_for(name: str) -> None:
+def test_every_shipped_policy_loads_and_says_who_it_is_for(name):
     """GIVEN a file of policies/ THEN it is valid, is named as its file, and opens with five lines of comment."""
     path = shipped()[name]
     opening = path.read_text().splitlines()[:6]
@@ -205,7 +205,7 @@ def test_every_shipped_policy_loads_and_says_who_it_is_for(name: str) -> None:
     assert load(path).policy.metadata.name == name
 
 
-def test_the_shipped_policies_are_those_of_the_repository() -> None:
+def test_the_shipped_policies_are_those_of_the_repository():
     repository = Path(__file__).parents[3] / "policies"
     assert sorted(shipped()) == sorted(path.stem for path in repository.iterdir())
     assert set(shipped()) == {

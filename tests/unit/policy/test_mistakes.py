@@ -118,7 +118,7 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         ("suspect", "notify: {webhook: {url_from_env: A}}", ".notify: must be a list such as [{webhook: "),
     ],
 )
-def test_a_rule_that_cannot_be_meant_is_refused_with_its_reason(label: str, fields: str, said: str) -> None:
+def test_a_rule_that_cannot_be_meant_is_refused_with_its_reason(label, fields, said):
     """GIVEN a rule with one mistake THEN that is what is said, once, and of that field."""
     (line,) = lines_of(HEAD + "  limits: {captures_per_run: 2}\n  rules:\n" + RULE % (label, fields))
     assert line.partition(": spec.rules[0]")[2].startswith(said), line
@@ -163,6 +163,6 @@ def test_a_rule_that_cannot_be_meant_is_refused_with_its_reason(label: str, fiel
         ("retention: {bytes: 50}", "retention.bytes: expected a size with its unit"),
     ],
 )
-def test_a_field_that_cannot_be_meant_is_refused_with_its_reason(fields: str, said: str) -> None:
+def test_a_field_that_cannot_be_meant_is_refused_with_its_reason(fields, said):
     (line,) = lines_of(GOOD + f"  {fields}\n")
     assert line.partition(": spec.")[2].startswith(said), line

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from sftriage.errors import UsageError
@@ -14,10 +11,9 @@ from sftriage.policy.loading import LoadedPolicy, parse, shipped
 from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.problems import PolicyError
 from sftriage.policy.state import State
-from sftriage.records import Verdict
 from sftriage.words import reason_sentence
 
-MakeVerdict = Callable[..., Verdict]
+from .making import make_verdict
 
 NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 
@@ -34,14 +30,14 @@ INPUT = "{name: slow-input, match: {stage: [data]}, capture: {}}"
 ANY = "{name: slow-rank, match: {}, capture: {sample: 2}}"
 
 
-def test_rules_are_tried_in_the_order_of_the_files(make_verdict: MakeVerdict) -> None:
+def test_rules_are_tried_in_the_order_of_the_files():
     both = loaded("one", INPUT), loaded("two", ANY)
     assert decide(make_verdict(), PolicySet(both), State(), NOW)[0].rule == "slow-input"
     assert decide(make_verdict(), PolicySet(both[::-1]), State(), NOW)[0].rule == "slow-rank"
     assert decide(make_verdict(stage="forward"), PolicySet(both), State(), NOW)[0].rule == "slow-rank"
 
 
-def test_of_each_limit_the_strictest_wins() -> None:
+def test_of_each_limit_the_strictest_wins():
     one = "  limits: {captures_per_hour: 9, captures_per_run: 2, concurrent_ranks: 8, overhead_budget: 2%}\n"
     two = "  limits: {captures_per_hour: 3, captures_per_run: 5, concurrent_ranks: 4, overhead_budget: 0.1%}\n"
     first = loaded("one", INPUT, one + "  retention: {age: 5d}\n")
@@ -55,7 +51,7 @@ def test_of_each_limit_the_strictest_wins() -> None:
     assert (alone.retention_s, alone.retention_bytes) == (None, None)
 
 
-def test_captures_are_allowed_where_every_policy_allows_them(make_verdict: MakeVerdict) -> None:
+def test_captures_are_allowed_where_every_policy_allows_them():
     evening = loaded("one", INPUT, '  active: {cron: "* 18-21 * * *"}\n')
     night = loaded("two", ANY, '  active: {cron: "* 20-23 * * *"}\n')
     decision, _ = decide(make_verdict(), PolicySet((evening, night)), State(), NOW)
@@ -65,13 +61,13 @@ def test_captures_are_allowed_where_every_policy_allows_them(make_verdict: MakeV
     assert reason_sentence(decision) == "active: captures are never allowed again"
 
 
-def test_a_rule_samples_as_many_ranks_as_a_stricter_policy_allows(make_verdict: MakeVerdict) -> None:
+def test_a_rule_samples_as_many_ranks_as_a_stricter_policy_allows():
     strict = loaded("one", INPUT, "  limits: {concurrent_ranks: 1}\n")
     decision, _ = decide(make_verdict(ranks=(4, 5), stage=None), PolicySet((strict, loaded("two", ANY))), State(), NOW)
     assert [request.rank for request in decision.requests] == [4]
 
 
-def test_what_cannot_be_in_force_together_is_said_with_its_place() -> None:
+def test_what_cannot_be_in_force_together_is_said_with_its_place():
     first = loaded("one", INPUT, "  detection: {window_steps: 100}\n")
     second = loaded("two", INPUT, "  detection: {stride_steps: 20, min_gain: 5%}\n")
     with pytest.raises(PolicyError) as refused:
@@ -85,7 +81,7 @@ def test_what_cannot_be_in_force_together_is_said_with_its_place() -> None:
     assert PolicySet((first, loaded("two", ANY))).detection.window_steps == 100
 
 
-def test_a_manifest_names_the_policy_that_the_rule_is_of(make_verdict: MakeVerdict) -> None:
+def test_a_manifest_names_the_policy_that_the_rule_is_of():
     one, two = loaded("one", INPUT), loaded("two", ANY)
     found = trigger(make_verdict(), PolicySet((one, two)), "slow-rank")
     assert (found.policy, found.policy_sha256) == ("two", two.sha256)
@@ -93,7 +89,7 @@ def test_a_manifest_names_the_policy_that_the_rule_is_of(make_verdict: MakeVerdi
         trigger(make_verdict(), PolicySet((one, two)), "x")
 
 
-def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path: Path) -> None:
+def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path):
     (tmp_path / "a.yaml").write_text("kind: [\n")
     (tmp_path / "b.yaml").write_text("x: 1\n")
     with pytest.raises(PolicyError) as refused:
@@ -106,7 +102,7 @@ def test_files_are_read_together_and_all_their_mistakes_are_said(tmp_path: Path)
         load_set([])
 
 
-def test_the_shipped_policies_can_be_in_force_together() -> None:
+def test_the_shipped_policies_can_be_in_force_together():
     """GIVEN those whose rules have names of their own THEN nothing is between them."""
     names = sorted(set(shipped()) - {"observe-only"})
     assert len(load_set(names).rules) >= len(names)

@@ -6,7 +6,7 @@ from sftriage.policy.quantities import GainCondition, fraction, gain, seconds, s
 
 
 @pytest.mark.parametrize(("text", "value"), [("5%", 0.05), ("0.5%", 0.005), ("100 %", 1.0), ("0%", 0.0)])
-def test_percentages(text: str, value: float) -> None:
+def test_percentages(text, value):
     assert fraction(text) == pytest.approx(value)
 
 
@@ -14,7 +14,7 @@ def test_percentages(text: str, value: float) -> None:
     ("text", "value"),
     [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("10ms", 0.01), ("1m500ms", 60.5), ("2d", 172800)],
 )
-def test_durations(text: str, value: float) -> None:
+def test_durations(text, value):
     assert seconds(text) == pytest.approx(value)
 
 
@@ -30,7 +30,7 @@ def test_durations(text: str, value: float) -> None:
         ("7B", 7),
     ],
 )
-def test_sizes(text: str, value: int) -> None:
+def test_sizes(text, value):
     assert size_bytes(text) == value
 
 
@@ -43,7 +43,7 @@ def test_sizes(text: str, value: int) -> None:
         (">= 10ms and >= 5%", GainCondition(0.05, 0.01)),
     ],
 )
-def test_conditions(text: str, condition: GainCondition) -> None:
+def test_conditions(text, condition):
     assert gain(text) == condition
 
 
@@ -72,7 +72,7 @@ def test_conditions(text: str, condition: GainCondition) -> None:
         (gain, None, "a condition such as >= 5%"),
     ],
 )
-def test_what_cannot_be_read_says_what_was_expected(parse: object, value: object, expected: str) -> None:
+def test_what_cannot_be_read_says_what_was_expected(parse, value, expected):
     assert callable(parse)
     with pytest.raises(ValueError, match=expected):
         parse(value)

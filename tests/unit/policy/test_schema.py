@@ -25,7 +25,7 @@ def properties(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{name}.{field}", described
 
 
-def test_json_schema_can_become_a_crd() -> None:
+def test_json_schema_can_become_a_crd():
     """GIVEN the published schema THEN every field is described, of one type, and none is null by default."""
     schema = TriagePolicy.model_json_schema()
     found = dict(properties(schema))
@@ -50,7 +50,7 @@ def words(schema: object) -> Iterator[tuple[str, object]]:
             yield from words(list(value.values()) if named else [] if word == "default" else value)
 
 
-def test_json_schema_keeps_to_what_a_crd_knows() -> None:
+def test_json_schema_keeps_to_what_a_crd_knows():
     """GIVEN the published schema THEN no keyword of a union, of a constant or of null is anywhere in it."""
     found = list(words(TriagePolicy.model_json_schema(by_alias=True)))
     assert ("enum", ["sftriage.dev/v1alpha1"]) in found
@@ -108,7 +108,7 @@ FULL = {
 }
 
 
-def test_the_whole_document_is_read() -> None:
+def test_the_whole_document_is_read():
     spec = TriagePolicy.model_validate(document(**FULL)).spec
     slow, page, deep, hang = spec.rules
     assert (slow.windows, page.windows, page.capture) == (2, 1, None)
@@ -125,7 +125,7 @@ def test_the_whole_document_is_read() -> None:
     assert (spec.retention.age_s, spec.retention.size_bytes) == (14 * 86400, 50 * 2**30)
 
 
-def test_a_policy_filled_in_says_the_same_and_is_valid() -> None:
+def test_a_policy_filled_in_says_the_same_and_is_valid():
     """GIVEN every kind of rule WHEN its defaults are filled in THEN it reads as before, and fills in as itself."""
     policy = TriagePolicy.model_validate(document(**FULL))
     filled = policy.filled()
@@ -140,7 +140,7 @@ def test_a_policy_filled_in_says_the_same_and_is_valid() -> None:
     assert "None" not in str(filled)
 
 
-def test_defaults_are_those_of_the_documentation() -> None:
+def test_defaults_are_those_of_the_documentation():
     spec = TriagePolicy.model_validate(document()).spec
     assert (spec.detection.window_steps, spec.detection.stride_steps, spec.detection.warmup_steps) == (50, 10, 20)
     assert (spec.detection.min_gain_fraction, spec.detection.min_persistence, spec.detection.min_coverage) == (
@@ -180,7 +180,7 @@ def test_defaults_are_those_of_the_documentation() -> None:
         ({"limits": {"concurrent_ranks": 0}}, ("spec", "limits", "concurrent_ranks")),
     ],
 )
-def test_bounds_of_the_spec(spec: dict[str, Any], where: tuple[str, ...]) -> None:
+def test_bounds_of_the_spec(spec, where):
     with pytest.raises(ValidationError) as refused:
         TriagePolicy.model_validate(document(**spec))
     assert [error["loc"] for error in refused.value.errors()] == [where]
@@ -203,13 +203,13 @@ def test_bounds_of_the_spec(spec: dict[str, Any], where: tuple[str, ...]) -> Non
         ({"cooldown": "31d"}, ("cooldown",)),
     ],
 )
-def test_bounds_of_a_rule(rule: dict[str, Any], where: tuple[str | int, ...]) -> None:
+def test_bounds_of_a_rule(rule, where):
     with pytest.raises(ValidationError) as refused:
         TriagePolicy.model_validate(document(rules=[{"name": "r", "match": {}, **rule}]))
     assert [error["loc"] for error in refused.value.errors()] == [("spec", "rules", 0, *where)]
 
 
-def test_a_model_made_without_yaml_is_checked_for_contradictions_too() -> None:
+def test_a_model_made_without_yaml_is_checked_for_contradictions_too():
     rules = [
         {"name": "a", "match": {"label": "needs_evidence"}, "capture": {}},
         {"name": "a", "match": {}},
@@ -223,7 +223,7 @@ def test_a_model_made_without_yaml_is_checked_for_contradictions_too() -> None:
 
 
 @pytest.mark.parametrize("capture", [{}, {"profiler": "torch"}, {"steps": 3}])
-def test_a_stall_can_be_observed_but_not_captured_by_torch(capture: dict[str, Any]) -> None:
+def test_a_stall_can_be_observed_but_not_captured_by_torch(capture):
     rule = {"name": "stalls", "match": {"label": "stalled", "scope": ["rank"], "stage": ["data"]}}
     assert TriagePolicy.model_validate(document(rules=[rule])).spec.rules[0].capture is None
     with pytest.raises(ValidationError, match="a stalled rank takes none") as refused:
@@ -231,7 +231,7 @@ def test_a_stall_can_be_observed_but_not_captured_by_torch(capture: dict[str, An
     assert [error["loc"] for error in refused.value.errors()] == [("spec", "rules", 0, "match", "label")]
 
 
-def test_a_policy_cannot_be_changed_after_it_was_checked() -> None:
+def test_a_policy_cannot_be_changed_after_it_was_checked():
     policy = TriagePolicy.model_validate(document())
     with pytest.raises(ValidationError, match="frozen"):
         policy.spec.limits.captures_per_run = 1000  # type: ignore[misc]  # that it cannot be done is the point

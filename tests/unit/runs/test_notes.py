@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from sftriage.controller.costs import Cost
 from sftriage.events import VERSION, CostMeasured, FollowUpDecided, NamedPolicy, PolicyChanged, TakenOver
 from sftriage.records import CaptureResult, ManualRequest, plain
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
@@ -27,7 +26,8 @@ def journal(run):
 
 
 def cost(first: int, last: int, cost_s: float | None = 0.82, attempt: int = 0) -> dict:
-    return {"time_s": NOW_S, "attempt": attempt, **plain(Cost(first, last, cost_s, None if cost_s is None else 0.1))}
+    steps = {"first_step": first, "last_step": last}
+    return {"time_s": NOW_S, "attempt": attempt, **steps, "cost_s": cost_s, "before_s": None if cost_s is None else 0.1}
 
 
 def test_what_people_ask_for_is_on_record(run, journal):
