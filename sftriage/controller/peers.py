@@ -14,11 +14,7 @@ def peers_of(verdict: Verdict, window: Window | None, ranks: Iterable[int] = ())
     """The other ranks of the first suspect's cohort, the most typical first; those that are suspected too come last.
 
     Whether one of those is healthy beside the first is the policy's to say (`policy.engine.HEALTHY_GAIN_FRACTION`).
-
-    Args:
-        verdict: what was found.
-        window: what the ranks did; None where there is none yet.
-        ranks: the ranks there are, where there is no window.
+    Where there is no window yet, they are of ``ranks``, in order.
     """
     if not verdict.suspects:
         return ()

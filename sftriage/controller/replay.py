@@ -47,13 +47,9 @@ class Replayed:
 def replay(
     windows: Iterable[Window], policies: PolicySet, start_s: float, stalls: Iterable[Verdict] = ()
 ) -> Iterator[Replayed]:
-    """Decide on windows in their order.
+    """Decide on windows, each attempt's in order of their steps, the first of which began at ``start_s`` of the epoch.
 
-    Args:
-        windows: the recorded windows, each attempt's in order of their steps.
-        policies: the policies to try.
-        start_s: when the first window's first step began, in seconds since the epoch.
-        stalls: verdicts on steps that stalled when this was recorded, in order; no window shows them.
+    ``stalls`` are verdicts on steps that stalled when this was recorded, in order; no window shows them.
     """
     going = _Replay(policies, start_s)
     waiting = list(stalls)

@@ -60,17 +60,6 @@ def unsaid(capture: dict[str, Any]) -> set[str]:
     return words | {"sample" if capture.get("ranks") else "ranks"}
 
 
-def asked_for(capture: dict[str, Any]) -> tuple[int, str]:
-    """How many suspected ranks a capture runs on at once, and which of its fields says so.
-
-    Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
-    """
-    ranks, sample = capture.get("ranks", ()), capture.get("sample", SAMPLE)
-    if not (isinstance(ranks, list | tuple) and _is_count(sample)):
-        return 0, ""
-    return (len(ranks), f"ranks: {len(ranks)}") if ranks else (sample, f"sample: {sample}")
-
-
 def _in_detection(detection: dict[str, Any]) -> Iterator[tuple[Location, str]]:
     window = detection.get("window_steps", WINDOW_STEPS)
     stride = detection.get("stride_steps", STRIDE_STEPS)
@@ -141,13 +130,16 @@ def _in_capture(capture: dict[str, Any], where: Location) -> Iterator[tuple[Loca
 
 def _under_limits(capture: dict[str, Any], where: Location, limits: dict[str, Any]) -> Iterator[tuple[Location, str]]:
     """A limit under which a rule could never capture as many ranks as it says."""
-    wanted, said = asked_for(capture)
+    ranks, sample = capture.get("ranks", ()), capture.get("sample", SAMPLE)
+    if not (isinstance(ranks, list | tuple) and _is_count(sample)):
+        return
+    # Controls come where there is room for them: most suspects are fewer ranks than a rule allows.
+    wanted, said = (len(ranks), f"ranks: {len(ranks)}") if ranks else (sample, f"sample: {sample}")
     for name, default in _LIMITS.items():
         most = limits.get(name, default)
         if _is_count(most) and 0 < most < wanted:
-            at = next((word for word in ("ranks", "sample") if capture.get(word)), "sample")
-            message = f"{wanted} captures at once ({said}), but limits.{name} is {most}"
-            yield (*where, at), message
+            at = "ranks" if ranks else "sample"
+            yield (*where, at), f"{wanted} captures at once ({said}), but limits.{name} is {most}"
             return
 
 

@@ -64,13 +64,9 @@ def trigger(cron: object, where: tzinfo) -> CronTrigger:
 
 def opens_s(found: CronTrigger, now_s: float) -> float | None:
     """When the window is open, from ``now_s`` on: that itself if it is open now, and None if it never opens again."""
-    minute = moment(now_s).replace(second=0, microsecond=0)
-    opens: datetime | None = found.get_next_fire_time(None, minute)
+    # By addition, because the C library's conversion has a narrower range.
+    now = _EPOCH + timedelta(seconds=min(now_s, _LAST_S))
+    opens: datetime | None = found.get_next_fire_time(None, now.replace(second=0, microsecond=0))
     if opens is None:
         return None
     return max(now_s, (opens - _EPOCH).total_seconds())
-
-
-def moment(time_s: float) -> datetime:
-    """A time in UTC; by addition, because the C library's conversion has a narrower range."""
-    return _EPOCH + timedelta(seconds=min(time_s, _LAST_S))

@@ -89,11 +89,7 @@ def gain_in_numbers(verdict: Verdict, rule: Rule | None) -> dict[str, float]:
 def trigger(verdict: Verdict, policies: PolicySet, rule: str, rank: int | None = None) -> Trigger:
     """What goes into the manifest of a capture that ``rule`` asked for because of ``verdict``.
 
-    Args:
-        verdict: what was found.
-        policies: the policies in force.
-        rule: the rule's name.
-        rank: the rank that is captured: of several suspects, the one that it is of.
+    Of several suspects, it is about the one that ``rank`` is of, which is captured.
 
     Raises:
         ValueError: the verdict has no suspect, or the policy has no such rule.

@@ -61,27 +61,35 @@ def load(path: str | os.PathLike[str]) -> LoadedPolicy:
         PolicyError: the file cannot be read, or is not a policy; with every problem in it.
     """
     source = os.fspath(path)
-    raw = read(source)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        column = error.start - raw.rfind(b"\n", 0, error.start)
-        raise PolicyError(source, [Problem(line, column, "", "not UTF-8")]) from None
-    return _checked(text, raw, source)
+    return parse(read(source), source)
 
 
-def parse(text: str, name: str) -> LoadedPolicy:
+def parse(raw: bytes | str, name: str) -> LoadedPolicy:
     """The policy of a text; ``name`` stands for the file in messages.
 
     Raises:
         PolicyError: the text is not a policy; with every problem in it.
     """
-    # What cannot be encoded could not have been in a file; YAML refuses it with its place.
-    raw = text.encode("utf-8", "surrogatepass")
+    raw = raw.encode() if isinstance(raw, str) else raw
     if len(raw) > MAX_FILE_BYTES:
         raise PolicyError(name, [_whole(f"larger than {MAX_FILE_BYTES // 1024} KiB")])
-    return _checked(text, raw, name)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        column = error.start - raw.rfind(b"\n", 0, error.start)
+        raise PolicyError(name, [Problem(line, column, "", "not UTF-8")]) from None
+    document = documents.read(text, name)
+    policy = None
+    try:
+        policy = TriagePolicy.model_validate(document.data)
+    except ValidationError as error:
+        # Between fields first: where both speak of one field, the other message knows less.
+        _add(document, contradictions(document.data))
+        _add(document, ((found["loc"], found) for found in error.errors()))
+    if document.problems or policy is None:
+        raise PolicyError(name, [problem for group in document.problems.values() for problem in group])
+    return LoadedPolicy(policy, hashlib.sha256(raw).hexdigest(), name, document.values)
 
 
 def find(name_or_path: str | os.PathLike[str]) -> Path:
@@ -111,10 +119,10 @@ def shipped() -> dict[str, Path]:
 
 
 def read(source: str) -> bytes:
-    """The bytes of a policy file, which is regular and not too large.
+    """The bytes of a policy file, no more of them than tell that it is too large.
 
     Raises:
-        PolicyError: it is not, or cannot be read.
+        PolicyError: it cannot be read, or is no regular file.
     """
     try:
         # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
@@ -123,32 +131,15 @@ def read(source: str) -> bytes:
             if not stat.S_ISREG(os.fstat(number).st_mode):
                 raise PolicyError(source, [_whole("not a regular file")])
             with open(number, "rb", closefd=False) as file:
-                raw = file.read(MAX_FILE_BYTES + 1)
+                return file.read(MAX_FILE_BYTES + 1)
         finally:
             os.close(number)
     except OSError as error:
         raise PolicyError(source, [_whole(f"cannot be read: {error.strerror}")]) from None
-    if len(raw) > MAX_FILE_BYTES:
-        raise PolicyError(source, [_whole(f"larger than {MAX_FILE_BYTES // 1024} KiB")])
-    return raw
 
 
 def _whole(message: str) -> Problem:
     return Problem(0, 0, "", message)
-
-
-def _checked(text: str, raw: bytes, source: str) -> LoadedPolicy:
-    document = documents.read(text, source)
-    policy = None
-    try:
-        policy = TriagePolicy.model_validate(document.data)
-    except ValidationError as error:
-        # Between fields first: where both speak of one field, the other message knows less.
-        _add(document, contradictions(document.data))
-        _add(document, ((found["loc"], found) for found in error.errors()))
-    if document.problems or policy is None:
-        raise PolicyError(source, [problem for group in document.problems.values() for problem in group])
-    return LoadedPolicy(policy, hashlib.sha256(raw).hexdigest(), source, document.values)
 
 
 def _add(document: Document, found: Iterable[tuple[Location, Any]]) -> None:
@@ -169,9 +160,14 @@ def _message(found: Any) -> str:
     if kind == "missing":
         return "required, but not there"
     if kind == "extra_forbidden":
-        return "unknown field" + _instead(str(location[-1]), _fields(location[:-1]))
+        fields = [
+            field.alias or name
+            for model in _models(_annotation(location[:-1]))
+            for name, field in model.model_fields.items()
+        ]
+        return "unknown field" + (_near(str(location[-1]), fields) or f"; there are: {', '.join(fields)}")
     if kind == "literal_error":
-        choices = _choices(location)
+        choices = list(_literals(_annotation(location)))
         return f"expected {' or '.join(choices)}, got {shown(value)}" + _near(str(value), choices)
     if kind == "value_error":
         return str(found["ctx"]["error"])
@@ -184,12 +180,8 @@ def _message(found: Any) -> str:
     return f"{said}, got {shown(value)}"
 
 
-def _instead(word: str, choices: Iterable[str]) -> str:
-    return _near(word, choices) or f"; there are: {', '.join(choices)}"
-
-
-def _near(word: str, choices: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(choices), n=1)
+def _near(word: str, choices: list[str]) -> str:
+    close = difflib.get_close_matches(word, choices, n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
 
 
@@ -211,16 +203,6 @@ def _models(kind: Any) -> Iterator[type[BaseModel]]:
         yield kind
     for inner in typing.get_args(kind):
         yield from _models(inner)
-
-
-def _fields(location: Location) -> list[str]:
-    return [
-        field.alias or name for model in _models(_annotation(location)) for name, field in model.model_fields.items()
-    ]
-
-
-def _choices(location: Location) -> list[str]:
-    return list(_literals(_annotation(location)))
 
 
 def _literals(kind: Any) -> Iterator[str]:

@@ -33,14 +33,7 @@ def decide_manual_request(
 ) -> tuple[Decision, State]:
     """What to do about a capture that a person asks for, and the state to pass to the next call.
 
-    Args:
-        manual: what is asked for.
-        policies: the policies in force, for their limits.
-        state: what the run has done so far.
-        now_s: seconds on a clock that a restart does not reset (the Unix epoch).
-        ranks: the ranks that there are.
-        step: the last step that is known of.
-        attempt: which start of the job this is.
+    ``ranks`` are those that there are, ``step`` is the last one that is known of; ``now_s`` as in `engine.decide`.
     """
     state = opened(state, now_s)
     bounds = policies.limits
@@ -155,12 +148,9 @@ _SPARE_STEPS = 4
 
 
 def in_the_same_steps(requests: Sequence[CaptureRequest], step: int, step_s: float) -> tuple[CaptureRequest, ...]:
-    """The requests, with the step before which none is to begin, where there are several.
+    """The requests made at once, with the step before which none is to begin, where there are several.
 
-    Args:
-        requests: what was asked for at once.
-        step: the step that the foremost rank is in.
-        step_s: what a step takes, or about.
+    The foremost rank is in ``step``; a step takes about ``step_s``.
     """
     ready_s = max((READY_S.get(one.profiler, 0.0) for one in requests), default=0.0)
     if len(requests) < 2 or ready_s == 0.0:

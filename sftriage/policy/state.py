@@ -159,10 +159,8 @@ def finished(state: State, result: CaptureResult | str, now_s: float | None = No
     A capture that was refused or failed gives back its place in the run and its rule's cooldown, but not its place in
     the hour: it may have touched the job. Its rule waits a while, and longer each time.
 
-    Args:
-        state: the state so far.
-        result: what became of it; with the id alone, the capture counts as made.
-        now_s: when that was known, on the clock of `decide`; by default when the capture was asked for.
+    With its id alone in place of a result, it counts as made. ``now_s`` is when that was known, on the clock of
+    `decide`; by default when the capture was asked for.
     """
     capture_id = result if isinstance(result, str) else result.capture_id
     one = state.running.get(capture_id)

@@ -1,6 +1,6 @@
 """What the ranks are doing now goes in; a stall is decided, and on record, once."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -41,19 +41,14 @@ class Since:
     stages: tuple[str | None, ...]
     step: int
     since_s: float
-    attempt: int = 0
-    closed: bool = False
 
     def at(self, now_ns: int) -> JobStatus:
         age_ns = now_ns - int(self.since_s * S)
         ranks = [
-            RankStatus(r, "h", stage, age_ns, self.step, age_ns, self.step, self.closed, True)
+            RankStatus(r, "h", stage, age_ns, self.step, age_ns, self.step, False, True)
             for r, stage in enumerate(self.stages)
         ]
-        return JobStatus(SCHEMA, len(ranks), tuple(ranks), self.attempt)
-
-
-status = Since
+        return JobStatus(SCHEMA, len(ranks), tuple(ranks))
 
 
 @pytest.fixture
@@ -62,7 +57,7 @@ def controller(tmp_path):
     made = Controller(parse(POLICY, "test.yaml"), Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
     for step in range(10):
         now_ns = int((0.1 * step + 0.01) * S)
-        assert made.look(status(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0) is None
+        assert made.look(Since(("backward",) * 3, step, 0.1 * step).at(now_ns), now_ns, 100.0) is None
     return made
 
 
@@ -78,7 +73,7 @@ def looks(controller, job, first_s, last_s, now_s=100.0):
 
 def test_a_stall_is_decided_once_and_on_record_with_who_where_and_why(controller, tmp_path):
     # WHEN rank 1 stays in data from the first second on, and the others wait
-    (judged,) = looks(controller, status(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
+    (judged,) = looks(controller, Since(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
     # THEN it is held, for no rule is about stalls
     decision = judged.decision
     assert (decision.outcome, reason_sentence(decision)) == ("hold", "not_arrived: rank 1 in data")
@@ -90,40 +85,22 @@ def test_a_stall_is_decided_once_and_on_record_with_who_where_and_why(controller
     assert entry.verdict.numbers["threshold_s"] == 2.0
 
 
-def test_once_the_job_has_gone_on_the_next_stall_is_another_one(controller, tmp_path):
-    looks(controller, status(("backward", "data", "backward"), 10, 1.0), 1.1, 9.0)
-    looks(controller, status(("backward",) * 3, 11, 9.1), 9.2, 10.0)
-    looks(controller, status(("backward", "data", "backward"), 12, 10.1), 10.2, 19.0)
-    assert [entry.decision.first_step for entry in journal(tmp_path)] == [10, 12]
-
-
 def test_a_rank_that_is_being_captured_is_no_stall_until_its_time_is_up(controller):
     # GIVEN rank 2 is being captured, for at most 60 s and 120 s of grace
     (request,) = controller.take(window(0, late_s=0.02), now_s=100.0).decision.requests
     assert request.rank == 2
     # WHEN it holds up the others
-    held_up = status(("backward", "backward", "data"), 10, 1.0)
+    held_up = Since(("backward", "backward", "data"), 10, 1.0)
     # THEN that is not a stall, and from the deadline on it is
     assert looks(controller, held_up, 1.1, 9.0, now_s=279.0) == []
     assert len(looks(controller, held_up, 9.1, 12.0, now_s=281.0)) == 1
 
 
 def test_a_stage_that_the_windows_show_unused_is_given_more_time(controller):
-    saving = status(("save", "backward", "backward"), 10, 1.0)
+    saving = Since(("save", "backward", "backward"), 10, 1.0)
     controller.take(window(0), now_s=100.0)
     assert looks(controller, saving, 1.1, 60.0) == []
     assert len(looks(controller, saving, 60.1, 302.0)) == 1
-
-
-def test_another_attempt_starts_with_no_pace_and_gets_the_time_to_compile(controller):
-    again = status(("backward", "data", "backward"), 10, 20.0, attempt=1)
-    assert looks(controller, again, 21.0, 600.0) == []
-
-
-def test_a_job_that_ends_leaves_no_stall(controller):
-    job = status(("backward", "data", "backward"), 10, 1.0)
-    ended = replace(job, stages=(None,) * 3, closed=True)
-    assert looks(controller, ended, 1.1, 600.0) == []
 
 
 def test_the_policys_time_is_the_floor_and_never_above_the_others():

@@ -2,7 +2,6 @@
 
 import os
 
-import numpy as np
 import pytest
 
 from sftriage.controller import policies as module
@@ -10,8 +9,8 @@ from sftriage.controller.controller import Controller
 from sftriage.controller.policies import PolicyFiles
 from sftriage.events import PolicyChanged, WindowJudged
 from sftriage.policy.problems import PolicyError
-from sftriage.records import StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
+from tests.unit.controller.test_controller import window
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -170,29 +169,17 @@ def test_what_has_to_wait_for_another_run_is_said(path, files):
     assert files.poll().later == ()
 
 
-SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
-
-
-def window(first_step):
-    """Twenty steps of four ranks, in which rank 2 is 20 ms late in data: two fifths of the step."""
-    local_R = np.array([0.01, 0.01, 0.03, 0.01])
-    durations_NRS = np.zeros((20, 4, 3))
-    durations_NRS[:, :, 0] = local_R
-    durations_NRS[:, :, 1] = 0.02 + local_R.max() - local_R
-    return Window(SCHEMA, first_step, durations_NRS)
-
-
 def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_record(path, files, tmp_path, caplog):
     # GIVEN a controller whose policy wants more than the suspect is worth
     path.write_text(POLICY.format(name="high", window=50, gain="90%"), encoding="utf-8")
     assert files.poll().kind == "changed"
     controller = Controller(files, Journal(tmp_path / "decisions.jsonl"), tmp_path / "state.json")
-    assert controller.take(window(0), 100.0).decision.outcome == "ignore"
+    assert controller.take(window(0, late_s=0.02), 100.0).decision.outcome == "ignore"
     # WHEN the policy is broken, and then changed to one that wants less
     path.write_text(BROKEN, encoding="utf-8")
-    assert controller.take(window(20), 101.0).decision.outcome == "ignore"
+    assert controller.take(window(20, late_s=0.02), 101.0).decision.outcome == "ignore"
     path.write_text(B, encoding="utf-8")
-    judged = controller.take(window(40), 102.0)
+    judged = controller.take(window(40, late_s=0.02), 102.0)
     # THEN the window after the change is decided by it, and the capture names it
     assert judged.decision.outcome == "capture"
     assert controller.trigger_of(judged.decision.requests[0].capture_id).policy == "b"

@@ -90,7 +90,7 @@ TRUTH = [
     ),
     Case(
         "all slow on one node alone",
-        Job(hosts=hosts(4)),
+        ONE_NODE,
         (Fault("data", None, 0.03),),
         known=True,
         suspect=("all", (0, 1, 2, 3), "data"),
@@ -105,7 +105,7 @@ TRUTH = [
     Case(
         "one rank that does other work",
         Job(n_ranks=4),
-        (Fault("data", 3, factor=0.05), Fault("forward", 3, factor=2.5)),
+        OTHER_WORK,
         reasons=("mixed_roles",),
     ),
 ]

@@ -242,15 +242,6 @@ def test_a_finished_capture_gives_its_place_back_and_an_unknown_one_changes_noth
     assert decide(make_verdict(), policy, freed, NOW)[0].outcome == "capture"
 
 
-def test_a_capture_never_heard_of_again_gives_its_place_back_after_its_deadline():
-    policy = make_policy({**CAPTURING, "cooldown": "0s"})
-    _, state = decide(make_verdict(), policy, State(), NOW)
-    deadline = NOW + 60 + GRACE_S
-    assert decide(make_verdict(), policy, state, deadline - 1)[0].outcome == "throttle"
-    assert decide(make_verdict(), policy, state, deadline)[0].outcome == "capture"
-    assert decide(make_verdict("healthy"), policy, state, deadline)[1].running == {}
-
-
 def test_capture_ids_stay_file_names_and_stay_apart():
     """GIVEN the longest names and numbers there can be THEN ids are valid, and one window twice gives two."""
     rule = {"name": "r" * 63, "match": {}, "capture": {}, "cooldown": "0s"}
@@ -284,12 +275,6 @@ def test_every_reason_of_the_design_says_what_would_resolve_it():
     }
     assert all(advice.endswith(".") and len(advice) > 40 for advice in RESOLVES.values())
     assert advice(("roaming", "new_reason")) == f"{RESOLVES['roaming']} There is no advice on 'new_reason' yet."
-
-
-def test_state_comes_back_from_json():
-    state = State(captures=4, fired_s={"a": NOW + 0.1}, running=RUNNING_7_8)
-    assert State.from_json(state.to_json()) == state
-    assert State.from_json("{}") == State()
 
 
 @pytest.mark.parametrize(

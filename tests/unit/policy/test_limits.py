@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from sftriage.policy.capture import Capture
 from sftriage.policy.engine import decide
-from sftriage.policy.limits import choose
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.state import Failures, Running, State, charged, finished
+from sftriage.policy.state import GRACE_S, Failures, Running, State, charged, finished
 from sftriage.records import CaptureResult, Decision, Verdict
 from sftriage.words import reason_sentence, resolution
 
@@ -335,8 +333,11 @@ def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
 def test_a_capture_that_is_lost_counts_as_made():
     """GIVEN a capture that nobody heard of again THEN its rank is free, and the rule's cooldown holds."""
     policy = make_policy({**CAPTURING, "cooldown": "1h"})
-    _, state = decide(make_verdict(), policy, BEGUN, NOW)
-    decision, state = decide(make_verdict(), policy, state, NOW + 200)
+    _, begun = decide(make_verdict(), policy, BEGUN, NOW)
+    deadline = NOW + 60 + GRACE_S
+    assert decide(make_verdict("healthy"), policy, begun, deadline - 1)[1] == begun
+    assert decide(make_verdict("healthy"), policy, begun, deadline)[1].running == {}
+    decision, state = decide(make_verdict(), policy, begun, deadline)
     assert (state.running, state.captures, state.fired_s) == ({}, 1, {"a": NOW})
     assert reason_sentence(decision) == "cooldown of rule a until 2027-01-15T09:00:00Z"
 
@@ -410,19 +411,3 @@ def test_a_stall_in_which_nobody_is_missing_is_held():
     verdict = make_verdict("stalled", reasons=("in_sync",), ranks=None)
     decision, _ = decide(verdict, make_policy(STACKS, concurrent_ranks=3), BEGUN, NOW)
     assert (decision.outcome, reason_sentence(decision), decision.requests) == ("hold", "in_sync", ())
-
-
-@pytest.mark.parametrize(
-    ("ranks", "most", "chosen"),
-    [
-        ((3,), 2, ((3,), (0,))),
-        # Two suspects fill what may run at once: no room is left for a control.
-        ((3, 4), 2, ((3, 4), ())),
-        ((3, 4, 5), 3, ((3, 4), (0,))),
-        ((3, 4), 1, ((3,), ())),
-    ],
-)
-def test_suspects_come_before_controls(ranks, most, chosen):
-    capture = Capture(sample=2, control_ranks=1)
-    found = choose(capture, ranks, (0, 1), most)
-    assert (found.ranks, found.controls) == chosen

@@ -4,17 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sftriage.policy.loading import parse
-from sftriage.policy.problems import PolicyError
+from .test_loading import HEAD, lines_of
 
-HEAD = "apiVersion: sftriage.dev/v1alpha1\nkind: TriagePolicy\nmetadata: {name: p}\nspec:\n"
 GOOD = HEAD + "  rules: [{name: slow-rank, match: {}, capture: {}}]\n"
-
-
-def lines_of(text: str) -> list[str]:
-    with pytest.raises(PolicyError) as refused:
-        parse(text, "p.yaml")
-    return str(refused.value).split("\n")
 
 
 RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
