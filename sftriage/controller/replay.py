@@ -51,18 +51,14 @@ def replay(
 
     ``stalls`` are verdicts on steps that stalled when this was recorded, in order; no window shows them.
     """
-    going = _Replay(policies, start_s)
+    going = _Replay(policies, _Clock(start_s))
     waiting = list(stalls)
     for window in windows:
-        while waiting and _place(waiting[0]) <= (window.attempt, window.last_step):
+        while waiting and (waiting[0].attempt, waiting[0].first_step) <= (window.attempt, window.last_step):
             yield going.stall(waiting.pop(0))
         yield going.take(window)
     for stall in waiting:
         yield going.stall(stall)
-
-
-def _place(verdict: Verdict) -> tuple[int, int]:
-    return verdict.attempt, verdict.first_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,16 +114,12 @@ def _step_times(window: Window, first_step: int) -> NDArray[np.float64]:
 @dataclass(slots=True)
 class _Replay:
     policies: PolicySet
-    start_s: float
+    clock: _Clock
     state: State = field(default_factory=State)
     pasts: dict[int, Past] = field(default_factory=dict)
     captured: list[_Running] = field(default_factory=list)
     last: Window | None = None
     decided_s: float = -np.inf
-    clock: _Clock = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.clock = _Clock(self.start_s)
 
     def take(self, window: Window) -> Replayed:
         now_s = self.clock.at_end_of(window)

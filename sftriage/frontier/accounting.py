@@ -59,61 +59,38 @@ BLOCK_BYTES = 1 << 20
 def walk(segment: Segment) -> Walk:
     """Go through a segment's columns once, keeping the frontier."""
     n_rows, n_ranks, n_local = segment.n_rows, segment.n_ranks, len(segment.local)
-    columns = segment.local if segment.own is None else (*segment.local, segment.own)
     sample = sampled(np.arange(n_ranks), MEDIAN_RANKS)
-    passing = _Passing(
-        arrival_MR=np.empty((n_rows, n_ranks)),
-        at_KM=np.zeros((len(columns), n_rows)),
-        ahead_KM=np.zeros((len(columns), n_rows), dtype=np.intp),
-        sample=sample,
-        some_KNX=[np.empty((one.n_steps, len(sample)), np.float32) for one in segment.local if len(sample) < n_ranks],
-    )
+    some_KNX = [np.empty((one.n_steps, len(sample)), np.float32) for one in segment.local if len(sample) < n_ranks]
+    arrival_MR = np.empty((n_rows, n_ranks))
+    # After each column the frontier, and who leads; before the first column, everybody is at the start.
+    frontier_KM = np.zeros((len(segment.columns) + 1, n_rows))
+    ahead_KM = np.zeros(frontier_KM.shape, dtype=np.intp)
     n_together = max(1, BLOCK_BYTES // max(1, 8 * n_ranks))
-    for first in range(0, n_rows if n_ranks else 0, n_together):
-        passing.go_through(segment, slice(first, min(first + n_together, n_rows)))
-    # Before the first column, everybody is at the start.
-    frontier_KM = np.concatenate([np.zeros((1, n_rows)), passing.at_KM])
-    ahead_KM = np.concatenate([np.zeros((1, n_rows), dtype=np.intp), passing.ahead_KM])
-    advances = zip(columns, np.diff(frontier_KM, axis=0), passing.ahead_KM, strict=True) if n_ranks else ()
+    for begin in range(0, n_rows if n_ranks else 0, n_together):
+        rows = slice(begin, min(begin + n_together, n_rows))
+        reached_BR = arrival_MR[rows]
+        reached_BR.fill(0.0)
+        for k, column in enumerate(segment.columns):
+            if k == n_local:
+                reached_BR = reached_BR.copy()
+            # The steps that the column has in these rows.
+            first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
+            start, values_BR = first + column.offset - rows.start, column.at(slice(first, last))
+            reached_BR[start : start + last - first] += values_BR
+            ahead_B = reached_BR.argmax(axis=1)
+            frontier_KM[k + 1, rows], ahead_KM[k + 1, rows] = reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
+            if some_KNX and k < n_local:
+                some_KNX[k][first:last] = values_BR.take(sample, axis=1)
+    advances = zip(segment.columns, np.diff(frontier_KM, axis=0), ahead_KM[1:], strict=True) if n_ranks else ()
     return Walk(
         segment=segment,
-        arrival_MR=passing.arrival_MR,
+        arrival_MR=arrival_MR,
         leader_M=ahead_KM[n_local],
         last_M=frontier_KM[n_local],
         end_M=frontier_KM[-1],
         boundaries=tuple((column.stage, advance_M, ahead_M) for column, advance_M, ahead_M in advances),
-        some_KNX=tuple(passing.some_KNX),
+        some_KNX=tuple(some_KNX),
     )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Passing:
-    """What is filled in on the way through a segment, see `Walk`: after each column the frontier, and who leads."""
-
-    arrival_MR: FloatArray
-    at_KM: FloatArray
-    ahead_KM: RankArray
-    sample: RankArray
-    some_KNX: list[SingleArray]
-
-    def go_through(self, segment: Segment, rows: slice) -> None:
-        reached_BR = self.arrival_MR[rows]
-        reached_BR.fill(0.0)
-        for k, column in enumerate(segment.local):
-            steps, values_BR = self._pass(k, column, reached_BR, rows)
-            if self.some_KNX:
-                self.some_KNX[k][steps] = values_BR.take(self.sample, axis=1)
-        if segment.own is not None:
-            self._pass(len(segment.local), segment.own, reached_BR.copy(), rows)
-
-    def _pass(self, k: int, column: SegmentColumn, reached_BR: FloatArray, rows: slice) -> tuple[slice, FloatArray]:
-        """Go through the k-th column; returns the steps that it has in these rows, and the ranks' times in them."""
-        first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
-        start, values_BR = first + column.offset - rows.start, column.at(slice(first, last))
-        reached_BR[start : start + last - first] += values_BR
-        ahead_B = reached_BR.argmax(axis=1)
-        self.at_KM[k, rows], self.ahead_KM[k, rows] = reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
-        return slice(first, last), values_BR
 
 
 def walked(window: Window) -> tuple[list[Walk], BoolArray]:
@@ -154,8 +131,7 @@ def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
     walks, complete_N = walked(window)
     advances_NS = np.zeros((len(window.durations_NRS), len(window.schema.stages)))
     for one in walks:
-        columns = one.segment.local if one.segment.own is None else (*one.segment.local, one.segment.own)
-        for column, (stage, advance_M, _) in zip(columns, one.boundaries, strict=False):
+        for column, (stage, advance_M, _) in zip(one.segment.columns, one.boundaries, strict=False):
             advances_NS[:, stage] += advance_M[column.offset : column.offset + column.n_steps]
     return advances_NS, complete_N
 

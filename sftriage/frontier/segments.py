@@ -81,6 +81,11 @@ class Segment:
     n_rows: int
     n_ranks: int
 
+    @property
+    def columns(self) -> tuple[SegmentColumn, ...]:
+        """All columns, the sync stage's own last."""
+        return self.local if self.own is None else (*self.local, self.own)
+
 
 def complete_steps(window: Window) -> BoolArray:
     """Steps (N) for which every rank's vector is there, and what refines it. Others are left out, never filled in."""
