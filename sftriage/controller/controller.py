@@ -85,7 +85,7 @@ def in_force(policy: LoadedPolicy | PolicySet | PolicyFiles) -> PolicySet:
 
 
 class Controller:
-    """Turns windows, and what the ranks are doing now, into decisions. Times ``now_s`` are seconds since the epoch.
+    """Turns windows, and what the ranks are doing now, into decisions under ``policies``; ``now_s`` is of the epoch.
 
     What it must not forget (cooldowns, captures made and running) is in ``state_file`` before a decision is handed out,
     so that a controller that starts again goes on where it stopped.
@@ -127,14 +127,9 @@ class Controller:
         except OSError as error:
             raise InputError(f"{state_file}: {error.strerror}") from error
 
-    @property
-    def policies(self) -> PolicySet:
-        """The policies in force."""
-        return self._policies
-
     def budget(self, now_s: float) -> tuple[float, float]:
         """What captures have cost the job, and what they may have cost it by now, in seconds."""
-        return self._state.spent_s, budget_s(self._policies.limits, self._state, now_s)
+        return self._state.spent_s, budget_s(self.policies.limits, self._state, now_s)
 
     def decided(self, window: Window) -> bool:
         """Whether an earlier controller has decided about a window."""
@@ -158,7 +153,7 @@ class Controller:
         self._publish(WindowSeen(window, spans or {}))
         costs = self._charge(window, now_s)
         verdict = self._judged(window)
-        if verdict.label == "needs_evidence" and "bucket_ready" in self._policies.gathers:
+        if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
             self._note_split(window, now_s)
         return replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
 
@@ -199,11 +194,11 @@ class Controller:
         step = max((one.step for one in job.ranks), default=0) if job is not None else 0
         attempt = job.attempt if job is not None else 0
         decision, self._state = decide_manual_request(
-            ask, self._policies, self._state, now_s, ranks=ranks, step=max(0, step), attempt=attempt
+            ask, self.policies, self._state, now_s, ranks=ranks, step=max(0, step), attempt=attempt
         )
         if decision.requests:
             self._remember()
-        triggers = {one.capture_id: trigger_of_request(ask, one, self._policies, decision) for one in decision.requests}
+        triggers = {one.capture_id: trigger_of_request(ask, one, self.policies, decision) for one in decision.requests}
         decision = self._known(decision, triggers)
         self.record(ManualRequestDecided(ask, decision, triggers))
         return decision
@@ -242,11 +237,11 @@ class Controller:
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state
-        decision, self._state = decide(verdict, self._policies, known, now_s, peers)
+        decision, self._state = decide(verdict, self.policies, known, now_s, peers)
         if self._state != known:
             self._remember()
         rule = decision.rule or ""
-        triggers = {one.capture_id: trigger(verdict, self._policies, rule, one.rank) for one in decision.requests}
+        triggers = {one.capture_id: trigger(verdict, self.policies, rule, one.rank) for one in decision.requests}
         decision = self._known(decision, triggers)
         self.record(WindowJudged(verdict, decision, triggers))
         return Judged(verdict, decision)
@@ -257,7 +252,7 @@ class Controller:
         return labelled(decision, triggers)
 
     def _adopt(self, policies: PolicySet) -> None:
-        self._policies = policies
+        self.policies = policies
         self._settings = settings_of(policies.detection)
         self._stall_settings = StallSettings(floor_s=policies.detection.stalled_after_s)
 

@@ -145,10 +145,10 @@ def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
             filled_N[scene.used_N] = course.filled_N
             course = replace(course, filled_N=filled_N)
         if s < n_stages or not tells:
-            found.append(_candidate(unit, stage, gain_N, (led_N, present_N), course, scene))
+            found.append(_candidate(unit, stage, gain_N, present_N, course, scene))
         # (who is late by little in all steps may be so by more in some)
         if back is not None and again is not None and s == _column(unit, back, again, scene):
-            found.append(_candidate(unit, stage, gain_N, (led_N, again.filled_N), again, scene))
+            found.append(_candidate(unit, stage, gain_N, again.filled_N, again, scene))
     return found
 
 
@@ -185,11 +185,11 @@ def _candidate(
     unit: Unit,
     stage: str | None,
     gain_N: FloatArray,
-    led_and_present_N: tuple[BoolArray, BoolArray],
+    present_N: BoolArray,
     course: Course | None,
     scene: Scene,
 ) -> Candidate:
-    led_N, present_N = led_and_present_N
+    led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
     filled_N = scene.used_N if course is None or not course.filled_N.any() else course.filled_N
     gain_s, exposed_s = float(gain_N[filled_N].mean()), float(scene.exposed_N[filled_N].mean())
     suspect = Suspect(

@@ -16,7 +16,7 @@ import numpy as np
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.segments import complete_steps
 from sftriage.frontier.settings import Settings
-from sftriage.records import Clock, Suspect, Verdict, Window
+from sftriage.records import Clock, Verdict, Window
 
 HOST_STAGES = frozenset({"data"})
 """Stages that are the host's own work. In any other its time is of launches, or of waiting for the device."""
@@ -75,18 +75,15 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
         return verdict
     if seen.agree and verdict.label == "healthy":
         return verdict
-    if seen.agree and verdict.label == "suspect" and _of_the_host(verdict.suspects[0]):
-        first = verdict.suspects[0]
+    first = next(iter(verdict.suspects), None)
+    of_the_host = first is not None and first.scope in ("rank", "host") and first.stage in HOST_STAGES
+    if seen.agree and verdict.label == "suspect" and first is not None and of_the_host:
         wanted_s = settings.min_explained_fraction * first.gain_s * first.persistence
         if longer_s is None or longer_s >= wanted_s:
             return verdict
         numbers = {**verdict.numbers, "longer_s": longer_s, "min_longer_s": wanted_s}
         verdict = replace(verdict, numbers=numbers)
     return replace(verdict, label="needs_evidence", reasons=("clock_limited",))
-
-
-def _of_the_host(suspect: Suspect) -> bool:
-    return suspect.scope in ("rank", "host") and suspect.stage in HOST_STAGES
 
 
 def _on_device(window: Window) -> Window:

@@ -78,7 +78,8 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
     of_first = [check for check in checks if check.name.startswith("first_")]
     if verdict.label == "suspect":
         # The check that was passed by the least is the one that would fail first.
-        close = min((check for check in of_first if check.threshold > 0.0), key=_surplus, default=None)
+        passed = (check for check in of_first if check.threshold > 0.0)
+        close = min(passed, key=lambda check: check.value / check.threshold, default=None)
         return (f"held, if this fell below its threshold: {close.what}",) if close is not None else ()
     if "low_coverage" in verdict.reasons:
         return ("looked into, once enough of the steps are complete",)
@@ -94,7 +95,3 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
     if not of_first:
         return ("a suspect, if mending one alone would save a good part of the excess",)
     return tuple(f"a suspect, if this reached its threshold: {what}" for what in missed)
-
-
-def _surplus(check: Check) -> float:
-    return check.value / check.threshold

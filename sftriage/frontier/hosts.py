@@ -41,7 +41,8 @@ def host_units(
             continue
         peers = [_peers(one, apart, n_steps) for one in replays]
         over_NXS = _over(replays, peers, sampled(ranks), roles, n_steps)
-        if not _alike(over_NXS):
+        over_X = over_NXS.sum(axis=2).mean(axis=0)
+        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= ALIKE_FRACTION):
             continue
         gain_NS = np.zeros((n_steps, over_NXS.shape[2] + 1))
         for one, mine, second_M in zip(replays, peers, elsewhere, strict=True):
@@ -107,11 +108,6 @@ def _over(
         for column, median_NC in zip(one.walk.segment.local, mine, strict=True):
             over_NXS[:, :, column.stage] += column.of(ranks) - median_NC[:, roles.role_R[ranks]]
     return over_NXS
-
-
-def _alike(over_NXS: FloatArray) -> bool:
-    over_X = over_NXS.sum(axis=2).mean(axis=0)
-    return bool(over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= ALIKE_FRACTION)
 
 
 def _gains(

@@ -7,7 +7,6 @@ difference shows only in production. Every parser raises ValueError, whose messa
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 # Fifteen digits are exact in a float, and no quantity of a policy needs more.
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
@@ -64,16 +63,8 @@ def windows(text: object) -> int:
     return int(found[1])
 
 
-@dataclass(frozen=True, slots=True)
-class GainCondition:
-    """What a suspect's gain has to reach: a share of the exposed step time, seconds a step, or both."""
-
-    min_share: float = 0.0
-    min_gain_s: float = 0.0
-
-
-def gain(text: object) -> GainCondition:
-    """``">= 5%"``, ``">= 10ms"`` or ``">= 5% and >= 10ms"`` as a condition on a suspect's gain."""
+def gain(text: object) -> tuple[float, float]:
+    """``">= 5%"``, ``">= 10ms"`` or both, with ``and``, as a share of the exposed step time and seconds a step."""
     wanted = "expected a condition such as >= 5%, >= 10ms or >= 5% and >= 10ms"
     if not isinstance(text, str):
         raise ValueError(f"{wanted}, got {shown(text)}")
@@ -87,4 +78,4 @@ def gain(text: object) -> GainCondition:
         if name in thresholds:
             raise ValueError(f"{wanted}; {shown(text)} says the same unit twice")
         thresholds[name] = fraction(found[1]) if is_share else seconds(found[1])
-    return GainCondition(**thresholds)
+    return thresholds.get("min_share", 0.0), thresholds.get("min_gain_s", 0.0)

@@ -167,12 +167,12 @@ class Rule(PolicyModel):
     @cached_property
     def min_share(self) -> float:
         """Share of the exposed step time that a suspect must be worth."""
-        return quantities.gain(self.match.gain).min_share
+        return quantities.gain(self.match.gain)[0]
 
     @cached_property
     def min_gain_s(self) -> float:
         """Seconds a step that a suspect must be worth."""
-        return quantities.gain(self.match.gain).min_gain_s
+        return quantities.gain(self.match.gain)[1]
 
     def misses(self, label: str, suspect: Suspect) -> tuple[bool, bool, bool, bool]:
         """Whether label, scope, stage and pattern are what the rule is not about; one that is not said is any."""
