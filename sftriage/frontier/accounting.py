@@ -114,7 +114,8 @@ def plain(window: Window) -> Accounting:
     """
     valid_N = complete_steps(window)
     columns = (SegmentColumn(s, window.durations_NRS[valid_N, :, s]) for s in range(len(window.schema.stages)))
-    return account([walk(Segment(tuple(columns), None, int(valid_N.sum()), window.durations_NRS.shape[1]))], window)
+    n_steps = int(valid_N.sum())
+    return account([walk(Segment(tuple(columns), None, n_steps, window.durations_NRS.shape[1]))], window, n_steps)
 
 
 def anchored(window: Window) -> Accounting:
@@ -136,8 +137,8 @@ def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
     return advances_NS, complete_N
 
 
-def account(walks: list[Walk], window: Window, n_steps: int | None = None) -> Accounting:
-    """What the walks through a window's segments add up to; ``n_steps`` complete steps, counted if not given."""
+def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:
+    """What the walks through a window's segments add up to, in ``n_steps`` complete steps."""
     n_stages, n_ranks = len(window.schema.stages), window.durations_NRS.shape[1]
     advances_S = np.zeros(n_stages)
     led_SR = np.zeros((n_stages, n_ranks))
@@ -148,5 +149,4 @@ def account(walks: list[Walk], window: Window, n_steps: int | None = None) -> Ac
             led_SR[stage] += np.bincount(leader_M, weights=advance_M, minlength=n_ranks)
         exposed_s += float(one.end_M.sum())
     leaders_S = tuple(int(row.argmax()) if row.any() else None for row in led_SR)
-    n_steps = int(complete_steps(window).sum()) if n_steps is None else n_steps
     return Accounting(exposed_s, advances_S, leaders_S, n_steps)
