@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sftriage.events import VERSION, CostMeasured, FollowUpDecided, NamedPolicy, PolicyChanged, TakenOver
-from sftriage.records import CaptureResult, ManualRequest, plain
+from sftriage.records import CaptureResult, ManualRequest
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
 from sftriage.runs.following import JournalTail, request_row
 from sftriage.runs.outlook import outlook
