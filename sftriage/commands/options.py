@@ -149,7 +149,7 @@ def metering_of(
         raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
     if otel_steps and not otel:
         raise UsageError("--otel-steps is about spans: give --otel")
-    from sftriage.sinks.metering import Metering, MeteringOptions
+    from sftriage.sinks.metering import Metering
 
     def listen() -> Endpoint:
         from sftriage.web.access import Access, token_of
@@ -158,4 +158,4 @@ def metering_of(
         advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
         return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
 
-    return Metering(MeteringOptions(file, per_rank, otel, otel_steps), None if port is None else listen)
+    return Metering(None if port is None else listen, file, per_rank, otel, otel_steps)

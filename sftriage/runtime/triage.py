@@ -37,7 +37,7 @@ from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
-from sftriage.sinks.webhooks import Origin, Webhooks
+from sftriage.sinks.webhooks import Webhooks
 from sftriage.traces.retention import RetentionLimits
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
@@ -122,7 +122,7 @@ class Triage:
             self._journal = Journal(directory.decisions)
             self._stream = Stream(sinks)
             self._controller = Controller(policy, self._journal, directory.state, self._stream.publish, left)
-            self._stream.add(Webhooks(Origin(info.job, info.run_id), self._rules))
+            self._stream.add(Webhooks(info.job, info.run_id, self._rules))
             self._wants = Wants()
             self._evidence = Corroboration()
             self._held = held.pop_all()

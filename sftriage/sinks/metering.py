@@ -10,12 +10,10 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from sftriage import __version__
 from sftriage.errors import UsageError
 from sftriage.sinks.stream import Sink
 
@@ -23,59 +21,61 @@ if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from prometheus_client import CollectorRegistry
 
-    from sftriage.sinks.metrics import Exposition
-
 _MULTIPROCESS = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 
 
-@dataclass(frozen=True, slots=True)
-class MeteringOptions:
-    """What was asked for."""
+class Exposition(Protocol):
+    """A way on which metrics go out."""
 
-    file: Path | None = None
-    per_rank: bool = False
-    otel: bool = False
-    otel_steps: bool = False
+    def serve(self, registry: CollectorRegistry) -> None:
+        """Begin; threads may be started from here on."""
+
+    def close(self) -> None:
+        """Let them go out once more, and end."""
 
 
-class Endpoint(Protocol):
+class Endpoint(Exposition, Protocol):
     """Where metrics are served: made before the job starts, so that an address that cannot be had is said then."""
 
     url: str
-
-    def serve(self, registry: CollectorRegistry) -> None:
-        """Answer from now on, in a thread."""
-
-    def close(self) -> None:
-        """Listen no more."""
 
 
 class Metering:
     """What was asked for, made ready: a port is bound, libraries are there. No thread is started.
 
     Args:
-        options: what was asked for.
         listen: makes the endpoint; None where nothing is served.
+        file: where metrics are written, if they are.
+        per_rank: whether there are metrics of single ranks.
+        otel: whether spans are sent.
+        otel_steps: whether steps have spans.
 
     Attributes:
         url: where metrics are served, if they are.
 
     Raises:
-        UsageError: what is asked for cannot be, or makes no sense.
+        UsageError: what is asked for cannot be.
     """
 
-    def __init__(self, options: MeteringOptions, listen: Callable[[], Endpoint] | None = None) -> None:
-        self._options = options
+    def __init__(
+        self,
+        listen: Callable[[], Endpoint] | None = None,
+        file: Path | None = None,
+        per_rank: bool = False,
+        otel: bool = False,
+        otel_steps: bool = False,
+    ) -> None:
+        self._per_rank, self._otel_steps = per_rank, otel_steps
         self._ways: list[Exposition] = []
-        self._exporter = _exporter() if options.otel else None
+        self._exporter = _exporter() if otel else None
         self.url: str | None = None
-        if listen is not None or options.file is not None:
+        if listen is not None or file is not None:
             _need("prometheus_client", "metrics need prometheus-client; install sftriage[metrics]")
             with _single_process():
                 from sftriage.sinks.exposition import TextFile
-            if options.file is not None:
-                self._ways.append(TextFile(options.file))
+            if file is not None:
+                self._ways.append(TextFile(file))
             if listen is not None:
                 endpoint = listen()
                 self._ways.append(endpoint)
@@ -87,31 +87,13 @@ class Metering:
         if self._ways:
             from sftriage.sinks.metrics import Metrics
 
-            made.append(
-                Metrics(
-                    job,
-                    run,
-                    version=__version__,
-                    started_s=started_s,
-                    ways=self._ways,
-                    per_rank=self._options.per_rank,
-                )
-            )
+            made.append(Metrics(job, run, started_s, self._ways, self._per_rank))
         if (exporter := self._exporter) is not None:
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
             from sftriage.sinks.spans import SpanSink, Telling
 
-            made.append(
-                SpanSink(
-                    lambda: BatchSpanProcessor(Telling(exporter)),
-                    job=job,
-                    run=run,
-                    version=__version__,
-                    started_s=started_s,
-                    steps=self._options.otel_steps,
-                )
-            )
+            made.append(SpanSink(lambda: BatchSpanProcessor(Telling(exporter)), job, run, started_s, self._otel_steps))
             # Of every attempt that fails it says so; that spans do not arrive is said once.
             logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         return made

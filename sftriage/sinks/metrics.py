@@ -1,19 +1,22 @@
 """What happens to a job, as Prometheus metrics: judged windows, decisions, captures, what they cost, telemetry.
 
-`Metrics.registry` is what an exposition of prometheus-client takes; where it goes is for `scraping` to know.
-No metric has a rank as a label unless that was asked for, and stages beyond the first `MAX_STAGE_LABELS` count as
-``other``: however long a run is, the number of series is bounded.
+`Metrics.registry` is what an exposition of prometheus-client takes. However long a run is, the number of series is
+bounded: no metric has a rank as a label unless that was asked for, and stages beyond the first `MAX_STAGE_LABELS` count
+as ``other``.
 """
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Protocol, get_args
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, get_args
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from sftriage import __version__
 from sftriage.events import (
     CaptureChanged,
     CostMeasured,
@@ -27,12 +30,25 @@ from sftriage.events import (
     WindowJudged,
     WindowSeen,
 )
-from sftriage.records import ENDED, OTHER, CaptureRequest, Decision, Label, Profiler, Suspect, Window
+from sftriage.records import (
+    ENDED,
+    OTHER,
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    JobStatus,
+    Label,
+    Profiler,
+    Suspect,
+    Window,
+)
 from sftriage.sinks.exposition import Exposed
-from sftriage.sinks.rank_metrics import PerRank
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import Counted, StepTally
 from sftriage.words import RESOLVES, reasons_of
+
+if TYPE_CHECKING:
+    from sftriage.sinks.metering import Exposition
 
 MAX_STAGE_LABELS = 64
 """Stages that get a series of their own: a step has 32 at most, and a job that starts again may have others."""
@@ -43,17 +59,10 @@ ALL_LOCAL = "(all local)"
 STEP_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500)
 
 _UNKNOWN = "unknown"
+Counters: TypeAlias = "partial[Counter]"
+Gauges: TypeAlias = "partial[Gauge]"
+"""Make a family of metrics of a name, a help text and the names of its labels."""
 _PHASES = frozenset({"probe", "start", "run", "stop", "export"})
-
-
-class Exposition(Protocol):
-    """A way on which metrics go out."""
-
-    def serve(self, registry: CollectorRegistry) -> None:
-        """Begin; threads may be started from here on."""
-
-    def close(self) -> None:
-        """Let them go out once more, and end."""
 
 
 class Metrics(Sink):
@@ -62,70 +71,50 @@ class Metrics(Sink):
     Args:
         job: the job's name, a label of every series.
         run: the run's id.
-        version: of sftriage.
         started_s: when the run began, seconds since the epoch.
         ways: where they go out.
         per_rank: whether there are series of single ranks too.
-        max_stages: see `MAX_STAGE_LABELS`.
     """
 
     name = "metrics"
 
     def __init__(
-        self,
-        job: str,
-        run: str,
-        *,
-        version: str,
-        started_s: float,
-        ways: Sequence[Exposition] = (),
-        per_rank: bool = False,
-        max_stages: int = MAX_STAGE_LABELS,
+        self, job: str, run: str, started_s: float, ways: Sequence[Exposition] = (), per_rank: bool = False
     ) -> None:
         self._lock = threading.Lock()
         self._ways = ways
-        self._max_stages = max_stages
         self._stages: set[str] = {OTHER}
         self._tally = StepTally()
         self._seen: WindowSeen | None = None
         self._received = Received()
         self._profilers: dict[str, str] = {}
         inner = CollectorRegistry()
-        self._about(inner, run, version, started_s)
-        self._about_steps(inner)
-        self._about_decisions(inner)
-        self._about_captures(inner)
-        self._about_telemetry(inner)
-        self._per_rank = PerRank(inner) if per_rank else None
+        counter, gauge = partial(Counter, registry=inner), partial(Gauge, registry=inner)
+        gauge("sftriage_build_info", "The version of sftriage; always 1.", ["version"]).labels(__version__).set(1)
+        gauge("sftriage_run_info", "The run's id; always 1.", ["run"]).labels(run).set(1)
+        self._running = gauge("sftriage_run_active", "1 while the run goes on, 0 once it has ended.")
+        self._running.set(1)
+        gauge("sftriage_run_start_timestamp_seconds", "When the run began, Unix time.").set(started_s)
+        self._updated = gauge("sftriage_update_timestamp_seconds", "When sftriage last looked at the job, Unix time.")
+        self._updated.set(started_s)
+        self._about_steps(inner, counter, gauge)
+        self._about_decisions(counter, gauge)
+        self._about_captures(counter, gauge)
+        self._about_telemetry(counter, gauge)
+        self._per_rank = PerRank(counter, gauge) if per_rank else None
         self.registry = CollectorRegistry()
         self.registry.register(Exposed(inner, {"job_name": job}, self._lock))
 
-    def _about(self, inner: CollectorRegistry, run: str, version: str, started_s: float) -> None:
-        build = Gauge("sftriage_build_info", "The version of sftriage; always 1.", ["version"], registry=inner)
-        build.labels(version).set(1)
-        Gauge("sftriage_run_info", "The run's id; always 1.", ["run"], registry=inner).labels(run).set(1)
-        self._running = Gauge("sftriage_run_active", "1 while the run goes on, 0 once it has ended.", registry=inner)
-        self._running.set(1)
-        started = Gauge("sftriage_run_start_timestamp_seconds", "When the run began, Unix time.", registry=inner)
-        started.set(started_s)
-        self._updated = Gauge(
-            "sftriage_update_timestamp_seconds", "When sftriage last looked at the job, Unix time.", registry=inner
-        )
-        self._updated.set(started_s)
-
-    def _about_steps(self, inner: CollectorRegistry) -> None:
-        self._exposed = Counter(
+    def _about_steps(self, inner: CollectorRegistry, counter: Counters, gauge: Gauges) -> None:
+        self._exposed = counter(
             "sftriage_exposed_seconds",
             "Exposed time of all judged steps, by the stage that advanced the frontier: over the stages it is exactly "
             "the time that the steps took.",
             ["stage"],
-            registry=inner,
         )
-        self._steps = Counter("sftriage_steps", "Steps whose exposed time is known, each counted once.", registry=inner)
-        self._incomplete = Counter(
-            "sftriage_incomplete_steps",
-            "Steps that some rank's record is missing of; their exposed time is not known.",
-            registry=inner,
+        self._steps = counter("sftriage_steps", "Steps whose exposed time is known, each counted once.")
+        self._incomplete = counter(
+            "sftriage_incomplete_steps", "Steps that some rank's record is missing of; their exposed time is not known."
         )
         self._step_time = Histogram(
             "sftriage_step_exposed_seconds",
@@ -133,108 +122,82 @@ class Metrics(Sink):
             buckets=STEP_BUCKETS_S,
             registry=inner,
         )
-        self._last_step = Gauge("sftriage_last_judged_step", "The number of the last step judged.", registry=inner)
-        self._coverage = Gauge(
-            "sftriage_coverage_ratio", "Fraction of the last window's steps and ranks that was there.", registry=inner
+        self._last_step = gauge("sftriage_last_judged_step", "The number of the last step judged.")
+        self._coverage = gauge(
+            "sftriage_coverage_ratio", "Fraction of the last window's steps and ranks that was there."
         )
 
-    def _about_decisions(self, inner: CollectorRegistry) -> None:
-        self._verdicts = Counter("sftriage_verdicts", "Verdicts, by their label.", ["label"], registry=inner)
-        self._verdict = Gauge(
-            "sftriage_verdict", "1 for the label of the newest verdict, 0 for the others.", ["label"], registry=inner
-        )
+    def _about_decisions(self, counter: Counters, gauge: Gauges) -> None:
+        self._verdicts = counter("sftriage_verdicts", "Verdicts, by their label.", ["label"])
+        self._verdict = gauge("sftriage_verdict", "1 for the label of the newest verdict, 0 for the others.", ["label"])
         for label in get_args(Label):
             self._verdicts.labels(label)
             self._verdict.labels(label)
-        self._stalled = Gauge("sftriage_stalled", "1 while the step in progress does not end.", registry=inner)
-        self._suspects = Counter(
+        self._stalled = gauge("sftriage_stalled", "1 while the step in progress does not end.")
+        self._suspects = counter(
             "sftriage_suspect_verdicts",
             "Verdicts that name a suspect, by its stage and by who it is.",
             ["stage", "scope"],
-            registry=inner,
         )
-        self._gain = Gauge(
+        self._gain = gauge(
             "sftriage_suspect_gain_seconds",
             "What mending the newest verdict's suspect would save in each step, or in a stall how long it has been "
             "waited for. Absent while nobody is suspected.",
             ["stage", "scope"],
-            registry=inner,
         )
-        self._share = Gauge(
-            "sftriage_suspect_share_ratio",
-            "The same as a fraction of the step's exposed time.",
-            ["stage", "scope"],
-            registry=inner,
+        self._share = gauge(
+            "sftriage_suspect_share_ratio", "The same as a fraction of the step's exposed time.", ["stage", "scope"]
         )
-        self._decisions = Counter(
-            "sftriage_decisions", "Decisions, by their outcome and why.", ["outcome", "reason"], registry=inner
-        )
+        self._decisions = counter("sftriage_decisions", "Decisions, by their outcome and why.", ["outcome", "reason"])
 
-    def _about_captures(self, inner: CollectorRegistry) -> None:
-        self._captures = Counter(
+    def _about_captures(self, counter: Counters, gauge: Gauges) -> None:
+        self._captures = counter(
             "sftriage_captures",
             "Captures that have ended, by profiler and how. An exemplar names the capture.",
             ["profiler", "state"],
-            registry=inner,
         )
         # The first capture of a kind is an increase too, which Prometheus sees only from a known 0 on.
         for profiler in get_args(Profiler):
             for state in sorted(ENDED):
                 self._captures.labels(profiler, state)
-        self._capturing = Gauge("sftriage_captures_running", "Captures that are under way.", registry=inner)
-        self._reproduced = Counter(
+        self._capturing = gauge("sftriage_captures_running", "Captures that are under way.")
+        self._reproduced = counter(
             "sftriage_captures_reproduced",
             "Captures stored, by whether the fault was still there while they were made.",
             ["answer"],
-            registry=inner,
         )
-        self._stored = Counter("sftriage_captures_stored_bytes", "Size of all stored captures.", registry=inner)
-        self._rank_cost = Counter(
+        self._stored = counter("sftriage_captures_stored_bytes", "Size of all stored captures.")
+        self._rank_cost = counter(
             "sftriage_capture_rank_seconds",
             "Time that captures took on the ranks that were captured, by what was done in it.",
             ["profiler", "phase"],
-            registry=inner,
         )
-        self._group_cost = Counter(
+        self._group_cost = counter(
             "sftriage_capture_cost_seconds",
             "By how much captures made the job's steps longer, measured against the steps before.",
-            registry=inner,
         )
-        self._unknown_cost = Counter(
+        self._unknown_cost = counter(
             "sftriage_captures_unmeasured",
             "Captures whose cost to the job cannot be told: too few steps before them are known.",
-            registry=inner,
         )
-        self._allowed = Gauge(
-            "sftriage_capture_budget_seconds", "What captures may have cost the job by now.", registry=inner
-        )
-        self._spent = Gauge(
-            "sftriage_capture_budget_used_seconds", "What of the budget captures have used.", registry=inner
-        )
+        self._allowed = gauge("sftriage_capture_budget_seconds", "What captures may have cost the job by now.")
+        self._spent = gauge("sftriage_capture_budget_used_seconds", "What of the budget captures have used.")
 
-    def _about_telemetry(self, inner: CollectorRegistry) -> None:
-        self._read = Counter("sftriage_telemetry_steps", "Steps read, over all ranks.", registry=inner)
-        self._missed = Counter(
-            "sftriage_telemetry_missed_steps", "Steps that were overwritten before they were read.", registry=inner
-        )
-        self._torn = Counter(
-            "sftriage_telemetry_torn_steps", "Steps that were damaged when they were read.", registry=inner
-        )
-        self._unreadable = Gauge(
-            "sftriage_telemetry_unreadable_ranks", "Ranks whose records cannot be read.", registry=inner
-        )
-        self._lag = Gauge(
+    def _about_telemetry(self, counter: Counters, gauge: Gauges) -> None:
+        self._read = counter("sftriage_telemetry_steps", "Steps read, over all ranks.")
+        self._missed = counter("sftriage_telemetry_missed_steps", "Steps that were overwritten before they were read.")
+        self._torn = counter("sftriage_telemetry_torn_steps", "Steps that were damaged when they were read.")
+        self._unreadable = gauge("sftriage_telemetry_unreadable_ranks", "Ranks whose records cannot be read.")
+        self._lag = gauge(
             "sftriage_telemetry_lag_seconds",
             "How long the last step of the newest window had ended when it was judged.",
-            registry=inner,
         )
-        self._lag_steps = Gauge(
+        self._lag_steps = gauge(
             "sftriage_telemetry_lag_steps",
             "Steps between the last one judged and the one in progress; those of a window that fills count.",
-            registry=inner,
         )
-        self._ranks = Gauge("sftriage_ranks", "Ranks that the job says it has.", registry=inner)
-        self._ranks_alive = Gauge("sftriage_ranks_alive", "Ranks on record whose process is there.", registry=inner)
+        self._ranks = gauge("sftriage_ranks", "Ranks that the job says it has.")
+        self._ranks_alive = gauge("sftriage_ranks_alive", "Ranks on record whose process is there.")
 
     def start(self) -> None:
         """Let the metrics go out."""
@@ -349,7 +312,7 @@ class Metrics(Sink):
         if stage is None:
             return ALL_LOCAL
         if stage not in self._stages:
-            if len(self._stages) >= self._max_stages:
+            if len(self._stages) >= MAX_STAGE_LABELS:
                 return OTHER
             self._stages.add(stage)
         return stage
@@ -382,3 +345,41 @@ def _coverage(window: Window) -> float:
     """The fraction of a window's vectors that are there."""
     there_NR = np.isfinite(window.durations_NRS[:, :, 0])
     return float(there_NR.mean()) if there_NR.size else 0.0
+
+
+class PerRank:
+    """Series of single ranks: as many as the job has ranks, and those of its suspects' stages. They are asked for."""
+
+    def __init__(self, counter: Counters, gauge: Gauges) -> None:
+        self._suspected = counter(
+            "sftriage_rank_suspect_verdicts", "Verdicts whose suspect is this rank, or holds it.", ["rank", "stage"]
+        )
+        self._gain = gauge(
+            "sftriage_rank_suspect_gain_seconds",
+            "What mending the newest verdict's suspect would save in each step, for each rank of it. Absent while "
+            "nobody is suspected.",
+            ["rank", "stage"],
+        )
+        self._captures = counter("sftriage_rank_captures", "Captures of a rank that have ended.", ["rank"])
+        self._step = gauge("sftriage_rank_step", "The number of the step that a rank is in.", ["rank"])
+        self._alive = gauge(
+            "sftriage_rank_alive", "1 while a rank's process is there, NaN where that cannot be told.", ["rank"]
+        )
+
+    def suspected(self, suspects: tuple[Suspect, ...], label_of: Callable[[str | None], str]) -> None:
+        """These are suspected now."""
+        self._gain.clear()
+        for suspect in suspects:
+            for rank in suspect.ranks:
+                self._suspected.labels(str(rank), label_of(suspect.stage)).inc()
+                self._gain.labels(str(rank), label_of(suspect.stage)).set(suspect.gain_s)
+
+    def captured(self, result: CaptureResult) -> None:
+        """A capture has ended."""
+        self._captures.labels(str(result.rank)).inc()
+
+    def looked(self, job: JobStatus) -> None:
+        """What the ranks are doing."""
+        for one in job.ranks:
+            self._step.labels(str(one.rank)).set(one.step)
+            self._alive.labels(str(one.rank)).set(math.nan if one.alive is None else one.alive)

@@ -22,6 +22,7 @@ from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 from opentelemetry.trace import Link, SpanContext, StatusCode, set_span_in_context
 from opentelemetry.trace import Span as ApiSpan
 
+from sftriage import __version__
 from sftriage.events import (
     CaptureChanged,
     Event,
@@ -34,7 +35,7 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.frontier.accounting import by_step
-from sftriage.records import ENDED, CaptureRequest, Decision, Suspect, Verdict, Window
+from sftriage.records import ENDED, Decision, Suspect, Verdict, Window
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import on_clock
 
@@ -54,29 +55,19 @@ class SpanSink(Sink):
         processor: makes what takes spans that have ended, which may start threads.
         job: the job's name.
         run: the run's id.
-        version: of sftriage.
         started_s: when the run began, seconds since the epoch.
         steps: whether the steps of windows with a suspect have spans.
-        grace_s: how long the end may take.
     """
 
     name = "spans"
 
     def __init__(
-        self,
-        processor: Callable[[], SpanProcessor],
-        *,
-        job: str,
-        run: str,
-        version: str,
-        started_s: float,
-        steps: bool = False,
-        grace_s: float = GRACE_S,
+        self, processor: Callable[[], SpanProcessor], job: str, run: str, started_s: float, steps: bool = False
     ) -> None:
         self._processor = processor
         self._provider = TracerProvider(resource=_resource(job, run), id_generator=_RunIds(run), shutdown_on_exit=False)
-        self._tracer = self._provider.get_tracer("sftriage", version)
-        self._steps, self._grace_s = steps, grace_s
+        self._tracer = self._provider.get_tracer("sftriage", __version__)
+        self._steps = steps
         self._now_s = started_s
         self._seen: WindowSeen | None = None
         self._done = (-1, -1)
@@ -117,7 +108,7 @@ class SpanSink(Sink):
         # A receiver that is away would be waited for by the minute.
         last = threading.Thread(target=self._provider.shutdown, name="sftriage-spans-end", daemon=True)
         last.start()
-        last.join(self._grace_s)
+        last.join(GRACE_S)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
         seen = window_of(self._seen, verdict)
@@ -139,7 +130,9 @@ class SpanSink(Sink):
                 "sftriage.exposed_s": verdict.exposed_s,
                 **{f"sftriage.advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
                 **(_of_suspect(verdict.suspects[0]) if verdict.suspects else {}),
-                **_of_decision(decision),
+                "sftriage.outcome": decision.outcome,
+                "sftriage.reason": decision.reason,
+                **({} if decision.rule is None else {"sftriage.rule": decision.rule}),
             },
             start_time=was.start_ns,
         )
@@ -178,7 +171,13 @@ class SpanSink(Sink):
             self._captures[request.capture_id] = self._tracer.start_span(
                 "capture",
                 set_span_in_context(self._run, Context()),
-                attributes={**_of_request(request), "sftriage.rule": decision.rule or decision.reason},
+                attributes={
+                    "sftriage.capture.id": request.capture_id,
+                    "sftriage.capture.rank": request.rank,
+                    "sftriage.capture.profiler": request.profiler,
+                    "sftriage.capture.role": request.role,
+                    "sftriage.rule": decision.rule or decision.reason,
+                },
                 links=[] if window is None else [Link(window)],
                 start_time=_ns(decision.time_s),
             )
@@ -278,18 +277,4 @@ def _of_suspect(suspect: Suspect) -> Mapping[str, Value]:
         "sftriage.suspect.pattern": suspect.pattern,
         **({} if suspect.stage is None else {"sftriage.suspect.stage": suspect.stage}),
         **({} if suspect.host is None else {"sftriage.suspect.host": suspect.host}),
-    }
-
-
-def _of_decision(decision: Decision) -> Mapping[str, Value]:
-    rule = {} if decision.rule is None else {"sftriage.rule": decision.rule}
-    return {"sftriage.outcome": decision.outcome, "sftriage.reason": decision.reason, **rule}
-
-
-def _of_request(request: CaptureRequest) -> Mapping[str, Value]:
-    return {
-        "sftriage.capture.id": request.capture_id,
-        "sftriage.capture.rank": request.rank,
-        "sftriage.capture.profiler": request.profiler,
-        "sftriage.capture.role": request.role,
     }

@@ -21,9 +21,6 @@ log = logging.getLogger("sftriage")
 CAPACITY = 256
 """Events that wait for one sink. The windows of a large job take tens of megabytes each."""
 
-GRACE_S = 15.0
-"""What the end may take: the slowest sink, whose messages go over a network, allows itself less."""
-
 
 class Sink(Protocol):
     """Is told what happens, in a thread of its own and in order. It may raise: the next event comes all the same."""
@@ -74,7 +71,7 @@ class Stream:
         for lane in self._lanes:
             lane.put(seen)
 
-    def close(self, grace_s: float = GRACE_S) -> None:
+    def close(self, grace_s: float) -> None:
         """Tell what waits and close the sinks, all of them for no longer than that; who hangs is left behind."""
         deadline_s = time.monotonic() + grace_s
         lanes = [lane for lane in self._lanes if lane.is_alive()]

@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from queue import Empty, Queue
@@ -42,6 +41,7 @@ ATTEMPT_S = 10.0
 """How long an attempt may hear nothing."""
 GIVE_UP_S = 600.0
 CLOSE_S = 10.0
+"""How long the end may take; what is not delivered by then is given up."""
 RETRY = Retry(
     None,
     allowed_methods=None,
@@ -65,24 +65,16 @@ class _UndeliveredError(SftriageError):
         self.retry, self.after_s = retry, after_s
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Whose decisions these are."""
-
-    job: str
-    run_id: str
-
-
-def cloud_event(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
+def cloud_event(job: str, run: str, verdict: Verdict, decision: Decision) -> bytes:
     """A decision as a CloudEvent (1.0, JSON format, structured mode). Attempts share its id, so a receiver knows it."""
     moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=decision.time_s)
     # A window is decided once, but a step that stalls again, or for others, is decided again.
     number = f"{decision.attempt}-{decision.first_step}-{decision.last_step}-{decision.label}"
-    data = {"job": origin.job, "run": origin.run_id, "rules": list(decision.notify)}
+    data = {"job": job, "run": run, "rules": list(decision.notify)}
     event = {
         "specversion": "1.0",
         "id": f"{number}-{round(1000 * decision.time_s)}",
-        "source": f"/sftriage/{quote(origin.job, safe='')}/{quote(origin.run_id, safe='')}",
+        "source": f"/sftriage/{quote(job, safe='')}/{quote(run, safe='')}",
         "type": "dev.sftriage.decision",
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "datacontenttype": "application/json",
@@ -92,10 +84,10 @@ def cloud_event(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
     return json.dumps(event, allow_nan=False).encode()
 
 
-def slack_message(origin: Origin, verdict: Verdict, decision: Decision) -> bytes:
+def slack_message(job: str, verdict: Verdict, decision: Decision) -> bytes:
     """A decision as a line of text that Slack's incoming webhooks take, and the many that take the same."""
     done = f"{decision.outcome.capitalize()}: {reason_sentence(decision)}"
-    text = f"{origin.job}: {verdict_sentence(verdict)} {done}"[:_MAX_TEXT]
+    text = f"{job}: {verdict_sentence(verdict)} {done}"[:_MAX_TEXT]
     return json.dumps({"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}).encode()
 
 
@@ -139,25 +131,16 @@ def _http(url: Url) -> urllib3.PoolManager:
     return urllib3.ProxyManager(at._replace(auth=None).url, proxy_headers=headers)
 
 
-def _post(url: Url, body: bytes, content_type: str, attempt_s: float) -> None:
+def _post(url: Url, body: bytes, content_type: str) -> None:
     """One attempt; redirects are not followed."""
     headers = {"Content-Type": content_type, "User-Agent": f"sftriage/{__version__}"}
     if url.auth is not None:
         headers["Authorization"] = "Basic " + base64.b64encode(unquote(url.auth).encode()).decode()
-    timeout = urllib3.Timeout(total=attempt_s)
+    to, timeout = url._replace(auth=None, fragment=None).url, urllib3.Timeout(total=ATTEMPT_S)
     try:
         with _http(url) as http:
-            clean = url._replace(auth=None, fragment=None).url
             response = http.request(
-                "POST",
-                clean,
-                body,
-                None,
-                headers,
-                preload_content=False,
-                redirect=False,
-                retries=False,
-                timeout=timeout,
+                "POST", to, body, headers=headers, preload_content=False, redirect=False, retries=False, timeout=timeout
             )
             response.close()
     except (HTTPError, OSError, ValueError) as error:
@@ -183,29 +166,14 @@ def _said(error: BaseException) -> str:
 
 
 class Webhooks(Sink):
-    """Posts the decisions of one origin.
-
-    Args:
-        origin: whose decisions these are.
-        rules: the rules in force, by name.
-        close_s: how long the end may take; what is not delivered by then is given up.
-    """
+    """Posts the decisions on a run; ``rules`` are those in force, by name."""
 
     name = "webhooks"
 
-    def __init__(
-        self,
-        origin: Origin,
-        rules: Callable[[], Mapping[str, Rule]],
-        retry: Retry = RETRY,
-        give_up_s: float = GIVE_UP_S,
-        attempt_s: float = ATTEMPT_S,
-        capacity: int = CAPACITY,
-        close_s: float = CLOSE_S,
-    ) -> None:
-        self.origin, self.retry, self.give_up_s, self.attempt_s = origin, retry, give_up_s, attempt_s
+    def __init__(self, job: str, run: str, rules: Callable[[], Mapping[str, Rule]]) -> None:
+        self.job, self.run = job, run
         self.closing, self.close_by_s = threading.Event(), float("inf")
-        self._rules, self._capacity, self._close_s = rules, capacity, close_s
+        self._rules = rules
         self._lanes: dict[Webhook, _Lane] = {}
 
     def start(self) -> None:
@@ -228,11 +196,11 @@ class Webhooks(Sink):
                         lane = _Lane(webhook, self)
                         lane.start()
                         self._lanes[webhook] = lane
-                    self._lanes[webhook].put(verdict, decision, self._capacity)
+                    self._lanes[webhook].put(verdict, decision)
 
     def close(self) -> None:
         """Deliver what is waiting."""
-        self.close_by_s = time.monotonic() + self._close_s
+        self.close_by_s = time.monotonic() + CLOSE_S
         self.closing.set()
         lanes, self._lanes = list(self._lanes.values()), {}
         for lane in lanes:
@@ -253,9 +221,9 @@ class _Lane(threading.Thread):
         self.waiting: Queue[tuple[Verdict, Decision] | None] = Queue()
         self._dropped, self._failing = 0, False
 
-    def put(self, verdict: Verdict, decision: Decision, capacity: int) -> None:
+    def put(self, verdict: Verdict, decision: Decision) -> None:
         self.waiting.put((verdict, decision))
-        if self.waiting.qsize() <= capacity:
+        if self.waiting.qsize() <= CAPACITY:
             return
         with suppress(Empty):
             self.waiting.get_nowait()
@@ -263,9 +231,8 @@ class _Lane(threading.Thread):
             self._dropped += 1
             # Each power of two: a flood is said, and says no flood of its own.
             if self._dropped & (self._dropped - 1) == 0:
-                log.error(
-                    "notify %s: the queue is full; %d notices dropped so far", _named(self._webhook), self._dropped
-                )
+                words = "notify %s: the queue is full; %d notices dropped so far"
+                log.error(words, _named(self._webhook), self._dropped)
 
     def run(self) -> None:
         for verdict, decision in iter(self.waiting.get, None):
@@ -275,7 +242,7 @@ class _Lane(threading.Thread):
             self.waiting.task_done()
 
     def _deliver(self, verdict: Verdict, decision: Decision) -> None:
-        give_up_by_s, retry = time.monotonic() + self._sink.give_up_s, self._sink.retry
+        give_up_by_s, retry = time.monotonic() + GIVE_UP_S, RETRY
         while True:
             try:
                 self._attempt(verdict, decision)
@@ -300,11 +267,11 @@ class _Lane(threading.Thread):
 
     def _attempt(self, verdict: Verdict, decision: Decision) -> None:
         if self._webhook.format == "slack":
-            body, content_type = slack_message(self._sink.origin, verdict, decision), "application/json"
+            body, content_type = slack_message(self._sink.job, verdict, decision), "application/json"
         else:
-            body = cloud_event(self._sink.origin, verdict, decision)
+            body = cloud_event(self._sink.job, self._sink.run, verdict, decision)
             content_type = "application/cloudevents+json; charset=utf-8"
-        _post(_address(self._webhook), body, content_type, self._sink.attempt_s)
+        _post(_address(self._webhook), body, content_type)
 
     def _wait(self, due_s: float) -> bool:
         """Wait until then; False if that is after the end."""
@@ -321,5 +288,5 @@ def _of(rules: Mapping[str, Rule], names: Iterable[str]) -> Iterable[Webhook]:
 
 def _named(webhook: Webhook) -> str:
     """A webhook by where its address is kept."""
-    kept = f"${webhook.url_from_env}" if webhook.url_from_env is not None else str(webhook.url_from_file)
+    kept = webhook.url_from_file if webhook.url_from_env is None else f"${webhook.url_from_env}"
     return f"{'slack' if webhook.format == 'slack' else 'webhook'} of {kept}"

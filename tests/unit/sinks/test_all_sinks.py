@@ -30,7 +30,7 @@ from sftriage.sinks.metrics import Metrics
 from sftriage.sinks.spans import SpanSink
 from sftriage.sinks.stream import Stream
 from sftriage.sinks.terminal import Progress, Reporter
-from sftriage.sinks.webhooks import Origin, Webhooks
+from sftriage.sinks.webhooks import Webhooks
 
 DECISION = Decision(
     10.0, 0, 9, "asked", "capture", "asked", requests=(CaptureRequest("a", 0, "torch", 5, 1, 60.0, 2**29),)
@@ -62,13 +62,11 @@ def sinks_of(tmp_path):
     directory = create(tmp_path / "run", info, "")
     console = Console(stderr=True)
     return {
-        "metrics": lambda: Metrics("job", "run-1", version="1", started_s=0.0, per_rank=True),
-        "spans": lambda: SpanSink(
-            lambda: SimpleSpanProcessor(InMemorySpanExporter()), job="job", run="run-1", version="1", started_s=0.0
-        ),
+        "metrics": lambda: Metrics("job", "run-1", 0.0, per_rank=True),
+        "spans": lambda: SpanSink(lambda: SimpleSpanProcessor(InMemorySpanExporter()), "job", "run-1", 0.0),
         "reporter": lambda: Reporter(console),
         "progress": lambda: Progress(console, 10),
-        "webhooks": lambda: Webhooks(Origin("job", "run-1"), dict),
+        "webhooks": lambda: Webhooks("job", "run-1", dict),
         "uploads": lambda: RunUploads(directory, info),
     }
 

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from sftriage.events import JobSeen, Received
 from sftriage.sinks import exposition
 from sftriage.sinks.exposition import TextFile
-from sftriage.sinks.metering import Metering, MeteringOptions
+from sftriage.sinks.metering import Metering
 from sftriage.sinks.stream import Stream
 from sftriage.web.access import Access
 from sftriage.web.metrics import MetricsEndpoint
@@ -74,17 +74,17 @@ def test_a_disk_that_fails_is_said_once_and_tried_again(registry, tmp_path, monk
 
 
 def test_nothing_is_made_where_nothing_was_asked_for():
-    metering = Metering(MeteringOptions())
+    metering = Metering()
     assert (metering.sinks("job", "run-1", 1.0), metering.url) == ([], None)
 
 
 def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    # (what is left of it is over before another test looks at the log)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     before = threading.active_count()
     access = Access.to("127.0.0.1", None, "give one")
-    metering = Metering(
-        MeteringOptions(file=tmp_path / "x.prom", otel=True), lambda: MetricsEndpoint("127.0.0.1", 0, access)
-    )
+    metering = Metering(lambda: MetricsEndpoint("127.0.0.1", 0, access), tmp_path / "x.prom", otel=True)
     stream = Stream(metering.sinks("job", "run-1", 1.0))
     # GIVEN nothing but a port that is bound
     assert threading.active_count() == before
@@ -107,11 +107,11 @@ def test_what_was_asked_for_goes_out_from_the_start_of_a_run_to_its_end(tmp_path
 def test_a_directory_for_metrics_of_many_processes_is_somebody_elses(tmp_path):
     # GIVEN a training job whose own metrics are gathered from many processes
     code = (
-        "from sftriage.sinks.metering import Metering, MeteringOptions\n"
+        "from sftriage.sinks.metering import Metering\n"
         "import os, sys\n"
-        "Metering(MeteringOptions(file=__import__('pathlib').Path(sys.argv[1])))\n"
+        "Metering(file=__import__('pathlib').Path(sys.argv[1]))\n"
         "from sftriage.sinks.metrics import Metrics\n"
-        "Metrics('j', 'r', version='1', started_s=0.0)\n"
+        "Metrics('j', 'r', 0.0)\n"
         "print(os.environ['PROMETHEUS_MULTIPROC_DIR'])\n"
     )
     theirs = tmp_path / "theirs"

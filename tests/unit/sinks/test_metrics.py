@@ -45,7 +45,7 @@ LONGEST_ID = "w" * 100
 
 
 def metrics(**options) -> Metrics:
-    return Metrics("resnet", "run-1", version="1.2.3", started_s=1000.0, **options)
+    return Metrics("resnet", "run-1", 1000.0, **options)
 
 
 def window(first_step=0, n_steps=20, seed=0, schema=SCHEMA, attempt=0) -> Window:
@@ -267,15 +267,14 @@ def test_steps_that_are_not_there_lower_the_coverage():
     assert (value(found, "sftriage_steps_total"), value(found, "sftriage_incomplete_steps_total")) == (15, 5)
 
 
-def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_all_there():
+def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_all_there(monkeypatch):
     # GIVEN attempts of a job that each call their stages otherwise
-    found = metrics(max_stages=5)
-    total_s = 0.0
+    monkeypatch.setattr("sftriage.sinks.metrics.MAX_STAGE_LABELS", 5)
+    found = metrics()
     for attempt in range(10):
         some = window(schema=StageSchema((f"a{attempt}", f"b{attempt}", "other")), seed=attempt, attempt=attempt)
         tell(found, judged(), some)
         tell(found, judged("suspect", [suspect(f"b{attempt}")], outcome="ignore"), window(20, attempt=attempt))
-        total_s += anchored(some).exposed_s
     families = {family.name: family for family in found.registry.collect()}
     stages = {
         sample.labels["stage"]
@@ -286,6 +285,8 @@ def test_however_many_stages_a_job_names_the_series_are_bounded_and_the_time_is_
     assert len(stages) == 5
     assert "other" in stages
     assert "b9" not in stages
+    exposed_s = sum(sample.value for sample in families["sftriage_exposed_seconds"].samples)
+    assert exposed_s == pytest.approx(value(found, "sftriage_step_exposed_seconds_sum"), rel=1e-9)
 
 
 def test_ranks_are_named_only_where_that_was_asked_for():
@@ -364,7 +365,7 @@ def test_names_and_helps_are_as_prometheus_wants_them(per_rank):
 
 
 def test_whatever_a_job_is_called_the_text_is_whole():
-    found = Metrics('a"b\\c\nd', "run", version="1", started_s=0.0)
+    found = Metrics('a"b\\c\nd', "run", 0.0)
     (family,) = [
         one for one in parse_text(generate_latest(found.registry).decode()) if one.name == "sftriage_run_active"
     ]

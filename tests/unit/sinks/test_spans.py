@@ -42,14 +42,13 @@ def receiver():
 @pytest.fixture
 def make(receiver, monkeypatch):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+    monkeypatch.setattr("sftriage.sinks.spans.GRACE_S", 30.0)
     for name in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
         monkeypatch.delenv(name, raising=False)
     made = []
 
     def make(**options) -> SpanSink:
-        spans = SpanSink(
-            processor, job="resnet", run="run-1", version="1", started_s=T0_S, **{"grace_s": 30.0, **options}
-        )
+        spans = SpanSink(processor, "resnet", "run-1", T0_S, **options)
         spans.start()
         made.append(spans)
         return spans
@@ -206,7 +205,7 @@ def test_a_receiver_that_is_away_holds_up_nothing(monkeypatch, caplog):
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.1")
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
-    spans = SpanSink(processor, job="j", run="r", version="1", started_s=T0_S)
+    spans = SpanSink(processor, "j", "r", T0_S)
     spans.start()
     with caplog.at_level(logging.WARNING, "sftriage"):
         # WHEN far more comes than could wait to be sent
@@ -228,7 +227,8 @@ def test_a_receiver_that_answers_nothing_is_not_waited_for(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "120")
-        spans = SpanSink(processor, job="j", run="r", version="1", started_s=T0_S, grace_s=0.2)
+        monkeypatch.setattr("sftriage.sinks.spans.GRACE_S", 0.2)
+        spans = SpanSink(processor, "j", "r", T0_S)
         spans.start()
         spans.take(judged("healthy"))
         # THEN the end has come while the spans are still being handed over

@@ -15,24 +15,15 @@ import urllib3
 from sftriage.events import PolicyChanged, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
 from sftriage.records import Decision, Suspect, Verdict
+from sftriage.sinks import webhooks
 from sftriage.sinks.stream import Stream
-from sftriage.sinks.webhooks import RETRY, Origin, Webhooks, cloud_event, slack_message
+from sftriage.sinks.webhooks import RETRY, Webhooks, cloud_event, slack_message
 from tests.unit.sinks.hooks import DEADLINE_S, hooked
 
 SUSPECT = Suspect("rank", (2,), "data", 0.02, 0.2, 0.9, rank=2)
 VERDICT = Verdict(160, 209, "suspect", (), (SUSPECT,), 0.1, {"data": 0.1}, {"data": 2}, {"coverage": 1.0})
-DECISION = Decision(
-    1_800_000_000.25,
-    160,
-    209,
-    "suspect",
-    "ignore",
-    "observe_only",
-    "page-me",
-    {"rule": "page-me"},
-    notify=("page-me",),
-)
-ORIGIN = Origin("res net", "run-1")
+DECIDED = (1_800_000_000.25, 160, 209, "suspect", "ignore", "observe_only", "page-me", {"rule": "page-me"})
+DECISION = Decision(*DECIDED, notify=("page-me",))
 CLOUD, SLACK = Webhook(url_from_env="HOOK"), Webhook(format="slack", url_from_env="HOOK")
 AT_ONCE = RETRY.new(backoff_factor=0.001, backoff_jitter=0.0)
 RULES = {}
@@ -47,17 +38,27 @@ def no_proxy(monkeypatch):
 
 
 @pytest.fixture
-def make():
-    """Webhooks that are tried again at once; closed at the end."""
+def hook(monkeypatch):
+    """A webhook, at the address in $HOOK."""
+    with hooked() as hook:
+        monkeypatch.setenv("HOOK", hook.url)
+        yield hook
+
+
+@pytest.fixture
+def make(monkeypatch):
+    """Webhooks that are tried again at once, or as these constants of the module say; closed at the end."""
     made = []
 
-    def make(**options):
-        made.append(Webhooks(ORIGIN, lambda: RULES, **{"retry": AT_ONCE, "close_s": DEADLINE_S, **options}))
+    def make(**constants):
+        for name, value in {"retry": AT_ONCE, "close_s": DEADLINE_S, **constants}.items():
+            monkeypatch.setattr(webhooks, name.upper(), value)
+        made.append(Webhooks("res net", "run-1", lambda: RULES))
         return made[-1]
 
     yield make
-    for webhooks in made:
-        webhooks.close()
+    for one in made:
+        one.close()
     RULES.clear()
 
 
@@ -84,11 +85,9 @@ def said(caplog, words):
     return words in caplog.text
 
 
-def test_a_decision_arrives_as_a_cloud_event_with_its_verdict(make, monkeypatch):
-    with hooked() as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(), CLOUD)
-        path, headers, event = hook.next()
+def test_a_decision_arrives_as_a_cloud_event_with_its_verdict(make, hook):
+    tell(make(), CLOUD)
+    path, headers, event = hook.next()
     assert path == "/hook/top-secret"
     assert headers["Content-Type"] == "application/cloudevents+json; charset=utf-8"
     assert {name: event[name] for name in event if name != "data"} == {
@@ -108,86 +107,76 @@ def test_a_decision_arrives_as_a_cloud_event_with_its_verdict(make, monkeypatch)
     assert event["data"]["verdict"]["suspects"][0]["ranks"] == [2]
 
 
-def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, monkeypatch):
-    with hooked() as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(), SLACK)
-        _, headers, message = hook.next()
+def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, hook):
+    tell(make(), SLACK)
+    _, headers, message = hook.next()
     assert headers["Content-Type"] == "application/json"
     assert message == {
         "text": "res net: Rank 2 is slow in data: it costs the job 20.0 ms of each 100.0 ms step (20%), in 90% of "
         "steps 160 to 209; chronic. Ignore: observe-only: rule page-me matched"
     }
-    marked = slack_message(Origin("<!channel> & <b>", "r"), VERDICT, replace(DECISION, parameters={"rule": "x" * 9000}))
+    marked = slack_message("<!channel> & <b>", VERDICT, replace(DECISION, parameters={"rule": "x" * 9000}))
     text = json.loads(marked)["text"]
     assert text.startswith("&lt;!channel&gt; &amp; &lt;b&gt;")
     assert len(text) < 4000
 
 
-@pytest.mark.parametrize("fault", [500, 502, 503, 408, 429, "drop"], ids=str)
-def test_a_fault_that_may_pass_is_tried_again_with_the_same_event(make, monkeypatch, caplog, fault):
-    with hooked(fault, fault) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make()
-        tell(webhooks, CLOUD)
-        events = [hook.next()[2] for _ in range(3)]
-        webhooks.close()
-        assert hook.received.empty()
+UNREADABLE = ("soon", "", "-5", "9" * 5000, "Thu, 01 Jan 1970 00:00:00 GMT")
+TOO_LONG = ("86400", "Fri, 31 Dec 2100 23:59:59 GMT", "9" * 60)
+
+
+def busy(seconds):
+    return 503, {"Retry-After": seconds}
+
+
+@pytest.mark.parametrize(
+    "fault", [500, 502, 503, 408, 429, "drop", *map(busy, UNREADABLE)], ids=lambda one: str(one)[:30]
+)
+def test_a_fault_that_may_pass_is_tried_again_with_the_same_event(make, hook, caplog, fault):
+    hook.answers = [fault, fault]
+    webhooks = make()
+    tell(webhooks, CLOUD)
+    events = [hook.next()[2] for _ in range(3)]
+    webhooks.close()
+    assert hook.received.empty()
     assert events[0] == events[1] == events[2]
     # AND that is said once
     assert caplog.text.count("trying again") == 1
     assert "not delivered" not in caplog.text
 
 
-@pytest.mark.parametrize("answer", [400, 401, 403, 404, 410, 501, (302, {"Location": "/elsewhere"})], ids=str)
-def test_what_will_not_pass_is_tried_once_and_said(make, monkeypatch, caplog, answer):
-    status = answer[0] if isinstance(answer, tuple) else answer
-    with hooked(answer) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(), CLOUD)
-        hook.next()
-        assert said(caplog, f"steps 160 to 209 given up after 1 tries: 127.0.0.1: answered {status}")
-        # AND a redirect leads nowhere
-        assert hook.received.empty()
-
-
-def test_who_asks_for_time_is_given_it(make, monkeypatch):
-    # GIVEN a webhook that is busy for a second
-    with hooked((429, {"Retry-After": "1"})) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(), CLOUD)
-        hook.next()
-        asked_s = time.monotonic()
-        hook.next()
-        # THEN that is what is waited, and not the instant that it would have been
-        assert time.monotonic() - asked_s > 0.9
-
-
-@pytest.mark.parametrize("asked", ["86400", "Fri, 31 Dec 2100 23:59:59 GMT", "9" * 60])
-def test_who_asks_for_more_time_than_there_is_is_given_up(make, monkeypatch, caplog, asked):
-    with hooked((503, {"Retry-After": asked})) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(), CLOUD)
-        assert said(caplog, "given up after 1 tries")
-
-
 @pytest.mark.parametrize(
-    "asked", ["soon", "", "-5", "9" * 5000, "Thu, 01 Jan 1970 00:00:00 GMT"], ids=lambda one: one[:9]
+    "answer",
+    [400, 401, 403, 404, 410, 501, (302, {"Location": "/elsewhere"}), *map(busy, TOO_LONG)],
+    ids=lambda one: str(one)[:30],
 )
-def test_a_retry_after_that_says_nothing_readable_changes_nothing(make, monkeypatch, caplog, asked):
-    with hooked((503, {"Retry-After": asked})) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(), CLOUD)
-        assert hook.next()[2] == hook.next()[2]
+def test_what_will_not_pass_is_tried_once_and_said(make, hook, caplog, answer):
+    status = answer[0] if isinstance(answer, tuple) else answer
+    hook.answers = [answer]
+    tell(make(), CLOUD)
+    hook.next()
+    assert said(caplog, f"steps 160 to 209 given up after 1 tries: 127.0.0.1: answered {status}")
+    # AND a redirect leads nowhere
+    assert hook.received.empty()
 
 
-def test_a_webhook_that_is_down_for_good_is_given_up_and_that_is_said(make, monkeypatch, caplog):
-    with hooked(*[500] * 1000) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(give_up_s=GIVEN_UP_S), CLOUD)
-        assert said(caplog, "tries: 127.0.0.1: answered 500")
-        # AND waits that double make few tries of it
-        assert 1 < hook.received.qsize() < 20
+def test_who_asks_for_time_is_given_it(make, hook):
+    # GIVEN a webhook that is busy for a second
+    hook.answers = [(429, {"Retry-After": "1"})]
+    tell(make(), CLOUD)
+    hook.next()
+    asked_s = time.monotonic()
+    hook.next()
+    # THEN that is what is waited, and not the instant that it would have been
+    assert time.monotonic() - asked_s > 0.9
+
+
+def test_a_webhook_that_is_down_for_good_is_given_up_and_that_is_said(make, hook, caplog):
+    hook.answers = [500] * 1000
+    tell(make(give_up_s=GIVEN_UP_S), CLOUD)
+    assert said(caplog, "tries: 127.0.0.1: answered 500")
+    # AND waits that double make few tries of it
+    assert 1 < hook.received.qsize() < 20
 
 
 def test_a_port_where_nobody_listens_is_given_up_too(make, monkeypatch, caplog):
@@ -198,29 +187,27 @@ def test_a_port_where_nobody_listens_is_given_up_too(make, monkeypatch, caplog):
     assert said(caplog, "tries: 127.0.0.1: ConnectionRefusedError: Connection refused")
 
 
-def test_an_answer_that_does_not_come_is_cut_off_and_tried_again(make, monkeypatch, caplog):
-    with hooked("hang") as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        tell(make(attempt_s=0.3), CLOUD)
-        assert hook.next()[2] == hook.next()[2]
+def test_an_answer_that_does_not_come_is_cut_off_and_tried_again(make, hook, caplog):
+    hook.answers = ["hang"]
+    tell(make(attempt_s=0.3), CLOUD)
+    assert hook.next()[2] == hook.next()[2]
     assert "127.0.0.1: no answer in time; trying again" in caplog.text
 
 
-def test_nobody_waits_while_a_webhook_hangs_and_the_oldest_make_room(make, monkeypatch, caplog):
+def test_nobody_waits_while_a_webhook_hangs_and_the_oldest_make_room(make, hook, caplog):
     # GIVEN a webhook that hangs on the first message
-    with hooked("hang") as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make(capacity=3, attempt_s=DEADLINE_S)
-        tell(webhooks, CLOUD)
-        assert attempt_of(hook.next()[2]) == 0
-        # WHEN more come than there is room for
-        for number in range(1, 11):
-            tell(webhooks, CLOUD, number=number)
-        # THEN they are all taken at once, the oldest that wait are dropped, and that is said
-        assert "the queue is full; 4 notices dropped so far" in caplog.text
-        # AND once it lets go, what was being delivered arrives, and then the newest
-        hook.over.set()
-        assert [attempt_of(hook.next()[2]) for _ in range(4)] == [0, 8, 9, 10]
+    hook.answers = ["hang"]
+    webhooks = make(capacity=3, attempt_s=DEADLINE_S)
+    tell(webhooks, CLOUD)
+    assert attempt_of(hook.next()[2]) == 0
+    # WHEN more come than there is room for
+    for number in range(1, 11):
+        tell(webhooks, CLOUD, number=number)
+    # THEN they are all taken at once, the oldest that wait are dropped, and that is said
+    assert "the queue is full; 4 notices dropped so far" in caplog.text
+    # AND once it lets go, what was being delivered arrives, and then the newest
+    hook.over.set()
+    assert [attempt_of(hook.next()[2]) for _ in range(4)] == [0, 8, 9, 10]
 
 
 @pytest.mark.parametrize("fault", [500, "hang", "drip"], ids=str)
@@ -241,40 +228,36 @@ def test_one_destination_that_is_down_holds_up_no_other(make, monkeypatch, caplo
         assert time.monotonic() - started_s < DEADLINE_S / 2
 
 
-def test_an_attempt_that_lies_beyond_the_end_is_not_waited_for(make, monkeypatch, caplog):
-    with hooked((503, {"Retry-After": "300"})) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make(close_s=2 * DEADLINE_S)
-        tell(webhooks, CLOUD)
-        hook.next()
-        started_s = time.monotonic()
-        webhooks.close()
-        assert time.monotonic() - started_s < DEADLINE_S
+def test_an_attempt_that_lies_beyond_the_end_is_not_waited_for(make, hook, caplog):
+    hook.answers = [busy("300")]
+    webhooks = make(close_s=2 * DEADLINE_S)
+    tell(webhooks, CLOUD)
+    hook.next()
+    started_s = time.monotonic()
+    webhooks.close()
+    assert time.monotonic() - started_s < DEADLINE_S
     assert "given up after 1 tries" in caplog.text
 
 
-def test_closing_delivers_what_waits(make, monkeypatch, caplog):
-    with hooked() as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make()
-        for number in range(20):
-            tell(webhooks, CLOUD, number=number)
-        webhooks.close()
-        assert hook.received.qsize() == 20
+def test_closing_delivers_what_waits(make, hook, caplog):
+    webhooks = make()
+    for number in range(20):
+        tell(webhooks, CLOUD, number=number)
+    webhooks.close()
+    assert hook.received.qsize() == 20
     assert caplog.text == ""
 
 
 @pytest.mark.parametrize("answer", ["hang", "drip"])
-def test_closing_takes_no_longer_than_it_may(make, monkeypatch, caplog, answer):
-    with hooked(answer) as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make(attempt_s=DEADLINE_S, close_s=0.2)
-        tell(webhooks, CLOUD)
-        tell(webhooks, CLOUD, number=1)
-        hook.next()
-        # The webhook never answers: without its deadline, this would only end with the attempt.
-        webhooks.close()
-        assert "2 notices were not delivered" in caplog.text
+def test_closing_takes_no_longer_than_it_may(make, hook, caplog, answer):
+    hook.answers = [answer]
+    webhooks = make(attempt_s=DEADLINE_S, close_s=0.2)
+    tell(webhooks, CLOUD)
+    tell(webhooks, CLOUD, number=1)
+    hook.next()
+    # The webhook never answers: without its deadline, this would only end with the attempt.
+    webhooks.close()
+    assert "2 notices were not delivered" in caplog.text
 
 
 def test_closing_what_never_had_anything_to_say_starts_nothing(make):
@@ -283,14 +266,12 @@ def test_closing_what_never_had_anything_to_say_starts_nothing(make):
     assert threading.active_count() == before
 
 
-def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, monkeypatch, caplog):
-    with hooked() as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        webhooks = make()
-        tell(webhooks, CLOUD, numbers={"bad": object()})
-        tell(webhooks, CLOUD, numbers={"nan": float("nan")})
-        tell(webhooks, CLOUD, number=3)
-        assert attempt_of(hook.next()[2]) == 3
+def test_a_decision_that_cannot_be_written_out_does_not_end_the_others(make, hook, caplog):
+    webhooks = make()
+    tell(webhooks, CLOUD, numbers={"bad": object()})
+    tell(webhooks, CLOUD, numbers={"nan": float("nan")})
+    tell(webhooks, CLOUD, number=3)
+    assert attempt_of(hook.next()[2]) == 3
     assert "given up after 1 tries: TypeError" in caplog.text
 
 
@@ -392,21 +373,19 @@ def test_a_secret_in_a_file_is_read_anew_for_each_attempt(make, tmp_path, caplog
         assert hook.next()[0] == "/hook/top-secret"
 
 
-def test_whom_rules_want_told_is_told_once_and_whom_no_rule_names_is_not(make, monkeypatch):
-    with hooked() as hook:
-        monkeypatch.setenv("HOOK", hook.url)
-        # GIVEN two rules that name the same address, one of them in another form too, and a rule that has gone
-        RULES.update({"page-me": rule("page-me", CLOUD, SLACK), "me-too": rule("me-too", CLOUD)})
-        RULES["other"] = rule("other", Webhook(url_from_env="OTHER"))
-        stream = Stream([make()])
-        stream.start()
-        # WHEN the two want a decision told, and nobody the next one
-        stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=("page-me", "me-too", "gone"))))
-        stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=())))
-        stream.close(DEADLINE_S)
-        # THEN the address was told once in each form
-        assert hook.received.qsize() == 2
-        event, _ = sorted((hook.next()[2] for _ in range(2)), key=lambda body: "text" in body)
+def test_whom_rules_want_told_is_told_once_and_whom_no_rule_names_is_not(make, hook):
+    # GIVEN two rules that name the same address, one of them in another form too, and a rule that has gone
+    RULES.update({"page-me": rule("page-me", CLOUD, SLACK), "me-too": rule("me-too", CLOUD)})
+    RULES["other"] = rule("other", Webhook(url_from_env="OTHER"))
+    stream = Stream([make()])
+    stream.start()
+    # WHEN the two want a decision told, and nobody the next one
+    stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=("page-me", "me-too", "gone"))))
+    stream.publish(WindowJudged(VERDICT, replace(DECISION, notify=())))
+    stream.close(DEADLINE_S)
+    # THEN the address was told once in each form
+    assert hook.received.qsize() == 2
+    event, _ = sorted((hook.next()[2] for _ in range(2)), key=lambda body: "text" in body)
     assert event["data"]["rules"] == ["page-me", "me-too", "gone"]
 
 
@@ -427,8 +406,8 @@ def test_a_stall_says_the_step_and_who_is_missed():
     stall = Verdict(10, 10, "stalled", ("not_arrived",), (SUSPECT,), 60.0, {}, {}, {})
     found = {"reasons": ("not_arrived",), "rank": 2, "stage": "data"}
     held = Decision(1.0, 10, 10, "stalled", "hold", "standstill", None, found)
-    assert json.loads(slack_message(Origin("j", "r"), stall, held))["text"] == (
+    assert json.loads(slack_message("j", stall, held))["text"] == (
         "j: Stalled: no rank has moved for 60 s in step 10; the others wait for ranks that have not arrived: "
         "rank 2 in data. Hold: not_arrived: rank 2 in data"
     )
-    assert json.loads(cloud_event(Origin("j", "r"), stall, held))["subject"] == "step 10"
+    assert json.loads(cloud_event("j", "r", stall, held))["subject"] == "step 10"
