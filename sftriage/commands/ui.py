@@ -58,8 +58,8 @@ def ui(
     """
     from sftriage.runs.source import RunSource
     from sftriage.web.access import Access, token_of
-    from sftriage.web.run_page import run_app
-    from sftriage.web.store_page import store_app
+    from sftriage.web.run_page import RunPage
+    from sftriage.web.store_page import StorePage
 
     if run is not None and not (store is None and catalogue is None):
         raise UsageError("name a run or a store, and not both")
@@ -71,13 +71,13 @@ def ui(
     about: dict[str, Any]
     if store is None and catalogue is None:
         source = RunSource(lambda: run_so_far(run))
-        app = run_app(source, access, stopping=stopping)
+        app = RunPage(source, access, stopping=stopping).app
         source.view()
         shown = place(source.directory) if source.directory else "waiting for a run"
         about = {"run_dir": source.directory and str(source.directory)}
     else:
         captures = _captures(store, catalogue)
-        app = store_app(captures, access, stopping=stopping)
+        app = StorePage(captures, access, stopping=stopping).app
         shown, about = captures.place, {"run_dir": None, "store": captures.place}
     serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=shown)
 

@@ -15,10 +15,12 @@ from itertools import chain
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
-from sftriage.errors import IntegrityError, SftriageError
+from sftriage.errors import InputError, IntegrityError, SftriageError
 from sftriage.traces.files import CHUNK_BYTES, regular
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
@@ -26,6 +28,7 @@ from sftriage.traces.objects import Objects, Patience, checked_url
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
 from sftriage.traces.uploads import read_upload
+from sftriage.web.page import reading_stored
 
 log = logging.getLogger("sftriage")
 
@@ -34,38 +37,30 @@ PATIENCE = Patience(connect_s=5.0, idle_s=60.0, retries=2, retry_s=10.0)
 
 
 def pieces_of(store: Store, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-    """What is in an artefact, wherever it lies: see `pieces_here` and `pieces_elsewhere`.
+    """What is in an artefact: of a run on this host, once it has gone from there, what its verified copy has.
 
-    Of a run on this host that is its directory, or, once it has gone from there, where its verified copy is.
+    Raises:
+        UsageError: the store cannot be opened.
+        StoreError: it cannot be reached.
+        IntegrityError: the artefact is missing, or no plain file there.
     """
     if not isinstance(store, LocalStore):
-        return pieces_elsewhere(store.place, manifest, artefact)
+        return _elsewhere(store.place, manifest, artefact)
     directory = Path(store.place) / manifest.capture_id
     upload = read_upload(directory)
     if upload is not None and upload.verified_at is not None and not os.path.lexists(directory / artefact.name):
-        return pieces_elsewhere(upload.url, manifest, artefact)
-    return pieces_here(directory / artefact.name)
+        return _elsewhere(upload.url, manifest, artefact)
+    return _here(directory / artefact.name)
 
 
-def pieces_here(path: Path) -> Iterator[bytes]:
-    """What is in a file of a run directory.
-
-    Raises:
-        IntegrityError: it is missing, or no plain file.
-    """
+def _here(path: Path) -> Iterator[bytes]:
     with regular(path, IntegrityError) as file:
         while chunk := file.read(CHUNK_BYTES):
             yield chunk
 
 
-def pieces_elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
-    """What is in an artefact of a store of many jobs.
-
-    Raises:
-        UsageError: the store cannot be opened.
-        StoreError: it cannot be reached.
-        IntegrityError: the artefact is not there, or in a directory a link leads out of it.
-    """
+def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[bytes]:
+    """What is in an artefact of a store of many jobs."""
     key = f"{CaptureKey.of(manifest).key}/{artefact.name}"
     objects = Objects.open(url, patience=PATIENCE)
     parts = urlsplit(checked_url(url))
@@ -74,7 +69,7 @@ def pieces_elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterat
         root = Path(unquote(parts.path))
         if (root / key).resolve() != root.resolve() / key:
             raise IntegrityError(f"{objects.place}/{key}: not a plain file of the store")
-        yield from pieces_here(root / key)
+        yield from _here(root / key)
         return
     try:
         yield from objects.stream(key)
@@ -114,18 +109,12 @@ class Download(StreamingResponse):
             log.warning("a download was cut short: %s", error)
 
 
-def download(manifest: Manifest, artefact: Artefact, pieces: Iterator[bytes], *, head: bool) -> Response:
-    """The answer with an artefact in it.
-
-    Args:
-        manifest: whose it is.
-        artefact: what it is.
-        pieces: what is in it.
-        head: only the headers are wanted.
-
-    Raises:
-        IntegrityError, StoreError, UsageError: it cannot be read, or what is seen of it at once is not it.
-    """
+def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
+    """The file of a capture that is asked for, as it is stored; a refusal, where what is seen of it at once is not."""
+    try:
+        artefact = manifest.artefact(request.path_params["name"])
+    except InputError as error:
+        raise HTTPException(404, "The capture has no such file.") from error
     checksum = base64.b64encode(bytes.fromhex(artefact.sha256)).decode()
     headers = {
         "Content-Length": str(artefact.size_bytes),
@@ -133,9 +122,10 @@ def download(manifest: Manifest, artefact: Artefact, pieces: Iterator[bytes], *,
         "Content-Disposition": f'attachment; filename="{manifest.capture_id}-{artefact.name}"',
         "Repr-Digest": f"sha-256=:{checksum}:",
     }
-    if head:
+    if request.method == "HEAD":
         return Response(media_type="application/octet-stream", headers=headers)
-    checked = verified(pieces, artefact)
-    # What is wrong with the beginning is said, rather than cut short.
-    first = next(checked)
+    with reading_stored():
+        checked = verified(pieces_of(store, manifest, artefact), artefact)
+        # What is wrong with the beginning is said, rather than cut short.
+        first = next(checked)
     return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

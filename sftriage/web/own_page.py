@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from pathlib import Path
 
 from starlette.types import ASGIApp
 
-from sftriage.errors import IntegrityError, UsageError
+from sftriage.errors import IntegrityError
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.source import RunSource
 from sftriage.traces.catalogue import Catalogue
@@ -24,8 +22,8 @@ from sftriage.traces.opening import Copying
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, destination_of
 from sftriage.web.access import Access
-from sftriage.web.run_page import run_app
-from sftriage.web.store_page import store_app
+from sftriage.web.run_page import RunPage
+from sftriage.web.store_page import StorePage
 from sftriage.web.store_source import StoreSource
 from sftriage.web.viewer import HOST
 
@@ -63,23 +61,22 @@ def capture_page(store: Store, reference: str, out: Path | None, copying: Copyin
     manifest, condition = store.look(reference)
     if not condition.whole:
         raise IntegrityError(condition.problem)
-    name = manifest.artefacts[0].name
+    key, name = CaptureKey.of(manifest).key, manifest.artefacts[0].name
     target = None if out is None else destination_of(f"{manifest.capture_id}-{name}", out, force=False)
     if isinstance(store, LocalStore):
-        directory = RunDirectory(Path(store.place).parent)
         if target is not None:
             store.get(reference, name, target)
-        app = run_app(RunSource(lambda: directory), access, stopping=stopping)
+        directory = RunDirectory(Path(store.place).parent)
+        app = RunPage(RunSource(lambda: directory), access, stopping=stopping).app
         file = target or store.path(reference, name)
         yield CapturePage(app, stopping, f"captures/{manifest.capture_id}", name, file)
         return
     with _fetched(store, reference, manifest, copying) as (copy, root):
-        file = root / CaptureKey.of(manifest).key / name
         if target is not None:
-            _keep(file, target)
+            copy.get(key, name, target)
         source = StoreSource(Catalogue(root / "catalogue.db", copy), copy, lambda _: copy, place=store.place)
-        app = store_app(source, access, stopping=stopping)
-        yield CapturePage(app, stopping, f"captures/{CaptureKey.of(manifest).key}", name, target or file)
+        app = StorePage(source, access, stopping=stopping).app
+        yield CapturePage(app, stopping, f"captures/{key}", name, target or root / key / name)
 
 
 @contextlib.contextmanager
@@ -97,15 +94,3 @@ def _fetched(store: Store, reference: str, manifest: Manifest, copying: Copying)
         with private(place / MANIFEST_NAME) as file:
             file.write(manifest.to_json())
         yield RemoteStore.open(root.as_uri()), root
-
-
-def _keep(file: Path, target: Path) -> None:
-    """Leave a file where it was asked for."""
-    try:
-        try:
-            os.link(file, target)
-        except OSError:
-            # Another file system, or one without links.
-            shutil.copyfile(file, target)
-    except OSError as error:
-        raise UsageError(f"{target} cannot be written: {error.strerror}") from error

@@ -6,27 +6,26 @@ import asyncio
 import hashlib
 import json
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from pathlib import PurePath
+from typing import Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from sftriage.errors import CatalogueError, InputError, IntegrityError, StoreError, UsageError
-from sftriage.traces.manifest import Manifest
-from sftriage.traces.stores import Store
 from sftriage.web.access import Access
 from sftriage.web.app import application
-from sftriage.web.downloads import download, pieces_of
-from sftriage.web.rendering import Templates
+from sftriage.web.rendering import templates
+
+Source = TypeVar("Source")
 
 POLL_S = 0.5
 HEARTBEAT_S = 15.0
@@ -39,39 +38,52 @@ MEDIA_TYPES: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class StaticFile:
-    """One of the page's own files. ``version`` changes with its content, so that browsers may keep it."""
-
-    content: bytes
-    media_type: str
-    version: str
-
-
-def load_static() -> dict[str, StaticFile]:
+def load_static() -> dict[str, bytes]:
     """The files under ``static/`` of a known kind, by name. No path is ever made of what a request says."""
-    found = {}
-    for entry in files("sftriage.web").joinpath("static").iterdir():
-        suffix = entry.name[entry.name.rfind(".") :]
-        if suffix in MEDIA_TYPES:
-            content = entry.read_bytes()
-            found[entry.name] = StaticFile(content, MEDIA_TYPES[suffix], hashlib.sha256(content).hexdigest()[:12])
-    return found
+    folder = files("sftriage.web").joinpath("static")
+    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if media_type(entry.name)}
 
 
-class Page(ABC):
+def media_type(name: str) -> str | None:
+    """The type of one of the page's own files; None of a kind that is not known."""
+    return MEDIA_TYPES.get(PurePath(name).suffix)
+
+
+class Page(ABC, Generic[Source]):
     """What is the same whatever is shown. What reads from disk runs in a thread of its own: nobody waits for another.
 
     Args:
-        layout: the template that a refusal is laid out by.
-        now_s: seconds since the epoch.
+        source: what is shown.
+        access: who may look.
+        now_s: seconds since the epoch, for what the page says of how long ago something was.
         stopping: once it is set, event streams end.
+
+    Attributes:
+        layout: the template that a refusal is laid out by.
+        app: the application.
     """
 
-    def __init__(self, layout: str, now_s: Callable[[], float], stopping: threading.Event) -> None:
-        self._static, self._layout, self._stopping = load_static(), layout, stopping
-        self._templates = Templates({name: one.version for name, one in self._static.items()}, now_s)
+    layout: str
+
+    def __init__(
+        self,
+        source: Source,
+        access: Access,
+        now_s: Callable[[], float] = time.time,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        self._source, self._now_s, self._stopping = source, now_s, stopping or threading.Event()
+        self._static = load_static()
+        # The address changes with the content, so that browsers may keep it.
+        versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._static.items()}
+        self._templates = templates({name: f"/static/{name}?v={one}" for name, one in versions.items()}, now_s)
         self._streams = 0
+        ours = [Route("/events", self.events), Route("/static/{name}", self.static)]
+        self.app = application([*self.routes(), *ours], access, self.refused)
+
+    @abstractmethod
+    def routes(self) -> list[Route]:
+        """What is answered, beside what every page answers."""
 
     @abstractmethod
     def change(self) -> Mapping[str, Any]:
@@ -81,14 +93,10 @@ class Page(ABC):
     def blank(self) -> object:
         """The view on which a refusal is shown."""
 
-    def app(self, routes: list[Route], access: Access) -> ASGIApp:
-        """The application that answers at these addresses, and at those that are every page's."""
-        ours = [Route("/events", self.events), Route("/static/{name}", self.static)]
-        return application([*routes, *ours], access, self.refused)
-
     def html(self, template: str, view: object, status_code: int = 200, **values: Any) -> Response:
         """A page made of a template."""
-        return HTMLResponse(self._templates.made(template, view=view, **values), status_code)
+        made = self._templates.get_template(template).render(now_s=self._now_s(), view=view, **values)
+        return HTMLResponse(made, status_code)
 
     async def events(self, request: Request) -> Response:
         """Says whenever something has changed, as long as the page listens."""
@@ -118,11 +126,11 @@ class Page(ABC):
 
     def static(self, request: Request) -> Response:
         """One of the page's own files."""
-        found = self._static.get(request.path_params["name"])
-        if found is None:
+        name = request.path_params["name"]
+        if name not in self._static:
             raise HTTPException(404, "There is no such file.")
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-        return Response(found.content, media_type=found.media_type, headers=headers)
+        return Response(self._static[name], media_type=media_type(name), headers=headers)
 
     def refused(self, request: Request, status: int, detail: str) -> Response:
         """A refusal, as a page of ours; in plain text where a program asks."""
@@ -132,7 +140,7 @@ class Page(ABC):
 
     def refusal(self, view: object, status: int, title: str, detail: str) -> Response:
         """The page that says what is the matter."""
-        return self.html("refused.html", view, status, layout=self._layout, title=title, detail=detail)
+        return self.html("refused.html", view, status, layout=self.layout, title=title, detail=detail)
 
 
 def page_number(request: Request) -> int:
@@ -152,13 +160,3 @@ def reading_stored() -> Iterator[None]:
         raise HTTPException(404, str(error)) from error
     except (InputError, IntegrityError) as error:
         raise HTTPException(422, str(error)) from error
-
-
-def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
-    """The file of a capture that is asked for, as it is stored."""
-    try:
-        artefact = manifest.artefact(request.path_params["name"])
-    except InputError as error:
-        raise HTTPException(404, "The capture has no such file.") from error
-    with reading_stored():
-        return download(manifest, artefact, pieces_of(store, manifest, artefact), head=request.method == "HEAD")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -34,48 +33,42 @@ STATE_WORDS = {
 }
 
 
-class Templates:
-    """Makes pages of templates.
+def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environment:
+    """The templates, with the filters and names that they use.
 
     Args:
-        static: the page's own files and their versions.
+        static: the addresses of the page's own files, by name.
         now_s: seconds since the epoch.
     """
-
-    def __init__(self, static: Mapping[str, str], now_s: Callable[[], float]) -> None:
-        self._now_s = now_s
-        self._environment = Environment(
-            loader=PackageLoader("sftriage.web"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.filters.update(
-            milliseconds=milliseconds,
-            signed=lambda seconds: f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}",
-            clock=clock_time,
-            stamp=lambda time_s: moment(time_s).isoformat(timespec="seconds"),
-            number=lambda value: f"{value:,}",
-            percent=percent,
-            size=size,
-            stage_suspected=stage_suspected,
-            colour=lambda number: number % COLOURS,
-        )
-        self._environment.globals.update(
-            static={name: f"/static/{name}?v={version}" for name, version in static.items()},
-            sftriage_version=__version__,
-            outcome_words=OUTCOME_WORDS,
-            note_words=NOTE_WORDS,
-            label_words=LABEL_WORDS,
-            state_words=STATE_WORDS,
-            control_part=CONTROL_PART,
-            ago=lambda time_s: ago(time_s, self._now_s()),
-        )
-
-    def made(self, template: str, **values: Any) -> str:
-        """A page."""
-        return self._environment.get_template(template).render(now_s=self._now_s(), **values)
+    environment = Environment(
+        loader=PackageLoader("sftriage.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        milliseconds=milliseconds,
+        signed=lambda seconds: f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}",
+        clock=clock_time,
+        stamp=lambda time_s: moment(time_s).isoformat(timespec="seconds"),
+        number=lambda value: f"{value:,}",
+        percent=percent,
+        size=size,
+        stage_suspected=stage_suspected,
+        colour=lambda number: number % COLOURS,
+    )
+    environment.globals.update(
+        static=static,
+        sftriage_version=__version__,
+        outcome_words=OUTCOME_WORDS,
+        note_words=NOTE_WORDS,
+        label_words=LABEL_WORDS,
+        state_words=STATE_WORDS,
+        control_part=CONTROL_PART,
+        ago=lambda time_s: ago(time_s, now_s()),
+    )
+    return environment
 
 
 def milliseconds(seconds: float) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from sftriage.records import CAPTURE_ID
 from sftriage.runs.captures import Damaged
@@ -21,9 +18,9 @@ from sftriage.runs.lateness import HeatMap
 from sftriage.runs.outlook import CaptureStatus, Outlook, TimelineColumn, columns_of, outlook
 from sftriage.runs.source import Drawing, RunSource, View
 from sftriage.traces.manifest import Manifest
-from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, StepRange, bars_of, timeline
-from sftriage.web.page import Page, file_of, page_number
+from sftriage.web.downloads import file_of
+from sftriage.web.page import Page, page_number
 from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS
 
 HEAT_PATIENCE_S = 1.0
@@ -39,18 +36,10 @@ LOW_COVERAGE = 0.98
 """A window of which fewer steps came in is said to be one."""
 
 
-class RunPage(Page):
-    """The page about a run.
+class RunPage(Page[RunSource]):
+    """The page about a run."""
 
-    Args:
-        source: the run.
-        now_s: seconds since the epoch, for what the page says of how long ago something was.
-        stopping: once it is set, event streams end.
-    """
-
-    def __init__(self, source: RunSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
-        super().__init__("base.html", now_s, stopping)
-        self._source, self._now_s = source, now_s
+    layout = "base.html"
 
     def routes(self) -> list[Route]:
         """What is answered."""
@@ -91,7 +80,7 @@ class RunPage(Page):
             table=() if chart is None else columns_of(rows, stages, MAX_TABLE_ROWS),
             heat=heat if isinstance(heat, HeatMap) else None,
             drawing=isinstance(heat, Drawing),
-            newest=log_of(view.rows, notes_of(view), view.became, size=NEWEST),
+            newest=log_of(view.rows, (*view.asks, *view.notes), view.became, size=NEWEST),
             stale=self._stale(view),
             low_coverage=LOW_COVERAGE,
             running=_unfinished(view),
@@ -101,7 +90,7 @@ class RunPage(Page):
         """All that is on record of one kind; of a kind that there is not, all."""
         view, outcome = self._source.view(), request.query_params.get("outcome", "")
         outcome = outcome if outcome in (*OUTCOME_WORDS, *NOTE_WORDS) else ""
-        page = log_of(view.rows, notes_of(view), view.became, outcome, page_number(request))
+        page = log_of(view.rows, (*view.asks, *view.notes), view.became, outcome, page_number(request))
         return self.html("decisions.html", view, outcome=outcome, page=page)
 
     def heat(self, request: Request) -> Response:
@@ -162,18 +151,9 @@ class RunPage(Page):
 
     def _stale(self, view: View) -> bool:
         """Whether a run that is watched has judged nothing for long; one that stands still judges no window."""
-        watched = view.going and view.watcher.state in ("watched", "taken_over")
-        return (
-            watched
-            and bool(view.rows)
-            and view.rows[-1].label != "stalled"
-            and self._now_s() - view.rows[-1].time_s > STALE_S
-        )
-
-
-def notes_of(view: View) -> tuple[Note, ...]:
-    """All that is on record beside windows."""
-    return (*view.asks, *view.notes)
+        if not (view.going and view.watcher.state in ("watched", "taken_over") and view.rows):
+            return False
+        return view.rows[-1].label != "stalled" and self._now_s() - view.rows[-1].time_s > STALE_S
 
 
 def outlook_of(view: View) -> Outlook:
@@ -209,14 +189,3 @@ def _unfinished(view: View) -> tuple[CaptureStatus, ...]:
     asked = [(row.time_s, one) for row in decided for one in row.asked if one.capture_id not in stored]
     asked.sort(key=lambda entry: entry[0], reverse=True)
     return tuple(CaptureStatus(one, view.became.get(one.capture_id)) for _, one in asked[:20])
-
-
-def run_app(
-    source: RunSource,
-    access: Access,
-    now_s: Callable[[], float] = time.time,
-    stopping: threading.Event | None = None,
-) -> ASGIApp:
-    """The application for one run: see `RunPage`; ``access`` is who may look."""
-    page = RunPage(source, now_s, stopping or threading.Event())
-    return page.app(page.routes(), access)

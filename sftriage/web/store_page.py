@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -14,7 +12,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
 
 from sftriage.errors import InputError, UsageError
 from sftriage.runs.queries import since_of
@@ -22,17 +19,15 @@ from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.stores import Store
-from sftriage.web.access import Access
 from sftriage.web.charts import bars_of
-from sftriage.web.page import Page, file_of, page_number, reading_stored
+from sftriage.web.downloads import file_of
+from sftriage.web.page import Page, page_number, reading_stored
 from sftriage.web.store_source import StoreSource, StoreView
 
 NAMES = ("job", "run", "rank", "stage", "since", "reproduced", "profiler")
 ANSWERS = ("yes", "partly", "no")
 PROFILERS = ("torch", "nsys", "stacks")
 MAX_TEXT = 300
-
-"""The moment that a person means by ``2h`` or ``2026-11-20``; raises UsageError if it is none."""
 
 PAGE_SIZE = 50
 MAX_OFFERED = 200
@@ -87,18 +82,10 @@ def filter_of(query: Mapping[str, str], now: datetime) -> Filter:
     return Filter(texts, wanted, problems)
 
 
-class StorePage(Page):
-    """The page about a store. A capture's address is its key: job and run as they are written there, and its id.
+class StorePage(Page[StoreSource]):
+    """The page about a store. A capture's address is its key: job and run as they are written there, and its id."""
 
-    Args:
-        source: the store.
-        now_s: seconds since the epoch.
-        stopping: once it is set, event streams end.
-    """
-
-    def __init__(self, source: StoreSource, now_s: Callable[[], float], stopping: threading.Event) -> None:
-        super().__init__("store_base.html", now_s, stopping)
-        self._source, self._now_s = source, now_s
+    layout = "store_base.html"
 
     def routes(self) -> list[Route]:
         """What is answered."""
@@ -186,14 +173,3 @@ def _link(row: CaptureRow) -> str:
         return address_of(CaptureKey(row.job, row.run, row.capture_id))
     except InputError:
         return "/"
-
-
-def store_app(
-    source: StoreSource,
-    access: Access,
-    now_s: Callable[[], float] = time.time,
-    stopping: threading.Event | None = None,
-) -> ASGIApp:
-    """The application for a store of many jobs and runs: see `StorePage`; ``access`` is who may look."""
-    page = StorePage(source, now_s, stopping or threading.Event())
-    return page.app(page.routes(), access)

@@ -34,7 +34,7 @@ from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource
 from sftriage.web.access import Access
-from sftriage.web.run_page import run_app
+from sftriage.web.run_page import RunPage
 from tests.unit.web.asking import ask
 
 SCHEMA = StageSchema(("data", "h2d", "forward", "backward", "optimizer", "other"), ("backward",))
@@ -138,7 +138,7 @@ def measure(options: Options) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as directory:
         run = make_run(options, Path(directory) / "run")
         write_journal(options, run)
-        app = run_app(RunSource(lambda: run), Access.to("127.0.0.1", None, ""))
+        app = RunPage(RunSource(lambda: run), Access.to("127.0.0.1", None, "")).app
 
         def get(target: str) -> tuple[float, int]:
             began = time.perf_counter()

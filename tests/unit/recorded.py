@@ -17,7 +17,7 @@ from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.web.access import Access
-from sftriage.web.run_page import run_app
+from sftriage.web.run_page import RunPage
 from tests.journals import Recorder
 from tests.unit.web.asking import Answer, ask
 
@@ -137,7 +137,7 @@ def run_at(path: Path) -> Run:
     info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("train",), "default", "0" * 64, str(path / "rings"))
     directory = create(path, info, "")
     source = RunSource(lambda: directory)
-    return Run(directory, run_app(source, Access.to("127.0.0.1", None, ""), lambda: NOW_S), source)
+    return Run(directory, RunPage(source, Access.to("127.0.0.1", None, ""), lambda: NOW_S).app, source)
 
 
 @pytest.fixture

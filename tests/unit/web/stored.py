@@ -12,7 +12,7 @@ from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.web.access import Access
-from sftriage.web.store_page import store_app
+from sftriage.web.store_page import StorePage
 from sftriage.web.store_source import StoreSource, StoreView
 from tests.integration.processes import wait_until
 from tests.unit.conftest import manifest_of
@@ -66,5 +66,5 @@ def shelf_at(path: Path, catalogue: Path) -> Shelf:
     path.mkdir(exist_ok=True)
     store = RemoteStore.open(str(path))
     source = StoreSource(Catalogue(catalogue, store), store, lambda row: store)
-    app = store_app(source, Access.to("127.0.0.1", None, ""), lambda: NOW.timestamp())
+    app = StorePage(source, Access.to("127.0.0.1", None, ""), lambda: NOW.timestamp()).app
     return Shelf(path, source, app)

@@ -9,7 +9,7 @@ from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
-from sftriage.web.run_page import run_app
+from sftriage.web.run_page import RunPage
 from tests.unit.recorded import request_of, verdict
 from tests.unit.web.asking import ask
 from tests.unit.web.reading import NASTY, Seen, text_of
@@ -20,7 +20,7 @@ from tests.unit.web.reading import NASTY, Seen, text_of
 def test_no_run_yet_then_one(tmp_path, run):
     # GIVEN a page that waits for a run
     there = []
-    app = run_app(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, ""))
+    app = RunPage(RunSource(lambda: there[0] if there else None), Access.to("127.0.0.1", None, "")).app
     assert "No run yet" in text_of(ask(app, "/"))
     assert ask(app, "/decisions").status == 200
     assert ask(app, "/captures/c-1").status == 404

@@ -4,7 +4,7 @@ import pytest
 
 from sftriage.web.access import Access
 from sftriage.web.app import HEADERS
-from sftriage.web.run_page import run_app
+from sftriage.web.run_page import RunPage
 from tests.unit.web.asking import ask
 
 TOKEN = "correct-horse-battery-staple"
@@ -16,7 +16,7 @@ def basic(password: str, user: str = "me") -> tuple[str, str]:
 
 @pytest.fixture
 def guarded(run):
-    return run_app(run.source, Access.to("10.1.2.3", TOKEN, "", ["Triage.example.org"]))
+    return RunPage(run.source, Access.to("10.1.2.3", TOKEN, "", ["Triage.example.org"])).app
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "BREW"])

@@ -15,7 +15,7 @@ from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.web.access import Access
 from sftriage.web.downloads import verified
-from sftriage.web.store_page import address_of, store_app
+from sftriage.web.store_page import StorePage, address_of
 from sftriage.web.store_source import StoreSource
 from tests.integration.processes import wait_until
 from tests.unit.conftest import asked_for, manifest_of
@@ -223,7 +223,7 @@ def test_a_store_that_is_away_has_a_face(tmp_path):
     objects.fails.add("any")
     store = RemoteStore(objects)
     source = StoreSource(Catalogue(tmp_path / "c.db", store), store, lambda row: store)
-    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, "")))
+    shelf = Shelf(tmp_path, source, StorePage(source, Access.to("127.0.0.1", None, "")).app)
     assert shelf.look().away
     seen = text_of(shelf.get())
     assert "The store cannot be reached" in seen
@@ -284,7 +284,7 @@ def test_captures_of_any_store_that_shares_a_catalogue(tmp_path, stocked, trace,
     stores = {runs.place: runs, stocked.source.place: stocked.source._store}
     catalogue = _Both([Catalogue(tmp_path / "a.db", runs), stocked.source._catalogue])
     source = StoreSource(catalogue, None, lambda row: stores[row.store])
-    shelf = Shelf(tmp_path, source, store_app(source, Access.to("127.0.0.1", None, "")))
+    shelf = Shelf(tmp_path, source, StorePage(source, Access.to("127.0.0.1", None, "")).app)
     shelf.look()
     # WHEN it is shown THEN captures of both are there, each with its page and its file
     assert len(links(shelf.get())) == 5
