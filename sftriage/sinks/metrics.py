@@ -35,6 +35,7 @@ from sftriage.records import (
     OTHER,
     CaptureRequest,
     CaptureResult,
+    Clock,
     Decision,
     JobStatus,
     Label,
@@ -44,7 +45,7 @@ from sftriage.records import (
 )
 from sftriage.sinks.exposition import Exposed
 from sftriage.sinks.stream import Sink, window_of
-from sftriage.sinks.tally import Counted, StepTally
+from sftriage.sinks.tally import StepTally
 from sftriage.words import RESOLVES, reasons_of
 
 if TYPE_CHECKING:
@@ -247,9 +248,9 @@ class Metrics(Sink):
         self._decided(decision)
         if (seen := window_of(self._seen, verdict)) is None:
             return
-        captures = [request.capture_id for request in decision.requests]
-        self._count(self._tally.take(seen.window, verdict.clock), captures[0] if captures else None)
-        self._coverage.set(_coverage(seen.window))
+        self._count(seen.window, verdict.clock, decision.requests[0].capture_id if decision.requests else None)
+        # Of a step whose vector is not there, the times are no numbers.
+        self._coverage.set(np.isfinite(seen.window.durations_NRS[:, :, 0]).mean())
         self._last_step.set(verdict.last_step)
         if (last := seen.spans.get(verdict.last_step)) is not None:
             self._lag.set(decision.time_s - last.end_ns / 1e9)
@@ -317,13 +318,14 @@ class Metrics(Sink):
             self._stages.add(stage)
         return stage
 
-    def _count(self, counted: Counted | None, capture_id: str | None) -> None:
-        if counted is None:
+    def _count(self, window: Window, clock: Clock, capture_id: str | None) -> None:
+        if (new := self._tally.take(window, clock)) is None:
             return
-        advances_NS = counted.advances_NS[counted.complete_N]
+        all_NS, complete_N = new
+        advances_NS = all_NS[complete_N]
         self._steps.inc(len(advances_NS))
-        self._incomplete.inc(len(counted.advances_NS) - len(advances_NS))
-        for stage, advance_s in zip(counted.schema.stages, advances_NS.sum(axis=0).tolist(), strict=True):
+        self._incomplete.inc(len(all_NS) - len(advances_NS))
+        for stage, advance_s in zip(window.schema.stages, advances_NS.sum(axis=0).tolist(), strict=True):
             # (rounding may leave less than nothing of a stage that never led)
             self._exposed.labels(self._label_of(stage)).inc(max(0.0, advance_s))
         exposed_N = advances_NS.sum(axis=1).tolist()
@@ -339,12 +341,6 @@ def reason_label(decision: Decision) -> str:
     first = next(iter(reasons_of(decision)), "")
     # What is counted must not have a thousand names.
     return first if first in RESOLVES else "other"
-
-
-def _coverage(window: Window) -> float:
-    """The fraction of a window's vectors that are there."""
-    there_NR = np.isfinite(window.durations_NRS[:, :, 0])
-    return float(there_NR.mean()) if there_NR.size else 0.0
 
 
 class PerRank:

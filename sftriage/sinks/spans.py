@@ -157,9 +157,8 @@ class SpanSink(Sink):
             }
         )
         if result.first_step is not None and result.last_step is not None:
-            span.set_attributes(
-                {"sftriage.capture.first_step": result.first_step, "sftriage.capture.last_step": result.last_step}
-            )
+            span.set_attribute("sftriage.capture.first_step", result.first_step)
+            span.set_attribute("sftriage.capture.last_step", result.last_step)
         if ended.reproduced is not None:
             span.set_attribute("sftriage.capture.reproduced", ended.reproduced.answer)
         if result.state != "stored":
@@ -238,11 +237,11 @@ class _RunIds(RandomIdGenerator):
     """All traces have the run's id: it is one trace, and whoever knows the run finds it."""
 
     def __init__(self, run: str) -> None:
-        self._trace_id = trace_id_of(run)
+        self._run = run
 
     def generate_trace_id(self) -> int:
         """The run's."""
-        return self._trace_id
+        return trace_id_of(self._run)
 
 
 def trace_id_of(run: str) -> int:

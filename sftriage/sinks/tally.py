@@ -6,30 +6,11 @@ are accounted with the one before them, and sum to what one window of them all w
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.accounting import by_step
-from sftriage.records import Clock, StageSchema, Window
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Counted:
-    """Steps that were not counted before, N in a row.
-
-    Attributes:
-        first_step: the number of the first of them.
-        schema: their stages.
-        advances_NS: by how much each stage advanced the frontier, seconds; nothing in steps that are not complete.
-        complete_N: the steps of which every rank's vector is there.
-    """
-
-    first_step: int
-    schema: StageSchema
-    advances_NS: NDArray[np.float64]
-    complete_N: NDArray[np.bool_]
+from sftriage.records import Clock, Window
 
 
 class StepTally:
@@ -47,12 +28,10 @@ class StepTally:
         """The last step of an attempt that has been counted; None where there is none."""
         return self._last.last_step if self._last is not None and attempt == self._attempt else None
 
-    def take(self, window: Window, clock: Clock = "host") -> Counted | None:
-        """The steps that no window before this one had; None where there are none.
+    def take(self, window: Window, clock: Clock = "host") -> tuple[NDArray[np.float64], NDArray[np.bool_]] | None:
+        """What `by_step` says of the last steps of a window, which none before it had; None where there are none.
 
-        Args:
-            window: the next one.
-            clock: the one that it was judged on.
+        ``clock`` is the one that it was judged on.
         """
         if window.attempt < self._attempt:
             return None
@@ -72,8 +51,8 @@ class StepTally:
             # The step before the first new one is in the window.
             whole = window.steps(next_step - 1, window.last_step)
         advances_NS, complete_N = by_step(whole)
-        new = slice(next_step - whole.first_step, None)
-        return Counted(next_step, window.schema, advances_NS[new], complete_N[new])
+        new = next_step - whole.first_step
+        return advances_NS[new:], complete_N[new:]
 
 
 def on_clock(window: Window, clock: Clock) -> Window:
@@ -90,8 +69,8 @@ def on_clock(window: Window, clock: Clock) -> Window:
 
 def _alike(before: Window, after: Window) -> bool:
     """Whether two windows have the same ranks, stages and refinements."""
-    kinds = [
-        (one.schema, one.durations_NRS.shape[1:], one.outside_NRG is None, one.between_NR is None)
-        for one in (before, after)
-    ]
-    return kinds[0] == kinds[1]
+
+    def kind(one: Window) -> tuple[object, ...]:
+        return one.schema, one.durations_NRS.shape[1:], one.outside_NRG is None, one.between_NR is None
+
+    return kind(before) == kind(after)

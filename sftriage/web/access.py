@@ -35,12 +35,16 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_token(path: Path) -> str:
-    """The token in a file: a command line can be read by everybody on the machine.
+def token_of(path: Path | None, variable: str) -> str | None:
+    """The token in a file, or else the one in an environment variable; None where there is neither.
+
+    It is no option itself: a command line can be read by everybody on the machine.
 
     Raises:
         UsageError: the file cannot be read, or is no token's.
     """
+    if path is None:
+        return os.environ.get(variable) or None
     try:
         with path.open("rb") as file:
             token = file.read(MAX_TOKEN_BYTES + 1)
@@ -50,15 +54,6 @@ def read_token(path: Path) -> str:
         return token.decode("ascii").strip()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: a token is printable ASCII characters") from error
-
-
-def token_of(path: Path | None, variable: str) -> str | None:
-    """The token in a file, or else the one in an environment variable; None where there is neither.
-
-    Raises:
-        UsageError: see `read_token`.
-    """
-    return (os.environ.get(variable) or None) if path is None else read_token(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,15 @@ CHALLENGE = 'Basic realm="sftriage: any user, the token as password", charset="U
 READING = ("GET", "HEAD")
 """Nobody can change anything by a request."""
 
-RefusalPage = Callable[[Request, int, str], Response]
-"""Makes the answer that says a status, and what is the matter."""
+
+def _plain(_: Request, status: int, detail: str) -> Response:
+    return PlainTextResponse(f"{detail}\n", status)
 
 
 def application(
     routes: Sequence[Route],
     access: Access,
-    refused: RefusalPage | None = None,
+    refused: Callable[[Request, int, str], Response] = _plain,
     methods: Collection[str] = READING,
 ) -> ASGIApp:
     """The application.
@@ -52,7 +53,7 @@ def application(
     Args:
         routes: what is answered.
         access: who may read.
-        refused: how a request is refused; in plain text by default.
+        refused: makes the answer that says a status, and what is the matter.
         methods: the HTTP methods that there are.
     """
 
@@ -60,7 +61,7 @@ def application(
         status, detail, headers = 500, "This could not be made.", None
         if isinstance(error, HTTPException):
             status, detail, headers = error.status_code, error.detail, error.headers
-        answer = (refused or _refused)(request, status, detail)
+        answer = refused(request, status, detail)
         answer.headers.update(headers or {})
         return answer
 
@@ -70,14 +71,10 @@ def application(
     return Gate(app, access, methods)
 
 
-def _refused(_: Request, status: int, detail: str) -> Response:
-    return PlainTextResponse(f"{detail}\n", status)
-
-
 class Gate:
     """Lets through what may be answered; see the module."""
 
-    def __init__(self, app: ASGIApp, access: Access, methods: Collection[str] = READING) -> None:
+    def __init__(self, app: ASGIApp, access: Access, methods: Collection[str]) -> None:
         self._app, self._access, self._methods = app, access, methods
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

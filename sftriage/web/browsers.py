@@ -7,14 +7,10 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import TypeAlias
 
-
-class Starter(Protocol):
-    """What shows a link, at a port of this machine, to whoever is there."""
-
-    def __call__(self, link: str, port: int) -> None:
-        """Show it, or say that they have to."""
+Starter: TypeAlias = Callable[[str, int], None]
+"""Shows a link, at a port of this machine, to whoever is there, or says that they have to open it."""
 
 
 def has_browser(environment: Mapping[str, str], platform: str) -> bool:
@@ -25,7 +21,7 @@ def has_browser(environment: Mapping[str, str], platform: str) -> bool:
 
 
 def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
-    """What opens a link for whoever is at this machine, or says that they have to."""
+    """What opens a link in a browser, if that is ``wanted``."""
 
     def start(link: str, port: int) -> None:
         if not wanted:

@@ -26,9 +26,6 @@ PARTS = (("working", "working_s"), ("waiting", "waiting_s"), ("not seen by the p
 CHOICES: tuple[int, ...] = (200, 1000, 10_000)
 """How many of the last steps one can ask for with one click."""
 
-NONE = ("last", 0)
-"""Asks for nothing at all."""
-
 _WORDS = {
     "last": "last is a whole number of steps, 1 or more",
     "from": "from is the number of a step",
@@ -52,7 +49,9 @@ class StepRange:
     def of(cls, query: Mapping[str, str]) -> StepRange:
         """What an address asks for; what was left empty is not asked for."""
         asked = {name: _whole(text) for name in _WORDS if (text := query.get(name, "").strip())}
-        problems = tuple(_WORDS[name] for name, number in asked.items() if number is None or (name, number) == NONE)
+        problems = tuple(
+            _WORDS[name] for name, number in asked.items() if number is None or (name, number) == ("last", 0)
+        )
         last = asked.get("last")
         if last:
             return cls(last=last, problems=problems)
@@ -75,11 +74,8 @@ class StepRange:
             return tuple(rows)
         first, last = self._ends(rows)
         attempt = rows[-1].attempt if self.last else None
-        return tuple(
-            row
-            for row in rows
-            if row.last_step >= first and row.first_step <= last and (attempt is None or row.attempt == attempt)
-        )
+        touching = (row for row in rows if row.last_step >= first and row.first_step <= last)
+        return tuple(row for row in touching if attempt is None or row.attempt == attempt)
 
     def heat_steps(self, rows: Sequence[WindowRow]) -> tuple[int, int, int] | None:
         """The attempt, and the first and the last step of the newest attempt in the span; ``rows`` are those it has."""
@@ -145,11 +141,6 @@ class Timeline:
     restarts: tuple[float, ...]
     top_s: float
 
-    @property
-    def ticks_s(self) -> tuple[float, ...]:
-        """What to write beside the chart, from the top down."""
-        return (self.top_s, self.top_s / 2, 0.0)
-
 
 def timeline(rows: Sequence[WindowRow], max_columns: int = MAX_COLUMNS) -> Timeline | None:
     """The chart of some windows, or None of none."""
@@ -172,7 +163,7 @@ def timeline(rows: Sequence[WindowRow], max_columns: int = MAX_COLUMNS) -> Timel
         bands=tuple(_bands(columns, width)),
         markers=tuple(_markers(rows, max_columns, width)),
         restarts=tuple(
-            _round(n * width) for n in range(1, len(columns)) if columns[n].attempt != columns[n - 1].attempt
+            round(n * width, 2) for n in range(1, len(columns)) if columns[n].attempt != columns[n - 1].attempt
         ),
         top_s=top_s,
     )
@@ -181,12 +172,9 @@ def timeline(rows: Sequence[WindowRow], max_columns: int = MAX_COLUMNS) -> Timel
 def _area(below: Sequence[float], above: Sequence[float], width: float, top_s: float) -> str:
     """The outline of one stage's area: along its upper edge in steps, and back along the lower one."""
     scale = HEIGHT / top_s
-    parts = ["M0"]
-    for n, value in enumerate(above):
-        parts.append(f"{' ' if n == 0 else 'V'}{HEIGHT - value * scale:.1f}H{(n + 1) * width:.1f}")
-    back = range(len(below) - 1, -1, -1)
-    parts.extend(f"V{HEIGHT - below[n] * scale:.1f}H{n * width:.1f}" for n in back)
-    return "".join(parts) + "Z"
+    there = (f"{HEIGHT - value * scale:.1f}H{(n + 1) * width:.1f}" for n, value in enumerate(above))
+    back = (f"V{HEIGHT - below[n] * scale:.1f}H{n * width:.1f}" for n in reversed(range(len(below))))
+    return f"M0 {'V'.join(there)}{''.join(back)}Z"
 
 
 def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
@@ -194,8 +182,8 @@ def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
     return [
         Band(
             columns[start].label,
-            _round(start * width),
-            _round((end - start) * width),
+            round(start * width, 2),
+            round((end - start) * width, 2),
             columns[start].first_step,
             columns[end - 1].last_step,
         )
@@ -206,7 +194,7 @@ def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
 def _markers(rows: Sequence[WindowRow], max_columns: int, width: float) -> list[Marker]:
     each = -(-len(rows) // max_columns)
     return [
-        Marker(one.capture_id, _round((n // each + 0.5) * width), row.first_step, row.last_step)
+        Marker(one.capture_id, round((n // each + 0.5) * width, 2), row.first_step, row.last_step)
         for n, row in enumerate(rows)
         for one in row.asked
     ]
@@ -218,10 +206,6 @@ def _nice(value: float) -> float:
         return 1e-3
     unit = 10.0 ** floor(log10(value))
     return next(unit * step for step in (1, 1.2, 1.6, 2, 2.4, 3, 4, 5, 6, 8, 10) if value <= unit * step * (1 + 1e-9))
-
-
-def _round(value: float) -> float:
-    return round(value, 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,17 +53,14 @@ class MetricsEndpoint:
             raise UsageError(f"metrics: {error}; see --metrics-port") from error
         self.url = f"{address(self._listening)}{PATH[1:]}"
         self._access = access
-        self._server: BackgroundServer | None = None
+        self._close = self._listening.close
 
     def serve(self, registry: CollectorRegistry) -> None:
         """Answer from now on, in a daemon thread."""
-        app = metrics_app(registry, self._access)
-        self._server = BackgroundServer(app, self._listening, MAX_CONNECTIONS, STOP_GRACE_S)
-        self._server.start()
+        server = BackgroundServer(metrics_app(registry, self._access), self._listening, MAX_CONNECTIONS, STOP_GRACE_S)
+        server.start()
+        self._close = server.close
 
     def close(self) -> None:
         """Listen no more."""
-        if self._server is None:
-            self._listening.close()
-        else:
-            self._server.close()
+        self._close()

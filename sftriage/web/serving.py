@@ -89,11 +89,7 @@ def serve(app: ASGIApp, listening: socket.socket, stopping: threading.Event) -> 
 class BackgroundServer:
     """Answers requests in a daemon thread, from `start` (or the beginning of a ``with`` block) to `close` (or its end).
 
-    Args:
-        app: what answers.
-        listening: the socket; it is closed at the end.
-        max_connections: who comes on top is turned away.
-        grace_s: how long requests under way are waited for at the end.
+    Who comes on top of ``max_connections`` is turned away; requests under way have ``grace_s`` to end.
     """
 
     def __init__(
@@ -101,8 +97,7 @@ class BackgroundServer:
     ) -> None:
         self._listening, self._grace_s = listening, grace_s
         self._server = uvicorn.Server(_config(app, max_connections, grace_s, "error"))
-        run = {"sockets": [listening]}
-        self._thread = threading.Thread(target=self._server.run, kwargs=run, name="sftriage-http", daemon=True)
+        self._thread = threading.Thread(target=self._server.run, args=([listening],), name="sftriage-http", daemon=True)
 
     def start(self) -> None:
         """Answer from now on."""

@@ -40,8 +40,7 @@ class StoreView:
     Attributes:
         place: where it is; nothing in it is secret.
         version: changes whenever something that a page shows does.
-        rows: its captures, oldest first.
-        known: it has been read once: what is not among its captures is not there.
+        rows: its captures, oldest first; once it is ``known``, what is not among them is not there.
         problems: what lies there and is no capture, and why.
         away: why it cannot be reached; "" while it can.
         read: manifests that have been read so far, and of how many, the first time.
@@ -98,7 +97,7 @@ class StoreSource:
         return self._view.place
 
     def place_of(self, store: Store) -> str:
-        """Where a store of a capture's is, as a person is told."""
+        """Where a store is said to be."""
         return self._said_place or store.place
 
     def view(self) -> StoreView:
@@ -118,9 +117,7 @@ class StoreSource:
         view = self._view
         if not view.known:
             return ()
-        if wanted == CaptureQuery():
-            return view.rows[::-1]
-        return self._catalogue.find(wanted)[::-1]
+        return (view.rows if wanted == CaptureQuery() else self._catalogue.find(wanted))[::-1]
 
     def capture(self, place: CaptureKey) -> tuple[Manifest, Store]:
         """A capture, and the store that it lies in.

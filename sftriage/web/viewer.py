@@ -40,12 +40,9 @@ _CHUNK_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ServedTrace:
-    """A file, and where it is served.
+    """A file, and where it is served, under a name that is plain enough to be part of an address.
 
     Attributes:
-        file: the file; it stays as it is meanwhile.
-        name: its name, plain enough to be part of an address.
-        port: where it is served.
         secret: the part of the path that cannot be guessed.
         asked: set once somebody has asked for it.
         fetched: set once somebody has got all of it but the last piece, which is on its way.
@@ -60,7 +57,7 @@ class ServedTrace:
 
     @property
     def path(self) -> str:
-        """Where the file is."""
+        """The file's path."""
         return f"/{self.secret}/{self.name}"
 
     @property
@@ -98,7 +95,9 @@ class ServedTrace:
         if not hmac.compare_digest(asked, self.path.encode()):
             raise HTTPException(404, "Not found.")
         # What is no web page (curl) names no origin.
-        if request.headers.getlist("origin") not in ([], [VIEWER]) or _is_embedded(request):
+        origins, modes = request.headers.getlist("origin"), request.headers.getlist("sec-fetch-mode")
+        # Nor does a page that only embeds a file (as a picture, say), but its browser says so.
+        if origins not in ([], [VIEWER]) or "no-cors" in modes:
             raise HTTPException(403, "Only the viewer may have it.")
         headers = {"Access-Control-Allow-Origin": VIEWER, "Vary": "Origin"}
         if request.method == "OPTIONS":
@@ -121,11 +120,6 @@ class ServedTrace:
             yield b""
             self.fetched.set()
             yield file.read()
-
-
-def _is_embedded(request: Request) -> bool:
-    """A page that only embeds a file (as a picture, say) names no origin either, but its browser says so."""
-    return "no-cors" in request.headers.getlist("sec-fetch-mode")
 
 
 def listen_for_viewer(port: int) -> socket.socket:
