@@ -12,7 +12,7 @@ from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage
 from tests.unit.recorded import request_of, verdict
 from tests.unit.web.asking import ask
-from tests.unit.web.reading import NASTY, Seen, text_of
+from tests.unit.web.reading import NASTY, Seen, harmless, text_of
 
 # Every state has a face.
 
@@ -105,14 +105,7 @@ def test_the_overview_can_be_read_without_seeing_it(captured):
 
 @pytest.mark.parametrize("target", ["/", "/decisions", "/captures/c-1", "/nowhere"])
 def test_pages_hold_nothing_that_runs_and_ask_nobody_else(captured, target):
-    for tag, attributes in Seen(captured.get(target).text).tags:
-        assert not [name for name in attributes if name.startswith("on") or name == "style"], (tag, attributes)
-        assert tag not in ("style", "iframe", "object", "embed", "base")
-        if tag == "script":
-            assert attributes["src"].startswith("/static/")
-        for name in ("src", "href", "action"):
-            value = attributes.get(name)
-            assert value is None or (value.startswith(("/", "#")) and not value.startswith("//")), (tag, attributes)
+    harmless(captured.get(target))
 
 
 def test_the_pages_own_files_ask_nobody_else_but_perfetto(captured):

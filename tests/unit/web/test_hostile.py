@@ -5,10 +5,7 @@ import json
 import pytest
 
 from tests.unit.recorded import verdict
-from tests.unit.web.reading import NASTY, SHORT_NASTY, Seen, text_of
-
-UPWARDS = ["..", "%2e%2e", "..%2f..", "%2e%2e%2f", "..%5c..", "....//", "%252e%252e", "/etc/passwd", "%2fetc%2fpasswd"]
-
+from tests.unit.web.reading import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, harmless, text_of
 
 PLACES = [
     *("/static/{}", "/static/{}/page.css", "/static/{}/templates/base.html", "/{}/run.json"),
@@ -23,20 +20,6 @@ def test_no_path_leads_out(captured):
         assert (target, answer.status) == (target, 404)
         assert b"root:" not in answer.body
         assert b"run_id" not in answer.body
-
-
-FORGED = [
-    "c-2",
-    ".lock",
-    ".tmp-c-1-abc",
-    "C-1",
-    "c-1%00",
-    "c-1%0a",
-    "c" * 101,
-    "%3Cscript%3E",
-    "c-1%20",
-    "%F0%9F%92%A5",
-]
 
 
 def test_a_forged_capture_id_is_refused(captured):
@@ -56,12 +39,7 @@ def test_html_in_a_stage_name_is_text(captured, store, trace, make_manifest):
     for target in ("/", "/decisions", "/captures/c-2", "/captures/c-1"):
         answer = captured.get(target)
         assert answer.status == 200
-        for tag, attributes in Seen(answer.text).tags:
-            assert attributes.get("src") != "x"
-            assert not [name for name in attributes if name.startswith("on")]
-            assert tag != "b"
-            if tag == "script":
-                assert attributes["src"].startswith("/static/")
+        harmless(answer)
     assert "&lt;img src=x" in captured.get("/decisions").text
     assert "&lt;b onclick" in captured.get("/captures/c-2").text
     # AND what the charts are told is what was recorded
