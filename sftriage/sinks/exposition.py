@@ -22,14 +22,10 @@ SUFFIX = ".prom"
 
 
 class Exposed(Collector):
-    """What an exposition collects, in place of the metrics themselves.
+    """What an exposition collects, in place of the metrics themselves: with labels that every series bears.
 
-    When a series began is left out: as text it would be as many series again.
-
-    Args:
-        inner: the metrics.
-        labels: what every series bears.
-        lock: held by whoever changes several metrics that belong together.
+    When a series began is left out: as text it would be as many series again. Whoever changes several metrics that
+    belong together holds the ``lock``.
     """
 
     def __init__(self, inner: CollectorRegistry, labels: Mapping[str, str], lock: threading.Lock) -> None:
@@ -40,11 +36,8 @@ class Exposed(Collector):
         with self._lock:
             found = list(self._inner.collect())
         for metric in found:
-            metric.samples = [
-                sample._replace(labels={**self._labels, **sample.labels})
-                for sample in metric.samples
-                if not sample.name.endswith("_created")
-            ]
+            kept = (sample for sample in metric.samples if not sample.name.endswith("_created"))
+            metric.samples = [sample._replace(labels={**self._labels, **sample.labels}) for sample in kept]
             yield metric
 
 
@@ -67,13 +60,12 @@ class TextFile:
         self._path = path
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
-        self._registry: CollectorRegistry | None = None
         self._failing = False
 
     def serve(self, registry: CollectorRegistry) -> None:
         """Write now and from now on."""
-        self._registry = registry
-        self._thread = threading.Thread(target=self._write_on, name="sftriage-metrics-file", daemon=True)
+        name = "sftriage-metrics-file"
+        self._thread = threading.Thread(target=self._write_on, args=(registry,), name=name, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -82,20 +74,18 @@ class TextFile:
         if self._thread is not None:
             self._thread.join(CLOSE_GRACE_S)
 
-    def _write_on(self) -> None:
-        while True:
-            # Asked before it is written: what comes after the end has been said is in the last writing.
+    def _write_on(self, registry: CollectorRegistry) -> None:
+        ended = False
+        while not ended:
+            # Asked before it is written: what comes before the end has been said is in the last writing.
             ended = self._end.is_set()
-            self._write()
-            if ended:
-                return
+            self._write(registry)
             self._end.wait(WRITE_EVERY_S)
 
-    def _write(self) -> None:
+    def _write(self, registry: CollectorRegistry) -> None:
         """The file is replaced as a whole; who reads it meanwhile has the old one."""
-        assert self._registry is not None, "served first"
         try:
-            write_to_textfile(str(self._path), self._registry)
+            write_to_textfile(str(self._path), registry)
             self._failing = False
         except OSError as error:
             if not self._failing:

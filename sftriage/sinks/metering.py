@@ -45,14 +45,11 @@ class Metering:
     """What was asked for, made ready: a port is bound, libraries are there. No thread is started.
 
     Args:
-        listen: makes the endpoint; None where nothing is served.
+        listen: makes the endpoint where metrics are served, at ``url``; None where none are.
         file: where metrics are written, if they are.
         per_rank: whether there are metrics of single ranks.
         otel: whether spans are sent.
         otel_steps: whether steps have spans.
-
-    Attributes:
-        url: where metrics are served, if they are.
 
     Raises:
         UsageError: what is asked for cannot be.

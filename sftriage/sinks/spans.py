@@ -42,6 +42,7 @@ from sftriage.sinks.tally import on_clock
 log = logging.getLogger("sftriage")
 
 Value: TypeAlias = "str | int | float | bool | Sequence[str] | Sequence[int]"
+STEPS = ("first_step", "last_step")
 MAX_RANKS = 128
 """Ranks of a suspect that a span lists."""
 GRACE_S = 5.0
@@ -117,25 +118,15 @@ class SpanSink(Sink):
             # A stall lasts until now, and so did a window of which no more is known, as good as.
             lasted_s = verdict.exposed_s * (verdict.last_step - verdict.first_step + 1)
             was = Span(_ns(decision.time_s - lasted_s), _ns(decision.time_s))
-        span = self._tracer.start_span(
-            "stall" if verdict.label == "stalled" else "window",
-            set_span_in_context(self._run, Context()),
-            attributes={
-                "sftriage.label": verdict.label,
-                "sftriage.clock": verdict.clock,
-                "sftriage.reasons": list(verdict.reasons),
-                "sftriage.attempt": verdict.attempt,
-                "sftriage.first_step": verdict.first_step,
-                "sftriage.last_step": verdict.last_step,
-                "sftriage.exposed_s": verdict.exposed_s,
-                **{f"sftriage.advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
-                **(_of_suspect(verdict.suspects[0]) if verdict.suspects else {}),
-                "sftriage.outcome": decision.outcome,
-                "sftriage.reason": decision.reason,
-                **({} if decision.rule is None else {"sftriage.rule": decision.rule}),
-            },
-            start_time=was.start_ns,
-        )
+        about: dict[str, Value | None] = {
+            **{name: getattr(verdict, name) for name in ("label", "clock", "attempt", *STEPS, "exposed_s")},
+            "reasons": list(verdict.reasons),
+            **{f"advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
+            **(_of_suspect(verdict.suspects[0]) if verdict.suspects else {}),
+            **{name: getattr(decision, name) for name in ("outcome", "reason", "rule")},
+        }
+        kind = "stall" if verdict.label == "stalled" else "window"
+        span = self._span(kind, self._run, was.start_ns, about)
         self._windows += 1
         if self._steps and seen is not None and verdict.label == "suspect":
             self._of_steps(on_clock(seen.window, verdict.clock), seen.spans, span)
@@ -148,42 +139,28 @@ class SpanSink(Sink):
         span = self._captures.pop(result.capture_id, None)
         if span is None:
             return
-        span.set_attributes(
-            {
-                "sftriage.capture.state": result.state,
-                "sftriage.capture.detail": result.detail,
-                "sftriage.capture.size_bytes": result.size_bytes,
-                **{f"sftriage.capture.{name}_s": seconds for name, seconds in result.timings_s.items()},
-            }
-        )
-        if result.first_step is not None and result.last_step is not None:
-            span.set_attribute("sftriage.capture.first_step", result.first_step)
-            span.set_attribute("sftriage.capture.last_step", result.last_step)
-        if ended.reproduced is not None:
-            span.set_attribute("sftriage.capture.reproduced", ended.reproduced.answer)
+        about: dict[str, Value | None] = {
+            **{name: getattr(result, name) for name in ("state", "detail", "size_bytes", *STEPS)},
+            **{f"{name}_s": seconds for name, seconds in result.timings_s.items()},
+            "reproduced": None if ended.reproduced is None else ended.reproduced.answer,
+        }
+        span.set_attributes(_named({f"capture.{name}": value for name, value in about.items()}))
         if result.state != "stored":
             span.set_status(StatusCode.ERROR, result.detail or result.state)
         span.end(_ns(ended.time_s))
 
     def _begin(self, decision: Decision, window: SpanContext | None) -> None:
         for request in decision.requests:
-            self._captures[request.capture_id] = self._tracer.start_span(
-                "capture",
-                set_span_in_context(self._run, Context()),
-                attributes={
-                    "sftriage.capture.id": request.capture_id,
-                    "sftriage.capture.rank": request.rank,
-                    "sftriage.capture.profiler": request.profiler,
-                    "sftriage.capture.role": request.role,
-                    "sftriage.rule": decision.rule or decision.reason,
-                },
-                links=[] if window is None else [Link(window)],
-                start_time=_ns(decision.time_s),
-            )
+            about: dict[str, Value | None] = {
+                "capture.id": request.capture_id,
+                **{f"capture.{name}": getattr(request, name) for name in ("rank", "profiler", "role")},
+                "rule": decision.rule or decision.reason,
+            }
+            links = [] if window is None else [Link(window)]
+            self._captures[request.capture_id] = self._span("capture", self._run, _ns(decision.time_s), about, links)
 
     def _of_steps(self, window: Window, spans: Mapping[int, Span], parent: ApiSpan) -> None:
         """A span for each step of the window that has none yet."""
-        context = set_span_in_context(parent, Context())
         advances_NS, complete_N = by_step(window)
         for n, advances_s in enumerate(advances_NS.tolist()):
             step = window.first_step + n
@@ -191,19 +168,20 @@ class SpanSink(Sink):
             if was is None:
                 continue
             self._done = (window.attempt, step)
-            stages = dict(zip(window.schema.stages, advances_s, strict=True))
-            span = self._tracer.start_span(
-                "step",
-                context,
-                attributes={
-                    "sftriage.step": step,
-                    "sftriage.attempt": window.attempt,
-                    "sftriage.exposed_s": sum(advances_s),
-                    **{f"sftriage.advance_s.{stage}": seconds for stage, seconds in stages.items()},
-                },
-                start_time=was.start_ns,
-            )
-            span.end(was.end_ns)
+            stages = zip(window.schema.stages, advances_s, strict=True)
+            about: dict[str, Value | None] = {
+                "step": step,
+                "attempt": window.attempt,
+                "exposed_s": sum(advances_s),
+                **{f"advance_s.{stage}": seconds for stage, seconds in stages},
+            }
+            self._span("step", parent, was.start_ns, about).end(was.end_ns)
+
+    def _span(
+        self, name: str, parent: ApiSpan, start_ns: int, about: Mapping[str, Value | None], links: Sequence[Link] = ()
+    ) -> ApiSpan:
+        context = set_span_in_context(parent, Context())
+        return self._tracer.start_span(name, context, attributes=_named(about), links=links, start_time=start_ns)
 
 
 class Telling(SpanExporter):
@@ -267,13 +245,12 @@ def _whole(spans: Mapping[int, Span], verdict: Verdict) -> Span | None:
     return None if first is None or last is None else Span(first.start_ns, last.end_ns)
 
 
-def _of_suspect(suspect: Suspect) -> Mapping[str, Value]:
-    return {
-        "sftriage.suspect.scope": suspect.scope,
-        "sftriage.suspect.ranks": list(suspect.ranks[:MAX_RANKS]),
-        "sftriage.suspect.gain_s": suspect.gain_s,
-        "sftriage.suspect.share": suspect.share,
-        "sftriage.suspect.pattern": suspect.pattern,
-        **({} if suspect.stage is None else {"sftriage.suspect.stage": suspect.stage}),
-        **({} if suspect.host is None else {"sftriage.suspect.host": suspect.host}),
-    }
+def _of_suspect(suspect: Suspect) -> Mapping[str, Value | None]:
+    names = ("scope", "gain_s", "share", "pattern", "stage", "host")
+    about = {f"suspect.{name}": getattr(suspect, name) for name in names}
+    return {**about, "suspect.ranks": list(suspect.ranks[:MAX_RANKS])}
+
+
+def _named(about: Mapping[str, Value | None]) -> dict[str, Value]:
+    """Attributes under the names that they go out with; what is not known is none."""
+    return {f"sftriage.{name}": value for name, value in about.items() if value is not None}

@@ -42,17 +42,13 @@ class Sink(Protocol):
 class Stream:
     """Tells sinks. No thread is started before `start`; what is published before that waits.
 
-    Args:
-        sinks: who is told.
-        capacity: events that may wait for one sink; those that come on top are lost to it.
+    Of the events that wait for one sink, those beyond ``capacity`` are lost to it.
     """
 
     def __init__(self, sinks: Iterable[Sink] = (), capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._lanes: list[_Lane] = []
+        self._lanes = [_Lane(sink, capacity) for sink in sinks]
         self._started = False
-        for sink in sinks:
-            self.add(sink)
 
     def add(self, sink: Sink) -> None:
         """Tell one more; only before the start."""

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from sftriage.events import CaptureChanged, Event, Sight, WindowJudged
-from sftriage.records import ENDED, CaptureResult
+from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
 from sftriage.words import size, verdict_sentence
 
@@ -34,13 +34,12 @@ class Reporter(Sink):
         """Say what is new in it."""
         match seen:
             case WindowJudged():
-                self._judged(seen)
+                self._judged(seen.verdict, seen.decision)
             case CaptureChanged() if seen.result.state in ENDED:
-                self._captured(seen)
+                self._captured(seen.result, seen.stored_bytes)
 
-    def _judged(self, judged: WindowJudged) -> None:
+    def _judged(self, verdict: Verdict, decision: Decision) -> None:
         """Said where it differs from the window before. A stall is always said."""
-        verdict, decision = judged.verdict, judged.decision
         if verdict.label == "stalled":
             self.say(verdict_sentence(verdict))
             return
@@ -54,15 +53,14 @@ class Reporter(Sink):
             ranks = ", ".join(str(request.rank) for request in decision.requests)
             self.say(f"Capturing {decision.requests[0].steps} steps of rank {ranks}.")
 
-    def _captured(self, ended: CaptureChanged) -> None:
-        result = ended.result
+    def _captured(self, result: CaptureResult, stored_bytes: int) -> None:
         if result.state != "stored":
             self.say(f"No trace of rank {result.rank}: {result.state}, {result.detail}.")
             return
         self.captures += 1
         self.say(
             f"Captured steps {result.first_step} to {result.last_step} of rank {result.rank} "
-            f"({size(ended.stored_bytes)}): sftriage traces show {result.capture_id}"
+            f"({size(stored_bytes)}): sftriage traces show {result.capture_id}"
         )
 
     def say(self, text: str) -> None:
@@ -71,11 +69,7 @@ class Reporter(Sink):
 
 
 class Progress(Sink):
-    """The same of a demo: one live line on a terminal, a line a change elsewhere.
-
-    Args:
-        console: the terminal.
-        steps: how many the job trains.
+    """The same of a demo of some ``steps``: one live line on a terminal, a line a change elsewhere.
 
     Attributes:
         captures: captures that have ended.
@@ -101,14 +95,13 @@ class Progress(Sink):
         """Say what is new in it."""
         match seen:
             case WindowJudged():
-                self._judged(seen)
+                self._judged(seen.verdict, seen.decision)
             case CaptureChanged(result=result) if result.state in ENDED:
                 self.captures.append(result)
                 detail = f" ({result.detail})" if result.detail else ""
                 self.say(f"Capture of rank {result.rank}: {result.state}{detail}.")
 
-    def _judged(self, judged: WindowJudged) -> None:
-        verdict, decision = judged.verdict, judged.decision
+    def _judged(self, verdict: Verdict, decision: Decision) -> None:
         label = f"{verdict.label} {verdict.reasons}"
         if label != self._label:
             self.say(verdict_sentence(verdict))

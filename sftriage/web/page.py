@@ -38,17 +38,6 @@ MEDIA_TYPES: Mapping[str, str] = {
 }
 
 
-def load_static() -> dict[str, bytes]:
-    """The files under ``static/`` of a known kind, by name. No path is ever made of what a request says."""
-    folder = files("sftriage.web").joinpath("static")
-    return {entry.name: entry.read_bytes() for entry in folder.iterdir() if media_type(entry.name)}
-
-
-def media_type(name: str) -> str | None:
-    """The type of one of the page's own files; None of a kind that is not known."""
-    return MEDIA_TYPES.get(PurePath(name).suffix)
-
-
 class Page(ABC, Generic[Source]):
     """What is the same whatever is shown. What reads from disk runs in a thread of its own: nobody waits for another.
 
@@ -73,7 +62,9 @@ class Page(ABC, Generic[Source]):
         stopping: threading.Event | None = None,
     ) -> None:
         self._source, self._now_s, self._stopping = source, now_s, stopping or threading.Event()
-        self._static = load_static()
+        # No path is ever made of what a request says.
+        there = files("sftriage.web").joinpath("static").iterdir()
+        self._static = {one.name: one.read_bytes() for one in there if PurePath(one.name).suffix in MEDIA_TYPES}
         # The address changes with the content, so that browsers may keep it.
         versions = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in self._static.items()}
         self._templates = templates({name: f"/static/{name}?v={one}" for name, one in versions.items()}, now_s)
@@ -130,7 +121,7 @@ class Page(ABC, Generic[Source]):
         if name not in self._static:
             raise HTTPException(404, "There is no such file.")
         headers = {"Cache-Control": "private, max-age=31536000, immutable"}
-        return Response(self._static[name], media_type=media_type(name), headers=headers)
+        return Response(self._static[name], media_type=MEDIA_TYPES[PurePath(name).suffix], headers=headers)
 
     def refused(self, request: Request, status: int, detail: str) -> Response:
         """A refusal, as a page of ours; in plain text where a program asks."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -39,17 +39,14 @@ MAX_BESIDE = 12
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What is asked for.
+    """What was typed, by name, without what was left empty; what is ``wanted`` by it; and ``problems`` in words.
 
-    Attributes:
-        texts: what was typed, by name; what was left empty is not among them.
-        wanted: what it means.
-        problems: what means nothing, in words, by name. It is passed over.
+    A text with a problem means nothing, and is passed over.
     """
 
-    texts: Mapping[str, str] = field(default_factory=dict)
-    wanted: CaptureQuery = field(default_factory=CaptureQuery)
-    problems: Mapping[str, str] = field(default_factory=dict)
+    texts: Mapping[str, str]
+    wanted: CaptureQuery
+    problems: Mapping[str, str]
 
     @property
     def query(self) -> str:
@@ -120,9 +117,7 @@ class StorePage(Page[StoreSource]):
             found=len(rows),
             number=number,
             pages=pages,
-            jobs=view.names("job")[:MAX_OFFERED],
-            runs=view.names("run")[:MAX_OFFERED],
-            stages=view.names("stage")[:MAX_OFFERED],
+            offered={name: view.names(name)[:MAX_OFFERED] for name in ("job", "run", "stage")},
             answers=ANSWERS,
             profilers=PROFILERS,
         )
@@ -137,7 +132,7 @@ class StorePage(Page[StoreSource]):
             "capture.html",
             self._source.view(),
             layout="store_base.html",
-            address=address_of(CaptureKey.of(manifest)),
+            address=_address(CaptureKey.of(manifest)),
             manifest=manifest,
             bars=bars_of(manifest.findings),
             asked=None,
@@ -163,13 +158,13 @@ class StorePage(Page[StoreSource]):
         return self._source.capture(place)
 
 
-def address_of(place: CaptureKey) -> str:
+def _address(place: CaptureKey) -> str:
     """Where the page of a capture is: its key, whose own escapes are escaped once more."""
     return f"/captures/{quote(place.key)}"
 
 
 def _link(row: CaptureRow) -> str:
     try:
-        return address_of(CaptureKey(row.job, row.run, row.capture_id))
+        return _address(CaptureKey(row.job, row.run, row.capture_id))
     except InputError:
         return "/"

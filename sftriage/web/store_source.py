@@ -58,8 +58,7 @@ class StoreView:
 
     def names(self, field: str) -> tuple[str, ...]:
         """The values that a field of its captures has: jobs, runs, stages."""
-        found = {getattr(row, field): None for row in reversed(self.rows) if getattr(row, field)}
-        return tuple(found)
+        return tuple(dict.fromkeys(value for row in reversed(self.rows) if (value := getattr(row, field))))
 
 
 class StoreSource:
@@ -71,7 +70,6 @@ class StoreSource:
         catalogue: who is asked.
         store: where they are; None where they may be in any store that shares the catalogue.
         store_of: opens the store that a row of a shared catalogue names.
-        now_s: seconds since the epoch.
         place: where they are said to be, if not where the store is.
     """
 
@@ -80,10 +78,9 @@ class StoreSource:
         catalogue: Catalogue,
         store: Store | None,
         store_of: Callable[[CaptureRow], Store],
-        now_s: Callable[[], float] = time.time,
         place: str | None = None,
     ) -> None:
-        self._catalogue, self._store, self._store_of, self._now_s = catalogue, store, store_of, now_s
+        self._catalogue, self._store, self._store_of = catalogue, store, store_of
         self._lock = threading.Lock()
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._busy = False
@@ -165,7 +162,7 @@ class StoreSource:
                     raise
                 problems, away = self._view.problems, str(error)
         rows = tuple(self._catalogue.find())
-        seen_s = self._view.as_of_s if away else self._now_s()
+        seen_s = self._view.as_of_s if away else time.time()
         return replace(self._view, rows=rows, known=True, problems=problems, away=away, read=(0, 0), as_of_s=seen_s)
 
     def _told(self, done: int, total: int) -> None:
