@@ -288,7 +288,7 @@ class Metrics(Sink):
             self._per_rank.looked(job)
 
     def _decided(self, decision: Decision) -> None:
-        self._decisions.labels(decision.outcome, reason_label(decision)).inc()
+        self._decisions.labels(decision.outcome, _reason_label(decision)).inc()
         self._begun(decision.requests)
 
     def _begun(self, requests: Iterable[CaptureRequest]) -> None:
@@ -334,7 +334,7 @@ class Metrics(Sink):
             self._step_time.observe(exposed_s, {"capture_id": str(capture_id)} if n == slowest else None)
 
 
-def reason_label(decision: Decision) -> str:
+def _reason_label(decision: Decision) -> str:
     """The code of a decision's reason; where nothing could be decided, the first of the verdict's reasons."""
     if decision.reason not in ("undecided", "standstill"):
         return decision.reason

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
 from tests.integration.processes import ended
 
 # Whoever starts pytest in the background of a script has it ignore Ctrl-C, and with it all that it starts.

@@ -22,6 +22,7 @@ from sftriage.runs.recordings import load_recording
 from sftriage.sinks.spans import trace_id_of
 from sftriage.windows.gather import Shape
 from tests import needs
+from tests.integration.browsing import free_port
 from tests.integration.conftest import own_environment
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.integration.runs import captures, verdicts
@@ -47,11 +48,6 @@ def policy(tmp_path) -> Path:
     path = tmp_path / "policy.yaml"
     path.write_text(POLICY)
     return path
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
 
 
 def get(url: str, **parameters: object) -> str:
@@ -182,10 +178,7 @@ def _answers(url: str) -> bool:
 
 
 def asked(url: str, kind: str, **parameters: object) -> list[dict]:
-    return _data(json.loads(get(f"{url}/api/v1/{kind}", **parameters)))
-
-
-def _data(answer: dict) -> list[dict]:
+    answer = json.loads(get(f"{url}/api/v1/{kind}", **parameters))
     assert answer["status"] == "success"
     data = answer["data"]
     return data["result"] if isinstance(data, dict) else data

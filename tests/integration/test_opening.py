@@ -8,7 +8,7 @@ import signal
 import socket
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import pytest
 
 from sftriage.traces.store import LocalStore
 from tests import needs
+from tests.integration.browsing import free_port
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.unit.conftest import manifest_of
 from tests.unit.recorded import run_at
@@ -74,6 +75,11 @@ class Served(NamedTuple):
             connection.close()
 
 
+def got(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:
+        return answer.read()
+
+
 @pytest.fixture
 def run(tmp_path) -> Path:
     """A run with one capture, of a size that no one write takes."""
@@ -96,8 +102,7 @@ def temporary(tmp_path, environment) -> Path:
 @pytest.fixture
 def open_trace(start, run, temporary) -> Callable[..., Served]:
     def open_trace(*arguments: object) -> Served:
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
+        port = free_port()
         command = ("traces", "open", "c-1", "--run", run, "--json", "--port", port, "--no-browser", *arguments)
         process = start(*command)
         line = process.stdout.readline()
@@ -125,13 +130,8 @@ def test_it_is_served_once_to_whom_it_is_meant_for(open_trace, run, temporary, s
     host = urllib.parse.urlsplit(served.url).netloc
     for status, asked in (
         (421, {"Host": "evil.example"}),
-        (421, {"Host": host.replace("127.0.0.1", "localhost")}),
         (403, {"Origin": "https://evil.example"}),
-        (403, {"Origin": "null"}),
-        (404, {"path": "/"}),
-        (404, {"path": "/c-1-trace.json.gz"}),
         (404, {"path": "/../../../../etc/passwd"}),
-        (405, {"method": "POST"}),
         (405, {"method": "POST", "path": "/status", "Origin": VIEWER}),
         (403, {"method": "OPTIONS", "Origin": "https://evil.example", "Access_Control_Request_Method": "GET"}),
     ):
@@ -174,14 +174,12 @@ def test_the_browser_that_is_asked_for_is_started_with_the_link(start, run, envi
     browser.write_text(f'#!/bin/sh\necho "$1" > {noted}.part && mv {noted}.part {noted}\n')
     browser.chmod(0o755)
     environment["BROWSER"] = str(browser)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    process = start("traces", "open", "c-1", "--run", run, "--port", port)
+    process = start("traces", "open", "c-1", "--run", run, "--port", free_port())
     link = process.stdout.readline().strip()
     wait_until(noted.exists)
     assert noted.read_text().strip() == link
     # WHEN the file is fetched THEN it ends
-    urllib.request.urlopen(link.partition("url=")[2], timeout=DEADLINE_S).read()
+    got(link.partition("url=")[2])
     assert process.wait(DEADLINE_S) == 0
 
 
@@ -192,13 +190,10 @@ def test_a_capture_in_a_store_elsewhere_is_fetched_first(start, run, temporary, 
     assert not (run / "captures" / "c-1" / "trace.json.gz").exists()
     for place in (("--run", run), ("--store", tmp_path / "elsewhere")):
         # WHEN it is opened by its run, or by the store THEN the very trace is served
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            port = free.getsockname()[1]
-        process = start("traces", "open", "c-1", *place, "--port", port, "--json", "--no-browser")
+        process = start("traces", "open", "c-1", *place, "--port", free_port(), "--json", "--no-browser")
         values = json.loads(process.stdout.readline())
         assert Path(values["path"]).is_relative_to(temporary)
-        with urllib.request.urlopen(values["file_url"], timeout=DEADLINE_S) as answer:
-            assert hashlib.sha256(answer.read()).hexdigest() == sha256
+        assert hashlib.sha256(got(values["file_url"])).hexdigest() == sha256
         assert process.wait(DEADLINE_S) == 0
         assert not list(temporary.iterdir())
 
@@ -206,10 +201,8 @@ def test_a_capture_in_a_store_elsewhere_is_fetched_first(start, run, temporary, 
 def test_offline_it_is_shown_on_our_own_page(start, run):
     process = start("traces", "open", "c-1", "--run", run, "--offline", "--json", "--no-browser")
     values = json.loads(process.stdout.readline())
-    with urllib.request.urlopen(values["url"], timeout=DEADLINE_S) as answer:
-        assert "Capture of rank" in answer.read().decode()
-    with urllib.request.urlopen(values["file_url"], timeout=DEADLINE_S) as answer:
-        assert answer.read() == Path(values["path"]).read_bytes()
+    assert "Capture of rank" in got(values["url"]).decode()
+    assert got(values["file_url"]) == Path(values["path"]).read_bytes()
     process.send_signal(signal.SIGINT)
     assert process.wait(DEADLINE_S) == 0
 
@@ -224,12 +217,10 @@ def test_offline_a_capture_of_a_store_is_fetched_whole_and_shown_from_here(start
         values = json.loads(process.stdout.readline())
         # WHEN the store is gone THEN the page, and the file on it, are still there
         store.rename(tmp_path / "away")
-        with urllib.request.urlopen(values["url"], timeout=DEADLINE_S) as answer:
-            page = answer.read().decode()
+        page = got(values["url"]).decode()
         assert "Capture of rank" in page
         assert store.as_uri() in page
-        with urllib.request.urlopen(values["file_url"], timeout=DEADLINE_S) as answer:
-            assert hashlib.sha256(answer.read()).hexdigest() == sha256
+        assert hashlib.sha256(got(values["file_url"])).hexdigest() == sha256
         # AND once it has ended, nothing of it is left but the copy that was asked for
         process.send_signal(ending)
         assert process.wait(DEADLINE_S) == code
@@ -239,11 +230,9 @@ def test_offline_a_capture_of_a_store_is_fetched_whole_and_shown_from_here(start
 
 
 @pytest.mark.parametrize(
-    ("content", "code", "said"),
-    [(b"", 1, "0 bytes; it had"), (None, 1, "it was put as sha256")],
-    ids=["shrunk", "changed"],
+    ("content", "said"), [(b"", "0 bytes; it had"), (None, "it was put as sha256")], ids=["shrunk", "changed"]
 )
-def test_offline_a_damaged_capture_of_a_store_is_not_shown(start, run, temporary, tmp_path, content, code, said):
+def test_offline_a_damaged_capture_of_a_store_is_not_shown(start, run, temporary, tmp_path, content, said):
     store = tmp_path / "elsewhere"
     assert start("traces", "upload", "--run", run, "--store", store).wait(DEADLINE_S) == 0
     (trace,) = store.glob("*/*/c-1/trace.json.gz")
@@ -251,7 +240,7 @@ def test_offline_a_damaged_capture_of_a_store_is_not_shown(start, run, temporary
     trace.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if content is None else content)
     process = start("traces", "open", "c-1", "--store", store, "--offline", "--no-browser", "--out", tmp_path / "kept")
     out, err = process.communicate(timeout=DEADLINE_S)
-    assert (process.returncode, out) == (code, "")
+    assert (process.returncode, out) == (1, "")
     assert said in err
     assert not list(temporary.iterdir())
     assert not (tmp_path / "kept").exists()
@@ -259,12 +248,10 @@ def test_offline_a_damaged_capture_of_a_store_is_not_shown(start, run, temporary
 
 def test_a_copy_is_left_where_it_is_asked_for_and_nothing_is_overwritten(start, run, tmp_path, sha256):
     (tmp_path / "there").mkdir()
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = ("traces", "open", "c-1", "--run", run, "--port", port, "--no-browser", "--out", tmp_path / "there")
+    command = ("traces", "open", "c-1", "--run", run, "--port", free_port(), "--no-browser")
+    command += ("--out", tmp_path / "there")
     process = start(*command)
-    link = process.stdout.readline().strip()
-    urllib.request.urlopen(link.partition("url=")[2], timeout=DEADLINE_S).read()
+    got(process.stdout.readline().strip().partition("url=")[2])
     assert process.wait(DEADLINE_S) == 0
     (copy,) = (tmp_path / "there").iterdir()
     assert copy.name == "c-1-trace.json.gz"
@@ -274,15 +261,6 @@ def test_a_copy_is_left_where_it_is_asked_for_and_nothing_is_overwritten(start, 
         _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 2
         assert "exists already" in err
-
-
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @needs.chromium

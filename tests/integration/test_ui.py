@@ -9,25 +9,21 @@ import shutil
 import signal
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from sftriage.traces.store import LocalStore
 from tests import needs
+from tests.integration.browsing import PHONE, fits_and_can_be_read, live
 from tests.integration.killing import attached, jobs
 from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import verdicts
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-expect.set_options(timeout=60_000)
 
 TOKEN = "correct-horse-battery-staple"
-WIDE = {"width": 1280, "height": 900}
-PHONE = {"viewport": {"width": 360, "height": 740}, "device_scale_factor": 2, "is_mobile": True, "has_touch": True}
 PERFETTO = """<!doctype html><script>
   addEventListener("message", (event) => {
     if (event.data === "PING") event.source.postMessage("PONG", event.origin);
@@ -44,49 +40,10 @@ PERFETTO = """<!doctype html><script>
 pytestmark = needs.chromium
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as started:
-        # (a container's root has no sandbox to put it into)
-        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser, start) -> Iterator[Any]:
-    """A page of its own, in which nothing may go wrong; it is closed before the server is."""
-    context = browser.new_context(viewport=WIDE, accept_downloads=True)
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    wrong: list[str] = []
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-    yield page
-    context.close()
-    assert wrong == []
-
-
-@pytest.fixture
-def serve(start) -> Callable[..., str]:
-    """Start `sftriage ui`; where its page is."""
-
-    def serve(*arguments: object, **options: Any) -> str:
-        process = start("ui", "--json", *arguments, **options)
-        return json.loads(process.stdout.readline())["url"]
-
-    return serve
-
-
 @pytest.fixture
 def recorded(demonstrated) -> Path:
     """A job of four ranks, recorded: one of them becomes slow in data, and is captured."""
     return demonstrated.run
-
-
-def live(page: Any) -> None:
-    """Wait until the page hears from the server."""
-    page.wait_for_selector('#link[data-state="on"]')
 
 
 def onsets_of(run: Path) -> set[str]:
@@ -99,7 +56,7 @@ def onsets_of(run: Path) -> set[str]:
 def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_path):
     # GIVEN the page about a run in which a rank was captured
     (manifest,) = LocalStore(recorded).manifests().manifests
-    page.goto(serve("--run", recorded))
+    page.goto(serve("--run", recorded)[1])
     live(page)
     # THEN one look answers: not healthy, since when, which rank and stage, and what was done
     answers = page.inner_text(".answers")
@@ -132,7 +89,7 @@ def test_a_trace_is_handed_to_perfetto(page, serve, recorded):
     page.context.route(
         "https://ui.perfetto.dev/**", lambda route: route.fulfill(body=PERFETTO, content_type="text/html")
     )
-    page.goto(f"{serve('--run', recorded)}captures/{manifest.capture_id}")
+    page.goto(f"{serve('--run', recorded)[1]}captures/{manifest.capture_id}")
     # WHEN the trace is opened in it
     with page.expect_popup() as popup:
         page.click("#perfetto")
@@ -151,7 +108,7 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
     captures, kept = (run / name for name in ("captures", "kept"))
     captures.rename(kept)
     run.joinpath("decisions.jsonl").write_bytes(lines[0])
-    page.goto(serve("--run", run))
+    page.goto(serve("--run", run)[1])
     live(page)
     assert page.inner_text("#headline") != "Slow, and captured"
     # AND somebody has opened the table, and is about to type
@@ -176,7 +133,7 @@ def test_the_page_follows_the_run(page, serve, recorded, tmp_path):
 def test_how_long_ago_something_was_goes_on_by_itself(page, serve, recorded):
     # GIVEN the page about a run of which nothing changes any more
     page.clock.install()
-    page.goto(serve("--run", recorded))
+    page.goto(serve("--run", recorded)[1])
     ago = page.locator("#outlook .ago").last
     before = ago.inner_text()
     # WHEN hours pass THEN the page counts them
@@ -188,7 +145,7 @@ def test_how_long_ago_something_was_goes_on_by_itself(page, serve, recorded):
 def test_a_page_that_waits_for_a_run_shows_the_first_one(page, serve, recorded, tmp_path):
     # GIVEN the page, and no run
     (tmp_path / "run").mkdir()
-    page.goto(serve("--run", tmp_path / "run"))
+    page.goto(serve("--run", tmp_path / "run")[1])
     live(page)
     assert page.inner_text("#headline") == "No run yet"
     # WHEN one is there THEN the page shows it by itself
@@ -201,7 +158,7 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
     # GIVEN a job under watch, and its page
     with jobs(tmp_path, environment) as start_job:
         running = start_job()
-        page.goto(serve("--run", running.directory.path))
+        page.goto(serve("--run", running.directory.path)[1])
         state = page.locator("#run .pill")
         expect(state).to_have_text("running")
         # WHEN sftriage is killed THEN the page says that nobody watches, and what to do
@@ -220,7 +177,7 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
 
 
 def test_it_can_be_used_without_a_pointer(page, serve, recorded, demonstrated):
-    page.goto(serve("--run", recorded))
+    page.goto(serve("--run", recorded)[1])
     live(page)
     # GIVEN a person who has a keyboard alone: the first stop leads past the head of the page
     page.keyboard.press("Tab")
@@ -252,12 +209,9 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, rec
     (manifest,) = LocalStore(recorded).manifests().manifests
     context = browser.new_context(**PHONE, color_scheme=scheme)
     page = context.new_page()
-    page.goto(serve("--run", recorded) + target.format(manifest.capture_id))
+    page.goto(serve("--run", recorded)[1] + target.format(manifest.capture_id))
     live(page)
-    # THEN nothing is wider than the screen
-    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    # AND every text stands out from its ground (WCAG AA: 4.5, and 3 for large ones)
-    assert page.evaluate(CONTRASTS) == []
+    assert fits_and_can_be_read(page)
     context.close()
 
 
@@ -269,37 +223,12 @@ PAINTED = """() => {
 }"""
 """Whether the map shows the slow rank's cells darker than another's."""
 
-CONTRASTS = """() => {
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const linear = (c) => (c <= 10 ? c / 255 / 12.92 : ((c / 255 + 0.055) / 1.055) ** 2.4);
-  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
-  const ground = (one) => {
-    for (; one; one = one.parentElement) {
-      const found = parse(getComputedStyle(one).backgroundColor);
-      if (found.length < 4 || found[3] > 0.99) return found;
-    }
-    return [255, 255, 255];
-  };
-  const poor = [];
-  for (const one of document.querySelectorAll("body *")) {
-    if (one.closest("svg") || ![...one.childNodes].some((n) => n.nodeType === 3 && n.data.trim())) continue;
-    const style = getComputedStyle(one);
-    const [a, b] = [light(parse(style.color)), light(ground(one))];
-    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const large = parseFloat(style.fontSize) >= 24 || (parseFloat(style.fontSize) >= 18.66 && style.fontWeight >= 700);
-    const which = `${one.className || one.tagName}: ${one.textContent.trim().slice(0, 30)}`;
-    if (contrast < (large ? 3 : 4.5)) poor.push(`${which}: ${contrast.toFixed(2)}`);
-  }
-  return poor;
-}"""
-
 
 def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path, environment):
     # GIVEN a page that may be reached from elsewhere
     (tmp_path / "token").write_text(TOKEN + "\n")
-    url = serve("--run", recorded, "--host", "0.0.0.0", "--token-file", tmp_path / "token").replace(
-        "0.0.0.0", "127.0.0.1"
-    )
+    _, url = serve("--run", recorded, "--host", "0.0.0.0", "--token-file", tmp_path / "token")
+    url = url.replace("0.0.0.0", "127.0.0.1")
     # WHEN somebody comes without the token THEN they are asked for it, and see nothing
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, timeout=DEADLINE_S)
@@ -313,11 +242,10 @@ def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path
     context.close()
 
 
-def test_it_ends_when_it_is_told_to_though_somebody_listens(start, recorded, environment):
+def test_it_ends_when_it_is_told_to_though_somebody_listens(serve, recorded, environment):
     # GIVEN a page with the token from the environment, and somebody who listens to its events
     environment["SFTRIAGE_UI_TOKEN"] = TOKEN
-    process = start("ui", "--json", "--run", recorded)
-    url = json.loads(process.stdout.readline())["url"]
+    process, url = serve("--run", recorded)
     credentials = base64.b64encode(f":{TOKEN}".encode()).decode()
     request = urllib.request.Request(url + "events", headers={"Authorization": f"Basic {credentials}"})
     with urllib.request.urlopen(request, timeout=DEADLINE_S) as events:

@@ -2,7 +2,6 @@
 
 import gzip
 import hashlib
-import json
 import os
 import subprocess
 import sys
@@ -16,15 +15,14 @@ from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact
 from sftriage.traces.remote import RemoteStore
 from tests import needs
+from tests.integration.browsing import PHONE, fits_and_can_be_read, live
 from tests.integration.postgres import Postgres
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.s3 import BUCKET, Proxy, environment_of, served
-from tests.integration.test_ui import CONTRASTS, PHONE, WIDE, live
 from tests.unit.conftest import manifest_of
 
 playwright = pytest.importorskip("playwright.sync_api")
 expect = playwright.expect
-expect.set_options(timeout=60_000)
 
 URL = f"s3://{BUCKET}/shared"
 JOBS = ("resnet", "gpt 7b/ü", "<b>bert</b>")
@@ -32,28 +30,6 @@ LARGE_BYTES = 96 * 2**20
 SMALL = gzip.compress(b'{"traceEvents": []}' * 1000, mtime=0)
 
 pytestmark = needs.chromium
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def page(browser, start):
-    """A page in which nothing may go wrong, unless a test says so; it is closed before the server is."""
-    context = browser.new_context(viewport=WIDE, accept_downloads=True)
-    page = context.new_page()
-    page.set_default_timeout(60_000)
-    page.wrong = []
-    page.on("pageerror", lambda error: page.wrong.append(str(error)))
-    page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
-    yield page
-    context.close()
-    assert page.wrong == []
 
 
 @pytest.fixture(scope="module")
@@ -87,17 +63,6 @@ def put(server):
         return manifest
 
     return put
-
-
-@pytest.fixture
-def serve(start):
-    """Start `sftriage ui`; its process, and where its page is."""
-
-    def serve(*arguments: object):
-        process = start("ui", "--json", *arguments)
-        return process, json.loads(process.stdout.readline())["url"]
-
-    return serve
 
 
 def test_from_the_list_to_the_downloaded_file(page, through, put, serve, tmp_path):
@@ -214,15 +179,10 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
     page = context.new_page()
     page.goto(url)
     page.wait_for_selector("table.list")
-    for target in (
-        "",
-        "?rank=x&since=2x",
-        f"captures/{CaptureKey.of(manifest).key.replace('%', '%25')}",
-        "captures/x/y/z",
-    ):
+    of_capture = f"captures/{CaptureKey.of(manifest).key.replace('%', '%25')}"
+    for target in ("", "?rank=x&since=2x", of_capture, "captures/x/y/z"):
         page.goto(url + target)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-        assert page.evaluate(CONTRASTS) == []
+        assert fits_and_can_be_read(page)
     context.close()
 
 

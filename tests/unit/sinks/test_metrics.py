@@ -36,7 +36,7 @@ from sftriage.records import (
     Verdict,
     Window,
 )
-from sftriage.sinks.metrics import ALL_LOCAL, Metrics, reason_label
+from sftriage.sinks.metrics import ALL_LOCAL, Metrics
 from sftriage.words import RESOLVES
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
@@ -91,15 +91,10 @@ def request(capture_id=ID, profiler="torch") -> CaptureRequest:
     return CaptureRequest(capture_id, 2, profiler, 5, 1, 60.0, 2**29)
 
 
-def status(ranks=4, step=25) -> JobStatus:
-    return JobStatus(
-        SCHEMA,
-        4,
-        tuple(
-            RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=(True, True, None, False)[r])
-            for r in range(ranks)
-        ),
-    )
+def status(step=25) -> JobStatus:
+    alive = (True, True, None, False)
+    told = (RankStatus(r, "node-1", "data", 5, step, 5, step, closed=False, alive=one) for r, one in enumerate(alive))
+    return JobStatus(SCHEMA, 4, tuple(told))
 
 
 def value(found: Metrics, name: str, **labels) -> float | None:
@@ -143,42 +138,38 @@ def test_the_exposed_time_of_overlapping_windows_is_counted_once_and_exactly():
 
 def test_what_has_happened_is_counted():
     found = everything()
-    counted = {
-        (name, tuple(labels.items())): value(found, name, **labels)
-        for name, labels in [
-            ("sftriage_verdicts_total", {"label": "healthy"}),
-            ("sftriage_verdicts_total", {"label": "stalled"}),
-            ("sftriage_suspect_verdicts_total", {"stage": "data", "scope": "rank"}),
-            ("sftriage_decisions_total", {"outcome": "capture", "reason": "rule_matched"}),
-            ("sftriage_decisions_total", {"outcome": "capture", "reason": "asked"}),
-            ("sftriage_decisions_total", {"outcome": "hold", "reason": "roaming"}),
-            ("sftriage_decisions_total", {"outcome": "hold", "reason": "not_arrived"}),
-            ("sftriage_captures_total", {"profiler": "torch", "state": "stored"}),
-            ("sftriage_captures_total", {"profiler": "nsys", "state": "failed"}),
-        ]
-    }
-    assert set(counted.values()) == {1.0}, counted
+    for name, labels, count in [
+        ("verdicts_total", {"label": "healthy"}, 1),
+        ("verdicts_total", {"label": "stalled"}, 1),
+        ("suspect_verdicts_total", {"stage": "data", "scope": "rank"}, 1),
+        ("decisions_total", {"outcome": "capture", "reason": "rule_matched"}, 1),
+        ("decisions_total", {"outcome": "capture", "reason": "asked"}, 1),
+        ("decisions_total", {"outcome": "hold", "reason": "roaming"}, 1),
+        ("decisions_total", {"outcome": "hold", "reason": "not_arrived"}, 1),
+        ("captures_total", {"profiler": "torch", "state": "stored"}, 1),
+        ("captures_total", {"profiler": "nsys", "state": "failed"}, 1),
+        # a kind of capture that there was none of is a 0 from which the first one can be seen
+        ("captures_total", {"profiler": "stacks", "state": "stored"}, 0),
+        ("captures_running", {}, 0),
+        ("captures_reproduced_total", {"answer": "yes"}, 1),
+        ("captures_stored_bytes_total", {}, 7),
+        # costs are what is known of them, and never less than nothing
+        ("capture_cost_seconds_total", {}, 0.4),
+        ("captures_unmeasured_total", {}, 1),
+        ("capture_rank_seconds_total", {"profiler": "torch", "phase": "stop"}, 0.2),
+        ("capture_budget_used_seconds", {}, 0.4),
+        ("telemetry_missed_steps_total", {}, 2),
+        ("telemetry_torn_steps_total", {}, 1),
+        ("ranks", {}, 4),
+        ("ranks_alive", {}, 2),
+        ("telemetry_lag_steps", {}, 0),
+        ("telemetry_lag_seconds", {}, 0.2),
+        ("update_timestamp_seconds", {}, 1234.5),
+    ]:
+        assert value(found, f"sftriage_{name}", **labels) == pytest.approx(count), (name, labels)
     # AND a capture counts when it ends, once
     states = {s.labels["state"] for f in found.registry.collect() if f.name == "sftriage_captures" for s in f.samples}
     assert states == {"stored", "failed", "refused", "expired"}
-    assert value(found, "sftriage_captures_running") == 0
-    # AND a kind of capture that there was none of is a 0 from which the first one can be seen
-    assert value(found, "sftriage_captures_total", profiler="stacks", state="stored") == 0.0
-    # AND what was stored says whether the fault was there
-    assert value(found, "sftriage_captures_reproduced_total", answer="yes") == 1
-    assert value(found, "sftriage_captures_stored_bytes_total") == 7
-    # AND costs are what is known of them, and never less than nothing
-    assert value(found, "sftriage_capture_cost_seconds_total") == pytest.approx(0.4)
-    assert value(found, "sftriage_captures_unmeasured_total") == 1
-    assert value(found, "sftriage_capture_rank_seconds_total", profiler="torch", phase="stop") == pytest.approx(0.2)
-    assert value(found, "sftriage_capture_budget_used_seconds") == 0.4
-    # AND telemetry is as it was told
-    assert value(found, "sftriage_telemetry_missed_steps_total") == 2
-    assert value(found, "sftriage_telemetry_torn_steps_total") == 1
-    assert (value(found, "sftriage_ranks"), value(found, "sftriage_ranks_alive")) == (4, 2)
-    assert value(found, "sftriage_telemetry_lag_steps") == 0
-    assert value(found, "sftriage_telemetry_lag_seconds") == pytest.approx(0.2)
-    assert value(found, "sftriage_update_timestamp_seconds") == 1234.5
 
 
 def test_captures_that_were_under_way_before_are_known_by_their_profiler():
@@ -199,18 +190,20 @@ def test_a_window_that_was_never_seen_is_judged_and_not_counted():
     assert value(found, "sftriage_steps_total") == 0
 
 
-@pytest.mark.parametrize("reason", sorted(RESOLVES))
-def test_what_could_not_be_decided_counts_under_the_verdicts_first_reason(reason):
+@pytest.mark.parametrize(
+    ("reason", "reasons", "label"),
+    [
+        *(("undecided", (one, "roaming"), one) for one in sorted(RESOLVES)),
+        ("standstill", ("in_sync",), "in_sync"),
+        ("undecided", ("phase of the moon 17",), "other"),
+        ("undecided", (), "other"),
+        ("cooldown", (), "cooldown"),
+    ],
+)
+def test_a_hold_counts_under_the_verdicts_first_reason_and_all_else_under_its_code(reason, reasons, label):
     found = metrics()
-    found.take(judged("needs_evidence", reason="undecided", reasons=[reason, "roaming"], outcome="hold"))
-    assert value(found, "sftriage_decisions_total", outcome="hold", reason=reason) == 1
-
-
-def test_a_reason_that_nobody_knows_is_not_a_label_of_its_own():
-    found = metrics()
-    for number in range(3):
-        found.take(judged("needs_evidence", reason="undecided", reasons=[f"moon {number}"], outcome="hold"))
-    assert value(found, "sftriage_decisions_total", outcome="hold", reason="other") == 3
+    found.take(judged("needs_evidence", reason=reason, reasons=reasons, outcome="hold"))
+    assert value(found, "sftriage_decisions_total", outcome="hold", reason=label) == 1
 
 
 def test_steps_that_an_earlier_process_has_counted_are_not_counted_again():
@@ -240,10 +233,7 @@ def test_a_suspect_is_shown_as_long_as_there_is_one():
     # WHEN all is well again, nobody is
     tell(found, judged(), window(40))
     assert value(found, "sftriage_suspect_share_ratio", stage=ALL_LOCAL, scope="host") is None
-    assert (value(found, "sftriage_verdict", label="suspect"), value(found, "sftriage_verdict", label="healthy")) == (
-        0,
-        1,
-    )
+    assert [value(found, "sftriage_verdict", label=label) for label in ("suspect", "healthy")] == [0, 1]
 
 
 def test_a_stall_is_over_with_the_next_window_and_with_the_run():
@@ -366,10 +356,8 @@ def test_names_and_helps_are_as_prometheus_wants_them(per_rank):
 
 def test_whatever_a_job_is_called_the_text_is_whole():
     found = Metrics('a"b\\c\nd', "run", 0.0)
-    (family,) = [
-        one for one in parse_text(generate_latest(found.registry).decode()) if one.name == "sftriage_run_active"
-    ]
-    assert family.samples[0].labels == {"job_name": 'a"b\\c\nd'}
+    families = {one.name: one for one in parse_text(generate_latest(found.registry).decode())}
+    assert families["sftriage_run_active"].samples[0].labels == {"job_name": 'a"b\\c\nd'}
 
 
 def test_the_sum_is_never_seen_half_way():
@@ -395,18 +383,3 @@ def test_the_sum_is_never_seen_half_way():
     thread.join(60)
     assert not thread.is_alive()
     assert apart == []
-
-
-@pytest.mark.parametrize(
-    ("reason", "reasons", "label"),
-    [
-        ("undecided", ("low_coverage", "roaming"), "low_coverage"),
-        ("standstill", ("in_sync",), "in_sync"),
-        ("undecided", ("phase of the moon 17",), "other"),
-        ("undecided", (), "other"),
-        ("cooldown", (), "cooldown"),
-    ],
-)
-def test_a_hold_counts_under_the_verdicts_first_reason_and_all_else_under_its_code(reason, reasons, label):
-    decision = Decision(1.0, 0, 19, "suspect", "hold", reason, parameters={"reasons": reasons})
-    assert reason_label(decision) == label

@@ -5,32 +5,21 @@ import socket
 import threading
 import time
 
-import numpy as np
 import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from sftriage.events import CaptureChanged, JobSeen, ManualRequestDecided, Received, Span, WindowJudged, WindowSeen
+from sftriage.events import CaptureChanged, ManualRequestDecided, Span, WindowJudged, WindowSeen
 from sftriage.frontier.accounting import by_step
-from sftriage.records import (
-    CaptureRequest,
-    CaptureResult,
-    Decision,
-    ManualRequest,
-    Reproduced,
-    StageSchema,
-    Suspect,
-    Verdict,
-    Window,
-)
+from sftriage.records import CaptureResult, Decision, ManualRequest, Reproduced, Suspect, Verdict, Window
 from sftriage.sinks.spans import SpanSink, Telling, trace_id_of
 from tests.otlp import Receiver
+
+from .test_metrics import ID, SCHEMA, looked, request, window
 
 SECOND_NS = 1_000_000_000
 T0_S = 1_800_000_000.0
 T0_NS = 1_800_000_000 * SECOND_NS
-ID = "w0-9-r2-any-1"
-SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 
 
 @pytest.fixture
@@ -62,24 +51,14 @@ def processor() -> BatchSpanProcessor:
     return BatchSpanProcessor(Telling(OTLPSpanExporter()))
 
 
-def window(first_step=0, n_steps=10) -> Window:
-    return Window(SCHEMA, first_step, np.random.default_rng(first_step).gamma(20.0, 0.001, (n_steps, 4, 3)))
-
-
 def judged(label="suspect", first_step=0, requests=()) -> WindowJudged:
     found = Suspect("rank", (2,), "data", 0.02, 0.25, 1.0, rank=2)
     suspects = (found,) if label == "suspect" else ()
     last_step = first_step + 9
     verdict = Verdict(first_step, last_step, label, (), suspects, 0.1, {"data": 0.06, "backward": 0.04}, {}, {})
     outcome = "capture" if requests else "ignore"
-    decision = Decision(
-        T0_S + 1, first_step, last_step, label, outcome, "rule_matched", "any", requests=tuple(requests)
-    )
-    return WindowJudged(verdict, decision)
-
-
-def request(capture_id=ID) -> CaptureRequest:
-    return CaptureRequest(capture_id, 2, "torch", 5, 1, 60.0, 2**29)
+    steps = (T0_S + 1, first_step, last_step)
+    return WindowJudged(verdict, Decision(*steps, label, outcome, "rule_matched", "any", requests=tuple(requests)))
 
 
 def wall(first: int, last: int) -> Span:
@@ -92,21 +71,17 @@ def seen(window: Window, unknown: int = -1) -> WindowSeen:
     return WindowSeen(window, {step: wall(step, step) for step in steps if step != unknown})
 
 
-def looked(time_s: float) -> JobSeen:
-    return JobSeen(time_s, Received(), None, 0.0, 0.0)
-
-
 def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(make, receiver):
     # GIVEN a run in which a window led to a capture
     spans = make()
-    spans.take(seen(window()))
-    spans.take(judged(requests=[request()]))
-    spans.take(seen(window(10)))
+    spans.take(seen(window(n_steps=10)))
+    spans.take(judged(requests=[request(ID)]))
+    spans.take(seen(window(10, 10)))
     spans.take(judged("healthy", 10))
     stored = CaptureResult(ID, 2, "stored", first_step=12, last_step=16, size_bytes=99, timings_s={"stop": 0.25})
     spans.take(CaptureChanged(T0_S + 2, CaptureResult(ID, 2, "running")))
     spans.take(CaptureChanged(T0_S + 3, stored, Reproduced("yes", 5, 5, 0.02, 0.02), 99))
-    spans.take(looked(T0_S + 5))
+    spans.take(looked(time_s=T0_S + 5))
     spans.close()
     # THEN all of it has arrived, in the one trace that the run's id tells
     by_name = receiver.by_name()
@@ -188,7 +163,7 @@ def test_steps_have_spans_only_where_asked_for_and_each_one(make, receiver):
 
 def test_a_stall_is_a_span_of_its_own(make, receiver):
     spans = make(steps=True)
-    spans.take(seen(window()))
+    spans.take(seen(window(n_steps=10)))
     spans.take(judged("stalled"))
     spans.close()
     assert set(receiver.by_name()) == {"run", "stall"}
