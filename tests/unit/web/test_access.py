@@ -3,7 +3,7 @@
 import pytest
 
 from sftriage.errors import UsageError
-from sftriage.web.access import Access, is_loopback
+from sftriage.web.access import Access, is_loopback, token_of
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,14 @@ def test_what_only_this_machine_reaches_wants_no_token_and_all_else_says_how_to_
     else:
         with pytest.raises(UsageError, match=f"{host} can be reached .*: give one with --a-file"):
             Access.to(host, None, "give one with --a-file")
+
+
+def test_a_token_is_in_a_file_or_else_in_the_environment(tmp_path, monkeypatch):
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    monkeypatch.setenv("SOME_TOKEN", "fedcba9876543210")
+    assert token_of(tmp_path / "token", "SOME_TOKEN") == "0123456789abcdef"
+    assert token_of(None, "SOME_TOKEN") == "fedcba9876543210"
+    assert token_of(None, "NO_TOKEN") is None
 
 
 @pytest.mark.parametrize("token", ["short", "", "x" * 15, "fifteen-letters", "0123456789abcdef\n", "0123456789abcdé0"])

@@ -17,9 +17,7 @@ def row(first, label="healthy", requests=(), **about):
     return row_of(of, decision(of, requests=requests))
 
 
-advances = st.lists(st.floats(0.0, 10.0), min_size=4, max_size=4).map(
-    lambda values: dict(zip(STAGES, values, strict=True))
-)
+advances = st.fixed_dictionaries({stage: st.floats(0.0, 10.0) for stage in STAGES})
 
 
 @given(st.lists(advances, min_size=1, max_size=40), st.integers(1, 12))
@@ -57,10 +55,7 @@ def test_an_area_is_drawn_where_its_numbers_are():
 def test_a_column_bears_the_gravest_label_of_its_windows():
     rows = [row(20), row(30, "suspect"), row(40, "needs_evidence"), row(50), row(60), row(70)]
     chart = timeline(rows, 2)
-    assert [(column.label, column.named) for column in chart.columns] == [
-        ("suspect", "rank 2 in data"),
-        ("healthy", ""),
-    ]
+    assert [(one.label, one.named) for one in chart.columns] == [("suspect", "rank 2 in data"), ("healthy", "")]
     assert [(band.label, band.x, band.width) for band in chart.bands] == [("suspect", 0, 500), ("healthy", 500, 500)]
 
 

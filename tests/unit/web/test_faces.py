@@ -13,7 +13,7 @@ from sftriage.recorder import StepLog
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.ring import RingWriter
 from sftriage.runs import liveness
-from sftriage.runs.directory import RunInfo, read_info, write_info
+from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.liveness import RankCoverage, Watcher, WatcherLook, telemetry_of, watcher_of
 from sftriage.traces.uploads import Outbox, Upload
 from tests.unit.recorded import info_of, verdict
@@ -52,13 +52,13 @@ def held(lock, pid: int):
         yield
 
 
-def test_a_run_that_was_never_locked_is_not_spoken_of(run, rings):
+def test_whoever_holds_the_lock_watches_and_a_run_that_was_never_locked_is_not_spoken_of(run, rings):
     assert watcher_of(run.directory, rings) == Watcher("unknown")
-
-
-def test_whoever_holds_the_lock_watches(run, rings):
     with held(run.directory.lock, os.getpid()):
         assert watcher_of(run.directory, rings) == Watcher("watched", os.getpid())
+    # AND so does a holder of another container
+    with held(run.directory.lock, NOBODY):
+        assert watcher_of(run.directory, rings) == Watcher("watched")
 
 
 def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
@@ -66,11 +66,6 @@ def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
     monkeypatch.setattr(liveness, "_is_locked", lambda lock: pytest.fail("tried"))
     with held(run.directory.lock, os.getpid()):
         watcher_of(run.directory, rings)
-
-
-def test_a_holder_of_another_container_watches_too(run, rings):
-    with held(run.directory.lock, NOBODY):
-        assert watcher_of(run.directory, rings) == Watcher("watched")
 
 
 def test_a_job_that_goes_on_while_nobody_watches(run, rings, trainer):
@@ -193,13 +188,8 @@ def test_a_verdict_by_the_devices_clock_says_so(run):
 @pytest.fixture
 def elsewhere(captured):
     """A run whose captures go to a store elsewhere."""
-    info: RunInfo = read_info(captured.directory)
-    write_info(captured.directory, RunInfo(**(_fields(info) | {"store": URL})))
+    write_info(captured.directory, replace(read_info(captured.directory), store=URL))
     return captured
-
-
-def _fields(info: RunInfo) -> dict:
-    return {name: getattr(info, name) for name in RunInfo.__dataclass_fields__}
 
 
 @pytest.mark.parametrize(

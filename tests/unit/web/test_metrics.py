@@ -59,13 +59,11 @@ def test_the_format_is_the_one_that_is_asked_for(served):
     ("token", "request_", "status"),
     [
         (None, {}, 200),
-        (None, {"host": "localhost:1"}, 200),
         (None, {"host": "evil.example.org"}, 421),
         (None, {"path": "/metrics?name[]=none"}, 200),
         (None, {"path": "/"}, 404),
         (None, {"path": "/metrics/../etc/passwd"}, 404),
         (None, {"method": "POST"}, 405),
-        (None, {"method": "DELETE"}, 405),
         (TOKEN, {}, 401),
         (TOKEN, {"authorization": "Bearer fedcba9876543210"}, 401),
         (TOKEN, {"authorization": f"Bearer {TOKEN}"}, 200),
@@ -94,14 +92,12 @@ def test_many_metrics_are_compressed_for_who_takes_them_so(registry):
     assert gzip.decompress(packed.body) == plain.body
 
 
-def test_a_port_that_is_taken_is_said_in_a_line():
+def test_what_cannot_be_listened_on_is_said_in_a_line():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
             MetricsEndpoint("127.0.0.1", port, Access.to("127.0.0.1", None, ""))
-
-
-def test_an_address_that_is_not_ours_is_said_in_a_line():
+    # AND an address that is not ours
     with pytest.raises(UsageError, match=r"cannot listen on 203\.0\.113\.7 port 0"):
         MetricsEndpoint("203.0.113.7", 0, Access.to("203.0.113.7", TOKEN, ""))
 

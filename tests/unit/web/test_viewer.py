@@ -11,6 +11,9 @@ from tests.unit.web.asking import ask
 VIEWER = "https://ui.perfetto.dev"
 SERVED = ServedTrace(Path(__file__), "c-1-trace.json.gz", 9001, "secret")
 HOST = "127.0.0.1:9001"
+HOSTS = ("evil.example:9001", "localhost:9001", "127.0.0.1", "127.0.0.1:80", "")
+ORIGINS = ("https://evil.example", "null", "", "http://ui.perfetto.dev", "https://UI.perfetto.dev")
+ORIGINS += (f"{VIEWER}.evil.example", f"{VIEWER}:443")
 OK, LEAVE = HTTPStatus.OK, HTTPStatus.NO_CONTENT
 ELSEWHERE, WRONG_METHOD = HTTPStatus.MISDIRECTED_REQUEST, HTTPStatus.METHOD_NOT_ALLOWED
 NOWHERE, FORBIDDEN = HTTPStatus.NOT_FOUND, HTTPStatus.FORBIDDEN
@@ -36,30 +39,13 @@ def status_of(method, path, hosts, origins, modes=()) -> int:
         *(
             (method, SERVED.path, [HOST], [origin], FORBIDDEN)
             for method in ("GET", "HEAD", "OPTIONS")
-            for origin in (
-                "https://evil.example",
-                "null",
-                "",
-                "http://ui.perfetto.dev",
-                f"{VIEWER}.evil.example",
-                f"{VIEWER}:443",
-                "https://UI.perfetto.dev",
-            )
+            for origin in ORIGINS
         ),
         ("GET", SERVED.path, [HOST], [VIEWER, "https://evil.example"], FORBIDDEN),
         # a page that has its own name point here
         *(
             ("GET", SERVED.path, hosts, [VIEWER], ELSEWHERE)
-            for hosts in (
-                ["evil.example:9001"],
-                ["localhost:9001"],
-                ["127.0.0.1"],
-                ["127.0.0.1:80"],
-                [""],
-                [],
-                [HOST, "evil.example"],
-                [HOST, HOST],
-            )
+            for hosts in ([], [HOST, "evil.example"], [HOST, HOST], *([one] for one in HOSTS))
         ),
         # another path
         *(
