@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from starlette.applications import Starlette
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -48,14 +48,7 @@ def application(
     refused: Callable[[Request, int, str], Response] = _plain,
     methods: Collection[str] = READING,
 ) -> ASGIApp:
-    """The application.
-
-    Args:
-        routes: what is answered.
-        access: who may read.
-        refused: makes the answer that says a status, and what is the matter.
-        methods: the HTTP methods that there are.
-    """
+    """The application that answers on some routes; ``refused`` makes the answer that says what is the matter."""
 
     def failed(request: Request, error: Exception) -> Response:
         status, detail, headers = 500, "This could not be made.", None
@@ -96,11 +89,10 @@ class Gate:
     def _refusal(self, scope: Scope) -> PlainTextResponse | None:
         if scope["method"] not in self._methods:
             return _turned_away("This is only to be read.", 405, Allow=", ".join(READING))
-        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
-        hosts = [value.decode("latin-1") for name, value in headers if name == b"host"]
+        headers = Headers(scope=scope)
+        hosts, given = headers.getlist("host"), headers.getlist("authorization")
         if len(hosts) != 1 or not self._access.knows(hosts[0]):
             return _turned_away("Nothing of that name is here; of the page, see --allow-host.", 421)
-        given = [value.decode("latin-1") for name, value in headers if name == b"authorization"]
         if not self._access.admits(given[0] if len(given) == 1 else ""):
             challenge = {"WWW-Authenticate": CHALLENGE}
             return _turned_away("A token is wanted: as the password, or as a Bearer token.", 401, **challenge)

@@ -127,7 +127,7 @@ class Page(ABC, Generic[Source]):
         """A refusal, as a page of ours; in plain text where a program asks."""
         if request.url.path.startswith(("/events", "/static", "/heat")):
             return PlainTextResponse(f"{detail}\n", status)
-        return self.refusal(self.blank(), status, f"{status}", detail)
+        return self.refusal(self.blank(), status, str(status), detail)
 
     def refusal(self, view: object, status: int, title: str, detail: str) -> Response:
         """The page that says what is the matter."""

@@ -139,7 +139,7 @@ class StorePage(Page[StoreSource]):
             lanes=None,
             cost=manifest.cost,
             upload=None,
-            store=self._source.place_of(store),
+            store=store.place if self._source.shared else self._source.place,
             beside=others[:MAX_BESIDE],
         )
 

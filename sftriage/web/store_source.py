@@ -28,7 +28,6 @@ RETRY_S = 5.0
 """The same while it is away."""
 
 _TOLD_EVERY = 20
-_NUMBERS = re.compile(r"[0-9.]+")
 
 log = logging.getLogger("sftriage")
 
@@ -64,11 +63,11 @@ class StoreView:
 class StoreSource:
     """The captures of a store, or of all stores that share a catalogue.
 
-    Its methods may be called from any thread.
+    Its methods may be called from any thread. ``shared`` says that they may be in any store that shares the catalogue.
 
     Args:
         catalogue: who is asked.
-        store: where they are; None where they may be in any store that shares the catalogue.
+        store: where they are; None of what is shared.
         store_of: opens the store that a row of a shared catalogue names.
         place: where they are said to be, if not where the store is.
     """
@@ -81,21 +80,17 @@ class StoreSource:
         place: str | None = None,
     ) -> None:
         self._catalogue, self._store, self._store_of = catalogue, store, store_of
+        self.shared = store is None
         self._lock = threading.Lock()
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._busy = False
         self._due_s = float("-inf")
-        self._said_place = place
         self._view = StoreView(place or (catalogue.name if store is None else store.place))
 
     @property
     def place(self) -> str:
         """Where they are."""
         return self._view.place
-
-    def place_of(self, store: Store) -> str:
-        """Where a store is said to be."""
-        return self._said_place or store.place
 
     def view(self) -> StoreView:
         """The store as it was last seen. If that is some time ago, it is looked at again, beside."""
@@ -175,5 +170,5 @@ class StoreSource:
 def _version(view: StoreView) -> str:
     seen = [(row.store, row.reference, row.sha256, row.reproduced) for row in view.rows]
     # A message may say how long it took to fail, which is another time each time.
-    about = (view.known, view.problems, _NUMBERS.sub("", view.away), seen)
+    about = (view.known, view.problems, re.sub(r"[0-9.]+", "", view.away), seen)
     return hashlib.sha256(repr(about).encode(errors="surrogatepass")).hexdigest()[:16]

@@ -7,12 +7,14 @@ import pytest
 from sftriage.records import CaptureResult
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
+from sftriage.traces.manifest import Share
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage
 from tests.unit.recorded import request_of, verdict
 from tests.unit.web.asking import ask
 from tests.unit.web.reading import NASTY, Seen, harmless, text_of
+from tests.unit.web.test_charts import findings
 
 # Every state has a face.
 
@@ -133,16 +135,9 @@ def test_a_control_that_was_captured_is_the_one_beside(run, store, trace, make_m
 
 
 def test_findings_are_shown_once_they_are_there(captured, store):
-    from sftriage.traces.manifest import Findings, Share, StageProfile
-
-    numbers = dict.fromkeys(
-        ("step_s", "stage_s", "working_s", "waiting_s", "unseen_s", "device_s", "collective_s", "launch_s"), 0.01
-    )
-    counts = {"rank": 2, "first_step": 160, "last_step": 164, "steps": 5, "kernels": 0.0, "launches": 0.0}
-    profile = StageProfile(source="trace", **counts, **numbers)
     share = Share(name=NASTY, kind="python", waits=True, self_s=0.04, calls=1.0)
     assert "has not been looked into" in text_of(captured.get("/captures/c-1"))
-    store.note("c-1", Findings(stage="data", suspect=profile, shares=(share,), summary="It slept."))
+    store.note("c-1", findings().model_copy(update={"shares": (share,)}))
     answer = captured.get("/captures/c-1")
     assert "It slept." in text_of(answer)
     assert NASTY not in answer.text

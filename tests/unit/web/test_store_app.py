@@ -24,6 +24,7 @@ from tests.unit.traces.faulty import FaultyObjects
 from tests.unit.web.asking import ask
 from tests.unit.web.reading import FORGED, NASTY, SHORT_NASTY, UPWARDS, Seen, harmless, text_of
 from tests.unit.web.stored import CONTENT, Shelf, shelf_at
+from tests.unit.web.test_charts import findings
 
 
 @pytest.fixture
@@ -285,8 +286,6 @@ class _Both:
 
 
 def test_findings_are_drawn_beside_a_control(shelf):
-    from tests.unit.web.test_charts import findings
-
     shelf.put("c-1", update={"findings": findings()})
     shelf.look()
     answer = shelf.get("/captures/resnet/run-1/c-1")
