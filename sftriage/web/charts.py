@@ -104,7 +104,6 @@ class Series:
     """One stage: the outline of its area, and its share of the time that is shown."""
 
     stage: str
-    number: int
     path: str
     share: float
 
@@ -155,7 +154,7 @@ def timeline(rows: Sequence[WindowRow], max_columns: int = MAX_COLUMNS) -> Timel
     for number, stage in enumerate(stages):
         above = [low + column.advances_s[number] for low, column in zip(below, columns, strict=True)]
         share = sum(column.advances_s[number] * column.windows for column in columns) / total_s
-        series.append(Series(stage, number, _area(below, above, width, top_s), share))
+        series.append(Series(stage, _area(below, above, width, top_s), share))
         below = above
     return Timeline(
         columns=columns,
@@ -213,7 +212,6 @@ class Part:
     """A part of a bar. ``x`` and ``width`` are of the drawing."""
 
     name: str
-    number: int
     x: float
     width: float
     seconds: float
@@ -241,9 +239,9 @@ def bars_of(findings: Findings | None) -> tuple[Bar, ...]:
 
 def _parts(side: StageProfile, top_s: float) -> tuple[Part, ...]:
     parts, x = [], 0.0
-    for number, ((name, _), seconds) in enumerate(zip(PARTS, _seconds(side), strict=True)):
+    for (name, _), seconds in zip(PARTS, _seconds(side), strict=True):
         width = seconds / top_s * WIDTH if top_s > 0.0 else 0.0
-        parts.append(Part(name, number, round(x, 2), round(width, 2), seconds))
+        parts.append(Part(name, round(x, 2), round(width, 2), seconds))
         x += width
     return tuple(parts)
 
