@@ -13,7 +13,7 @@ from starlette.routing import Route
 from sftriage.records import CAPTURE_ID
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
-from sftriage.runs.following import Note, RequestRow, WindowRow
+from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap
 from sftriage.runs.outlook import CaptureStatus, Outlook, TimelineColumn, columns_of, outlook
 from sftriage.runs.source import Drawing, RunSource, View
