@@ -8,9 +8,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from threading import get_ident
 from time import monotonic_ns
-from types import TracebackType
 
-from sftriage.recorder.hooks import DeviceWatch
+from sftriage.recorder.device import DeviceTime
 from sftriage.recorder.layout import DURATIONS
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import CURRENT_STAGE, SINCE
@@ -19,10 +18,7 @@ from sftriage.recorder.ring import CURRENT_STAGE, SINCE
 class Stage:
     """The context manager of one stage. There is one for the life of its recording: entering allocates nothing.
 
-    Args:
-        recording: what it is part of.
-        at: word of the slot that holds its duration.
-        outside_at: for a sync stage, word of the slot that holds its outside time; otherwise 0.
+    ``at`` is the word of the slot that holds its duration; ``outside_at``, of a sync stage, that of its outside time.
     """
 
     __slots__ = ("_at", "_index", "_outside_at", "_recording")
@@ -51,9 +47,7 @@ class Stage:
         except Exception as error:
             recording.fail(error)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         recording = self._recording
         try:
             stack = recording.stack
@@ -79,9 +73,7 @@ class OtherStage(Stage):
 
     __slots__ = ()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self._recording.leave_slowly(self._at)
         except Exception as failure:
@@ -89,17 +81,11 @@ class OtherStage(Stage):
 
 
 class MarkedStage:
-    """A stage whose boundaries are marked on the device too; apart, so that others do not pay for the question.
-
-    Args:
-        recording: what it is part of.
-        stage: the stage on the host.
-        device: what marks it there.
-    """
+    """A stage whose boundaries are marked on the device too; apart, so that others do not pay for the question."""
 
     __slots__ = ("_device", "_recording", "_stage")
 
-    def __init__(self, recording: Recording, stage: Stage, device: DeviceWatch) -> None:
+    def __init__(self, recording: Recording, stage: Stage, device: DeviceTime) -> None:
         self._recording = recording
         self._stage = stage
         self._device = device
@@ -111,9 +97,7 @@ class MarkedStage:
         if get_ident() == recording.owner:
             self._device.mark(recording.stack[-1])
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         self._stage.__exit__(kind, error, trace)
         recording = self._recording
         if get_ident() == recording.owner:
@@ -121,12 +105,7 @@ class MarkedStage:
 
 
 class Step:
-    """The context manager of a step.
-
-    Args:
-        recording: what it is part of.
-        number: the job's own number of the step; None for the one after the last.
-    """
+    """The context manager of a step; ``number`` is the job's own, or None for the one after the last."""
 
     __slots__ = ("_number", "_recording")
 
@@ -140,9 +119,7 @@ class Step:
         except Exception as error:
             self._recording.fail(error)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         try:
             self._recording.end(kind is not None)
         except Exception as failure:

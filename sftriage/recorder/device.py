@@ -17,15 +17,26 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 from sftriage.errors import RingError
-from sftriage.recorder.layout import BETWEEN, CAPTURING, DURATIONS, FLAGS, READY, SEQ, START, STEP, UNKNOWN, RingInfo
+from sftriage.recorder.layout import (
+    BETWEEN,
+    CAPTURING,
+    DURATIONS,
+    FLAGS,
+    READY,
+    SEQ,
+    START,
+    STEP,
+    UNKNOWN,
+    RingInfo,
+    outside_words,
+    split_outside,
+)
 from sftriage.recorder.log import warn
-from sftriage.recorder.outside import split_outside
 from sftriage.recorder.ring import RingWriter
 
 IN_FLIGHT = 16
@@ -46,55 +57,6 @@ _END = -1
 _NS_PER_MS = 1e6
 
 
-class Event(Protocol):
-    """What is used of ``torch.cuda.Event(enable_timing=True)``."""
-
-    def record(self, stream: Any) -> None:
-        """Have the device note the time when it gets there."""
-
-    def query(self) -> bool:
-        """Whether it got there. Does not wait."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to another; both have been reached."""
-
-
-class Cuda(Protocol):
-    """What is used of ``torch.cuda``. Tests give their own."""
-
-    def event(self) -> Event:
-        """A new event with a time."""
-
-    def stream(self) -> Any:
-        """The current stream."""
-
-    def capturing(self) -> bool:
-        """Whether the current stream is being captured into a CUDA graph, which events must not become part of."""
-
-
-class TorchCuda:
-    """``torch.cuda`` of the torch that the trainer has imported.
-
-    Args:
-        cuda: the module.
-    """
-
-    def __init__(self, cuda: Any) -> None:
-        self.stream: Callable[[], Any] = cuda.current_stream
-        self.capturing: Callable[[], bool] = cuda.is_current_stream_capturing
-        self._event = cuda.Event
-
-    def event(self) -> Event:
-        """See `Cuda`."""
-        made: Event = self._event(enable_timing=True)
-        return made
-
-
-def torch_cuda() -> Cuda | None:
-    """CUDA as the trainer uses it, or None as long as it does not."""
-    return TorchCuda(sys.modules["torch"].cuda) if cuda_in_use() else None
-
-
 def cuda_in_use() -> bool:
     """Whether the trainer has initialised CUDA. Nothing is imported, and the driver is not asked."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
@@ -109,14 +71,14 @@ class _StepEvents:
     __slots__ = ("count", "events", "flags", "seq", "stages", "start_ns", "step")
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.events: list[Any] = []
         self.stages = array("q")
         self.count = self.seq = self.step = self.start_ns = self.flags = 0
 
-    def grow(self, cuda: Cuda, marks: int, stream: Any) -> None:
+    def grow(self, cuda: Any, marks: int, stream: Any) -> None:
         """Have room for so many marks. The driver makes an event when it is first recorded: here, not in a step."""
         while len(self.events) < marks:
-            event = cuda.event()
+            event = cuda.Event(enable_timing=True)
             event.record(stream)
             self.events.append(event)
             self.stages.append(_END)
@@ -129,26 +91,19 @@ class DeviceTime:
         info: the rank.
         directory: where its ring is, and the ring of device times is to be.
         slots: steps in that ring.
-        cuda: gives CUDA once it is initialised.
     """
 
-    def __init__(
-        self, info: RingInfo, directory: Path, slots: int, cuda: Callable[[], Cuda | None] = torch_cuda
-    ) -> None:
-        self._info, self._directory, self._slots, self._find = info, directory, slots, cuda
-        schema = info.schema
-        self._other = DURATIONS + len(schema.stages) - 1
-        first_outside = DURATIONS + len(schema.stages)
-        self._outside = {
-            DURATIONS + schema.stages.index(name): first_outside + index
-            for index, name in enumerate(schema.sync_in_order)
-        }
+    def __init__(self, info: RingInfo, directory: Path, slots: int) -> None:
+        self._info, self._directory, self._slots = info, directory, slots
+        self._other = DURATIONS + len(info.schema.stages) - 1
+        self._outside = outside_words(info.schema)
         self._words = array("q", bytes(info.slot_bytes))
         self._words[READY] = UNKNOWN
         self._slot = memoryview(self._words)
         self._blank = array("q", self._slot[DURATIONS:-1])
         self._cuda_steps_left = CUDA_START_STEPS
-        self._cuda: Cuda | None = None
+        # ``torch.cuda``, once the trainer has initialised it.
+        self._cuda: Any = None
         self._ring: RingWriter | None = None
         self._steps: list[_StepEvents] = []
         self._marks = 0
@@ -170,7 +125,7 @@ class DeviceTime:
             # One fewer than there are: the time between two steps is read from the end of the one before.
             if cuda is None or self._ended - self._read >= len(self._steps) - 1:
                 return
-            self._stream = cuda.stream()
+            self._stream = cuda.current_stream()
             opened = self._steps[self._ended % len(self._steps)]
             opened.count, opened.step, opened.start_ns = 0, number, now_ns
             self._open = opened
@@ -185,7 +140,7 @@ class DeviceTime:
             return
         try:
             # A captured event has no time, and asking for it would spoil the graph.
-            if self._cuda is None or self._cuda.capturing():
+            if self._cuda is None or self._cuda.is_current_stream_capturing():
                 self._open = None
                 return
             count = opened.count
@@ -241,18 +196,18 @@ class DeviceTime:
 
     def _start(self) -> bool:
         """Begin to record, if CUDA is in use by now: the one moment at which anything is allocated."""
-        cuda = self._find()
-        if cuda is None:
+        if not cuda_in_use():
             self._cuda_steps_left -= 1
             if not self._cuda_steps_left:
                 self.off = True
                 warn("no device time: CUDA is not in use after %d steps", CUDA_START_STEPS)
             return False
-        if cuda.capturing():
+        cuda = sys.modules["torch"].cuda
+        if cuda.is_current_stream_capturing():
             return False
         # The rank and attempt are this process's already: what is there under that name was left by a dead one.
         self._ring = RingWriter(self._directory, self._info, self._slots, kind="device")
-        self._cuda, self._stream = cuda, cuda.stream()
+        self._cuda, self._stream = cuda, cuda.current_stream()
         self._steps = [_StepEvents() for _ in range(IN_FLIGHT)]
         self._grow()
         return True
@@ -261,7 +216,7 @@ class DeviceTime:
         """Room for more marks a step; steps under way keep theirs."""
         cuda = self._cuda
         marks = min(max(MARKS, 2 * self._marks), MAX_MARKS)
-        if cuda is None or cuda.capturing():
+        if cuda is None or cuda.is_current_stream_capturing():
             return
         if marks == self._marks:
             raise RingError(f"a step went from stage to stage more than {MAX_MARKS} times")
@@ -307,8 +262,8 @@ class DeviceTime:
         before = self._steps[(self._read - 1) % len(self._steps)]
         if not self._read or before.seq + 1 != step.seq:
             return 0
-        last = before.events[before.count - 1]
-        return max(0, round(last.elapsed_time(step.events[0]) * _NS_PER_MS))
+        passed_ms: float = before.events[before.count - 1].elapsed_time(step.events[0])
+        return max(0, round(passed_ms * _NS_PER_MS))
 
     def _fail(self, error: Exception) -> None:
         """Go without device time from now on: the host's times go on."""

@@ -1,4 +1,4 @@
-"""Opening, creating and publishing the recorder's files, and asking whether their writer still lives.
+"""Creating, opening and reading the recorder's files, and asking whether their writer still lives.
 
 Readers use ``pread`` and never map a file: a map of a file that somebody truncates ends in SIGBUS, a read ends in a
 short answer.
@@ -10,9 +10,13 @@ import mmap
 import os
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
-from sftriage.recorder.layout import HEADER_BYTES
+from sftriage.recorder.layout import HEADER_BYTES, RingInfo, decode_header
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 def create_mapped(path: Path, header: bytes, size_bytes: int, *, clobber: bool) -> mmap.mmap:
@@ -51,13 +55,13 @@ def create_mapped(path: Path, header: bytes, size_bytes: int, *, clobber: bool) 
 
 
 def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file that somebody else wrote; a pipe or a link in its place is refused, not waited for.
+    """Open a regular file that somebody else may have written; a pipe or a link in its place is refused.
 
     Raises:
         RingError: it cannot be opened, or is no regular file.
     """
     try:
-        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise RingError(f"{path}: cannot be opened: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -81,6 +85,39 @@ def read_at(descriptor: int, size_bytes: int, offset: int, name: str) -> bytes:
     except OSError as error:
         raise RingError(f"{name}: cannot be read: {error.strerror}") from error
     return b"".join(parts)
+
+
+class OpenFile:
+    """A file that is kept open until `close`, or the end of a ``with`` block.
+
+    Raises:
+        RingError: it cannot be opened, or is no regular file.
+    """
+
+    def __init__(self, path: Path | str, flags: int) -> None:
+        self.path = Path(path)
+        self._descriptor = open_regular(self.path, flags)
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _read_at(self, size_bytes: int, offset: int) -> bytes:
+        return read_at(self._descriptor, size_bytes, offset, str(self.path))
+
+    def _header(self, magic: bytes) -> tuple[RingInfo, int]:
+        return decode_header(magic, self._read_at(HEADER_BYTES, 0), str(self.path))
+
+    def _size_bytes(self) -> int:
+        return os.fstat(self._descriptor).st_size
 
 
 def start_ticks(pid: int) -> int | None:

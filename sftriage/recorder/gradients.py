@@ -125,7 +125,7 @@ class _Visit:
 
 
 class GradientWatch:
-    """The hooks on one model's parameters, and the ready moment of each step. A `ReadyWatch`.
+    """The hooks on one model's parameters, and the ready moment of each step.
 
     It holds neither the model nor a parameter, and no weak reference to one: ``torch.utils.swap_tensors`` refuses a
     tensor that has any.
@@ -135,7 +135,7 @@ class GradientWatch:
         model: what to watch; anything with ``parameters()``.
 
     Attributes:
-        due: see `ReadyWatch`.
+        due: `settle` is wanted after this step.
 
     Raises:
         Exception: whatever the model's own ``parameters()`` raises.

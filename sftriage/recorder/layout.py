@@ -33,6 +33,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -50,10 +51,8 @@ VERSION = 2
 RING_MAGIC = b"SFTRING\n"
 LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
-DEVICE_MAGIC = b"SFTDEVT\n"
-DEVICE_LOG_MAGIC = b"SFTDEVST"
 
-MAGICS = {"ring": RING_MAGIC, "steps": LOG_MAGIC, "device": DEVICE_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
+MAGICS = {"ring": RING_MAGIC, "steps": LOG_MAGIC, "device": b"SFTDEVT\n", "device-steps": b"SFTDEVST"}
 """Of the kinds of file that hold slots, by the ending of their names. ``device``: see `sftriage.recorder.device`."""
 
 MAX_SLOTS = 1 << 20
@@ -81,8 +80,8 @@ _KINDS = {
     RING_MAGIC: "ring",
     LOG_MAGIC: "step log",
     MAILBOX_MAGIC: "mailbox",
-    DEVICE_MAGIC: "ring of device times",
-    DEVICE_LOG_MAGIC: "log of device times",
+    MAGICS["device"]: "ring of device times",
+    MAGICS["device-steps"]: "log of device times",
 }
 
 
@@ -114,14 +113,8 @@ class RingInfo:
     def __post_init__(self) -> None:
         """An info is also made from what a file says: check it wherever it is made."""
         numbers = (
-            self.rank,
-            self.world_size,
-            self.local_rank,
-            self.attempt,
-            self.started_mono_ns,
-            self.started_wall_ns,
-            self.pid,
-            self.pid_start_ticks,
+            *(self.rank, self.world_size, self.local_rank, self.attempt),
+            *(self.started_mono_ns, self.started_wall_ns, self.pid, self.pid_start_ticks),
         )
         # type(), not isinstance(): JSON's true would pass for 1.
         if any(type(number) is not int or not 0 <= number < MAX_COUNT for number in numbers):
@@ -222,6 +215,21 @@ def _decode_document(document: Mapping[str, Any]) -> tuple[RingInfo, int]:
         raise RingError(f"{slots!r} slots")
     fields = {name: document[name] for name in RingInfo.__dataclass_fields__ if name != "schema"}
     return RingInfo(schema=schema, **fields), slots
+
+
+def outside_words(schema: StageSchema) -> dict[int, int]:
+    """Of each sync stage's word in a slot the word of its outside time, in the order of the step."""
+    first = DURATIONS + len(schema.stages)
+    return {DURATIONS + schema.stages.index(name): first + index for index, name in enumerate(schema.sync_in_order)}
+
+
+def split_outside(words: array[int], outside: Mapping[int, int]) -> None:
+    """Take from each sync stage's outside time, counted from the step's start, what those before it have claimed."""
+    claimed = 0
+    for at in outside.values():
+        own = max(0, words[at] - claimed)
+        words[at] = own
+        claimed += own
 
 
 def kind_words(kind: str) -> tuple[int, int]:

@@ -32,12 +32,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 from zlib import crc32
 
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder import files
+from sftriage.recorder.files import OpenFile, create_mapped
 from sftriage.recorder.layout import (
     HEADER_BYTES,
     LIVE_AT,
@@ -45,7 +44,6 @@ from sftriage.recorder.layout import (
     MAX_COUNT,
     WORD_BYTES,
     RingInfo,
-    decode_header,
     encode_header,
 )
 from sftriage.records import ENDED, CaptureCode, CaptureRequest, CaptureResult, plain
@@ -59,12 +57,11 @@ SIZE_BYTES = HEADER_BYTES + 2 * MAX_MESSAGE_BYTES
 DOORBELL, REQUEST_SEQ, REQUEST_BYTES, REQUEST_CRC, CANCEL_SEQ, ALLOW_SEQ = range(6)
 STATE, STEPS, RESULT_SEQ, RESULT_BYTES, RESULT_CRC = range(8, 13)
 
-_STATES: tuple[State, ...] = ("idle", "armed", "recording", "exporting")
+_STATES: tuple[State, ...] = get_args(State)
 _REQUEST_AT = HEADER_BYTES
 _RESULT_AT = HEADER_BYTES + MAX_MESSAGE_BYTES
 _LIVE = struct.Struct("=13q")
 _WORD = struct.Struct("=q")
-_WHOLE = ("rank", "steps", "warmup_steps", "max_bytes")
 
 
 class Mailbox:
@@ -83,7 +80,7 @@ class Mailbox:
 
     def __init__(self, directory: Path, info: RingInfo) -> None:
         header = encode_header(MAILBOX_MAGIC, info, 0)
-        self._map = files.create_mapped(directory / info.file_name("mailbox"), header, SIZE_BYTES, clobber=True)
+        self._map = create_mapped(directory / info.file_name("mailbox"), header, SIZE_BYTES, clobber=True)
         self._bytes = memoryview(self._map)
         self.live = self._bytes[LIVE_AT:HEADER_BYTES].cast("q")
         self._rank = info.rank
@@ -106,7 +103,7 @@ class Mailbox:
         if crc32(body) != self.live[REQUEST_CRC]:
             raise CaptureError("the request does not match its checksum")
         try:
-            request = request_from_json(json.loads(body))
+            request = _typed(CaptureRequest(**json.loads(body)), _REQUEST_TYPES)
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise CaptureError(f"the request cannot be read: {error}") from error
         if request.rank != self._rank:
@@ -159,7 +156,7 @@ class CaptureProgress:
     answered: bool
 
 
-class MailboxClient:
+class MailboxClient(OpenFile):
     """The controller's end of a rank's mailbox.
 
     Raises:
@@ -168,13 +165,11 @@ class MailboxClient:
     """
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        super().__init__(path, os.O_RDWR)
         self._polled = 0
-        self._descriptor = files.open_regular(self.path, os.O_RDWR)
         try:
-            header = files.read_at(self._descriptor, HEADER_BYTES, 0, str(path))
-            self.info, _ = decode_header(MAILBOX_MAGIC, header, str(path))
-            if (found := os.fstat(self._descriptor).st_size) != SIZE_BYTES:
+            self.info, _ = self._header(MAILBOX_MAGIC)
+            if (found := self._size_bytes()) != SIZE_BYTES:
                 raise RingError(f"{path}: truncated or foreign: {found} bytes of {SIZE_BYTES}")
         except BaseException:
             self.close()
@@ -203,19 +198,11 @@ class MailboxClient:
         return seq
 
     def cancel(self, capture_id: str) -> bool:
-        """Call a request off, unless it is answered already.
-
-        Returns:
-            Whether this is the request under way, so that a result is still to come.
-        """
+        """Call a request off; whether it is the one under way, so that a result is still to come."""
         return self._mark(CANCEL_SEQ, capture_id)
 
     def allow(self, capture_id: str) -> bool:
-        """Say that what the request under way waits for is there.
-
-        Returns:
-            Whether this is the request under way.
-        """
+        """Say that what a request waits for is there; whether it is the one under way."""
         return self._mark(ALLOW_SEQ, capture_id)
 
     def poll(self) -> CaptureResult | None:
@@ -246,20 +233,6 @@ class MailboxClient:
             raise RingError(f"{self.path}: state {live[STATE]}, {live[STEPS]} steps")
         return CaptureProgress(_STATES[live[STATE]], live[STEPS], live[RESULT_SEQ] == live[REQUEST_SEQ])
 
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> MailboxClient:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def _mark(self, word: int, capture_id: str) -> bool:
         """Put the number of the request under way into a word, if it is this one, and ring."""
         with self._locked():
@@ -283,7 +256,7 @@ class MailboxClient:
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def _live(self) -> tuple[int, ...]:
-        found = files.read_at(self._descriptor, _LIVE.size, LIVE_AT, str(self.path))
+        found = self._read_at(_LIVE.size, LIVE_AT)
         if len(found) < _LIVE.size:
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = _LIVE.unpack(found)
@@ -294,7 +267,7 @@ class MailboxClient:
     def _message(self, offset: int, length: int, checksum: int) -> Mapping[str, Any]:
         if not 0 < length <= MAX_MESSAGE_BYTES:
             raise RingError(f"{self.path}: a message of {length} bytes")
-        body = files.read_at(self._descriptor, length, offset, str(self.path))
+        body = self._read_at(length, offset)
         if crc32(body) != checksum:
             raise RingError(f"{self.path}: a message does not match its checksum")
         try:
@@ -310,7 +283,7 @@ class MailboxClient:
 
     def _write(self, offset: int, data: bytes) -> None:
         # Checked, because pwrite past the end of a truncated file would make it grow again, with holes.
-        if os.fstat(self._descriptor).st_size != SIZE_BYTES:
+        if self._size_bytes() != SIZE_BYTES:
             raise RingError(f"{self.path}: truncated")
         try:
             os.pwrite(self._descriptor, data, offset)
@@ -318,28 +291,23 @@ class MailboxClient:
             raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
 
 
-def request_from_json(message: Any) -> CaptureRequest:
-    """A request from decoded JSON that anybody may have written.
+_Record = TypeVar("_Record", CaptureRequest, CaptureResult)
 
-    Raises:
-        ValueError, TypeError, KeyError: it is none; the message says why.
-    """
-    if not isinstance(message, dict) or set(message) - set(CaptureRequest.__dataclass_fields__):
-        raise ValueError("not an object with the fields of a capture request")
-    options = message.get("options", {})
-    if not isinstance(options, dict) or not all(isinstance(value, bool) for value in options.values()):
-        raise ValueError("options are names with true or false")
-    labels = message.get("labels", {})
-    if not isinstance(labels, dict) or not all(isinstance(value, str) for value in labels.values()):
-        raise ValueError("labels are names with texts")
-    # type(), not isinstance(): JSON's true would pass for 1.
-    if any(type(message[name]) is not int for name in _WHOLE):
-        raise ValueError(f"{', '.join(_WHOLE)} have to be whole numbers")
-    if any(type(message.get(name, 0)) is not int for name in ("period_steps", "phase", "first_step")):
-        raise ValueError("period_steps, phase and first_step have to be whole numbers")
-    if type(message["max_seconds"]) not in (int, float):
-        raise ValueError("max_seconds has to be a number")
-    return CaptureRequest(**message)
+# Exact types, as type() tells them: JSON's true would pass for 1. Of a mapping, those of its values.
+_REQUEST_TYPES: Mapping[str, tuple[type, ...]] = {
+    "options": (bool,),
+    "labels": (str,),
+    "max_seconds": (int, float),
+    **dict.fromkeys(("rank", "steps", "warmup_steps", "max_bytes", "period_steps", "phase", "first_step"), (int,)),
+}
+_RESULT_TYPES: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("capture_id", "detail"), (str,)),
+    **dict.fromkeys(("rank", "size_bytes"), (int,)),
+    **dict.fromkeys(("first_step", "last_step"), (int, type(None))),
+    "timings_s": (int, float),
+    "clock": (int,),
+}
+_MAPPINGS = ("options", "labels", "timings_s", "clock")
 
 
 def result_from_json(message: Mapping[str, Any]) -> CaptureResult:
@@ -351,15 +319,16 @@ def result_from_json(message: Mapping[str, Any]) -> CaptureResult:
     # A trainer that began before the code was there sends none, and a later one may know more of them.
     code = message.get("code", "")
     result = CaptureResult(**{**message, "code": code if code in get_args(CaptureCode) else ""})
-    texts = (result.capture_id, result.detail)
-    steps = (result.first_step, result.last_step)
-    if not all(isinstance(text, str) for text in texts) or result.state not in ENDED:
-        raise ValueError(f"state {result.state!r}")
-    if any(step is not None and type(step) is not int for step in steps):
-        raise ValueError(f"steps {result.first_step!r} to {result.last_step!r}")
-    if type(result.rank) is not int or type(result.size_bytes) is not int or result.size_bytes < 0:
-        raise ValueError(f"rank {result.rank!r}, {result.size_bytes!r} bytes")
-    for name, numbers, kinds in (("timings_s", result.timings_s, (int, float)), ("clock", result.clock, (int,))):
-        if not isinstance(numbers, dict) or any(type(number) not in kinds for number in numbers.values()):
-            raise ValueError(f"{name} {numbers!r}")
+    if result.state not in ENDED or _typed(result, _RESULT_TYPES).size_bytes < 0:
+        raise ValueError(f"state {result.state!r}, {result.size_bytes!r} bytes")
     return result
+
+
+def _typed(record: _Record, types: Mapping[str, tuple[type, ...]]) -> _Record:
+    for name, allowed in types.items():
+        value = getattr(record, name)
+        if name in _MAPPINGS and not isinstance(value, dict):
+            raise ValueError(f"{name} {value!r}")
+        if any(type(one) not in allowed for one in (value.values() if name in _MAPPINGS else (value,))):
+            raise ValueError(f"{name} {value!r}")
+    return record

@@ -22,7 +22,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError, SchemaError, UsageError
@@ -206,9 +205,7 @@ class Monitor:
     def __enter__(self) -> Monitor:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

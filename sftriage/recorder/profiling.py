@@ -24,6 +24,7 @@ hung step cannot be cut short.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -35,9 +36,7 @@ from sftriage.recorder.guard import GUARD, ProfilerGuard
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
-from sftriage.recorder.nvtx import NvtxSession
-from sftriage.recorder.refusal import refusal
-from sftriage.recorder.session import Probe, TorchSession
+from sftriage.recorder.session import OPTIONS, NvtxSession, Probe, Session, TorchSession
 from sftriage.recorder.sizing import StepLimit, StepSizes, TraceCost
 from sftriage.recorder.spool import write_trace
 from sftriage.records import CaptureCode, CaptureRequest, CaptureResult, CaptureState
@@ -52,7 +51,7 @@ class _Capture:
 
     request: CaptureRequest
     deadline_s: float
-    session: TorchSession | NvtxSession
+    session: Session
     not_before: int
     limit: StepLimit
     probe: Probe | None = None
@@ -62,7 +61,7 @@ class _Capture:
 
 
 class CaptureExecutor:
-    """Carries out the requests of one mailbox. A `StepHook`: none of its public methods raises.
+    """Carries out the requests of one mailbox, driven by a recording. None of its public methods raises.
 
     Args:
         mailbox: where requests come from and results go; the executor closes it.
@@ -71,7 +70,7 @@ class CaptureExecutor:
         guard: who holds the process's profiler.
 
     Attributes:
-        doorbell: see `StepHook`.
+        doorbell: words of which the first changes when `before_step` has something to do.
     """
 
     def __init__(self, mailbox: Mailbox, info: RingInfo, spool: Path | None, guard: ProfilerGuard = GUARD) -> None:
@@ -148,7 +147,8 @@ class CaptureExecutor:
             session.end_step()
             self._mailbox.show("recording", session.steps)
             if session.steps >= capture.limit.steps:
-                self._stop(capture, self._cut_short(capture))
+                limit = capture.limit
+                self._stop(capture, limit.why and f"{limit.steps} of {capture.request.steps} steps: {limit.why}")
             elif time.monotonic() >= capture.deadline_s:
                 self._finish_early(capture, "time-box reached")
         except Exception as error:
@@ -197,15 +197,29 @@ class CaptureExecutor:
             return
         if request is None:
             return
-        cancelled, busy = self._mailbox.cancelled, self._guard.busy()
-        reason = refusal(request, spool=self._spool, cancelled=cancelled, busy=busy)
+        reason = self._refusal(request)
         if reason is None:
             self._begin(request, number)
         else:
             self._answer(request.capture_id, "refused", reason)
 
+    def _refusal(self, request: CaptureRequest) -> str | None:
+        """Why a request is not carried out; None where nothing is in the way."""
+        if request.profiler == "stacks":
+            return "stacks are taken from outside"
+        if request.profiler == "torch":
+            unknown = sorted(set(request.options) - OPTIONS)
+            if unknown:
+                return f"unknown options: {', '.join(unknown)}"
+            # Importing torch would take seconds, and nobody asked for it.
+            if "torch" not in sys.modules:
+                return "torch is not imported in this process"
+            if self._spool is None:
+                return "no spool directory is set (SFTRIAGE_SPOOL)"
+        return "cancelled" if self._mailbox.cancelled else self._guard.busy()
+
     def _begin(self, request: CaptureRequest, number: int) -> None:
-        session: TorchSession | NvtxSession
+        session: Session
         if request.profiler == "nsys":
             try:
                 session = NvtxSession()
@@ -229,24 +243,22 @@ class CaptureExecutor:
     def _arm(self, capture: _Capture, number: int) -> None:
         """Prepare the profiler once its step is near, and start it once it is warm."""
         if isinstance(capture.session, TorchSession) and self._sizes.wants_probe(capture.request):
-            self._probe(capture, number)
+            # This one step is recorded, to know what it takes; the capture begins after it.
+            options = capture.request.options
+            assert self._spool is not None, "a request is refused where there is no spool"
+            capture.probe = Probe(
+                lambda: TorchSession(self._info, options, self._guard), self._spool, capture.request.capture_id
+            )
+            capture.probe.start(number)
             return
         if not capture.prepared and number > capture.not_before:
             capture.not_before = self._warmup_begins(capture.request, number)
         if not capture.prepared and number >= capture.not_before:
             capture.prepared = True
             capture.session.prepare()
-        if self._ready(capture):
+        warm = capture.prepared and capture.warmed >= capture.request.warmup_steps
+        if warm and (isinstance(capture.session, TorchSession) or self._mailbox.allowed):
             self._start(capture, number)
-
-    def _probe(self, capture: _Capture, number: int) -> None:
-        """Record this one step, to know what it takes; the capture begins after it."""
-        request = capture.request
-        assert self._spool is not None, "a request is refused where there is no spool"
-        capture.probe = Probe(
-            lambda: TorchSession(self._info, request.options, self._guard), self._spool, request.capture_id
-        )
-        capture.probe.start(number)
 
     def _end_probe(self, capture: _Capture, probe: Probe) -> None:
         """The step that was recorded beforehand has ended: it says how many fit."""
@@ -254,17 +266,6 @@ class CaptureExecutor:
         self._sizes.note(capture.request.options, probe.finish())
         capture.probe = None
         capture.probe_s = probe.took_s
-
-    def _cut_short(self, capture: _Capture) -> str:
-        """Why there are fewer steps than were asked for, if there are."""
-        limit = capture.limit
-        return limit.why and f"{limit.steps} of {capture.request.steps} steps: {limit.why}"
-
-    def _ready(self, capture: _Capture) -> bool:
-        """Whether the warm-up is over, and a profiler outside is ready."""
-        outside = isinstance(capture.session, NvtxSession)
-        warm = capture.prepared and capture.warmed >= capture.request.warmup_steps
-        return warm and (not outside or self._mailbox.allowed)
 
     def _continue(self, capture: _Capture, number: int) -> None:
         if capture.probe is not None:
@@ -296,22 +297,22 @@ class CaptureExecutor:
             self._fail(f"{why} before a step was recorded")
 
     def _stop(self, capture: _Capture, detail: str) -> None:
-        """Stop the profiler between two steps, keep what it has, and export it in the background."""
+        """Stop between two steps, keep what there is, and export it in the background."""
         self._stalled = True
         capture.session.stop()
         self._enter("exporting")
         self._capture = None
         # Our session is over: from here on the job may start its own profiler.
         self._guard.release(self._yield_to_job)
-        if isinstance(capture.session, NvtxSession):
+        if isinstance(capture.session, TorchSession):
+            self._export = threading.Thread(
+                target=self._export_trace, args=(capture, capture.session, detail), name="sftriage-export", daemon=True
+            )
+            self._export.start()
+        else:
             # What was recorded is elsewhere.
             self._answer(capture.request.capture_id, "stored", detail, capture.session)
             self._enter("idle")
-            return
-        self._export = threading.Thread(
-            target=self._export_trace, args=(capture, capture.session, detail), name="sftriage-export", daemon=True
-        )
-        self._export.start()
 
     def _export_trace(self, capture: _Capture, session: TorchSession, detail: str) -> None:
         """The background thread: write the trace, then say so."""
@@ -332,7 +333,6 @@ class CaptureExecutor:
         self._enter("idle")
 
     def _yield_to_job(self) -> None:
-        """The job starts a profiler of its own: it goes first."""
         self._fail("the job started a profiler of its own")
 
     def _fail(self, reason: str) -> None:
@@ -368,7 +368,7 @@ class CaptureExecutor:
         capture_id: str,
         state: CaptureState,
         detail: str,
-        session: TorchSession | NvtxSession | None = None,
+        session: Session | None = None,
         size_bytes: int = 0,
         code: CaptureCode = "",
     ) -> None:

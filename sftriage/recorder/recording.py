@@ -21,11 +21,11 @@ from array import array
 from numbers import Integral
 from threading import get_ident
 from time import monotonic_ns
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 from sftriage.errors import RingError
-from sftriage.recorder.device import CUDA_START_STEPS, cuda_in_use
-from sftriage.recorder.hooks import DeviceWatch, ReadyWatch, StepHook
+from sftriage.recorder.device import CUDA_START_STEPS, DeviceTime, cuda_in_use
 from sftriage.recorder.layout import (
     BETWEEN,
     CAPTURING,
@@ -43,9 +43,11 @@ from sftriage.recorder.layout import (
     UNKNOWN,
     WORK,
     kind_words,
+    outside_words,
+    split_outside,
 )
 from sftriage.recorder.log import warn
-from sftriage.recorder.outside import split_outside
+from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.ring import (
     CURRENT_STAGE,
     CURRENT_STEP,
@@ -58,6 +60,9 @@ from sftriage.recorder.ring import (
     RingWriter,
 )
 
+if TYPE_CHECKING:
+    from sftriage.recorder.gradients import GradientWatch
+
 _NEVER = -1
 """No doorbell rings so often: the executor is asked at the next step in any case."""
 
@@ -68,12 +73,8 @@ _CACHED_KINDS = 64
 class Recording:
     """One rank's steps as they happen. What its methods raise, its context managers turn into `fail`.
 
-    Args:
-        ring: where the steps go; the recording closes it.
-        hook: what to drive at step boundaries; the recording closes it.
-
-    Attributes:
-        device: what records device time beside it, if anything; the recording closes it.
+    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set, its
+    ``watch`` for the last gradient and its ``device``, which records device time.
     """
 
     __slots__ = (
@@ -106,9 +107,8 @@ class Recording:
         "words",
     )
 
-    def __init__(self, ring: RingWriter, hook: StepHook) -> None:
+    def __init__(self, ring: RingWriter, hook: CaptureExecutor) -> None:
         self.info = ring.info
-        schema = ring.info.schema
         self._ring = ring
         self._hook = hook
         self._doorbell = hook.doorbell
@@ -121,13 +121,8 @@ class Recording:
         # All that a new step starts without: kind, work, ready moment, durations and outside times.
         self._tail = self._slot[KIND:-1]
         self._blank = array("q", self._tail)
-        self.other = DURATIONS + len(schema.stages) - 1
-        first_outside = DURATIONS + len(schema.stages)
-        # Word of the slot, of each sync stage and of its outside time, in the order of the step.
-        self.outside = {
-            DURATIONS + schema.stages.index(name): first_outside + index
-            for index, name in enumerate(schema.sync_in_order)
-        }
+        self.other = DURATIONS + len(ring.info.schema.stages) - 1
+        self.outside = outside_words(ring.info.schema)
         # The words of the open stages, outermost first; the last one is running.
         self.stack = [self.other]
         self.since = 0
@@ -142,8 +137,8 @@ class Recording:
         self._cuda_steps_left = CUDA_START_STEPS
         self._seen: set[str] = set()
         self._kinds: dict[str, tuple[int, int]] = {}
-        self.watch: ReadyWatch | None = None
-        self.device: DeviceWatch | None = None
+        self.watch: GradientWatch | None = None
+        self.device: DeviceTime | None = None
         _recordings.add(self)
 
     def begin(self, number: int | None) -> None:

@@ -25,10 +25,9 @@ import struct
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from sftriage.errors import RingError
-from sftriage.recorder import files
+from sftriage.recorder.files import OpenFile, create_mapped, start_ticks
 from sftriage.recorder.layout import (
     HEADER_BYTES,
     LIVE_AT,
@@ -37,7 +36,6 @@ from sftriage.recorder.layout import (
     WORD_BYTES,
     RingInfo,
     SlotCheck,
-    decode_header,
     encode_header,
 )
 
@@ -71,7 +69,7 @@ class RingWriter:
         size_bytes = HEADER_BYTES + slots * info.slot_bytes
         header = encode_header(MAGICS[kind], info, slots)
         # Whoever holds the ring holds the rank: what lies beside it under a name that goes with it is from before.
-        self._map = files.create_mapped(self.path, header, size_bytes, clobber=kind != "ring")
+        self._map = create_mapped(self.path, header, size_bytes, clobber=kind != "ring")
         self._bytes = memoryview(self._map)
         self._all = self._bytes.cast("q")
         self.live = self._all[LIVE_AT // WORD_BYTES : HEADER_BYTES // WORD_BYTES]
@@ -146,7 +144,7 @@ class RingStatus:
     alive: bool
 
 
-class RingReader:
+class RingReader(OpenFile):
     """Reads a ring from outside, and never trusts what it finds.
 
     Args:
@@ -163,13 +161,11 @@ class RingReader:
     """
 
     def __init__(self, path: Path | str, skip: int = 0, *, kind: str = "ring") -> None:
-        self.path = Path(path)
+        super().__init__(path, os.O_RDONLY)
         self._read = skip
         self.on_device = self.over = False
-        self._descriptor = files.open_regular(self.path, os.O_RDONLY)
         try:
-            header = files.read_at(self._descriptor, HEADER_BYTES, 0, str(path))
-            self.info, self.slots = decode_header(MAGICS[kind], header, str(path))
+            self.info, self.slots = self._header(MAGICS[kind])
             self._check_size()
         except BaseException:
             self.close()
@@ -232,25 +228,11 @@ class RingReader:
     @property
     def writer_alive(self) -> bool:
         """Whether the process that wrote the ring is running; a pid used again by another one is not it."""
-        return files.start_ticks(self.info.pid) == self.info.pid_start_ticks
-
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> RingReader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        return start_ticks(self.info.pid) == self.info.pid_start_ticks
 
     def _check_size(self) -> None:
         expected = HEADER_BYTES + self.slots * self.info.slot_bytes
-        found = os.fstat(self._descriptor).st_size
+        found = self._size_bytes()
         if not self.slots:
             raise RingError(f"{self.path}: bad header: a ring of no slots")
         if found != expected:
@@ -260,7 +242,7 @@ class RingReader:
         """The live words; read again until two reads agree, for a writer stores them one at a time."""
         before = b""
         for _ in range(_READS_TO_SETTLE):
-            found = files.read_at(self._descriptor, _LIVE.size, LIVE_AT, str(self.path))
+            found = self._read_at(_LIVE.size, LIVE_AT)
             if found == before:
                 break
             before = found
@@ -277,9 +259,8 @@ class RingReader:
         size = self.info.slot_bytes
         start, count = first % self.slots, end - first
         before_wrap = min(count, self.slots - start)
-        name = str(self.path)
-        data = files.read_at(self._descriptor, before_wrap * size, HEADER_BYTES + start * size, name)
-        data += files.read_at(self._descriptor, (count - before_wrap) * size, HEADER_BYTES, name)
+        data = self._read_at(before_wrap * size, HEADER_BYTES + start * size)
+        data += self._read_at((count - before_wrap) * size, HEADER_BYTES)
         if len(data) < count * size:
             raise RingError(f"{self.path}: truncated: slots are missing at its end")
         return data

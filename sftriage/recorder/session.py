@@ -1,6 +1,4 @@
-"""One session of torch's profiler, from preparing it to a trace in memory, and the short one before it (`Probe`).
-
-Every call is made on the training thread.
+"""What a capture does in the trainer: torch's profiler, the short session before it (`Probe`), or marks for nsys.
 
 Nothing here decides when: that is `profiling`.
 """
@@ -10,11 +8,12 @@ from __future__ import annotations
 import json
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import monotonic, monotonic_ns, time_ns
-from typing import Any
 
 from sftriage.errors import CaptureError
 from sftriage.recorder.guard import ProfilerGuard
@@ -25,14 +24,84 @@ from sftriage.recorder.spool import create
 OPTIONS = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
 """What a request may ask of the profiler; all off by default, for they multiply its memory and its trace."""
 
+RANGE = "SFT_CAPTURE"
+"""The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
+
 _BLANKS = 2
 """Traces without any step, made first: one pays for what only the first in a process costs, one is measured."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.:-]")
 
 
-class TorchSession:
-    """The profiler, its annotations and what it cost.
+class Session(ABC):
+    """One capture's marks in the trainer, the steps it covers, and what it cost. Called on the training thread.
+
+    Attributes:
+        steps: how many steps have been recorded.
+        first_step: the first step that was recorded.
+        last_step: the last one.
+        timings_s: seconds that ``start``, ``run`` and ``stop`` took, as far as they take any.
+        clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
+    """
+
+    def __init__(self) -> None:
+        # What closes the marks that are open: a step's, and its stages', outermost first.
+        self._step_mark: Callable[[], object] | None = None
+        self._stage_marks: list[Callable[[], object]] = []
+        self._started_s = 0.0
+        self.steps = 0
+        self.first_step: int | None = None
+        self.last_step: int | None = None
+        self.timings_s: dict[str, float] = {}
+        self.clock: dict[str, int] = {}
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Warm up: the first steps after this pay for it, and are not recorded."""
+
+    @abstractmethod
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        """Record from here on, and say, where there is room for it, whose it is and what led to it."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Stop, wherever it is. Does nothing where it was never prepared, or was stopped before."""
+
+    @abstractmethod
+    def _mark(self, name: str) -> Callable[[], object]:
+        """Open a mark; what closes it again."""
+
+    def begin_step(self, number: int) -> None:
+        """Mark the start of a step that is recorded."""
+        self._step_mark = self._mark(f"ProfilerStep#{number}")
+        self.last_step = number
+
+    def end_step(self) -> None:
+        """Mark the end of the step."""
+        self._close_marks()
+        self.steps += 1
+
+    def follow(self, stages: Sequence[str]) -> None:
+        """Open and close marks until those of these stages are open, outermost first."""
+        while len(self._stage_marks) > len(stages):
+            self._stage_marks.pop()()
+        for stage in stages[len(self._stage_marks) :]:
+            self._stage_marks.append(self._mark(f"sftriage:{stage}"))
+
+    def _begun(self, first_step: int) -> None:
+        self._started_s = monotonic()
+        self.clock = {"mono_ns": monotonic_ns(), "wall_ns": time_ns()}
+        self.first_step = first_step
+
+    def _close_marks(self) -> None:
+        self.follow(())
+        if self._step_mark is not None:
+            self._step_mark()
+            self._step_mark = None
+
+
+class TorchSession(Session):
+    """torch's profiler, from preparing it to a trace in memory.
 
     Args:
         info: the rank, for the trace's metadata.
@@ -40,15 +109,11 @@ class TorchSession:
         guard: told which calls into torch's profiler are ours.
 
     Attributes:
-        steps: how many steps have been recorded.
-        first_step: the first step that was recorded.
-        last_step: the last one.
-        timings_s: seconds that ``start``, ``run`` and ``stop`` took.
         stall_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
-        clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
     """
 
     def __init__(self, info: RingInfo, options: Mapping[str, bool], guard: ProfilerGuard) -> None:
+        super().__init__()
         profiler = import_module("torch.profiler")
         activities = [profiler.ProfilerActivity.CPU]
         if sys.modules["torch"].cuda.is_available():
@@ -58,20 +123,13 @@ class TorchSession:
         self._options = dict(options)
         self._info = info
         self._guard = guard
-        self._step_mark: Any = None
-        self._stage_marks: list[Any] = []
-        self._started_s = 0.0
-        self.steps = 0
-        self.first_step: int | None = None
-        self.last_step: int | None = None
         self.timings_s = {"start": 0.0}
         self.stall_s = 0.0
-        self.clock: dict[str, int] = {}
         self._prepared = False
         self._started = False
 
     def prepare(self) -> None:
-        """Warm the profiler up: the first steps after this pay for it, and are not recorded."""
+        """See `Session`."""
         began_s = monotonic()
         with self._guard.ours():
             if _compiler_loaded():
@@ -87,15 +145,13 @@ class TorchSession:
         self.timings_s["start"] += monotonic() - began_s
 
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
-        """Record from here on, and say in the trace whose it is and what led to it."""
+        """See `Session`."""
         began_s = monotonic()
         with self._guard.ours():
             self._profile.start_trace()
         self._started = True
-        self._started_s = monotonic()
-        self.clock = {"mono_ns": monotonic_ns(), "wall_ns": time_ns()}
+        self._begun(first_step)
         self.timings_s["start"] += self._started_s - began_s
-        self.first_step = first_step
         self._label("capture_id", capture_id)
         self._label("job", self._info.job)
         self._label("first_step", str(first_step))
@@ -105,25 +161,8 @@ class TorchSession:
             ranks = {"backend": "none", "rank": self._info.rank, "world_size": self._info.world_size}
             self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))
 
-    def begin_step(self, number: int) -> None:
-        """Mark the start of a step that is recorded."""
-        self._step_mark = _mark(f"ProfilerStep#{number}")
-        self.last_step = number
-
-    def end_step(self) -> None:
-        """Mark the end of the step."""
-        self._close_marks()
-        self.steps += 1
-
-    def follow(self, stages: Sequence[str]) -> None:
-        """Open and close marks until the trace shows these stages as open, outermost first."""
-        while len(self._stage_marks) > len(stages):
-            self._stage_marks.pop().__exit__(None, None, None)
-        for stage in stages[len(self._stage_marks) :]:
-            self._stage_marks.append(_mark(f"sftriage:{stage}"))
-
     def stop(self) -> None:
-        """Stop the profiler, wherever it is. Does nothing where it was never prepared, or was stopped before."""
+        """See `Session`."""
         if not self._prepared:
             return
         self._prepared = False
@@ -158,11 +197,47 @@ class TorchSession:
         # Kineto writes values into its JSON as they are: a backslash in one would break the whole trace.
         self._profile.add_metadata(f"sftriage.{name}", _UNSAFE.sub("_", value))
 
-    def _close_marks(self) -> None:
-        self.follow(())
-        if self._step_mark is not None:
-            self._step_mark.__exit__(None, None, None)
-            self._step_mark = None
+    def _mark(self, name: str) -> Callable[[], object]:
+        mark = sys.modules["torch.autograd.profiler"].record_function(name)
+        mark.__enter__()
+        return partial(mark.__exit__, None, None, None)
+
+
+class NvtxSession(Session):
+    """NVTX ranges for a profiler that runs outside the trainer: one around all, one a step, one a stage.
+
+    NVTX is torch's own where torch was built with CUDA, else the ``nvtx`` package if the job has it; it is looked for
+    when a capture asks for it, not before. All ranges are of the default domain: torch's NVTX has no other.
+
+    Raises:
+        CaptureError: there is no NVTX in this process.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._push, self._pop = _nvtx()
+        self._open = False
+
+    def prepare(self) -> None:
+        """Nothing: ranges cost nothing while no profiler listens."""
+
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        """Open the range around the capture. What it is called is agreed with nsys: there is no room for the rest."""
+        self._begun(first_step)
+        self._mark(RANGE)
+        self._open = True
+
+    def stop(self) -> None:
+        """Close every range. Does nothing where none is open."""
+        if self._open:
+            self.timings_s["run"] = monotonic() - self._started_s
+            self._close_marks()
+            self._open = False
+            self._pop()
+
+    def _mark(self, name: str) -> Callable[[], object]:
+        self._push(name)
+        return self._pop
 
 
 class Probe:
@@ -242,11 +317,17 @@ def _compiler_loaded() -> bool:
     return inductor is not None and "config" in vars(inductor)
 
 
-def _mark(name: str) -> Any:
-    """Open an annotation in the trace; its ``__exit__`` closes it."""
-    mark = sys.modules["torch.autograd.profiler"].record_function(name)
-    mark.__enter__()
-    return mark
+def _nvtx() -> tuple[Callable[[str], object], Callable[[], object]]:
+    """What opens a range on this thread, and what closes the innermost one."""
+    if hasattr(getattr(sys.modules.get("torch"), "_C", None), "_nvtx"):
+        torch_nvtx = import_module("torch.cuda.nvtx")
+        return torch_nvtx.range_push, torch_nvtx.range_pop
+    try:
+        package = import_module("nvtx")
+        return package.push_range, package.pop_range
+    except (ImportError, AttributeError) as error:
+        why = "torch has none in this build, and the nvtx package is not there"
+        raise CaptureError(f"no NVTX in the trainer: {why}") from error
 
 
 def _torch_knows_ranks() -> bool:

@@ -10,11 +10,11 @@ import os
 from pathlib import Path
 
 from sftriage.errors import RingError
-from sftriage.recorder import files
-from sftriage.recorder.layout import HEADER_BYTES, MAGICS, RingInfo, SlotCheck, decode_header, encode_header
+from sftriage.recorder.files import OpenFile
+from sftriage.recorder.layout import HEADER_BYTES, MAGICS, RingInfo, SlotCheck, encode_header
 
 
-class StepLog:
+class StepLog(OpenFile):
     """Appends slots to a rank's step log, and goes on where an earlier agent stopped.
 
     Args:
@@ -31,21 +31,17 @@ class StepLog:
     """
 
     def __init__(self, directory: Path | str, info: RingInfo, *, kind: str = "steps") -> None:
-        self.path = Path(directory) / info.file_name(kind)
+        super().__init__(Path(directory) / info.file_name(kind), os.O_RDWR | os.O_CREAT)
         self._check = SlotCheck(info)
         header = encode_header(MAGICS[kind], info, 0)
         try:
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            raise RingError(f"{self.path}: cannot be opened: {error.strerror}") from error
-        try:
-            self._size_bytes = os.fstat(self._descriptor).st_size
-            found = files.read_at(self._descriptor, HEADER_BYTES, 0, str(self.path))
+            self._end = self._size_bytes()
+            found = self._read_at(HEADER_BYTES, 0)
             if header.startswith(found) and len(found) < HEADER_BYTES:
-                self._size_bytes = 0
+                self._end = 0
                 self._write(header)
             elif found != header:
-                decode_header(MAGICS[kind], found, str(self.path))
+                self._header(MAGICS[kind])
                 raise RingError(f"{self.path}: the log of another run of this rank")
             self.last_seq = self._resume()
         except BaseException:
@@ -87,34 +83,28 @@ class StepLog:
             RingError: the file cannot be read.
         """
         size = self._check.slot_bytes
-        there = min(slots, (self._size_bytes - HEADER_BYTES) // size)
-        return files.read_at(self._descriptor, there * size, self._size_bytes - there * size, str(self.path))
-
-    def close(self) -> None:
-        """Close the file. A second call does nothing."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        there = min(slots, (self._end - HEADER_BYTES) // size)
+        return self._read_at(there * size, self._end - there * size)
 
     def _write(self, data: bytes) -> None:
         try:
             written = 0
             while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], self._size_bytes + written)
+                written += os.pwrite(self._descriptor, data[written:], self._end + written)
         except OSError as error:
             # A half-written slot in the middle would shift every slot after it.
-            os.ftruncate(self._descriptor, self._size_bytes)
+            os.ftruncate(self._descriptor, self._end)
             raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
-        self._size_bytes += len(data)
+        self._end += len(data)
 
     def _resume(self) -> int:
         """Cut a half-written slot off the end, and find the last sequence number."""
         size = self._check.slot_bytes
-        whole = (self._size_bytes - HEADER_BYTES) // size
-        self._size_bytes = HEADER_BYTES + whole * size
-        os.ftruncate(self._descriptor, self._size_bytes)
+        whole = (self._end - HEADER_BYTES) // size
+        self._end = HEADER_BYTES + whole * size
+        os.ftruncate(self._descriptor, self._end)
         for index in range(whole - 1, -1, -1):
-            slot = files.read_at(self._descriptor, size, HEADER_BYTES + index * size, str(self.path))
+            slot = self._read_at(size, HEADER_BYTES + index * size)
             seq = self._check.sequence(slot) if len(slot) == size else None
             if seq is not None:
                 return seq

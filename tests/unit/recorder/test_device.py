@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sftriage.errors import RingError
 from sftriage.recorder import Monitor, RingReader, find_rings
-from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MARKS, MAX_MARKS, TorchCuda, torch_cuda
+from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MARKS, MAX_MARKS
 from sftriage.recorder.monitor import DEVICE_ENV
 from tests import needs
 from tests.recorded import new_records, records_in
@@ -306,13 +306,6 @@ def test_it_is_off_unless_asked_for(tmp_path, device, monkeypatch, argument, var
     job.close()
 
 
-def test_torch_without_cuda_in_use_gives_nothing(monkeypatch, device):
-    device.initialised = False
-    assert torch_cuda() is None
-    monkeypatch.delitem(sys.modules, "torch")
-    assert torch_cuda() is None
-
-
 def test_a_reader_of_rings_neither_finds_it_nor_takes_it_for_one(job, device, tmp_path):
     train(job, device)
     assert [path.name for path in find_rings(tmp_path)] == ["rank-0.0.ring"]
@@ -459,9 +452,8 @@ def test_a_reader_knows_that_nothing_more_will_come(job, device):
 
 def test_torch_has_what_is_used_of_it():
     torch = pytest.importorskip("torch", reason="torch is not installed")
-    used = TorchCuda(torch.cuda)
-    assert callable(used.capturing)
-    assert callable(used.stream)
+    assert callable(torch.cuda.is_current_stream_capturing)
+    assert callable(torch.cuda.current_stream)
     # GIVEN torch's own event class, whether or not there is a device to record it on
     # THEN it takes what it is given here
     inspect.signature(torch.cuda.Event.record).bind(None, object())

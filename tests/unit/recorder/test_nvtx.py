@@ -8,7 +8,7 @@ import pytest
 from sftriage.errors import CaptureError
 from sftriage.recorder import MailboxClient
 from sftriage.recorder.mailbox import Mailbox
-from sftriage.recorder.nvtx import NvtxSession
+from sftriage.recorder.session import NvtxSession
 from sftriage.records import CaptureRequest
 
 
