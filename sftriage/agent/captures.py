@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 
@@ -59,11 +59,6 @@ class Captures:
         self._known: set[str] = set()
         self._reports: list[Report] = []
 
-    @property
-    def running(self) -> tuple[str, ...]:
-        """Captures that have not ended."""
-        return tuple(self._running)
-
     def want(self, wanted: Sequence[WantedCapture], now_s: float) -> None:
         """Bring about that these, and no others, are made: begin what is new, call off what is wanted no more.
 
@@ -88,30 +83,37 @@ class Captures:
                 capture.close()
                 self._given_up.remove(capture)
         for capture_id, running in list(self._running.items()):
-            result = _polled(running.executor, lambda rank: self._rings.alive(rank))
+            result = self._polled(running.executor)
             if result is not None:
                 del self._running[capture_id]
                 self._reports.append(self._ended(running, result))
             elif now_s >= running.give_up_s:
-                self.give_up(capture_id, "no answer long past its time-box")
+                self._give_up(running)
             else:
                 self._watch(running, now_s)
         reports, self._reports = self._reports, []
         return reports
 
-    def give_up(self, capture_id: str, reason: str) -> None:
+    def _polled(self, executor: Executor) -> CaptureResult | None:
+        """What became of a capture, once it has ended: also where its trainer has, without a word."""
+        result = executor.poll()
+        if result is None and executor.needs_trainer and not self._rings.alive(executor.request.rank):
+            # Its last word may have come in between.
+            result = executor.poll() or executor.failed("the trainer ended during the capture")
+        return result
+
+    def _give_up(self, running: _Running) -> None:
         """End a capture whose rank does not answer. What it leaves should it answer after all is removed then."""
-        running = self._running.pop(capture_id, None)
-        if running is None:
-            return
         executor = running.executor
+        del self._running[executor.request.capture_id]
         alive = self._rings.alive(executor.request.rank)
         if executor.needs_trainer and alive:
             executor.cancel()
             self._given_up.append(executor)
         else:
             executor.close()
-        self._reports.append(Report(replace(executor.failed(reason), state="expired"), hangs=alive))
+        result = replace(executor.failed("no answer long past its time-box"), state="expired")
+        self._reports.append(Report(result, hangs=alive))
 
     def close(self) -> None:
         """End what has not ended."""
@@ -242,12 +244,3 @@ class _NotBegunError(Exception):
     def __init__(self, state: CaptureState, reason: str) -> None:
         super().__init__(reason)
         self.state = state
-
-
-def _polled(executor: Executor, alive: Callable[[int], bool]) -> CaptureResult | None:
-    """What became of a capture, once it has ended: also where its trainer has, without a word."""
-    result = executor.poll()
-    if result is None and executor.needs_trainer and not alive(executor.request.rank):
-        # Its last word may have come in between.
-        result = executor.poll() or executor.failed("the trainer ended during the capture")
-    return result

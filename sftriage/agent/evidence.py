@@ -12,12 +12,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import IO
 
 from sftriage.agent.gpus import CONTAINER, ORDER, VISIBLE, Gpu, RankGpu, Reading, locate, parse_reading
+from sftriage.capture import stacks
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import start_ticks
 
@@ -27,7 +28,6 @@ DEADLINE_S = 10.0
 EVERY_S = 60.0
 _KILL_S, _LOOK_S = 1.0, 0.02
 _MAX_SAID_BYTES = 1 << 22
-_MAX_ENVIRONMENT_BYTES = 1 << 21
 
 SLOW_FRACTION = 0.9
 """Of the others' clock: GPUs of one host drift by a few percent as it is."""
@@ -99,23 +99,21 @@ class GpuEvidence:
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
 
 
-def gather(
-    ranks: Sequence[RingInfo], *, about: Collection[int] | None = None, deadline_s: float = DEADLINE_S
-) -> GpuEvidence:
-    """Ask about a host's ranks now, and wait at most until the deadline. Never raises for what a GPU does.
-
-    Remarks are ``about`` those ranks; by default all.
-    """
+def gather(ranks: Sequence[RingInfo], *, deadline_s: float = DEADLINE_S) -> GpuEvidence:
+    """Ask about a host's ranks now, and wait at most until the deadline. Never raises for what a GPU does."""
     time_s, question = time.time(), NvmlQuestion(deadline_s)
     while (reading := question.reading()) is None:
         time.sleep(_LOOK_S)
-    return evidence_of(ranks, reading, time_s, about)
+    return evidence_of(ranks, reading, time_s)
 
 
 def evidence_of(
     ranks: Sequence[RingInfo], reading: Reading, time_s: float, about: Collection[int] | None = None
 ) -> GpuEvidence:
-    """What a reading says of these ranks; their environments are looked up in /proc."""
+    """What a reading says of these ranks, with remarks ``about`` some, or all, of them.
+
+    Their environments are looked up in /proc.
+    """
     own = os.environ.get(CONTAINER)
     places = tuple(locate(info, environment_of(info), reading.gpus, own) for info in ranks) if reading.gpus else ()
     about = {info.rank for info in ranks} if about is None else set(about)
@@ -207,19 +205,18 @@ def environment_of(info: RingInfo) -> dict[str, str] | str:
     if start_ticks(info.pid) != info.pid_start_ticks:
         return f"process {info.pid} is not running, or not in this container"
     try:
-        with Path(f"/proc/{info.pid}/environ").open("rb") as file:
-            raw = file.read(_MAX_ENVIRONMENT_BYTES)
+        found = stacks.environment_of(info.pid)
     except OSError as error:
         return f"the environment of process {info.pid} cannot be read: {error.strerror}"
-    pairs = (entry.partition("=") for entry in raw.decode("utf-8", "replace").split("\0"))
     # Only these leave this function: the rest of an environment is full of secrets.
-    return {name: value for name, _, value in pairs if name in (VISIBLE, ORDER, CONTAINER)}
+    told = {name: found[name] for name in (VISIBLE, ORDER, CONTAINER) if name in found}
+    return {name: value.encode("utf-8", "replace").decode("utf-8") for name, value in told.items()}
 
 
 class NvmlQuestion:
     """One run of `nvml_child`, which may hang: killed at its deadline, and left behind where that does not help."""
 
-    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+    def __init__(self, deadline_s: float) -> None:
         self._until_s = time.monotonic() + deadline_s
         # A file, not a pipe: a child that nobody reads from must not wait for it.
         self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the child runs
@@ -261,24 +258,21 @@ class NvmlQuestion:
         self._said.close()
 
 
-@dataclass(slots=True)
 class EvidenceSampler:
     """Evidence for a loop that does not wait: `ask`, and look in again.
 
-    A reading serves for ``every_s``; ranks asked about meanwhile are looked up in it.
+    A reading serves for `EVERY_S`; ranks asked about meanwhile are looked up in it.
     """
 
-    every_s: float = EVERY_S
-    deadline_s: float = DEADLINE_S
-    _question: NvmlQuestion | None = field(default=None, init=False)
-    _asked_s: float = field(default=0.0, init=False)
-    _wall_s: float = field(default=0.0, init=False)
+    def __init__(self) -> None:
+        self._question: NvmlQuestion | None = None
+        self._asked_s = self._wall_s = 0.0
 
-    def ask(self, ranks: Sequence[RingInfo], now_s: float, about: Collection[int] | None = None) -> GpuEvidence | None:
-        """As `gather`, at a time on a clock that only goes on; None as long as NVML is being asked: call again."""
+    def ask(self, ranks: Sequence[RingInfo], now_s: float, about: Collection[int]) -> GpuEvidence | None:
+        """See `evidence_of`; ``now_s`` is of a clock that only goes on. None as long as NVML is asked: call again."""
         # As long as one question hangs in the driver, another would too.
-        if self._question is None or (now_s - self._asked_s >= self.every_s and not self._question.hangs):
-            self._question = NvmlQuestion(self.deadline_s)
+        if self._question is None or (now_s - self._asked_s >= EVERY_S and not self._question.hangs):
+            self._question = NvmlQuestion(DEADLINE_S)
             self._asked_s, self._wall_s = now_s, time.time()
         reading = self._question.reading()
         return None if reading is None else evidence_of(ranks, reading, self._wall_s, about)

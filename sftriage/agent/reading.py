@@ -40,7 +40,7 @@ class RankRings:
 
     def rows(self) -> list[Rows]:
         """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
-        self._find()
+        self.look()
         found: dict[int, list[tuple[int, bytes]]] = {}
         on_device: dict[int, list[RingInfo]] = {}
         for path, (reader, kept) in list(self._readers.items()):
@@ -121,10 +121,6 @@ class RankRings:
         """Whether the process of a rank is there."""
         return any(reader.writer_alive for reader, _ in self._readers.values() if rank == reader.info.rank)
 
-    def look(self) -> None:
-        """Take up rings that have appeared."""
-        self._find()
-
     def close(self) -> None:
         """Close every file."""
         for reader, kept in self._readers.values():
@@ -133,7 +129,8 @@ class RankRings:
         self._device.close()
         self._readers.clear()
 
-    def _find(self) -> None:
+    def look(self) -> None:
+        """Take up rings that have appeared."""
         for path in find_rings(self._rings):
             if path in self._readers or str(path) in self.telemetry.problems:
                 continue

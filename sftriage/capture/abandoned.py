@@ -7,11 +7,11 @@ import os
 import signal
 from pathlib import Path
 
-from sftriage.capture.executor import InTurns, Product, Turns
+from sftriage.capture.executor import Course, InTurns
 from sftriage.capture.nsys import NsysCapture
 from sftriage.capture.nsys_dialect import session_of
 from sftriage.errors import CaptureError, RingError
-from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.records import CaptureRequest
 
 ENDED = "sftriage ended during it"
 """How the reason of such a capture begins."""
@@ -20,47 +20,28 @@ ENDED = "sftriage ended during it"
 class AbandonedStacks(InTurns):
     """Stacks that were being taken: the program that takes them ends by itself, and writes nothing."""
 
+    needs_trainer = False
+
     def __init__(self, request: CaptureRequest, spool: Path) -> None:
         super().__init__(request)
         self._spool = spool
-
-    @property
-    def needs_trainer(self) -> bool:
-        """Nothing is asked of it."""
-        return False
-
-    def cancel(self) -> None:
-        """It ends at once."""
-
-    def verify(self, result: CaptureResult) -> None:
-        """There is nothing to verify."""
-
-    def products(self) -> tuple[Product, ...]:
-        """Nothing."""
-        return ()
 
     def close(self) -> None:
         """Remove what is left."""
         for leftover in self._spool.glob(f"*{self.request.capture_id}.*"):
             leftover.unlink(missing_ok=True)
 
-    def _course(self) -> Turns:
+    def _course(self) -> Course:
         yield
         raise CaptureError(f"{ENDED}: stacks are taken from outside")
-
-    def _result(self) -> CaptureResult:
-        return self.failed(ENDED)
 
 
 class AbandonedNsys(NsysCapture):
     """nsys is stopped where it still collects, its programs are ended, and the trainer is told that nobody waits."""
 
-    @property
-    def needs_trainer(self) -> bool:
-        """Nothing more is asked of it."""
-        return False
+    needs_trainer = False
 
-    def _course(self) -> Turns:
+    def _course(self) -> Course:
         report_comes = self._report_comes()
         with contextlib.suppress(RingError, OSError):
             self._mailbox.cancel(self.request.capture_id)

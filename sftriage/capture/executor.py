@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import MailboxClient
@@ -26,44 +25,46 @@ class Product:
     compress: bool = False
 
 
-class Executor(Protocol):
+class Executor(ABC):
     """One capture. None of its methods waits.
 
     Attributes:
         request: what is asked for.
         needs_trainer: it comes to nothing once the trainer has ended.
-        state: ``armed``, or ``running`` once it records.
     """
 
-    @property
-    def request(self) -> CaptureRequest:
-        """See the class."""
+    needs_trainer = True
 
-    @property
-    def needs_trainer(self) -> bool:
-        """See the class."""
+    def __init__(self, request: CaptureRequest) -> None:
+        self.request = request
+        self._timings_s: dict[str, float] = {}
+        self._clock: dict[str, int] = {}
 
     @property
     def state(self) -> CaptureState:
-        """See the class."""
+        """``armed``; ``running`` from when the clocks were read, where it began to record."""
+        return "running" if self._clock else "armed"
 
-    def start(self) -> None:
+    def start(self) -> None:  # noqa: B027 - most begin at their first `poll`
         """Begin.
 
         Raises:
             CaptureError: it cannot even begin; the message is the reason.
         """
 
+    @abstractmethod
     def poll(self) -> CaptureResult | None:
         """Go on; the result, once there is one."""
 
+    @abstractmethod
     def cancel(self) -> None:
         """End it soon; there is still a result."""
 
     def failed(self, reason: str) -> CaptureResult:
-        """The result of this capture where it gives none itself."""
+        """The result of this capture where it left nothing."""
+        return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
 
-    def verify(self, result: CaptureResult) -> None:
+    def verify(self, result: CaptureResult) -> None:  # noqa: B027 - for what was not examined as it was made
         """Check what it left against what was promised.
 
         Raises:
@@ -72,7 +73,9 @@ class Executor(Protocol):
 
     def products(self) -> tuple[Product, ...]:
         """What it has left in the spool, the main file first."""
+        return ()
 
+    @abstractmethod
     def close(self) -> None:
         """Let go of everything, and remove what is left in the spool."""
 
@@ -90,48 +93,50 @@ def mailbox_of(request: CaptureRequest, mailbox: Path) -> MailboxClient:
 
 
 Turns = Generator[None, None, None]
+Course = Generator[None, None, CaptureResult]
 
 
-class InTurns(ABC):
+class InTurns(Executor):
     """A capture that goes on as a generator does: `poll` takes it to its next ``yield``, and never waits."""
 
     def __init__(self, request: CaptureRequest) -> None:
-        self.request = request
-        self._timings_s: dict[str, float] = {}
-        self._clock: dict[str, int] = {}
+        super().__init__(request)
+        self._cancelled = False
         self._turns = self._course()
 
-    @property
-    def state(self) -> CaptureState:
-        """``running`` from when the clocks were read, where it began to record."""
-        return "running" if self._clock else "armed"
-
     @abstractmethod
-    def _course(self) -> Turns:
-        """The capture, from its first turn to its last."""
-
-    @abstractmethod
-    def _result(self) -> CaptureResult:
-        """What became of it, once its course is over."""
-
-    def start(self) -> None:  # noqa: B027 - there is nothing to do yet
-        """Begin; the reason why it could not is the result of a later `poll`."""
+    def _course(self) -> Course:
+        """The capture, from its first turn to its result."""
 
     def poll(self) -> CaptureResult | None:
-        """Go on with it; the result, once there is one."""
+        """See `Executor`. Whatever goes wrong is the reason of a failed capture."""
         try:
             self._go_on()
-        except StopIteration:
-            return self._result()
+        except StopIteration as ended:
+            result: CaptureResult = ended.value
+            return result
         except (CaptureError, RingError) as error:
             return self.failed(str(error))
         except OSError as error:
             return self.failed(f"{error.filename or 'the spool'}: {error.strerror}")
         return None
 
+    def cancel(self) -> None:
+        """See `Executor`."""
+        self._cancelled = True
+
     def _go_on(self) -> None:
         next(self._turns)
 
-    def failed(self, reason: str) -> CaptureResult:
-        """The result of this capture where it left nothing."""
-        return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason, timings_s=self._timings_s)
+    def _stored(self, main: Path, first_step: int, last_step: int, notes: Iterable[str]) -> CaptureResult:
+        return CaptureResult(
+            self.request.capture_id,
+            self.request.rank,
+            "stored",
+            "; ".join(note for note in notes if note),
+            first_step,
+            last_step,
+            main.stat().st_size,
+            self._timings_s,
+            self._clock,
+        )

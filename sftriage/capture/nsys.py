@@ -23,7 +23,7 @@ from pathlib import Path
 
 from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
-from sftriage.capture.executor import InTurns, Product, RankLook, Turns, mailbox_of
+from sftriage.capture.executor import Course, InTurns, Product, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE
 from sftriage.capture.nsys_report import check, to_export, to_report
 from sftriage.errors import CaptureError, RingError
@@ -76,29 +76,16 @@ class NsysCapture(InTurns):
         self._note = place.tmp / f"{NOTE}-{request.rank}"
         self._report = spool / f"{request.capture_id}.nsys-rep"
         self._export = spool / f"{request.capture_id}.sqlite"
-        dialect.wanted_traces(request.options, place.traces)  # refuses what it was not launched with
+        dialect.check_traces(request.options, place.traces)
         self._flags = dialect.start_flags(request.options)
         if place.armed is not None and request.options.get("sample", "none") != "none":
             raise CaptureError("option sample: an armed rank is not sampled, for nsys waits for it without")
         self._session: str | None = None
         self._marked: CaptureResult | None = None
-        self._marking = self._cancelled = False
-        self._steps: tuple[int, int] | None = None
+        self._marking = False
         self._notes: list[str] = []
         self._began: RankStatus | None = None
         self._mailbox = mailbox_of(request, mailbox)
-
-    @property
-    def needs_trainer(self) -> bool:
-        """Until its steps are known, nothing comes of it without the trainer."""
-        return self._steps is None
-
-    def cancel(self) -> None:
-        """Stop collecting, and keep nothing."""
-        self._cancelled = True
-
-    def verify(self, result: CaptureResult) -> None:
-        """Was done when the report was examined, in a process of its own."""
 
     def products(self) -> tuple[Product, ...]:
         """The report, and its export where it was asked for."""
@@ -117,7 +104,8 @@ class NsysCapture(InTurns):
         if self._session is not None:
             # Nobody waits for it: it is bounded by itself, and its report goes with the temporary directory.
             with contextlib.suppress(CaptureError):
-                self._abandoned = _detached([self._place.binary, "stop", f"--session={self._session}"])
+                stop: list[str | Path] = [self._place.binary, "stop", f"--session={self._session}"]
+                self._abandoned = BoundedProgram(["timeout", "--kill-after=1", str(STOP_S), *stop], 2 * STOP_S)
             self._session = None
             self._note.unlink(missing_ok=True)
         partials = self._report.parent.glob(f".{self.request.capture_id}.*")
@@ -126,18 +114,19 @@ class NsysCapture(InTurns):
             with contextlib.suppress(OSError):
                 leftover.unlink()
 
-    def _course(self) -> Turns:
+    def _course(self) -> Course:
         """All of it, in order. A `yield` is where others have their turn."""
         yield from self._check()
         if self._place.armed is None:
             yield from self._find_session()
-            yield from self._collect()
+            steps = yield from self._collect()
             yield from self._stop()
         else:
-            yield from self._collect_armed(self._place.armed)
+            steps = yield from self._collect_armed(self._place.armed)
         began_s = time.monotonic()
-        yield from self._make()
+        yield from self._make(steps)
         self._timings_s["export"] = time.monotonic() - began_s
+        return self._stored(self._report, *steps, self._notes)
 
     def _check(self) -> Turns:
         """Before: version, rights and room."""
@@ -183,7 +172,7 @@ class NsysCapture(InTurns):
             raise CaptureError(f"nsys shows no sessions: {found.problem()}")
         return dialect.parse_sessions(found.output)
 
-    def _collect(self) -> Turns:
+    def _collect(self) -> Generator[None, None, tuple[int, int]]:
         """Start nsys once the trainer is ready for it, and wait for the steps, or for the end of the time-box."""
         yield from self._arm()
         began_s = time.monotonic()
@@ -203,8 +192,9 @@ class NsysCapture(InTurns):
         end_s = self._end_s + (MARGIN_S if self._marking else 0.0)
         while not self._enough() and time.monotonic() < end_s:
             yield
-        self._steps = self._covered()
+        steps = self._covered()
         self._timings_s["run"] = time.monotonic() - started_s
+        return steps
 
     def _arm(self) -> Turns:
         """Ask the trainer to mark its steps. It also keeps other profilers out meanwhile, or says that one is running.
@@ -241,20 +231,22 @@ class NsysCapture(InTurns):
         return covered is not None and covered[1] - covered[0] + 1 >= self.request.steps
 
     def _covered(self) -> tuple[int, int]:
-        """The steps in the report.
+        """The steps in the report: from here on it can be had without the trainer.
 
         Raises:
             CaptureError: there is none.
         """
+        seen = self._seen()
         if self._marked is not None and self._marked.first_step is not None and self._marked.last_step is not None:
             self._notes.append(self._marked.detail)
-            return self._marked.first_step, self._marked.last_step
-        if self._marking:
+            seen = self._marked.first_step, self._marked.last_step
+        elif self._marking:
             self._notes.append("the trainer did not answer within the time-box: steps told from the ring")
-        if (seen := self._seen()) is None:
+        if seen is None:
             now = self._look()
             where = "" if now is None else f"; the rank is in {now.stage or 'no stage'} of step {now.step}"
             raise CaptureError(f"no step began and ended within the time-box{where}")
+        self.needs_trainer = False
         return seen
 
     def _seen(self) -> tuple[int, int] | None:
@@ -266,7 +258,7 @@ class NsysCapture(InTurns):
         first, last = self._began.step + 1, now.step if now.stage is None else now.step - 1
         return (first, last) if last >= first else None
 
-    def _collect_armed(self, armed: Path) -> Turns:
+    def _collect_armed(self, armed: Path) -> Generator[None, None, tuple[int, int]]:
         """Nobody here reaches the session: nsys waits for the trainer's range, and the report comes into the spool."""
         self._drop_reports(armed)
         yield from self._arm()
@@ -282,12 +274,13 @@ class NsysCapture(InTurns):
             if time.monotonic() >= self._end_s + MARGIN_S:
                 raise CaptureError("the rank did not end its steps within the time-box: stacks would tell")
             yield
-        self._steps = self._covered()
+        steps = self._covered()
         self._timings_s["run"] = time.monotonic() - started_s
         report = yield from self._report_of(armed)
         self._timings_s["stop"] = time.monotonic() - started_s - self._timings_s["run"]
         self._raw = self._made.with_suffix(report.suffix)
         shutil.move(report, self._raw)
+        return steps
 
     def _report_of(self, armed: Path) -> Generator[None, None, Path]:
         """The report of a range that has been closed, or is about to be."""
@@ -323,13 +316,13 @@ class NsysCapture(InTurns):
             raise CaptureError(f"the report could not be written: {_failure(found)}")
         self._raw = Path(report)
 
-    def _make(self) -> Turns:
+    def _make(self, steps: tuple[int, int]) -> Turns:
         """From what nsys left to what was promised, in the spool."""
         self._raw = yield from to_report(self._raw, self._place.binary, self._run)
         self._bounded(self._raw, "report")
         export, contents = yield from to_export(self._raw, self._place.binary, self._run)
-        promised = self._steps if self._marked is not None and "nvtx" in self._place.traces else None
-        check(contents, range(promised[0], promised[1] + 1) if promised else (), self._place.traces)
+        marked = self._marked is not None and "nvtx" in self._place.traces
+        check(contents, range(steps[0], steps[1] + 1) if marked else (), self._place.traces)
         self._notes.append(f"the report holds {contents.environments} entries of processes' environments")
         if self.request.options.get("sqlite", False):
             self._bounded(export, "export")
@@ -358,20 +351,6 @@ class NsysCapture(InTurns):
         if self._cancelled:
             raise CaptureError("cancelled")
 
-    def _result(self) -> CaptureResult:
-        assert self._steps is not None, "the course ends with steps or with an error"
-        return CaptureResult(
-            capture_id=self.request.capture_id,
-            rank=self.request.rank,
-            state="stored",
-            detail="; ".join(note for note in self._notes if note),
-            first_step=self._steps[0],
-            last_step=self._steps[1],
-            size_bytes=self._report.stat().st_size,
-            timings_s=self._timings_s,
-            clock=self._clock,
-        )
-
 
 def _failure(found: Finished) -> str:
     """Why nsys could not write where it should."""
@@ -388,8 +367,3 @@ def _move(source: Path, target: Path) -> None:
         partial.replace(target)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _detached(command: list[str | Path]) -> BoundedProgram:
-    """A program that ends by itself, or is ended."""
-    return BoundedProgram(["timeout", "--kill-after=1", str(STOP_S), *command], 2 * STOP_S)

@@ -14,17 +14,14 @@ OLDEST = (2021, 4)
 TRACES = ("cuda", "nvtx", "osrt", "cublas", "cudnn", "mpi", "ucx")
 
 _VERSION = re.compile(r"version\s+(\d{4})\.(\d+)(?:\.(\d+))?")
-_SESSION = re.compile(r"^\s*(\d+)\s+(\S+)\s+(\S+)\s+(\d+)\s+(\S.*?)\s*$")
+_SESSION = re.compile(r"^\s*\d+\s+\S+\s+(\S+)\s+\d+\s+(\S.*?)\s*$")
 _GENERATED = re.compile(r"^\s*(/\S.*\.(?:nsys-rep|qdstrm))\s*$", re.MULTILINE)
-
-Version = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class ListedSession:
     """A line of ``nsys sessions list``."""
 
-    number: int
     state: str
     name: str
 
@@ -34,7 +31,7 @@ class ListedSession:
         return self.state in ("Launched", "Idle")
 
 
-def parse_version(output: str, oldest: tuple[int, int] = OLDEST) -> Version:
+def parse_version(output: str) -> tuple[int, int, int]:
     """The version in what ``nsys --version`` says.
 
     ``launch --trace``, ``start --sample --cpuctxsw --output`` and ``stop`` are the same from the oldest one on.
@@ -46,8 +43,8 @@ def parse_version(output: str, oldest: tuple[int, int] = OLDEST) -> Version:
     if found is None:
         raise CaptureError(f"nsys says no version that is understood: {output.strip()[:100]!r}")
     version = int(found[1]), int(found[2]), int(found[3] or 0)
-    if version[:2] < oldest:
-        raise CaptureError(f"nsys {version[0]}.{version[1]} is too old: {oldest[0]}.{oldest[1]} is needed")
+    if version[:2] < OLDEST:
+        raise CaptureError(f"nsys {version[0]}.{version[1]} is too old: {OLDEST[0]}.{OLDEST[1]} is needed")
     return version
 
 
@@ -69,10 +66,8 @@ def start_flags(options: Mapping[str, Any]) -> tuple[str, ...]:
     return f"--sample={scope}", f"--cpuctxsw={scope}"
 
 
-def wanted_traces(options: Mapping[str, Any], launched: Sequence[str]) -> tuple[str, ...]:
-    """What is to be traced: what is asked for, or else all that the rank was launched with.
-
-    nsys takes the list at launch and at no other time: more than that cannot be had later.
+def check_traces(options: Mapping[str, Any], launched: Sequence[str]) -> None:
+    """Check what is asked to be traced: nsys is told at launch and at no other time, so more cannot be had later.
 
     Raises:
         CaptureError: something else was asked for than the rank was launched with.
@@ -85,13 +80,12 @@ def wanted_traces(options: Mapping[str, Any], launched: Sequence[str]) -> tuple[
         raise CaptureError(
             f"{', '.join(missing)} cannot be traced: the rank was launched under nsys with {','.join(launched)} only"
         )
-    return tuple(asked)
 
 
 def parse_sessions(output: str) -> tuple[ListedSession, ...]:
     """What ``nsys sessions list`` shows; lines that are not sessions are passed over."""
     found = (_SESSION.match(line) for line in output.splitlines())
-    return tuple(ListedSession(int(one[1]), one[3], one[5]) for one in found if one is not None)
+    return tuple(ListedSession(one[1], one[2]) for one in found if one is not None)
 
 
 def session_of(sessions: Iterable[ListedSession], prefix: str, rank: int) -> ListedSession:

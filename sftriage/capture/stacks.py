@@ -10,35 +10,26 @@ import contextlib
 import json
 import os
 import shutil
-import stat
 import sys
 import time
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sftriage.capture.bounded import BoundedProgram, Finished
-from sftriage.capture.executor import InTurns, Product, RankLook, Turns
+from sftriage.capture.executor import Course, InTurns, Product, RankLook
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
-from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.records import CaptureRequest
 
 SETTLED_S = 0.5
 """A dump that has not grown for so long is whole."""
 PATIENCE_S = 10.0
+MAX_ENVIRONMENT_BYTES = 1 << 21
 
 
-@dataclass(frozen=True, slots=True)
-class RecorderPlace:
-    """The pipe that asks for a dump, and the file that it goes to."""
-
-    pipe: Path
-    dump: Path
-
-
-def place_of(environment: Mapping[str, str], rank: int) -> RecorderPlace | str:
-    """Where a rank's flight recorder is, by the environment it was started with; or why there is none."""
+def place_of(environment: Mapping[str, str], rank: int) -> tuple[Path, Path] | str:
+    """The pipe that asks a rank's flight recorder for a dump, and the file that it goes to; or why there is none."""
     size = environment.get("TORCH_FR_BUFFER_SIZE") or environment.get("TORCH_NCCL_TRACE_BUFFER_SIZE")
     pipe = environment.get("TORCH_NCCL_DEBUG_INFO_PIPE_FILE")
     if not pipe:
@@ -46,7 +37,7 @@ def place_of(environment: Mapping[str, str], rank: int) -> RecorderPlace | str:
     if size == "0":
         return "none: its buffer is of size 0"
     prefix = environment.get("TORCH_FR_DUMP_TEMP_FILE") or environment.get("TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-    return RecorderPlace(Path(f"{pipe}{rank}.pipe"), Path(f"{prefix or '/tmp/nccl_trace_rank_'}{rank}"))
+    return Path(f"{pipe}{rank}.pipe"), Path(f"{prefix or '/tmp/nccl_trace_rank_'}{rank}")
 
 
 class FlightRecorder:
@@ -66,26 +57,24 @@ class FlightRecorder:
         place = place_of(environment_of(self._info.pid), self._info.rank)
         if isinstance(place, str):
             return place
-        if not place.pipe.exists():
-            return f"none: {place.pipe} is not there (Gloo has none)"
-        if not stat.S_ISFIFO(place.pipe.stat().st_mode):
-            return f"none: {place.pipe} is no pipe"
-        before = _seen(place.dump)
+        pipe, dump = place
+        if not pipe.exists():
+            return f"none: {pipe} is not there (Gloo has none)"
+        if not pipe.is_fifo():
+            return f"none: {pipe} is no pipe"
+        before = _seen(dump)
         # Without O_NONBLOCK this would wait for a reader, for ever.
-        pipe = os.open(place.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            os.write(pipe, b"1\n")
-        finally:
-            os.close(pipe)
+        with os.fdopen(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC), "wb", buffering=0) as asks:
+            asks.write(b"1\n")
         last, since_s = before, time.monotonic()
         while time.monotonic() < end_s:
-            now = _seen(place.dump)
+            now = _seen(dump)
             if now != last:
                 last, since_s = now, time.monotonic()
             elif now != before and time.monotonic() - since_s >= SETTLED_S:
-                return self._copy(place.dump)
+                return self._copy(dump)
             yield
-        return f"none: {place.dump} was not written"
+        return f"none: {dump} was not written"
 
     def _copy(self, dump: Path) -> str:
         descriptor = os.open(dump, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -104,7 +93,8 @@ def environment_of(pid: int) -> dict[str, str]:
     Raises:
         OSError: it is gone, or not ours.
     """
-    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    with Path(f"/proc/{pid}/environ").open("rb") as file:
+        entries = file.read(MAX_ENVIRONMENT_BYTES).split(b"\0")
     return dict(entry.decode("utf-8", "surrogateescape").split("=", 1) for entry in entries if b"=" in entry)
 
 
@@ -144,26 +134,12 @@ class StacksCapture(InTurns):
         self._info, self._look = info, look
         self._stacks = spool / f"{request.capture_id}.stacks.json"
         self._recorder_dump = spool / f"{request.capture_id}.pickle"
-        self._step = 0
         self._notes: list[str] = []
-        self._taken = self._cancelled = False
-
-    @property
-    def needs_trainer(self) -> bool:
-        """Until they are taken."""
-        return not self._taken
 
     def _go_on(self) -> None:
         if self._cancelled:
             raise CaptureError("cancelled")
         super()._go_on()
-
-    def cancel(self) -> None:
-        """Stop, and keep nothing."""
-        self._cancelled = True
-
-    def verify(self, result: CaptureResult) -> None:
-        """What is in the spool was made here, from what py-spy said."""
 
     def products(self) -> tuple[Product, ...]:
         """The document, and the flight recorder's dump where there is one."""
@@ -179,15 +155,15 @@ class StacksCapture(InTurns):
             with contextlib.suppress(OSError):
                 leftover.unlink()
 
-    def _course(self) -> Turns:
+    def _course(self) -> Course:
         began_s = time.monotonic()
         end_s = began_s + self.request.max_seconds
         py_spy = find_py_spy()
         now = self._look()
         self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
-        self._step = now.step if now is not None else 0
+        step = now.step if now is not None else 0
         threads = yield from self._dump(py_spy, end_s)
-        self._taken = True
+        self.needs_trainer = False
         self._timings_s["run"] = time.monotonic() - began_s
         recorder = "not asked for"
         if self.request.options.get("flight_recorder", False):
@@ -199,7 +175,7 @@ class StacksCapture(InTurns):
             "host": self._info.host,
             "pid": self._info.pid,
             "time_s": self._clock["wall_ns"] / 1e9,
-            "step": self._step,
+            "step": step,
             "stage": None if now is None else now.stage,
             "in_stage_s": None if now is None else now.stage_age_ns / 1e9,
             "native": bool(self.request.options.get("native", False)),
@@ -208,6 +184,7 @@ class StacksCapture(InTurns):
         }
         self._notes.append(f"flight recorder: {recorder}")
         self._write(document)
+        return self._stored(self._stacks, step, step, self._notes)
 
     def _dump(self, py_spy: Path, end_s: float) -> Generator[None, None, list[Any]]:
         """The threads, with their frames, innermost first."""
@@ -239,19 +216,6 @@ class StacksCapture(InTurns):
             raise CaptureError(f"the stacks have {len(data)} bytes; at most {self.request.max_bytes} were allowed")
         with os.fdopen(os.open(self._stacks, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(data)
-
-    def _result(self) -> CaptureResult:
-        return CaptureResult(
-            capture_id=self.request.capture_id,
-            rank=self.request.rank,
-            state="stored",
-            detail="; ".join(self._notes),
-            first_step=self._step,
-            last_step=self._step,
-            size_bytes=self._stacks.stat().st_size,
-            timings_s=self._timings_s,
-            clock=self._clock,
-        )
 
 
 def find_py_spy() -> Path:

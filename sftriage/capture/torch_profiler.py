@@ -12,7 +12,7 @@ import mmap
 import re
 from pathlib import Path
 
-from sftriage.capture.executor import Product, mailbox_of
+from sftriage.capture.executor import Executor, Product, mailbox_of
 from sftriage.errors import CaptureError, RingError
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 
@@ -63,7 +63,7 @@ def _searched(trace: Path) -> set[int]:
         return {int(match.group(1)) for match in _STEP.finditer(content)}
 
 
-class TorchCapture:
+class TorchCapture(Executor):
     """One capture, from asking for it to the trace in the spool.
 
     Raises:
@@ -71,14 +71,9 @@ class TorchCapture:
     """
 
     def __init__(self, request: CaptureRequest, mailbox: Path, spool: Path) -> None:
-        self.request = request
+        super().__init__(request)
         self.trace = spool / f"{request.capture_id}.json"
         self._mailbox = mailbox_of(request, mailbox)
-
-    @property
-    def needs_trainer(self) -> bool:
-        """It is the trainer that writes the trace, to the end."""
-        return True
 
     @property
     def state(self) -> CaptureState:
@@ -120,16 +115,8 @@ class TorchCapture:
         with contextlib.suppress(RingError):
             self._mailbox.cancel(self.request.capture_id)
 
-    def failed(self, reason: str) -> CaptureResult:
-        """The result of this capture where the rank gives none."""
-        return CaptureResult(self.request.capture_id, self.request.rank, "failed", reason)
-
     def verify(self, result: CaptureResult) -> None:
-        """Check the trace against the request and what the trainer says it did.
-
-        Raises:
-            CaptureError: it is not what was promised.
-        """
+        """See `verify_trace`."""
         verify_trace(self.trace, self.request, result)
 
     def products(self) -> tuple[Product, ...]:

@@ -134,12 +134,6 @@ def test_what_the_driver_says_of_a_ranks_gpu_is_there_and_what_it_does_not_is_ab
     json.dumps(plain(found), allow_nan=False)
 
 
-def test_only_the_ranks_asked_about_are_remarked_on(driver, trainer):
-    driver(HOST, FIRST, SECOND)
-    ranks = [info_of(6, trainer(), 0), info_of(7, trainer(), 1)]
-    assert gather(ranks, about={7}, deadline_s=DEADLINE_S).remarks == ()
-
-
 def test_a_gpu_that_hangs_is_named_and_the_others_are_not_lost(driver, trainer):
     # GIVEN a driver that never comes back from one question about GPU 1
     driver(HOST, FIRST, SECOND | {"1.reasons": "hang"})
@@ -275,18 +269,16 @@ def test_a_loop_that_does_not_wait_asks_once_in_a_while(driver, trainer, monkeyp
     driver(HOST, FIRST, SECOND)
     ranks = [info_of(0, trainer())]
     asked = []
-    monkeypatch.setattr(
-        evidence, "NvmlQuestion", lambda deadline_s: asked.append(NvmlQuestion(deadline_s)) or asked[-1]
-    )
-    sampler = EvidenceSampler(every_s=60.0, deadline_s=DEADLINE_S)
+    monkeypatch.setattr(evidence, "NvmlQuestion", lambda _: asked.append(NvmlQuestion(DEADLINE_S)) or asked[-1])
+    sampler = EvidenceSampler()
     # WHEN it is asked, it does not wait
-    assert sampler.ask(ranks, 100.0) is None
+    assert sampler.ask(ranks, 100.0, {0}) is None
     answer_to(asked[0])
-    # THEN one answer serves until the time is over
-    assert sampler.ask(ranks, 101.0).of(0).uuid == "GPU-aaaa"
-    assert sampler.ask(ranks, 159.0).of(0).uuid == "GPU-aaaa"
+    # THEN one answer serves until the time is over, with remarks about those that are asked about
+    assert sampler.ask(ranks, 101.0, {0}).remarks
+    assert (sampler.ask(ranks, 159.0, ()).of(0).uuid, sampler.ask(ranks, 159.0, ()).remarks) == ("GPU-aaaa", ())
     assert len(asked) == 1
-    assert sampler.ask(ranks, 160.0) is None
+    assert sampler.ask(ranks, 160.0, {0}) is None
     assert len(asked) == 2
     sampler.close()
     assert asked[1]._child.wait(DEADLINE_S) is not None
@@ -302,9 +294,9 @@ def test_no_second_question_while_one_hangs_in_the_driver(monkeypatch):
 
     made = []
     monkeypatch.setattr(evidence, "NvmlQuestion", lambda deadline_s: made.append(Hanging()) or made[-1])
-    sampler = EvidenceSampler(every_s=1.0)
+    sampler = EvidenceSampler()
     # WHEN it is long time for the next one
-    found = [sampler.ask([], now_s) for now_s in (0.0, 100.0, 200.0)]
+    found = [sampler.ask([], now_s, ()) for now_s in (0.0, 100.0, 200.0)]
     # THEN it is not asked, and what is known stays
     assert len(made) == 1
     assert {one.problem for one in found} == {"NVML did not answer in time"}

@@ -4,12 +4,12 @@ import pytest
 
 from sftriage.capture.nsys_dialect import (
     ListedSession,
+    check_traces,
     parse_sessions,
     parse_version,
     report_of,
     session_of,
     start_flags,
-    wanted_traces,
 )
 from sftriage.errors import CaptureError
 
@@ -34,17 +34,16 @@ def test_a_version_is_read(said, version):
 
 
 @pytest.mark.parametrize(
-    ("said", "oldest", "reason"),
+    ("said", "reason"),
     [
-        ("", None, "no version"),
-        ("nsys: not found", None, "no version"),
-        ("NVIDIA Nsight Systems version 2021.3.2", None, "nsys 2021.3 is too old: 2021.4 is needed"),
-        ("NVIDIA Nsight Systems version 2022.3.1", (2022, 4), "nsys 2022.3 is too old: 2022.4 is needed"),
+        ("", "no version"),
+        ("nsys: not found", "no version"),
+        ("NVIDIA Nsight Systems version 2021.3.2", "nsys 2021.3 is too old: 2021.4 is needed"),
     ],
 )
-def test_a_version_that_will_not_do_is_a_reason(said, oldest, reason):
+def test_a_version_that_will_not_do_is_a_reason(said, reason):
     with pytest.raises(CaptureError, match=reason):
-        parse_version(said, oldest) if oldest else parse_version(said)
+        parse_version(said)
 
 
 @pytest.mark.parametrize(
@@ -59,23 +58,16 @@ def test_nothing_is_sampled_unless_asked_for(options, flags):
     assert start_flags(options) == flags
 
 
-@pytest.mark.parametrize(
-    ("options", "launched", "traces"),
-    [
-        ({}, ("cuda", "nvtx"), ("cuda", "nvtx")),
-        ({"trace": ["nvtx"]}, ("cuda", "nvtx"), ("nvtx",)),
-        ({"trace": ("nvtx", "cuda")}, ("cuda", "nvtx"), ("nvtx", "cuda")),
-    ],
-)
-def test_what_is_traced_is_what_the_rank_was_launched_with(options, launched, traces):
-    assert wanted_traces(options, launched) == traces
+@pytest.mark.parametrize("options", [{}, {"trace": ["nvtx"]}, {"trace": ("nvtx", "cuda")}])
+def test_what_the_rank_was_launched_with_may_be_traced(options):
+    check_traces(options, ("cuda", "nvtx"))
 
 
 def test_sessions_are_read_and_other_lines_passed_over():
     found = parse_sessions(LISTED)
     assert found == (
-        ListedSession(1025708, "Launched", "sft-20260101-0.0"),
-        ListedSession(1125709, "RangeCollection", "somebody's own session"),
+        ListedSession("Launched", "sft-20260101-0.0"),
+        ListedSession("RangeCollection", "somebody's own session"),
     )
     assert parse_sessions("") == parse_sessions("Connection refused\n") == ()
 
@@ -92,7 +84,7 @@ def test_sessions_are_read_and_other_lines_passed_over():
     ],
 )
 def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen):
-    sessions = [ListedSession(at, "Launched", name) for at, name in enumerate(names)]
+    sessions = [ListedSession("Launched", name) for name in names]
     if chosen is not None:
         assert session_of(sessions, "sft-a", rank).name == chosen
         return
@@ -102,7 +94,7 @@ def test_the_session_of_a_rank_is_that_of_its_newest_attempt(names, rank, chosen
 
 @pytest.mark.parametrize(("state", "free"), [("Launched", True), ("Collection", False), ("RangeGeneration", False)])
 def test_a_session_in_which_something_is_collected_is_not_free(state, free):
-    assert ListedSession(1, state, "sft-a-0.0").free == free
+    assert ListedSession(state, "sft-a-0.0").free == free
 
 
 @pytest.mark.parametrize(
