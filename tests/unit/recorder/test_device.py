@@ -62,10 +62,29 @@ class Job:
 
 
 @pytest.fixture
-def job(tmp_path, device):
-    made = Job(tmp_path)
-    yield made
-    made.close()
+def start(tmp_path):
+    """Start a job, which is closed in the end."""
+    made = []
+
+    def start(*stages, **options):
+        made.append(Job(tmp_path, *stages, **options))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def job(start, device):
+    return start()
+
+
+def finish(job, device):
+    """Let the device do what it has to, and close; the device times that come of it."""
+    device.catches_up()
+    job.monitor.close()
+    return job.device()
 
 
 def train(job, device, **launched):
@@ -121,26 +140,19 @@ def test_time_outside_every_stage_goes_before_the_sync_stage_that_it_held_up(job
         with job.monitor.stage("backward"):
             device.launch(7)
         device.launch(60)
-    # WHEN the step is published
-    device.catches_up()
-    train(job, device)
     # THEN the part before is told from the part after, as on the host
-    step = job.device()[0]
-    assert step.durations_ns == (0, 0, 7, 0, 100)
-    assert step.outside_ns == (40,)
+    (step,) = finish(job, device)
+    assert (step.durations_ns, step.outside_ns) == ((0, 0, 7, 0, 100), (40,))
 
 
-def test_two_sync_stages_share_out_the_time_before_them(tmp_path, device):
-    job = Job(tmp_path, ("a", "b"), ("a", "b"))
+def test_two_sync_stages_share_out_the_time_before_them(start, device):
+    job = start(("a", "b"), ("a", "b"))
     with job.monitor.step():
         for name, before in (("a", 40), ("b", 60)):
             device.launch(before)
             with job.monitor.stage(name):
                 device.launch(1)
-    device.catches_up()
-    job.monitor.close()
-    assert job.device()[0].outside_ns == (40, 60)
-    job.close()
+    assert finish(job, device)[0].outside_ns == (40, 60)
 
 
 def test_stages_inside_stages_have_their_own_time(job, device):
@@ -149,18 +161,14 @@ def test_stages_inside_stages_have_their_own_time(job, device):
         with job.monitor.stage("data"):
             device.launch(30)
         device.launch(6)
-    device.catches_up()
-    train(job, device)
-    assert job.device()[0].durations_ns == (30, 11, 0, 0, 0)
+    assert finish(job, device)[0].durations_ns == (30, 11, 0, 0, 0)
 
 
 def test_the_jobs_step_number_ties_both_times(job, device):
     for number in (100, 101):
         with job.monitor.step(number), job.monitor.stage("data"):
             device.launch(9)
-    device.catches_up()
-    job.monitor.close()
-    assert [step.step for step in job.device()] == [step.step for step in job.host()] == [100, 101]
+    assert [step.step for step in finish(job, device)] == [step.step for step in job.host()] == [100, 101]
 
 
 def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
@@ -198,9 +206,7 @@ def test_a_step_left_half_way_has_no_device_time(job, device):
         raise KeyError
     device.catches_up()
     train(job, device)
-    device.catches_up()
-    job.monitor.close()
-    assert [step.step for step in job.device()] == [1]
+    assert [step.step for step in finish(job, device)] == [1]
 
 
 def test_events_keep_out_of_a_cuda_graph(job, device):
@@ -266,22 +272,19 @@ def test_a_broken_device_ends_device_time_and_not_the_recording(job, device, cap
     assert [step.step for step in job.host()] == [0, 1, 2]
 
 
-def test_cuda_may_come_into_use_after_the_monitor_was_made(tmp_path, device):
+def test_cuda_may_come_into_use_after_the_monitor_was_made(start, tmp_path, device):
     device.initialised = False
-    job = Job(tmp_path)
+    job = start()
     train(job, device)
     assert not (tmp_path / "rank-0.0.device").exists()
     device.initialised = True
     train(job, device)
-    device.catches_up()
-    job.monitor.close()
-    assert [step.step for step in job.device()] == [1]
-    job.close()
+    assert [step.step for step in finish(job, device)] == [1]
 
 
-def test_a_job_without_cuda_is_asked_a_few_times_only(tmp_path, device, caplog):
+def test_a_job_without_cuda_is_asked_a_few_times_only(start, tmp_path, device, caplog):
     device.initialised = False
-    job = Job(tmp_path)
+    job = start()
     for _ in range(CUDA_START_STEPS + 1):
         train(job, device)
     device.initialised = True
@@ -289,21 +292,19 @@ def test_a_job_without_cuda_is_asked_a_few_times_only(tmp_path, device, caplog):
     assert caplog.text.count("no device time: CUDA is not in use") == 1
     assert not (tmp_path / "rank-0.0.device").exists()
     assert len(job.host()) == min(CUDA_START_STEPS + 2, 64)
-    job.close()
 
 
 @pytest.mark.parametrize(
     ("argument", "variable", "expected"),
     [(None, None, False), (None, "1", True), (None, "0", False), (False, "1", False), (True, None, True)],
 )
-def test_it_is_off_unless_asked_for(tmp_path, device, monkeypatch, argument, variable, expected):
+def test_it_is_off_unless_asked_for(start, tmp_path, device, monkeypatch, argument, variable, expected):
     if variable is not None:
         monkeypatch.setenv(DEVICE_ENV, variable)
-    job = Job(tmp_path, device_time=argument)
+    job = start(device_time=argument)
     train(job, device)
     assert (tmp_path / "rank-0.0.device").exists() is expected
     assert (device.recorded > 0) is expected
-    job.close()
 
 
 def test_a_reader_of_rings_neither_finds_it_nor_takes_it_for_one(job, device, tmp_path):
@@ -316,14 +317,11 @@ def test_a_reader_of_rings_neither_finds_it_nor_takes_it_for_one(job, device, tm
         RingReader(tmp_path / "rank-0.0.ring", kind="device")
 
 
-def test_what_a_dead_job_left_under_the_name_is_replaced(tmp_path, device):
+def test_what_a_dead_job_left_under_the_name_is_replaced(start, tmp_path, device):
     (tmp_path / "rank-0.0.device").write_bytes(b"old")
-    job = Job(tmp_path)
+    job = start()
     train(job, device, forward=4)
-    device.catches_up()
-    job.monitor.close()
-    assert len(job.device()) == 1
-    job.close()
+    assert len(finish(job, device)) == 1
 
 
 def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
@@ -397,10 +395,10 @@ def marked(rings):
 
 
 @pytest.mark.parametrize("device_time", [True, False])
-def test_the_hosts_ring_says_that_the_rank_uses_cuda(tmp_path, device, device_time):
+def test_the_hosts_ring_says_that_the_rank_uses_cuda(start, tmp_path, device, device_time):
     # GIVEN a rank that initialises CUDA in its third step, with device time or without
     device.initialised = False
-    job = Job(tmp_path, device_time=device_time)
+    job = start(device_time=device_time)
     train(job, device)
     train(job, device)
     device.initialised = True
@@ -413,29 +411,27 @@ def test_the_hosts_ring_says_that_the_rank_uses_cuda(tmp_path, device, device_ti
 
 
 @pytest.mark.parametrize("torch", [None, SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())])
-def test_a_job_without_cuda_or_whose_torch_is_half_imported_is_not_marked(tmp_path, monkeypatch, torch):
+def test_a_job_without_cuda_or_whose_torch_is_half_imported_is_not_marked(start, tmp_path, monkeypatch, torch):
     monkeypatch.setitem(sys.modules, "torch", torch)
-    job = Job(tmp_path, device_time=False)
+    job = start(device_time=False)
     for _ in range(3):
         with job.monitor.step():
             pass
     assert job.monitor.active
     assert not marked(tmp_path)
-    job.close()
 
 
 @pytest.mark.parametrize("initialised", [True, False])
-def test_whether_cuda_is_in_use_is_asked_in_the_first_steps_only(tmp_path, device, monkeypatch, initialised):
+def test_whether_cuda_is_in_use_is_asked_in_the_first_steps_only(start, device, monkeypatch, initialised):
     # GIVEN a rank without device time
     asked = []
     monkeypatch.setattr(device, "is_initialized", lambda: asked.append(1) or initialised)
-    job = Job(tmp_path, device_time=False)
+    job = start(device_time=False)
     # WHEN it trains for longer than CUDA may take to be initialised
     for _ in range(2 * CUDA_START_STEPS):
         train(job, device)
     # THEN it is asked until it is, or until then
     assert len(asked) == (1 if initialised else CUDA_START_STEPS)
-    job.close()
 
 
 def test_a_reader_knows_that_nothing_more_will_come(job, device):
@@ -471,9 +467,9 @@ def gpu():
     return torch
 
 
-def test_a_real_gpu_shows_the_stage_that_the_host_only_launched(tmp_path, gpu):
+def test_a_real_gpu_shows_the_stage_that_the_host_only_launched(start, gpu):
     # GIVEN steps whose forward is a kernel of many cycles, which the host does not wait for
-    job = Job(tmp_path)
+    job = start()
     for _ in range(8):
         with job.monitor.step():
             with job.monitor.stage("data"):
@@ -489,11 +485,10 @@ def test_a_real_gpu_shows_the_stage_that_the_host_only_launched(tmp_path, gpu):
     for seen, launched in zip(device, host, strict=True):
         assert seen.durations_ns[1] > seen.durations_ns[0]
         assert seen.durations_ns[1] > launched.durations_ns[1]
-    job.close()
 
 
-def test_a_real_gpu_goes_on_capturing_graphs(tmp_path, gpu):
-    job = Job(tmp_path)
+def test_a_real_gpu_goes_on_capturing_graphs(start, gpu):
+    job = start()
     square = gpu.ones(64, device="cuda")
     graph = gpu.cuda.CUDAGraph()
     with job.monitor.step(), job.monitor.stage("forward"), gpu.cuda.graph(graph), job.monitor.stage("data"):
@@ -505,4 +500,3 @@ def test_a_real_gpu_goes_on_capturing_graphs(tmp_path, gpu):
     job.monitor.close()
     assert result.sum().item() == 128
     assert [step.step for step in job.device()] == [1, 2, 3]
-    job.close()
