@@ -6,7 +6,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
@@ -34,21 +34,10 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def make_info() -> MakeInfo:
     def make(**changes: object) -> RingInfo:
-        fields: dict[str, object] = {
-            "rank": 3,
-            "world_size": 8,
-            "local_rank": 1,
-            "attempt": 0,
-            "job": "job-7",
-            "host": "node-a",
-            "cohort": "",
-            "schema": StageSchema.closed(("data", "forward", "backward"), ("backward",)),
-            "started_mono_ns": 1_000,
-            "started_wall_ns": 2_000,
-            "pid": os.getpid(),
-            "pid_start_ticks": start_ticks(os.getpid()) or 0,
-        }
-        return RingInfo(**(fields | changes))  # type: ignore[arg-type]
+        schema = StageSchema.closed(("data", "forward", "backward"), ("backward",))
+        pid = os.getpid()
+        info = RingInfo(3, 8, 1, 0, "job-7", "node-a", "", schema, 1_000, 2_000, pid, start_ticks(pid) or 0)
+        return replace(info, **changes)  # type: ignore[arg-type]
 
     return make
 
@@ -93,15 +82,20 @@ class Ring:
     info: RingInfo
     path: Path
     reader: RingReader
+    slot_of: Callable[..., array[int]]
+
+    def publish(self, *seqs: int) -> None:
+        for seq in seqs:
+            self.writer.publish(self.slot_of(self.info, seq))
 
 
 @pytest.fixture
-def ring(tmp_path: Path, make_info: MakeInfo) -> Iterator[Ring]:
+def ring(tmp_path: Path, make_info: MakeInfo, slot_of: Callable[..., array[int]]) -> Iterator[Ring]:
     """A ring of four slots."""
     info = make_info()
     writer = RingWriter(tmp_path, info, 4)
     with RingReader(writer.path) as reader:
-        yield Ring(writer, info, writer.path, reader)
+        yield Ring(writer, info, writer.path, reader, slot_of)
     writer.close()
 
 

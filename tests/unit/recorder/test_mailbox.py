@@ -84,14 +84,12 @@ def test_one_request_at_a_time(ends):
     trainer, client = ends
     client.post(REQUEST)
     # THEN no other can take its place, until it is answered
+    later = replace(REQUEST, capture_id="c-2")
     with pytest.raises(CaptureError, match="not answered"):
-        client.post(replace(REQUEST, capture_id="c-2"))
+        client.post(later)
     assert trainer.take() == REQUEST
     trainer.answer(RESULT)
-    assert client.post(replace(REQUEST, capture_id="c-2")) == 2
-    taken = trainer.take()
-    assert taken is not None
-    assert taken.capture_id == "c-2"
+    assert (client.post(later), trainer.take()) == (2, later)
 
 
 def test_a_request_that_does_not_belong_here_is_not_posted(ends):
@@ -103,20 +101,25 @@ def test_a_request_that_does_not_belong_here_is_not_posted(ends):
     assert (trainer.take(), trainer.live[DOORBELL]) == (None, 0)
 
 
-def test_only_the_request_under_way_is_called_off(ends):
+@pytest.mark.parametrize(("says", "heard"), [("cancel", "cancelled"), ("allow", "allowed")])
+def test_a_request_is_called_off_or_may_begin_when_that_is_said_of_it_and_of_no_other(ends, says, heard):
     trainer, client = ends
-    assert not client.cancel("c-1")
+
+    def said(capture_id: str) -> tuple[bool, bool]:
+        return getattr(client, says)(capture_id), getattr(trainer, heard)
+
+    assert not getattr(client, says)("c-1")
     client.post(REQUEST)
     trainer.take()
-    assert (client.cancel("c-2"), trainer.cancelled) == (False, False)
-    assert (client.cancel("c-1"), trainer.cancelled) == (True, True)
-    assert trainer.live[DOORBELL] == 2
-    # AND the next request is not called off with it
+    assert not getattr(trainer, heard)
+    assert (said("c-2"), said("c-1")) == ((False, False), (True, True))
+    assert (trainer.cancelled + trainer.allowed, trainer.live[DOORBELL]) == (1, 2)
+    # AND the next request is not meant by it
     trainer.answer(RESULT)
-    assert not client.cancel("c-1")
+    assert not getattr(client, says)("c-1")
     client.post(replace(REQUEST, capture_id="c-3"))
     trainer.take()
-    assert not trainer.cancelled
+    assert not getattr(trainer, heard)
 
 
 GOOD = plain(REQUEST)
@@ -141,22 +144,17 @@ GOOD = plain(REQUEST)
         GOOD | {"profiler": "perf"},
         GOOD | {"options": [1]},
         GOOD | {"options": {"with_stack": 1}},
+        GOOD | {"labels": {"why": 1}},
+        b"[" * MAX_MESSAGE_BYTES,
     ],
 )
 def test_a_request_that_is_wrong_is_refused_with_a_reason(ends, message):
     trainer, _ = ends
-    forge(trainer, json.dumps(message).encode())
+    forge(trainer, message if isinstance(message, bytes) else json.dumps(message).encode())
     with pytest.raises(CaptureError, match=r"the request .+"):
         trainer.take()
     # AND it is not looked at again
     assert trainer.take() is None
-
-
-def test_json_without_end_is_refused(ends):
-    trainer, _ = ends
-    forge(trainer, b"[" * MAX_MESSAGE_BYTES)
-    with pytest.raises(CaptureError):
-        trainer.take()
 
 
 @settings(max_examples=200)

@@ -6,10 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.errors import CaptureError
-from sftriage.recorder import MailboxClient
-from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.session import NvtxSession
-from sftriage.records import CaptureRequest
 
 
 @pytest.fixture
@@ -34,16 +31,11 @@ def test_the_ranges_of_a_capture_lie_in_each_other(ranges):
             session.follow(stages)
         session.end_step()
     session.stop()
-    assert ranges.open == []
-    inside = ["sftriage:data", "sftriage:forward/sftriage:inner", "sftriage:forward"]
-    expected = []
-    for step in (7, 8):
-        expected += [f"SFT_CAPTURE/ProfilerStep#{step}/{name}" for name in inside]
-        expected.append(f"SFT_CAPTURE/ProfilerStep#{step}")
-    assert ranges.closed == [*expected, "SFT_CAPTURE"]
+    inside = ("/sftriage:data", "/sftriage:forward/sftriage:inner", "/sftriage:forward", "")
+    steps = [f"SFT_CAPTURE/ProfilerStep#{step}{name}" for step in (7, 8) for name in inside]
+    assert (ranges.open, ranges.closed) == ([], [*steps, "SFT_CAPTURE"])
     assert (session.steps, session.first_step, session.last_step) == (2, 7, 8)
-    assert set(session.timings_s) == {"run"}
-    assert set(session.clock) == {"mono_ns", "wall_ns"}
+    assert (set(session.timings_s), set(session.clock)) == ({"run"}, {"mono_ns", "wall_ns"})
 
 
 @pytest.mark.parametrize("stages", [[], ["data"], ["data", "inner"]])
@@ -76,22 +68,3 @@ def test_torchs_own_nvtx_comes_first(monkeypatch, ranges):
     session.start("c-1", 7, {})
     session.stop()
     assert (seen, ranges.closed) == (["SFT_CAPTURE", "pop"], [])
-
-
-def test_a_request_may_begin_when_it_is_said_of_it_and_of_no_other(tmp_path, make_info):
-    # GIVEN a request that the trainer has taken
-    info = make_info(rank=0, world_size=1, attempt=0)
-    mailbox = Mailbox(tmp_path, info)
-    request = CaptureRequest("c-1", 0, "nsys", steps=1, warmup_steps=0, max_seconds=5, max_bytes=100)
-    with MailboxClient(tmp_path / info.file_name("mailbox")) as client:
-        client.post(request)
-        assert mailbox.take() == request
-        doorbell = mailbox.live[0]
-        # THEN it may not begin before it is said, nor when that is said of another one
-        assert not mailbox.allowed
-        assert not client.allow("c-2")
-        assert not mailbox.allowed
-        # AND may once it is; the trainer is rung
-        assert client.allow("c-1")
-        assert (mailbox.allowed, mailbox.cancelled, mailbox.live[0]) == (True, False, doorbell + 1)
-    mailbox.close()

@@ -12,13 +12,7 @@ from hypothesis import strategies as st
 from sftriage.errors import RingError
 from sftriage.recorder import files
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
-from sftriage.recorder.ring import (
-    CURRENT_STAGE,
-    PUBLISHED,
-    RingReader,
-    RingWriter,
-    find_rings,
-)
+from sftriage.recorder.ring import CURRENT_STAGE, PUBLISHED, RingReader, RingWriter, find_rings
 from sftriage.records import StageSchema
 from tests.recorded import new_records, records_in
 
@@ -98,15 +92,13 @@ def test_a_torn_slot_is_skipped_and_counted(ring, slot_of, record_of):
     assert (batch.missed, batch.torn) == (0, 1)
 
 
-def test_a_writer_that_laps_the_reader_while_it_copies_is_missed_not_torn(ring, slot_of, record_of, monkeypatch):
+def test_a_writer_that_laps_the_reader_while_it_copies_is_missed_not_torn(ring, record_of, monkeypatch):
     # GIVEN a ring of four slots with four steps
-    for seq in range(1, 5):
-        ring.writer.publish(slot_of(ring.info, seq))
+    ring.publish(1, 2, 3, 4)
     copy = ring.reader._slots
 
     def lapped(first: int, end: int) -> bytes:
-        for seq in (5, 6):
-            ring.writer.publish(slot_of(ring.info, seq))
+        ring.publish(5, 6)
         return copy(first, end)
 
     # WHEN two more come between the reader's look at the count and its copy
@@ -121,8 +113,7 @@ def test_a_writer_that_laps_the_reader_while_it_copies_is_missed_not_torn(ring, 
 
 def test_the_slot_being_written_while_it_is_copied_is_missed_not_torn(ring, slot_of):
     # GIVEN a full ring, and a writer in the middle of storing step 5 over step 1, not yet published
-    for seq in range(1, 5):
-        ring.writer.publish(slot_of(ring.info, seq))
+    ring.publish(1, 2, 3, 4)
     half = slot_of(ring.info, 5)[:5]
     ring.writer.words[: len(half)] = half
     # THEN step 1 is missed
@@ -131,18 +122,16 @@ def test_the_slot_being_written_while_it_is_copied_is_missed_not_torn(ring, slot
     assert (batch.missed, batch.torn) == (1, 0)
 
 
-def test_a_reader_goes_on_where_an_earlier_one_stopped(ring, slot_of):
-    for seq in (1, 2, 3):
-        ring.writer.publish(slot_of(ring.info, seq))
+def test_a_reader_goes_on_where_an_earlier_one_stopped(ring):
+    ring.publish(1, 2, 3)
     with RingReader(ring.path, skip=2) as reader:
         assert [record.step for record in new_records(reader)] == [43]
 
 
 @pytest.mark.parametrize("count", [-1, 1, (1 << 62), (1 << 63) - 1])
-def test_a_count_that_cannot_be_is_refused(ring, slot_of, count):
+def test_a_count_that_cannot_be_is_refused(ring, count):
     # GIVEN a reader that has read two steps
-    for seq in (1, 2):
-        ring.writer.publish(slot_of(ring.info, seq))
+    ring.publish(1, 2)
     ring.reader.read()
     # WHEN the count goes backwards, or jumps to where no process counts THEN the ring is refused
     ring.writer.live[PUBLISHED] = count
@@ -150,10 +139,9 @@ def test_a_count_that_cannot_be_is_refused(ring, slot_of, count):
         ring.reader.read()
 
 
-def test_a_ring_truncated_under_the_reader_is_an_error_not_a_signal(ring, slot_of):
+def test_a_ring_truncated_under_the_reader_is_an_error_not_a_signal(ring):
     # GIVEN an open reader
-    for seq in (1, 2):
-        ring.writer.publish(slot_of(ring.info, seq))
+    ring.publish(1, 2)
     # WHEN the file loses its slots, and then its header THEN the reader says so
     os.truncate(ring.path, HEADER_BYTES)
     with pytest.raises(RingError, match="truncated: slots are missing"):
@@ -203,8 +191,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, make_info, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_ring_says_so_and_stays_readable(ring, slot_of):
-    ring.writer.publish(slot_of(ring.info, 1))
+def test_a_closed_ring_says_so_and_stays_readable(ring):
+    ring.publish(1)
     ring.writer.live[CURRENT_STAGE] = 1
     assert (ring.reader.status().closed, ring.reader.status().stage) == (False, "forward")
     ring.writer.close()
@@ -235,15 +223,8 @@ def test_a_zombie_is_not_alive():
 
 
 def test_rings_are_found_by_rank_and_attempt_and_other_files_are_not(tmp_path):
-    for name in (
-        "rank-10.0.ring",
-        "rank-2.1.ring",
-        "rank-2.0.ring",
-        "rank-2.0.mailbox",
-        "rank-x.0.ring",
-        "rank-1.ring",
-    ):
-        (tmp_path / name).touch()
+    for name in ("10.0.ring", "2.1.ring", "2.0.ring", "2.0.mailbox", "x.0.ring", "1.ring"):
+        (tmp_path / f"rank-{name}").touch()
     assert [path.name for path in find_rings(tmp_path)] == ["rank-2.0.ring", "rank-2.1.ring", "rank-10.0.ring"]
 
 

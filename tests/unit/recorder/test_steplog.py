@@ -23,6 +23,19 @@ def raw(slot_of):
     return make
 
 
+@pytest.fixture
+def info(make_info):
+    return make_info()
+
+
+@pytest.fixture
+def log(tmp_path, info):
+    """A log that its agent goes on with, or closes."""
+    made = StepLog(tmp_path, info)
+    yield made
+    made.close()
+
+
 def test_what_a_ring_holds_goes_through_the_log_unchanged(ring, tmp_path, slot_of, record_of):
     # GIVEN a ring and a log
     log = StepLog(tmp_path, ring.info)
@@ -39,10 +52,8 @@ def test_what_a_ring_holds_goes_through_the_log_unchanged(ring, tmp_path, slot_o
     assert (tmp_path / "rank-3.0.steps").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_agent_that_was_restarted_goes_on_after_a_half_written_slot(tmp_path, make_info, raw, record_of):
+def test_an_agent_that_was_restarted_goes_on_after_a_half_written_slot(tmp_path, log, info, raw, record_of):
     # GIVEN a log whose agent was killed in the middle of a write
-    info = make_info()
-    log = StepLog(tmp_path, info)
     log.append(raw(info, 1, 2))
     log.close()
     with log.path.open("ab") as file:
@@ -78,9 +89,7 @@ def test_the_log_of_another_run_is_not_appended_to(tmp_path, make_info):
     assert (tmp_path / "rank-3.0.steps").read_bytes() == b"something else"
 
 
-def test_only_whole_slots_that_follow_are_appended(tmp_path, make_info, raw):
-    info = make_info()
-    log = StepLog(tmp_path, info)
+def test_only_whole_slots_that_follow_are_appended(log, info, raw):
     log.append(raw(info, 1, 2))
     for wrong in (raw(info, 3)[:-1], raw(info, 2), raw(info, 4, 3), bytes(info.slot_bytes)):
         with pytest.raises(RingError):
@@ -89,10 +98,8 @@ def test_only_whole_slots_that_follow_are_appended(tmp_path, make_info, raw):
     assert len(read_log(log.path).records) == 2
 
 
-def test_an_agent_that_starts_again_appends_what_the_log_does_not_have(tmp_path, make_info, raw, record_of):
+def test_an_agent_that_starts_again_appends_what_the_log_does_not_have(log, info, raw, record_of):
     # GIVEN a log with two steps, and a ring that is read from its oldest step again
-    info = make_info()
-    log = StepLog(tmp_path, info)
     log.append(raw(info, 1, 2))
     # WHEN all that was read is offered
     # THEN only what is new is left to be appended, and nothing of what is wholly known
@@ -103,10 +110,8 @@ def test_an_agent_that_starts_again_appends_what_the_log_does_not_have(tmp_path,
     assert read_log(log.path) == (info, [record_of(info, seq) for seq in (1, 2, 3, 4)], 0)
 
 
-def test_a_slot_that_comes_twice_is_one_record(tmp_path, make_info, raw, record_of):
+def test_a_slot_that_comes_twice_is_one_record(log, info, raw, record_of):
     # GIVEN two agents that wrote the same log, one over the other's shoulder
-    info = make_info()
-    log = StepLog(tmp_path, info)
     log.append(raw(info, 1, 2))
     log.close()
     with log.path.open("ab") as file:
@@ -114,10 +119,8 @@ def test_a_slot_that_comes_twice_is_one_record(tmp_path, make_info, raw, record_
     assert read_log(log.path) == (info, [record_of(info, seq) for seq in (1, 2, 3)], 2)
 
 
-def test_a_disk_that_fills_up_leaves_the_log_whole(tmp_path, make_info, raw, record_of, monkeypatch):
+def test_a_disk_that_fills_up_leaves_the_log_whole(log, info, raw, record_of, monkeypatch):
     # GIVEN a disk that takes half a slot and then no more
-    info = make_info()
-    log = StepLog(tmp_path, info)
     real, calls = os.pwrite, []
 
     def full(descriptor: int, data: bytes, offset: int) -> int:
