@@ -117,6 +117,26 @@ STAGES = {
 }
 
 
+def kill(job: Job) -> None:
+    job.process.kill()
+    job.process.wait(DEADLINE_S)
+
+
+def check_goes_on(job: Job, trainer: int) -> None:
+    """Training goes on, in the same process."""
+    before = job.steps()
+    wait_until(lambda: job.steps() > before + 20)
+    assert job.trainer() == trainer
+
+
+def check_ends(job: Job, process: subprocess.Popen[str]) -> None:
+    """The job ends as it would have, and so does whoever looks after it."""
+    job.release.touch()
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, said
+    check_record(job)
+
+
 def check_gone(job: Job) -> None:
     """Nothing that was temporary is left, and no process of nsys."""
     assert not tmp_of(job).exists()
@@ -132,13 +152,10 @@ def test_sftriage_killed_at_any_stage_of_a_capture_by_nsys_is_taken_over_by_the_
     for stage in stages:
         ask = come_to(running, stage, STAGES[stage], profiler="nsys")
         # WHEN sftriage is killed there
-        running.process.kill()
-        running.process.wait(DEADLINE_S)
+        kill(running)
         # THEN what is listed is whole, and training goes on, in the same process
         running.whole()
-        before = running.steps()
-        wait_until(lambda before=before: running.steps() > before + 20)
-        assert running.trainer() == trainer
+        check_goes_on(running, trainer)
         # AND whoever takes it over says that this capture was lost, or, where it was stored already, has it
         running.process = attached(running, environment)
         result = result_of(running, ask.request_id)
@@ -163,8 +180,7 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
     running = job()
     come_to(running, "collecting", collecting, profiler="nsys", steps=1000, max_seconds=3.0)
     # WHEN sftriage is killed, and nobody comes after it
-    running.process.kill()
-    running.process.wait(DEADLINE_S)
+    kill(running)
     # THEN the rank's own script ends the collection, and keeps nothing of it
     wait_until(lambda: not note_of(running).exists())
     assert not list(tmp_of(running).glob("asked-*"))
@@ -179,16 +195,12 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
     states = {words[-1].rpartition("-")[2]: words[2] for words in ours}
     assert states == {"0.0": "Launched", "1.0": "Launched"}, listed.stdout
     # AND training goes on
-    before = running.steps()
-    wait_until(lambda: running.steps() > before + 20)
+    check_goes_on(running, running.trainer())
     # AND where somebody takes over after all, the next capture works
     successor = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
     assert capture_again(running, environment, "nsys")["state"] == "stored"
-    running.release.touch()
-    _, said = successor.communicate(timeout=DEADLINE_S)
-    assert successor.returncode == 0, said
-    check_record(running)
+    check_ends(running, successor)
     check_gone(running)
 
 
@@ -239,18 +251,14 @@ def test_nsys_killed_while_it_collects_costs_the_capture_and_its_reason_is_said_
     (ended,) = running.entries("capture")
     assert (ended["result"]["state"], running.whole()) == ("failed", set()), ended
     # AND training goes on, in the same process
-    before = running.steps()
-    wait_until(lambda: running.steps() > before + 20)
-    assert running.trainer() == trainer
+    check_goes_on(running, trainer)
     # AND this rank's next capture by nsys says why it cannot be; by torch it can
     again = capture_again(running, environment, "nsys")
     assert again["state"] == "failed"
     assert "session" in again["detail"]
     assert capture_again(running, environment)["state"] == "stored"
     # AND the job ends as it would have
-    running.release.touch()
-    assert running.process.wait(DEADLINE_S) == 0
-    check_record(running)
+    check_ends(running, running.process)
     check_gone(running)
 
 
@@ -276,19 +284,13 @@ def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain,
 
     ask = come_to(running, "taken", taking, profiler="stacks")
     # WHEN sftriage is killed meanwhile
-    running.process.kill()
-    running.process.wait(DEADLINE_S)
+    kill(running)
     # THEN training goes on, in the same process: py-spy lets go of it
-    before = running.steps()
-    wait_until(lambda: running.steps() > before + 20)
-    assert running.trainer() == trainer
+    check_goes_on(running, trainer)
     running.whole()
     # AND whoever takes over says that it was lost, and the next one works
     successor = attached(running, environment)
     wait_until(lambda: running.entries("capture"))
     assert result_of(running, ask.request_id)["state"] == "failed"
     assert capture_again(running, environment, "stacks")["state"] == "stored"
-    running.release.touch()
-    _, said = successor.communicate(timeout=DEADLINE_S)
-    assert successor.returncode == 0, said
-    check_record(running)
+    check_ends(running, successor)

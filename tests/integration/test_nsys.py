@@ -92,14 +92,8 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
     assert not list((tmp_path / "run").glob("nsys-*"))
     assert list((tmp_path / "run" / "spool").iterdir()) == []
     # AND nsys itself opens the report
-    command = [
-        "nsys",
-        "export",
-        "--type=sqlite",
-        f"--output={tmp_path / 'again.sqlite'}",
-        path.parent / "trace.nsys-rep",
-    ]
-    assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+    again = ["nsys", "export", "--type=sqlite", f"--output={tmp_path / 'again.sqlite'}"]
+    subprocess.run([*again, path.parent / "trace.nsys-rep"], capture_output=True, timeout=120, check=True)
 
 
 def test_a_job_of_one_process_is_captured_too(run, tmp_path):
@@ -162,49 +156,6 @@ def host(tmp_path: Path, place: NsysPlace) -> Host:
     return Host(**made, store=LocalStore(tmp_path), job="job", run="run-1", nsys=place)
 
 
-def test_armed_ranks_are_captured_again_and_again_by_an_agent_that_cannot_reach_them(
-    rank, place, tmp_path, environment
-):
-    # GIVEN a rank that was armed when it started, and an agent that knows no session
-    for name in ("rings", "steps", "spool"):
-        (tmp_path / name).mkdir()
-    own = NsysPlace(
-        Path(place["SFTRIAGE_NSYS"]), "no-such-session", ("nvtx",), tmp_path / "tmp", tmp_path / "spool/armed"
-    )
-    changes = {
-        "SFTRIAGE_NSYS_ARMED": str(own.armed),
-        "SFTRIAGE_RINGS": str(tmp_path / "rings"),
-        "SFTRIAGE_SPOOL": str(tmp_path / "spool"),
-    }
-    process = rank(sys.executable, JOB, tmp_path / "release", **changes)
-    agent = host(tmp_path, own)
-    with contextlib.closing(agent):
-        wait_until(lambda: agent.rows() and agent.ranks)
-        wait_until((tmp_path / "rings" / "rank-0.0.mailbox").exists)
-        covered = []
-        for number in range(2):
-            # WHEN it is captured
-            request = CaptureRequest(
-                f"c-{number}", 0, "nsys", 3, 1, max_seconds=60, max_bytes=10**8, options={"sqlite": True}
-            )
-            agent.capture(request)
-            (result,) = wait_until(agent.ended)
-            # THEN exactly the steps that the trainer marked are in the report, each time
-            assert result.state == "stored", result.detail
-            (export,) = (tmp_path / "captures" / request.capture_id).glob("*.sqlite")
-            with contextlib.closing(sqlite3.connect(export)) as database:
-                texts = database.execute(
-                    "SELECT coalesce(e.text, s.value) FROM NVTX_EVENTS e LEFT JOIN StringIds s ON s.id = e.textId"
-                )
-                steps = sorted(int(text[13:]) for (text,) in texts if (text or "").startswith("ProfilerStep#"))
-            assert steps == list(range(result.first_step, result.last_step + 1))
-            covered += steps
-        assert len(set(covered)) == 6
-        assert {path.suffix for path in (tmp_path / "spool").iterdir()} <= {".armed"}
-    (tmp_path / "release").touch()
-    assert process.communicate(timeout=60)[0] == "trained\n"
-
-
 @pytest.fixture
 def watched(rank, place, tmp_path):
     """Start a rank that trains, and an agent that can reach it; nsys makes its reports in this directory."""
@@ -231,24 +182,6 @@ def watched(rank, place, tmp_path):
 def request(number, **changes):
     fields = {"steps": 3, "warmup_steps": 1, "max_seconds": 60, "max_bytes": 10**8, **changes}
     return CaptureRequest(f"c-{number}", 0, "nsys", **fields)
-
-
-def test_an_agent_of_nsys_that_dies_while_it_collects_costs_the_capture_and_not_the_job(watched, place, tmp_path):
-    # GIVEN a capture of a great many steps, for which nsys collects
-    process, agent = watched(tmp_path / "tmp")
-    agent.capture(request(0, steps=1000))
-    wait_until(lambda: agent.ended() or (tmp_path / "tmp" / "collecting-0").exists())
-    # WHEN nsys's agent is killed
-    os.kill(wait_until(lambda: session_agent(place)), signal.SIGKILL)
-    agent.want([])
-    (result,) = wait_until(agent.ended)
-    assert result.state == "failed"
-    # THEN training goes on to its end, and the next capture says why it cannot be
-    agent.capture(request(1))
-    (result,) = wait_until(agent.ended)
-    assert result.state == "failed"
-    (tmp_path / "release").touch()
-    assert process.communicate(timeout=60)[0] == "trained\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason=needs.NO_MOUNT)

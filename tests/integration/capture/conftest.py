@@ -1,5 +1,6 @@
 """A stand-in for nsys, a trainer in this process, and an NVTX that notes its ranges."""
 
+import contextlib
 import sqlite3
 import sys
 import time
@@ -106,14 +107,38 @@ class Rank:
         mailbox = self.rings / f"rank-0.{self.attempt}.mailbox"
         return NsysCapture(self.request(**changes), self.place, mailbox, self.spool, self.look)
 
-    def result(self, capture, deadline_s=60.0):
+    def result(self, capture):
         """Train until the capture has ended."""
-        end_s = time.monotonic() + deadline_s
+        end_s = time.monotonic() + 60.0
         while (result := capture.poll()) is None:
             assert time.monotonic() < end_s, "no result"
             if self.trains:
                 self.step()
         return result
+
+    def fails(self, **changes):
+        """The reason for which a capture fails that leaves nothing."""
+        with contextlib.closing(self.capture(**changes)) as capture:
+            result = self.result(capture)
+        assert result.state == "failed", result.detail
+        assert not list(self.spool.glob("*.nsys-rep")) + list(self.spool.glob(".*"))
+        return result.detail
+
+    def can_be_captured(self):
+        """Once its trainer has been told of the last one's end, at its next steps, the rank can be captured again."""
+        self.step()
+        self.step()
+        with contextlib.closing(self.capture(capture_id="c-2")) as capture:
+            return self.result(capture).state == "stored"
+
+    def collecting(self, **changes):
+        """A capture for which nsys has been started."""
+        capture = self.capture(**changes)
+        while not (self.bin / "started").exists():
+            # (no step after the look that may see that nsys has started)
+            self.step()
+            assert capture.poll() is None
+        return capture
 
     def calls(self):
         return [line.split()[0] for line in (self.bin / "calls").read_text(encoding="utf-8").splitlines()]

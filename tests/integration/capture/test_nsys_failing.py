@@ -13,8 +13,6 @@ from sftriage.capture.nsys import NsysPlace
 from sftriage.errors import CaptureError
 from tests.integration.capture.conftest import SESSIONS, make_export
 
-HANG = "exec sleep 100"
-
 
 def test_a_capture_marks_its_steps_and_leaves_a_report(rank, nvtx):
     # GIVEN a rank that trains in a session of its own
@@ -89,29 +87,18 @@ def test_every_fault_of_nsys_is_a_failed_capture_with_its_reason(rank, nvtx, mon
     scripts, reason = FAULTS[fault]
     for subcommand, script in scripts.items():
         rank.behaves(subcommand, script)
-    # WHEN a capture is asked for
-    capture = rank.capture()
-    result = rank.result(capture)
-    capture.close()
-    # THEN it failed for that reason, and leaves nothing
-    assert result.state == "failed"
-    assert reason in result.detail
-    assert list(rank.spool.iterdir()) == []
+    # WHEN a capture is asked for THEN it failed for that reason
+    assert reason in rank.fails()
     # AND the rank can be captured again
     for path in rank.bin.glob("*.sh"):
         path.unlink()
-    # The trainer has been told, and answers at its next step.
-    rank.step()
-    rank.step()
-    again = rank.capture(capture_id="c-2")
-    assert rank.result(again).state == "stored"
-    again.close()
+    assert rank.can_be_captured()
 
 
 @pytest.mark.parametrize("subcommand", ["--version", "sessions", "start", "stop", "export"])
 def test_an_nsys_that_hangs_is_killed_and_the_capture_failed(rank, nvtx, monkeypatch, subcommand):
     # GIVEN an nsys that never answers
-    rank.behaves(subcommand, f"echo $$ > {rank.bin}/pid; {HANG}")
+    rank.behaves(subcommand, f"echo $$ > {rank.bin}/pid; exec sleep 100")
     for module, name in ((nsys, "ASK_S"), (nsys, "STOP_S"), (nsys_report, "CONVERT_S")):
         monkeypatch.setattr(module, name, 0.5)
     # WHEN a capture is asked for; training goes on meanwhile
@@ -119,96 +106,75 @@ def test_an_nsys_that_hangs_is_killed_and_the_capture_failed(rank, nvtx, monkeyp
     result = rank.result(capture)
     # THEN it failed for that reason, and that nsys is gone
     assert (result.state, "hung" in result.detail) == ("failed", True)
-    pid = int((rank.bin / "pid").read_text(encoding="ascii"))
     with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+        os.kill(int((rank.bin / "pid").read_text(encoding="ascii")), 0)
     (rank.bin / f"{subcommand}.sh").unlink()
     capture.close()
 
 
-def test_a_missing_nsys_is_a_reason(rank, nvtx):
+def without_nsys(rank, patch):
     rank.nsys.unlink()
-    capture = rank.capture()
-    assert "nsys cannot be started: No such file" in rank.result(capture).detail
-    capture.close()
 
 
-def test_a_disk_that_is_full_before_it_begins_is_a_reason_and_nsys_is_not_started(rank, nvtx, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10, 9, 1))
-    capture = rank.capture()
-    result = rank.result(capture)
-    assert (result.state, "the disk is full: 1 bytes free" in result.detail) == ("failed", True)
-    assert not (rank.bin / "calls").exists()
-    capture.close()
+def full_before(rank, patch):
+    patch.setattr(shutil, "disk_usage", lambda _: namedtuple("usage", "total used free")(10, 9, 1))
+
+
+def full_as_the_report_is_taken(rank, patch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device", "the spool")
+
+    patch.setattr(shutil, "move", full)
+
+
+def without_steps(rank, patch):
+    make_export(rank.bin / "export", ())
+
+
+def without_kernels(rank, patch):
+    make_export(rank.bin / "export", range(1000), gpus=1, kernels=0)
+    rank.place = NsysPlace(rank.nsys, "sft-run", ("nvtx", "cuda"), rank.tmp)
+
+
+def without_training(rank, patch):
+    rank.trains = False
+
+
+@pytest.mark.parametrize(
+    ("spoil", "changes", "reason", "calls"),
+    [
+        (without_nsys, {}, "nsys cannot be started: No such file", 0),
+        (full_before, {}, "the disk is full: 1 bytes free", 0),
+        (without_training, {"max_seconds": 0.3}, "began no step within the time-box", 2),
+        (full_as_the_report_is_taken, {}, "No space left on device", 5),
+        (without_steps, {}, "lacks the NVTX ranges of steps", 5),
+        (without_kernels, {}, "no GPU kernel", 5),
+        (lambda rank, patch: None, {"max_bytes": 3}, "at most 3 were allowed", 4),
+    ],
+)
+def test_what_is_amiss_around_nsys_is_a_reason_and_nsys_does_no_more(
+    rank, nvtx, monkeypatch, spoil, changes, reason, calls
+):
+    spoil(rank, monkeypatch)
+    assert reason in rank.fails(**changes)
+    asked = rank.calls() if calls else (rank.bin / "calls").exists()
+    assert asked == (["--version", "sessions", "start", "stop", "export"][:calls] or False)
 
 
 def test_a_disk_that_fills_up_meanwhile_is_a_reason_though_nsys_says_all_is_well(rank, nvtx, tmp_path):
     # GIVEN an nsys that cannot write where it should: it writes elsewhere, and its exit status is 0
     elsewhere = tmp_path / "nsys-report-1.qdstrm"
-    rank.behaves(
-        "stop",
-        f"echo \"Failed to create 'x.qdstrm': No space left on device.\"; echo x > {elsewhere}; echo '  {elsewhere}'",
-    )
-    capture = rank.capture()
-    result = rank.result(capture)
+    says = "echo \"Failed to create 'x.qdstrm': No space left on device.\""
+    rank.behaves("stop", f"{says}; echo x > {elsewhere}; echo '  {elsewhere}'")
     # THEN that is the reason, and what it wrote elsewhere is gone
-    assert (result.state, "No space left on device" in result.detail) == ("failed", True)
+    assert "No space left on device" in rank.fails()
     assert not elsewhere.exists()
-    capture.close()
-
-
-def test_a_disk_that_fills_up_as_the_report_is_taken_is_a_reason(rank, nvtx, monkeypatch):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device", "the spool")
-
-    monkeypatch.setattr(shutil, "move", full)
-    capture = rank.capture()
-    assert "No space left on device" in rank.result(capture).detail
-    capture.close()
-    assert list(rank.spool.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("export", "traces", "reason"),
-    [
-        ({"steps": ()}, ("nvtx",), "lacks the NVTX ranges of steps"),
-        ({"steps": range(1000), "gpus": 1, "kernels": 0}, ("nvtx", "cuda"), "no GPU kernel"),
-    ],
-)
-def test_a_report_without_what_was_promised_is_a_failed_capture(rank, nvtx, export, traces, reason):
-    make_export(rank.bin / "export", **export)
-    rank.place = NsysPlace(rank.nsys, "sft-run", traces, rank.tmp)
-    capture = rank.capture()
-    result = rank.result(capture)
-    assert (result.state, reason in result.detail) == ("failed", True)
-    capture.close()
-
-
-def test_a_report_over_its_bound_is_not_kept(rank, nvtx):
-    capture = rank.capture(max_bytes=3)
-    assert "at most 3 were allowed" in rank.result(capture).detail
-    capture.close()
-
-
-def test_a_rank_that_begins_no_step_costs_the_time_box_and_nsys_is_not_started(rank, nvtx):
-    # GIVEN a rank that takes no step
-    rank.trains = False
-    capture = rank.capture(max_seconds=0.3)
-    result = rank.result(capture)
-    assert (result.state, "began no step within the time-box" in result.detail) == ("failed", True)
-    assert rank.calls() == ["--version", "sessions"]
-    capture.close()
 
 
 def test_a_rank_that_hangs_after_some_steps_gives_those(rank, nvtx, monkeypatch):
     # GIVEN a rank that takes two steps once nsys collects, and then hangs in the third
     monkeypatch.setattr(nsys, "MARGIN_S", 0.1)
-    capture = rank.capture(max_seconds=1, steps=50)
-    while not (rank.bin / "started").exists():
-        # (no step after the look that may see that nsys has started)
-        rank.step()
-        assert capture.poll() is None
+    capture = rank.collecting(max_seconds=1, steps=50)
     while capture._began is None:
         assert capture.poll() is None
     first = rank.look().step + 1
@@ -225,10 +191,7 @@ def test_a_rank_that_hangs_after_some_steps_gives_those(rank, nvtx, monkeypatch)
 
 
 def test_a_capture_that_is_called_off_stops_nsys_and_keeps_nothing(rank, nvtx):
-    capture = rank.capture(steps=1000, max_seconds=50)
-    while not (rank.bin / "started").exists():
-        assert capture.poll() is None
-        rank.step()
+    capture = rank.collecting(steps=1000, max_seconds=50)
     capture.cancel()
     result = rank.result(capture)
     assert (result.state, result.detail) == ("failed", "cancelled")
@@ -236,20 +199,13 @@ def test_a_capture_that_is_called_off_stops_nsys_and_keeps_nothing(rank, nvtx):
     # The stop of a session that is left is not waited for.
     capture._abandoned._process.wait(30)
     assert rank.calls()[-1] == "stop"
-    # AND the trainer, told so at its next steps, is free for another one
-    rank.step()
-    rank.step()
-    again = rank.capture(capture_id="c-2")
-    assert rank.result(again).state == "stored"
-    again.close()
+    # AND the trainer is free for another one
+    assert rank.can_be_captured()
 
 
 def test_what_a_killed_agent_left_collecting_is_stopped_and_its_report_not_kept(rank, nvtx):
     # GIVEN an agent that was killed while nsys was collecting for it
-    killed = rank.capture(capture_id="killed", steps=1000)
-    while not (rank.bin / "started").exists():
-        assert killed.poll() is None
-        rank.step()
+    killed = rank.collecting(capture_id="killed", steps=1000)
     assert killed.poll() is None
     rank.behaves(
         "sessions",
@@ -302,10 +258,7 @@ def test_an_armed_rank_without_a_report_is_a_failed_capture(armed, nvtx, monkeyp
     monkeypatch.setattr(nsys, "STOP_S", 0.3)
     if marker:
         (armed.spool / "armed-0.0.armed").touch()
-    capture = armed.capture(max_seconds=20 if marker else 0.5)
-    result = armed.result(capture)
-    assert (result.state, reason in result.detail) == ("failed", True), result.detail
-    capture.close()
+    assert reason in armed.fails(max_seconds=20 if marker else 0.5)
 
 
 def test_an_armed_rank_is_not_sampled(armed):

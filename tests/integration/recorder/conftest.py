@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,31 +89,27 @@ class ForkedTrainer(Trainer):
         self.ours.close()
 
 
-@pytest.fixture
-def fork_trainer() -> Iterator[Callable[..., Trainer]]:
-    """Start a trainer for which importing torch has been done; it does not end as a script does."""
+def started(kind: type[Trainer]) -> Iterator[Callable[..., Trainer]]:
     made: list[Trainer] = []
 
     def start(source: str, *arguments: object) -> Trainer:
-        made.append(ForkedTrainer(source, *arguments))
+        made.append(kind(source, *arguments))
         return made[-1]
 
     yield start
     for trainer in made:
         trainer.stop()
+
+
+@pytest.fixture
+def fork_trainer() -> Iterator[Callable[..., Trainer]]:
+    """Start a trainer for which importing torch has been done; it does not end as a script does."""
+    yield from started(ForkedTrainer)
 
 
 @pytest.fixture
 def train() -> Iterator[Callable[..., Trainer]]:
-    made: list[Trainer] = []
-
-    def start(source: str, *arguments: object) -> Trainer:
-        made.append(Trainer(source, *arguments))
-        return made[-1]
-
-    yield start
-    for trainer in made:
-        trainer.stop()
+    yield from started(Trainer)
 
 
 @pytest.fixture
@@ -123,13 +120,14 @@ def rings(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def until() -> Callable[[Callable[[], object]], None]:
-    """Wait for something that another process or thread does, and has no event for."""
+def until() -> Callable[[Callable[[], Any]], Any]:
+    """Wait for something that another process or thread does, and has no event for; what it comes to."""
 
-    def wait(condition: Callable[[], object]) -> None:
+    def wait(condition: Callable[[], Any]) -> Any:
         deadline_s = time.monotonic() + DEADLINE_S
-        while not condition():
+        while not (found := condition()):
             assert time.monotonic() < deadline_s, f"not within {DEADLINE_S} s"
             time.sleep(0.001)
+        return found
 
     return wait

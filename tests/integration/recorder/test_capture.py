@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,7 @@ TRAINER = """
 """
 
 REQUEST = CaptureRequest("cap-1", 2, "torch", 3, 2, 60.0, 50_000_000)
+SECOND = replace(REQUEST, capture_id="cap-2", steps=1, warmup_steps=1)
 
 
 class Job:
@@ -64,17 +66,9 @@ class Job:
         return self.result()
 
     def result(self) -> CaptureResult:
-        found: list[CaptureResult] = []
-
-        def answered() -> bool:
-            result = self.client.poll()
-            if result is not None:
-                found.append(result)
-            return bool(found)
-
-        self.until(answered)
+        result = self.until(self.client.poll)
         self.until(lambda: self.client.progress().state == "idle")
-        return found[0]
+        return result
 
 
 @pytest.fixture
@@ -100,6 +94,10 @@ def names(path: Path) -> list[str]:
     return [event["name"] for event in json.loads(path.read_text())["traceEvents"] if "name" in event]
 
 
+def steps_in(path: Path) -> list[int]:
+    return sorted(int(name.partition("#")[2]) for name in names(path) if name.startswith("ProfilerStep#"))
+
+
 @as_started
 def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spool):
     # GIVEN a job at step 1005 that is not torch.distributed WHEN three steps are asked for after two of warm-up
@@ -114,8 +112,7 @@ def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spoo
     trace = json.loads(path.read_text())
     # AND in it are these steps and no others, with their stages
     found = names(path)
-    steps = sorted(name for name in found if name.startswith("ProfilerStep#"))
-    assert steps == ["ProfilerStep#1008", "ProfilerStep#1009", "ProfilerStep#1010"]
+    assert steps_in(path) == [1008, 1009, 1010]
     for stage in ("data", "forward", "backward", "optimizer"):
         assert found.count(f"sftriage:{stage}") == 3
     assert any(name.startswith("aten::") for name in found)
@@ -157,7 +154,7 @@ def test_a_second_capture_works_after_the_first_and_options_reach_the_profiler(j
     second = CaptureRequest("cap-2", 2, "torch", 1, 0, 60.0, 50_000_000, {"record_shapes": True})
     result = job.captures(second)
     assert (result.state, result.first_step) == ("stored", result.last_step)
-    assert len([name for name in names(spool / "cap-2.json") if name.startswith("ProfilerStep#")]) == 1
+    assert len(steps_in(spool / "cap-2.json")) == 1
     assert "Input Dims" in (spool / "cap-2.json").read_text()
     assert "Input Dims" not in (spool / "cap-1.json").read_text()
 
@@ -175,7 +172,7 @@ def test_the_jobs_own_profiler_is_respected(job, spool, tmp_path, phase):
     if phase == "recording":
         job.does(f"own.export_chrome_trace({str(tmp_path / 'own.json')!r})")
         assert "aten::linear" in names(tmp_path / "own.json")
-    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "stored"
+    assert job.captures(SECOND).state == "stored"
 
 
 @pytest.mark.parametrize("warmup", [0, 90])
@@ -198,14 +195,6 @@ def test_a_capture_makes_way_when_the_job_starts_its_own_profiler(job, spool, tm
     assert list(spool.iterdir()) == []
 
 
-def test_a_capture_that_is_called_off_leaves_nothing(job, spool):
-    job.client.post(CaptureRequest("cap-1", 2, "torch", 500, 1, 60.0, 50_000_000))
-    job.does("steps 5")
-    assert job.client.cancel("cap-1")
-    job.does("steps 2")
-    assert (job.result().detail, list(spool.iterdir())) == ("cancelled", [])
-
-
 def test_a_profiler_that_was_only_prepared_is_stopped_without_an_error(job):
     # GIVEN a session that is called off in its warm-up, and one that is stopped twice THEN torch makes no complaint
     job.does("from sftriage.recorder.session import TorchSession; from sftriage.recorder.guard import GUARD")
@@ -222,7 +211,7 @@ def test_a_step_that_was_left_half_way_does_not_upset_the_marks_of_the_next(job,
     # THEN it is one of the captured steps, and the two after it have their own marks
     assert job.result().state == "stored"
     found = names(spool / "cap-1.json")
-    assert len([name for name in found if name.startswith("ProfilerStep#")]) == 3
+    assert len(steps_in(spool / "cap-1.json")) == 3
     assert (found.count("sftriage:forward"), found.count("sftriage:data")) == (3, 2)
 
 
@@ -236,23 +225,7 @@ def test_a_spool_that_is_gone_fails_the_capture_and_training_goes_on(job, spool)
     job.does("steps 5")
     assert [record.step for record in new_records(job.reader)] == list(range(1000, 1013))
     spool.mkdir()
-    assert job.captures(CaptureRequest("cap-2", 2, "torch", 1, 1, 60.0, 50_000_000)).state == "stored"
-
-
-def test_a_spool_that_may_not_be_written_fails_the_capture(job, spool):
-    # GIVEN a spool that is no directory any more (a mode of 0500 would not stop root)
-    spool.rmdir()
-    spool.write_text("a file")
-    result = job.captures(REQUEST)
-    assert (result.state, "cannot be written" in result.detail) == ("failed", True)
-    job.does("steps 2")
-
-
-def test_a_trace_that_is_too_large_is_deleted(job, spool):
-    result = job.captures(CaptureRequest("cap-1", 2, "torch", 3, 1, 60.0, 1000))
-    assert result.state == "failed"
-    assert "1000 are allowed" in result.detail
-    assert list(spool.iterdir()) == []
+    assert job.captures(SECOND).state == "stored"
 
 
 def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
@@ -264,9 +237,9 @@ def test_of_many_steps_as_many_are_recorded_as_fit(job, spool):
     result = job.captures(CaptureRequest("cap-3", 2, "torch", 100, 1, 60.0, room))
     # THEN the trace is whole, within its bytes, and says that it has fewer steps, and why
     assert (result.state, result.size_bytes <= room) == ("stored", True)
-    marks = [name for name in names(spool / "cap-3.json") if name.startswith("ProfilerStep#")]
-    assert result.detail == f"{len(marks)} of 100 steps: more would not fit into {room} bytes"
-    assert 6 <= len(marks) <= 12
+    steps = len(steps_in(spool / "cap-3.json"))
+    assert result.detail == f"{steps} of 100 steps: more would not fit into {room} bytes"
+    assert 6 <= steps <= 12
 
 
 def test_a_first_capture_of_many_steps_records_one_beforehand(job, spool):
@@ -276,7 +249,7 @@ def test_a_first_capture_of_many_steps_records_one_beforehand(job, spool):
     assert (result.state, result.detail) == ("stored", "")
     assert result.timings_s["probe"] > 0.0
     assert [path.name for path in spool.iterdir()] == ["cap-1.json"]
-    assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 40
+    assert len(steps_in(spool / "cap-1.json")) == 40
 
 
 OPERATORS = """
@@ -399,7 +372,7 @@ def test_a_training_that_ends_keeps_the_steps_it_has(job, spool):
     # THEN the trace of the steps that there were is whole
     result = job.result()
     assert (result.state, result.detail) == ("stored", "training ended after 3 of 50 steps")
-    assert len([name for name in names(spool / "cap-1.json") if name.startswith("ProfilerStep#")]) == 3
+    assert len(steps_in(spool / "cap-1.json")) == 3
 
 
 def test_under_torch_distributed_the_trace_has_torchs_own_account_of_the_ranks(job, spool):
@@ -423,5 +396,4 @@ def test_a_training_that_forks_while_it_is_captured_keeps_its_capture(job, spool
     job.does("steps 4")
     # THEN the parent's capture is what it would have been
     assert job.result().state == "stored"
-    found = names(spool / "cap-1.json")
-    assert len([name for name in found if name.startswith("ProfilerStep#")]) == 3
+    assert len(steps_in(spool / "cap-1.json")) == 3

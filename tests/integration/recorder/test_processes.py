@@ -14,7 +14,7 @@ import pytest
 
 from sftriage.recorder import Monitor, RingReader, StepLog
 from tests import needs
-from tests.recorded import new_records, read_log, records_in
+from tests.recorded import read_log, records_in
 
 TRAIN_FOR_EVER = """
     import sys
@@ -105,40 +105,6 @@ def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, until, slo
         assert torn == 0
         assert read > 0
         trainer.process.send_signal(signal.SIGCONT)
-
-
-def test_a_fork_in_the_middle_of_a_step_leaves_the_parents_ring_alone(train, rings):
-    # GIVEN a trainer whose data loader forks workers, which use the monitor they have inherited and then exit normally
-    trainer = train(
-        """
-        import multiprocessing, sys
-        from sftriage import Monitor
-        monitor = Monitor(rings=sys.argv[1])
-        def work():
-            for _ in range(50):
-                with monitor.step(), monitor.stage("data"):
-                    pass
-            monitor.close()
-        context = multiprocessing.get_context("fork")
-        for _ in range(3):
-            with monitor.step(), monitor.stage("data"):
-                worker = context.Process(target=work)
-                worker.start()
-                worker.join(30)
-                assert worker.exitcode == 0
-        print("done", flush=True)
-        sys.stdin.readline()
-        """,
-        rings,
-    )
-    assert trainer.says() == "done"
-    # THEN its ring has its own three steps, whole, and is still open
-    with RingReader(rings / "rank-0.0.ring") as reader:
-        assert [record.complete for record in new_records(reader)] == [True] * 3
-        status = reader.status()
-        assert (status.closed, status.misuse, status.published) == (False, 0, 3)
-    trainer.hears("")
-    assert trainer.ends() == 0
 
 
 STEADY = """

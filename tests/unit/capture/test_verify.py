@@ -27,55 +27,48 @@ def way(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("before", ["", " ", "\n  "])  # torch writes a space
-def test_a_trace_with_the_promised_steps_passes(tmp_path, way, before):
+def verified(tmp_path, content):
     path = tmp_path / "trace.json"
-    path.write_text(before + json.dumps(trace()) + "\n", encoding="utf-8")
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     verify_trace(path, REQUEST, RESULT)
 
 
-def test_a_missing_step_is_named(tmp_path, way):
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(trace(steps=(5, 7))), encoding="utf-8")
-    with pytest.raises(CaptureError, match=r"lacks step 6$"):
-        verify_trace(path, REQUEST, RESULT)
+@pytest.mark.parametrize("before", ["", " ", "\n  "])  # torch writes a space
+def test_a_trace_with_the_promised_steps_passes(tmp_path, way, before):
+    verified(tmp_path, before + json.dumps(trace()) + "\n")
 
 
-def test_a_trace_cut_short_by_a_full_disk_is_refused(tmp_path, way):
-    path = tmp_path / "trace.json"
-    whole = json.dumps(trace())
-    path.write_text(whole[:-5], encoding="utf-8")
-    with pytest.raises(CaptureError, match=r"not Kineto JSON|not whole JSON"):
-        verify_trace(path, REQUEST, RESULT)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(trace(steps=(5, 7)), r"lacks step 6$"), (json.dumps(trace())[:-5], r"not Kineto JSON|not whole JSON")],
+    ids=["a step is missing", "cut short by a full disk"],
+)
+def test_a_trace_that_is_not_whole_is_refused_either_way(tmp_path, way, content, reason):
+    with pytest.raises(CaptureError, match=reason):
+        verified(tmp_path, content)
 
 
-def test_a_trace_of_another_rank_is_refused(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(trace(rank=1)), encoding="utf-8")
-    with pytest.raises(CaptureError, match="of rank 1; rank 2 was asked for"):
-        verify_trace(path, REQUEST, RESULT)
+NOT_KINETO = ["[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [3]}', "null", ""]
 
 
-def test_a_trace_over_the_byte_limit_is_refused(tmp_path):
-    path = tmp_path / "trace.json"
-    path.write_text(json.dumps(trace(filler="x" * 100_000)), encoding="utf-8")
-    with pytest.raises(CaptureError, match="at most 100000 were allowed"):
-        verify_trace(path, REQUEST, RESULT)
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (trace(rank=1), "of rank 1; rank 2 was asked for"),
+        (trace(filler="x" * 100_000), "at most 100000 were allowed"),
+        *((content, "not Kineto JSON") for content in NOT_KINETO),
+    ],
+    ids=["another rank's", "too large", *NOT_KINETO],
+)
+def test_a_trace_that_is_not_the_one_asked_for_is_refused(tmp_path, content, reason):
+    with pytest.raises(CaptureError, match=reason):
+        verified(tmp_path, content)
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [3]}', "null", ""])
-def test_what_is_no_kineto_trace_is_refused(tmp_path, content):
-    path = tmp_path / "trace.json"
-    path.write_text(content, encoding="utf-8")
-    with pytest.raises(CaptureError):
-        verify_trace(path, REQUEST, RESULT)
-
-
-def test_a_trace_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(CaptureError, match="No such file"):
-        verify_trace(tmp_path / "trace.json", REQUEST, RESULT)
-
-
-def test_a_trainer_that_names_no_steps_has_captured_none(tmp_path):
-    with pytest.raises(CaptureError, match="names no steps"):
-        verify_trace(tmp_path / "trace.json", REQUEST, CaptureResult("w0-9-r2-x-1", 2, "stored"))
+@pytest.mark.parametrize(
+    ("result", "reason"),
+    [(RESULT, "No such file"), (CaptureResult("w0-9-r2-x-1", 2, "stored"), "names no steps")],
+)
+def test_a_trace_that_is_not_there_or_has_no_steps_to_look_for_is_refused(tmp_path, result, reason):
+    with pytest.raises(CaptureError, match=reason):
+        verify_trace(tmp_path / "trace.json", REQUEST, result)
