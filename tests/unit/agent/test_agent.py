@@ -1,4 +1,4 @@
-"""The agent on real rings: monitors in this process write them, as trainers would."""
+"""What an agent tells of its ranks' steps, and what it does about captures that are wanted of them."""
 
 import sys
 import time
@@ -16,37 +16,6 @@ from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCaptu
 from sftriage.traces.store import LocalStore
 from tests.recorded import read_log
 
-
-@pytest.fixture
-def places(tmp_path):
-    """Where rings, kept steps and traces lie."""
-    made = {name: tmp_path / name for name in ("rings", "steps", "spool")}
-    for path in made.values():
-        path.mkdir()
-    return made
-
-
-class Clock:
-    """A clock that goes on when it is told to."""
-
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-@pytest.fixture
-def clock():
-    return Clock()
-
-
-@pytest.fixture
-def agent(places, clock, tmp_path):
-    agent = Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1", clock=clock)
-    yield agent
-    agent.close()
-
-
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 
 
@@ -56,21 +25,6 @@ def wanted(rank: int, **about: object) -> WantedCapture:
 
 def told(agent: Agent) -> list[tuple[str, str]]:
     return [(one.result.state, one.result.detail) for one in agent.reports()]
-
-
-@pytest.fixture
-def monitor(places):
-    """Make the monitor of a rank; all of them are closed in the end."""
-    made: list[Monitor] = []
-
-    def monitor(rank: int, world_size: int = 2, **options: object) -> Monitor:
-        options = {"stages": ("data", "backward"), "sync": ("backward",), "spool": places["spool"], **options}
-        made.append(Monitor(rank=rank, world_size=world_size, rings=places["rings"], **options))
-        return made[-1]
-
-    yield monitor
-    for one in made:
-        one.close()
 
 
 def train(*monitors: Monitor, steps: int) -> None:
@@ -154,22 +108,18 @@ def test_rows_say_of_which_generation_they_are_and_where_the_ranks_are(agent, mo
     assert [(rows.generation, len(rows.steps)) for rows in agent.rows()] == [(0, 1), (1, 2)]
 
 
-def test_a_capture_of_a_rank_that_is_not_here_fails_at_once(agent, monitor):
+@pytest.mark.parametrize(
+    ("rank", "about", "outcome"),
+    [
+        (1, {}, ("failed", "rank 1 has no ring here")),
+        (0, {"generation": 4}, ("refused", "rank 0 has started again since")),
+        (0, {"expires_s": -0.5}, ("expired", "it was to have begun before its host was told")),
+    ],
+)
+def test_what_cannot_be_begun_is_not(agent, monitor, rank, about, outcome):
     train(monitor(0), steps=1)
-    agent.want([wanted(1)])
-    assert told(agent) == [("failed", "rank 1 has no ring here")]
-
-
-def test_a_capture_for_another_generation_is_refused(agent, monitor):
-    train(monitor(0), steps=1)
-    agent.want([wanted(0, generation=4)])
-    assert told(agent) == [("refused", "rank 0 has started again since")]
-
-
-def test_what_an_agent_is_told_too_late_is_not_begun(agent, monitor):
-    train(monitor(0), steps=1)
-    agent.want([wanted(0, expires_s=-0.5)])
-    assert told(agent) == [("expired", "it was to have begun before its host was told")]
+    agent.want([wanted(rank, **about)])
+    assert told(agent) == [outcome]
 
 
 def test_what_is_wanted_is_begun_once_however_often_it_is_told(agent, monitor, monkeypatch):
@@ -196,8 +146,7 @@ def test_what_is_wanted_no_more_is_called_off(agent, monitor, monkeypatch):
     told(agent)
     agent.want([])
     train(rank, steps=1)
-    ((state, detail),) = told(agent)
-    assert (state, detail) == ("refused", "cancelled")
+    assert told(agent) == [("refused", "cancelled")]
 
 
 def test_a_capture_that_is_not_answered_is_given_up_and_the_rank_is_said_to_hang(agent, monitor, clock):

@@ -1,5 +1,6 @@
 """Which executor a request gets, and what must not overlap on one rank."""
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -42,30 +43,30 @@ def test_the_gpus_tracing_has_one_owner_on_a_rank(asked, running, may):
 
 
 @pytest.fixture
-def monitor(tmp_path):
+def executor(tmp_path):
+    """The executor of a profiler on a rank whose recorder is in this directory."""
+    place = NsysPlace(Path("/usr/bin/nsys"), "sft-run", ("nvtx",), tmp_path)
     with Monitor(rank=0, world_size=1, rings=tmp_path, spool=tmp_path) as monitor:
-        yield monitor
+        yield lambda profiler, place=place: executor_for(
+            request(profiler), monitor.info, Places(tmp_path, tmp_path, place), lambda: None
+        )
 
 
 @pytest.mark.parametrize(
     ("profiler", "kind"), [("torch", TorchCapture), ("nsys", NsysCapture), ("stacks", StacksCapture)]
 )
-def test_each_profiler_has_its_executor(monitor, tmp_path, profiler, kind):
-    place = NsysPlace(Path("/usr/bin/nsys"), "sft-run", ("nvtx",), tmp_path)
-    found = executor_for(request(profiler), monitor.info, Places(tmp_path, tmp_path, place), lambda: None)
-    assert isinstance(found, kind)
-    assert found.request.profiler == profiler
-    found.close()
+def test_each_profiler_has_its_executor(executor, profiler, kind):
+    with closing(executor(profiler)) as found:
+        assert (type(found), found.request.profiler) == (kind, profiler)
 
 
-def test_without_a_launch_under_nsys_the_reason_says_how(monitor, tmp_path):
+def test_without_a_launch_under_nsys_the_reason_says_how(executor):
     with pytest.raises(CaptureError, match="sftriage run --nsys"):
-        executor_for(request("nsys"), monitor.info, Places(tmp_path, tmp_path), lambda: None)
+        executor("nsys", None)
 
 
-def test_a_rank_without_a_mailbox_cannot_be_reached(monitor, tmp_path):
-    (tmp_path / monitor.info.file_name("mailbox")).unlink()
-    place = NsysPlace(Path("/usr/bin/nsys"), "sft-run", ("nvtx",), tmp_path)
-    for profiler in ("torch", "nsys"):
-        with pytest.raises(CaptureError, match="rank 0 cannot be reached"):
-            executor_for(request(profiler), monitor.info, Places(tmp_path, tmp_path, place), lambda: None)
+@pytest.mark.parametrize("profiler", ["torch", "nsys"])
+def test_a_rank_without_a_mailbox_cannot_be_reached(executor, tmp_path, profiler):
+    (tmp_path / "rank-0.0.mailbox").unlink()
+    with pytest.raises(CaptureError, match="rank 0 cannot be reached"):
+        executor(profiler)

@@ -67,39 +67,27 @@ def test_the_drivers_list_of_processes_goes_before_the_local_rank(running, visib
 MIXED = (Gpu(0, A, name="T4"), Gpu(1, B, name="H100"))
 
 
+SILENT = (ALIKE[0], Gpu(1, "#1"))
+
+
 @pytest.mark.parametrize(
-    ("environment", "gpus", "container", "why"),
+    ("environment", "gpus", "container", "gpu", "why"),
     [
-        pytest.param({}, MIXED, None, "several models", id="CUDA puts the fastest first"),
-        pytest.param(
-            {"NVIDIA_VISIBLE_DEVICES": "2,3"}, ALIKE, "all", "another container", id="indices of another host"
-        ),
-        pytest.param(
-            {"CUDA_VISIBLE_DEVICES": C},
-            (ALIKE[0], Gpu(1, "#1")),
-            None,
-            "does not answer",
-            id="it may be the silent one",
-        ),
+        # CUDA puts the fastest first, unless its order is the bus's, as NVML's is.
+        ({}, MIXED, None, None, "several models"),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, MIXED, None, A, "local rank 0"),
+        # Indices of another container's host mean nothing here; UUIDs, or those of the same container, do.
+        ({"NVIDIA_VISIBLE_DEVICES": "2,3"}, ALIKE, "all", None, "another container"),
+        ({"NVIDIA_VISIBLE_DEVICES": f"{C},{B}"}, ALIKE, "all", B, "local rank 0"),
+        ({"NVIDIA_VISIBLE_DEVICES": "2,3"}, ALIKE, "2,3", A, "local rank 0"),
+        ({"NVIDIA_VISIBLE_DEVICES": "all"}, ALIKE, None, A, "local rank 0"),
+        # It may be the GPU that does not answer.
+        ({"CUDA_VISIBLE_DEVICES": C}, SILENT, None, None, "does not answer"),
     ],
 )
-def test_what_cannot_be_told_is_not_guessed(environment, gpus, container, why):
+def test_a_container_and_an_order_count_and_what_cannot_be_told_is_not_guessed(environment, gpus, container, gpu, why):
     found = located(environment, 0, gpus, container)
-    assert found.gpu is None
-    assert why in found.how
-
-
-@pytest.mark.parametrize(
-    ("environment", "gpus", "container", "expected"),
-    [
-        pytest.param({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, MIXED, None, A, id="the bus's order is NVML's"),
-        pytest.param({"NVIDIA_VISIBLE_DEVICES": f"{C},{B}"}, ALIKE, "all", B, id="indices count within the container"),
-        pytest.param({"NVIDIA_VISIBLE_DEVICES": "2,3"}, ALIKE, "2,3", A, id="the same container: the same view"),
-        pytest.param({"NVIDIA_VISIBLE_DEVICES": "all"}, ALIKE, None, A, id="all of them"),
-    ],
-)
-def test_a_container_and_an_order_count(environment, gpus, container, expected):
-    assert place(environment, 0, gpus, container) == expected
+    assert (found.gpu, why in found.how) == (gpu, True)
 
 
 def test_an_environment_that_cannot_be_read_leaves_the_list_of_processes():

@@ -30,50 +30,42 @@ def said_of(change, others=OTHERS):
     return list(remarks([*others, suspect], {"GPU-3"}))
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        pytest.param({}, [], id="like the others, all of them at the power cap"),
-        pytest.param(
-            {"sm_clock_mhz": 1125.0},
-            ["GPU 3 runs at 1,125 of 1,980 MHz, the others at 1,900: power cap"],
-            id="slower than the others",
-        ),
-        pytest.param(
-            {"sm_clock_mhz": 1125.0, "clock_reasons": {}},
-            ["GPU 3 runs at 1,125 of 1,980 MHz, the others at 1,900: it gives no reason"],
-            id="slower, and it does not say why",
-        ),
-        pytest.param(
-            {"sm_clock_mhz": 1125.0, "clock_reasons": None, "sm_clock_max_mhz": None},
-            ["GPU 3 runs at 1,125 MHz, the others at 1,900: it gives no reason"],
-            id="slower, and it cannot say why",
-        ),
-        pytest.param(
-            {"clock_reasons": {"hw_slowdown": 0.2, "hw_thermal_slowdown": 0.2}},
-            ["GPU 3 runs at 1,900 of 1,980 MHz: the hardware is too hot"],
-            id="slowed down by the hardware for an instant",
-        ),
-        pytest.param(
-            {"clock_reasons": {"hw_slowdown": 1.0}, "sm_clock_mhz": None},
-            ["GPU 3 is slowed down: slowed down by the hardware"],
-            id="slowed down, the clock unknown",
-        ),
-        pytest.param({"sm_clock_mhz": 210.0, "clock_reasons": {"gpu_idle": 1.0}}, [], id="clocks of an idle GPU"),
-        pytest.param({"sm_clock_mhz": 1750.0}, [], id="a few percent are the draw of the silicon"),
-        pytest.param({"ecc_uncorrected": 2}, ["GPU 3: ECC uncorrected errors: 2"], id="uncorrected errors"),
-        pytest.param({"ecc_corrected": 11}, ["GPU 3: ECC corrected errors: 11, the others 1"], id="corrected, many"),
-        pytest.param({"ecc_corrected": 10}, [], id="corrected, a few"),
-        pytest.param(
-            {"memory_used_bytes": 79 << 30}, ["GPU 3: its memory is 99% full, the others' 75%"], id="its memory is full"
-        ),
-        pytest.param({"problems": ("GPU_IS_LOST",)}, ["GPU 3 is lost: it has fallen off the bus"], id="lost"),
-        pytest.param({"problems": ("UNKNOWN",)}, ["GPU 3 answers with an error: UNKNOWN"], id="some other error"),
-        pytest.param({"problems": ("NOT_ASKED",)}, [], id="it was not its fault"),
-    ],
-)
-def test_remarks(change, expected):
-    assert said_of(change) == expected
+FAST, SLOW = {"sm_clock_mhz": 1900.0}, {"sm_clock_mhz": 1125.0}
+REMARKS = {
+    "like the others, all of them at the power cap": ({}, None),
+    "slower than the others": (SLOW, " runs at 1,125 of 1,980 MHz, the others at 1,900: power cap"),
+    "slower, and it does not say why": (
+        SLOW | {"clock_reasons": {}},
+        " runs at 1,125 of 1,980 MHz, the others at 1,900: it gives no reason",
+    ),
+    "slower, and it cannot say why": (
+        SLOW | {"clock_reasons": None, "sm_clock_max_mhz": None},
+        " runs at 1,125 MHz, the others at 1,900: it gives no reason",
+    ),
+    "slowed down by the hardware for an instant": (
+        FAST | {"clock_reasons": {"hw_slowdown": 0.2, "hw_thermal_slowdown": 0.2}},
+        " runs at 1,900 of 1,980 MHz: the hardware is too hot",
+    ),
+    "slowed down, the clock unknown": (
+        {"clock_reasons": {"hw_slowdown": 1.0}, "sm_clock_mhz": None},
+        " is slowed down: slowed down by the hardware",
+    ),
+    "clocks of an idle GPU": ({"sm_clock_mhz": 210.0, "clock_reasons": {"gpu_idle": 1.0}}, None),
+    "a few percent are the draw of the silicon": ({"sm_clock_mhz": 1750.0}, None),
+    "uncorrected errors": ({"ecc_uncorrected": 2}, ": ECC uncorrected errors: 2"),
+    "corrected, many": ({"ecc_corrected": 11}, ": ECC corrected errors: 11, the others 1"),
+    "corrected, a few": ({"ecc_corrected": 10}, None),
+    "its memory is full": ({"memory_used_bytes": 79 << 30}, ": its memory is 99% full, the others' 75%"),
+    "lost": ({"problems": ("GPU_IS_LOST",)}, " is lost: it has fallen off the bus"),
+    "some other error": ({"problems": ("UNKNOWN",)}, " answers with an error: UNKNOWN"),
+    "it was not its fault": ({"problems": ("NOT_ASKED",)}, None),
+}
+
+
+@pytest.mark.parametrize("case", REMARKS)
+def test_remarks(case):
+    change, expected = REMARKS[case]
+    assert said_of(change) == ([] if expected is None else [f"GPU 3{expected}"])
 
 
 def test_what_all_gpus_of_the_host_share_is_measured_against_their_own_limits():

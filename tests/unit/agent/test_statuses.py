@@ -3,40 +3,7 @@
 import os
 import time
 
-import pytest
-
-from sftriage.agent.agent import Agent
-from sftriage.recorder import Monitor, find_rings
-from sftriage.traces.store import LocalStore
-
-
-@pytest.fixture
-def places(tmp_path):
-    made = {name: tmp_path / name for name in ("rings", "steps", "spool")}
-    for path in made.values():
-        path.mkdir()
-    return made
-
-
-@pytest.fixture
-def agent(places):
-    agent = Agent(**places, store=LocalStore(places["steps"].parent), job="job", run="run-1")
-    yield agent
-    agent.close()
-
-
-@pytest.fixture
-def monitor(places):
-    made: list[Monitor] = []
-
-    def monitor(rank: int, host: str = "h") -> Monitor:
-        stages, sync = ("data", "backward"), ("backward",)
-        made.append(Monitor(stages, sync, rank=rank, world_size=2, host=host, rings=places["rings"]))
-        return made[-1]
-
-    yield monitor
-    for one in made:
-        one.close()
+from sftriage.recorder import find_rings
 
 
 def test_before_there_is_a_ring_nobody_does_anything(agent):
@@ -47,7 +14,7 @@ def test_before_there_is_a_ring_nobody_does_anything(agent):
 def test_each_rank_is_in_its_stage_since_it_entered_it(agent, monitor):
     # GIVEN rank 0 is in data of its second step, and rank 1 has not begun its first
     before_ns = time.monotonic_ns()
-    first, _ = monitor(0, "a"), monitor(1, "b")
+    first, _ = monitor(0, host="a"), monitor(1, host="b")
     with first.step():
         pass
     with first.step(), first.stage("data"):
