@@ -59,33 +59,47 @@ def backward(model) -> None:
     model(torch.ones(2, 3)).sum().backward()
 
 
-def train(watched, clock, model, steps: int = 1, stage: str = "backward"):
-    """Steps whose backward stage ends with a wait, as that of DDP does; their ready moments."""
+def train(watched, clock, *models, steps: int = 1, stage: str = "backward", waits_ns: int = WAIT_NS):
+    """Steps in which each visit to the backward stage ends with a wait, as DDP's does; their ready moments."""
     for _ in range(steps):
         with watched.monitor.step():
-            clock.passes(5)
-            with watched.monitor.stage(stage):
-                clock.passes(2)
-                backward(model)
-                clock.passes(WAIT_NS)
+            for number, model in enumerate(models, 1):
+                clock.passes(5)
+                with watched.monitor.stage(stage):
+                    clock.passes(2)
+                    backward(model)
+                    clock.passes(WAIT_NS if number == len(models) else waits_ns)
     return [record.ready_ns for record in watched.steps()]
 
 
-def learn(watched, clock, model) -> None:
-    watched.monitor.watch(model)
-    train(watched, clock, model, LEARNING_STEPS)
-    assert hooked(model) < len(list(model.parameters()))
+@pytest.fixture
+def watched(watch):
+    return watch()
 
 
-def test_the_moment_splits_the_sync_stage_while_it_learns_and_afterwards(watch, clock):
+@pytest.fixture
+def model(watched, clock):
+    """Four layers, watched."""
+    made = Chain(clock)
+    watched.monitor.watch(made)
+    return made
+
+
+@pytest.fixture
+def learnt(watched, clock, model):
+    """Four layers that have been watched until only some hooks are left."""
+    train(watched, clock, model, steps=LEARNING_STEPS)
+    assert hooked(model) == KEPT
+    return model
+
+
+def test_the_moment_splits_the_sync_stage_while_it_learns_and_afterwards(watched, clock, model):
     # GIVEN a model of four layers
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
     assert hooked(model) == 8
     # THEN all but the last few hooks go off after some steps, and every step says 2 + 4 * 10 ns
-    assert train(watched, clock, model, LEARNING_STEPS) == [42] * LEARNING_STEPS
+    assert train(watched, clock, model, steps=LEARNING_STEPS) == [42] * LEARNING_STEPS
     assert hooked(model) == KEPT
-    assert train(watched, clock, model, 3) == [42] * 3
+    assert train(watched, clock, model, steps=3) == [42] * 3
     # AND the stage's duration is what it was: that much, and the wait
     with watched.monitor.step(), watched.monitor.stage("backward"):
         backward(model)
@@ -93,50 +107,36 @@ def test_the_moment_splits_the_sync_stage_while_it_learns_and_afterwards(watch, 
     assert watched.step().durations_ns[2] == 40 + WAIT_NS
 
 
-def test_without_watch_no_step_has_a_moment(watch, clock):
-    assert train(watch(), clock, Chain(clock), 2) == [None, None]
+def test_without_watch_no_step_has_a_moment(watched, clock):
+    assert train(watched, clock, Chain(clock), steps=2) == [None, None]
 
 
-@pytest.mark.parametrize("wait_ns", [0, WAIT_NS])  # with ``no_sync`` in all but the last, and without
-def test_accumulation_leaves_out_what_each_backward_waits(watch, clock, wait_ns):
-    # GIVEN three backwards in a step, each with a forward before it and a wait after it
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
-    for _ in range(2 * LEARNING_STEPS):
-        with watched.monitor.step():
-            for visit in range(3):
-                clock.passes(1)
-                with watched.monitor.stage("forward"):
-                    clock.passes(7)
-                with watched.monitor.stage("backward"):
-                    clock.passes(2)
-                    backward(model)
-                    clock.passes(WAIT_NS if visit == 2 else wait_ns)
+@pytest.mark.parametrize("waits_ns", [0, WAIT_NS])  # with ``no_sync`` in all but the last, and without
+def test_accumulation_leaves_out_what_each_backward_waits(watched, clock, model, waits_ns):
+    # GIVEN three backwards in a step, with time outside before each and a wait after it
+    moments = train(watched, clock, model, model, model, steps=2 * LEARNING_STEPS, waits_ns=waits_ns)
     # THEN the moment is in the last one, and tells the work of all three: no other rank's delay is in it
     assert hooked(model) == KEPT
-    assert [record.ready_ns for record in watched.steps()] == [3 * (2 + 40)] * 2 * LEARNING_STEPS
+    assert moments == [3 * (2 + 40)] * 2 * LEARNING_STEPS
 
 
-def test_two_models_with_a_backward_each_are_both_followed_to_their_last_gradient(watch, clock):
+def test_two_models_with_a_backward_each_are_both_followed_to_their_last_gradient(watched, clock):
     # GIVEN two models, watched as one, each with a backward of its own that ends with a wait
-    watched, models = watch(), nn.ModuleList([Chain(clock, 4), Chain(clock, 3)])
+    models = nn.ModuleList([Chain(clock, 6), Chain(clock, 3)])
     watched.monitor.watch(models)
-    for _ in range(3 * LEARNING_STEPS):
-        with watched.monitor.step():
-            for model in models:
-                clock.passes(1)
-                with watched.monitor.stage("backward"):
-                    backward(model)
-                    clock.passes(WAIT_NS)
     # THEN the waits are in no moment, while it learns and when most hooks are off
+    assert train(watched, clock, *models, steps=3 * LEARNING_STEPS) == [62 + 32] * 3 * LEARNING_STEPS
     assert hooked(models) == 2 * KEPT
-    assert [record.ready_ns for record in watched.steps()] == [40 + 30] * 3 * LEARNING_STEPS
+    # AND when the first leaves out the layer whose gradient came last, no step is told a moment that is too late, and
+    # soon there is one again
+    models[0].skipped = {0}
+    moments = train(watched, clock, *models, steps=3 * LEARNING_STEPS)
+    assert set(moments) <= {None, 52 + 32}
+    assert moments[-1] == 52 + 32
 
 
-def test_a_visit_that_only_exchanges_is_a_wait(watch, clock):
+def test_a_visit_that_only_exchanges_is_a_wait(watched, clock, model):
     # GIVEN an exchange of its own in the sync stage, before the backward
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
     with watched.monitor.step():
         clock.passes(1)
         with watched.monitor.stage("backward"):
@@ -145,29 +145,6 @@ def test_a_visit_that_only_exchanges_is_a_wait(watch, clock):
             backward(model)
             clock.passes(WAIT_NS)
     assert watched.step().ready_ns == 40
-
-
-def test_another_order_in_an_earlier_backward_is_learnt(watch, clock):
-    # GIVEN two models, learnt, of which the first then leaves out the layer whose gradient came last
-    watched, models = watch(), nn.ModuleList([Chain(clock, 6), Chain(clock, 3)])
-    watched.monitor.watch(models)
-
-    def steps(count):
-        for _ in range(count):
-            with watched.monitor.step():
-                for model in models:
-                    clock.passes(1)
-                    with watched.monitor.stage("backward"):
-                        backward(model)
-                        clock.passes(WAIT_NS)
-        return [record.ready_ns for record in watched.steps()]
-
-    assert steps(LEARNING_STEPS + 1)[-1] == 60 + 30
-    models[0].skipped = {0}
-    # THEN no step is told a moment that is too late, and soon there is one again
-    moments = steps(3 * LEARNING_STEPS)
-    assert set(moments) <= {None, 50 + 30}
-    assert moments[-1] == 50 + 30
 
 
 def test_a_stage_inside_the_sync_stage_stops_its_clock_here_too(watch, clock):
@@ -183,10 +160,8 @@ def test_a_stage_inside_the_sync_stage_stops_its_clock_here_too(watch, clock):
     assert [record.ready_ns for record in watched.steps()] == [2, 2]
 
 
-def test_a_backward_elsewhere_is_none_of_the_sync_stages(watch, clock):
+def test_a_backward_elsewhere_is_none_of_the_sync_stages(watched, clock, model):
     # GIVEN backwards in another stage, outside every stage, and outside every step
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
     assert train(watched, clock, model, stage="forward") == [None]
     with watched.monitor.step():
         backward(model)
@@ -200,10 +175,8 @@ def test_a_backward_elsewhere_is_none_of_the_sync_stages(watch, clock):
     assert watched.step().ready_ns == 40
 
 
-def test_without_gradients_in_the_sync_stage_the_hooks_go_off_with_one_warning(watch, clock, caplog):
+def test_without_gradients_in_the_sync_stage_the_hooks_go_off_with_one_warning(watched, clock, model, caplog):
     # GIVEN a script that calls backward() in a stage that is not the sync stage
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
     for _ in range(2 * MAX_LOOKS):
         with watched.monitor.step():
             with watched.monitor.stage("forward"):
@@ -218,44 +191,38 @@ def test_without_gradients_in_the_sync_stage_the_hooks_go_off_with_one_warning(w
     assert watched.misuse == 0
 
 
-def test_steps_without_backward_are_no_surprise(watch, clock, caplog):
-    # GIVEN a model that was learnt, then a long evaluation
-    watched, model = watch(), Chain(clock)
-    learn(watched, clock, model)
+def test_steps_without_backward_are_no_surprise(watched, clock, learnt, caplog):
+    # GIVEN a model that was model, then a long evaluation
     for _ in range(30):
         with watched.monitor.step(kind="evaluation"), watched.monitor.stage("forward"):
             clock.passes(3)
     assert {record.ready_ns for record in watched.steps()} == {None}
-    # THEN nothing is learnt anew, and training goes on as before
-    assert hooked(model) == KEPT
-    assert train(watched, clock, model) == [42]
+    # THEN nothing is model anew, and training goes on as before
+    assert hooked(learnt) == KEPT
+    assert train(watched, clock, learnt) == [42]
     assert caplog.records == []
 
 
 @pytest.mark.parametrize("change", ["skipped", "frozen"])
-def test_when_the_last_gradients_stay_away_the_next_ones_are_learnt(watch, clock, change):
-    # GIVEN a model that was learnt WHEN its first layers, whose gradients come last, are unused or frozen
-    watched, model = watch(), Chain(clock)
-    learn(watched, clock, model)
+def test_when_the_last_gradients_stay_away_the_next_ones_are_learnt(watched, clock, learnt, change):
+    # GIVEN a model that was model WHEN its first layers, whose gradients come last, are unused or frozen
     if change == "skipped":
-        model.skipped = {0, 1, 2}
+        learnt.skipped = {0, 1, 2}
     else:
-        model.layers[:3].requires_grad_(False)
+        learnt.layers[:3].requires_grad_(False)
     # THEN the step in which that shows has no moment, and those after it the right one: one layer is left
-    assert train(watched, clock, model, 3) == [None, 12, 12]
-    train(watched, clock, model, LEARNING_STEPS)
+    assert train(watched, clock, learnt, steps=3) == [None, 12, 12]
+    train(watched, clock, learnt, steps=LEARNING_STEPS)
     # AND when they come back they are known
-    model.skipped = set()
-    model.layers.requires_grad_(True)
-    for parameter in model.parameters():
+    learnt.skipped = set()
+    learnt.layers.requires_grad_(True)
+    for parameter in learnt.parameters():
         parameter.grad = None
-    assert train(watched, clock, model) == [42]
+    assert train(watched, clock, learnt) == [42]
 
 
-def test_layers_that_are_unused_now_and_then_become_known_both_ways(watch, clock):
+def test_layers_that_are_unused_now_and_then_become_known_both_ways(watched, clock, model):
     # GIVEN a model whose first layer is skipped in every third step
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
     found = []
     for step in range(30):
         model.skipped = {0} if step % 3 == 2 else set()
@@ -279,10 +246,10 @@ def test_an_order_that_changes_is_seen_by_those_that_were_kept(watch, clock):
 
     watched, model = watch(), Branches()
     watched.monitor.watch(model)
-    assert train(watched, clock, model, LEARNING_STEPS) == [22] * LEARNING_STEPS
+    assert train(watched, clock, model, steps=LEARNING_STEPS) == [22] * LEARNING_STEPS
     # WHEN the other one comes last THEN that step has no moment, and the next ones have
     model.order = [1, 0]
-    assert train(watched, clock, model, 2) == [None, 22]
+    assert train(watched, clock, model, steps=2) == [None, 22]
 
 
 @pytest.mark.parametrize("learnt", [True, False])
@@ -291,10 +258,10 @@ def test_a_thawed_layer_is_noticed_though_the_known_ones_still_come(watch, clock
     watched, model = watch(), Chain(clock)
     model.layers[0].requires_grad_(False)
     watched.monitor.watch(model)
-    assert train(watched, clock, model, LEARNING_STEPS if learnt else 1)[-1] == 32
+    assert train(watched, clock, model, steps=LEARNING_STEPS if learnt else 1)[-1] == 32
     # WHEN it is thawed THEN the step that shows it has no moment, and the next ones the right one
     model.layers[0].requires_grad_(True)
-    assert train(watched, clock, model, 3) == [None, 42, 42]
+    assert train(watched, clock, model, steps=3) == [None, 42, 42]
 
 
 def test_parameters_frozen_in_turns_do_not_keep_it_learning(watch, clock):
@@ -319,27 +286,26 @@ def test_many_frozen_parameters_are_looked_at_a_few_after_each_step(watch, clock
     # GIVEN 20 frozen layers, and the second one thawed
     watched, model = watch(), Chain(clock, 20)
     model.layers[:19].requires_grad_(False)
-    learn(watched, clock, model)
+    watched.monitor.watch(model)
+    train(watched, clock, model, steps=LEARNING_STEPS)
     model.layers[1].requires_grad_(True)
     # THEN within a turn of all 38 of them it is noticed
     steps = 38 // FROZEN_A_STEP + 2
-    assert train(watched, clock, model, steps)[-1] == 192
+    assert train(watched, clock, model, steps=steps)[-1] == 192
 
 
-def test_what_nothing_else_shows_an_audit_finds(watch, clock):
-    # GIVEN a model that was learnt, and a layer with a name of its own that was not there then
-    watched, model = watch(), Chain(clock)
-    learn(watched, clock, model)
-    model.layers.insert(0, nn.Linear(3, 3))
+def test_what_nothing_else_shows_an_audit_finds(watched, clock, learnt):
+    # GIVEN a model that was model, and a layer with a name of its own that was not there then
+    learnt.layers.insert(0, nn.Linear(3, 3))
     found = []
     for _ in range(AUDIT_STEPS + 1):
-        found += train(watched, clock, model)
+        found += train(watched, clock, learnt)
     # THEN its gradients are seen from the audit on
     assert (found[0], found[-1]) == (42, 52)
     # AND no hook was put on twice: closing leaves none
-    assert max(len(parameter._post_accumulate_grad_hooks or ()) for parameter in model.parameters()) == 1
+    assert max(len(parameter._post_accumulate_grad_hooks or ()) for parameter in learnt.parameters()) == 1
     watched.monitor.close()
-    assert hooked(model) == 0
+    assert hooked(learnt) == 0
 
 
 def test_shared_weights_and_a_parameter_used_twice_are_ready_after_their_last_use(watch, clock):
@@ -347,13 +313,11 @@ def test_shared_weights_and_a_parameter_used_twice_are_ready_after_their_last_us
     watched, model = watch(), Chain(clock)
     model.layers[3] = model.layers[0]
     watched.monitor.watch(model)
-    assert train(watched, clock, model, 2 * LEARNING_STEPS) == [42] * 2 * LEARNING_STEPS
+    assert train(watched, clock, model, steps=2 * LEARNING_STEPS) == [42] * 2 * LEARNING_STEPS
 
 
-def test_a_step_left_half_way_teaches_nothing(watch, clock):
+def test_a_step_left_half_way_teaches_nothing(watched, clock, model):
     # GIVEN a backward that fails after the gradients of two layers
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
 
     def fails(grad):
         raise ZeroDivisionError
@@ -374,10 +338,8 @@ def test_a_step_left_half_way_teaches_nothing(watch, clock):
     assert train(watched, clock, model) == [42]
 
 
-def test_a_hook_on_another_thread_is_this_steps(watch, clock):
+def test_a_hook_on_another_thread_is_this_steps(watched, clock, model):
     # GIVEN a backward that runs in another thread while this one waits for it, as on a CUDA device
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
     for _ in range(2 * LEARNING_STEPS):
         with watched.monitor.step(), watched.monitor.stage("backward"):
             thread = threading.Thread(target=backward, args=(model,))
@@ -416,10 +378,8 @@ def test_a_hook_that_is_overtaken_by_the_end_of_its_step_writes_into_no_other(wa
     assert [(record.ready_ns, record.durations_ns[2]) for record in watched.steps()] == [(None, 13), (None, 4)]
 
 
-def test_an_error_in_the_hook_ends_the_watch_and_nothing_else(watch, clock, caplog, monkeypatch):
+def test_an_error_in_the_hook_ends_the_watch_and_nothing_else(watched, clock, model, caplog, monkeypatch):
     # GIVEN a hook that fails
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
 
     def broken() -> int:
         raise RuntimeError("a bug")
@@ -434,13 +394,12 @@ def test_an_error_in_the_hook_ends_the_watch_and_nothing_else(watch, clock, capl
     assert [record.getMessage().count("a bug") for record in caplog.records] == [1]
 
 
-def test_a_second_watch_takes_the_place_of_the_first(watch, clock):
-    watched, first, second = watch(), Chain(clock), Chain(clock, 6)
-    learn(watched, clock, first)
+def test_a_second_watch_takes_the_place_of_the_first(watched, clock, learnt):
+    second = Chain(clock, 6)
     for _ in range(2):
         watched.monitor.watch(second)
-    assert (hooked(first), hooked(second)) == (0, 12)
-    assert train(watched, clock, second, LEARNING_STEPS + 1) == [62] * (LEARNING_STEPS + 1)
+    assert (hooked(learnt), hooked(second)) == (0, 12)
+    assert train(watched, clock, second, steps=LEARNING_STEPS + 1) == [62] * (LEARNING_STEPS + 1)
 
 
 @pytest.mark.parametrize("end", ["close", "drop"])
@@ -466,16 +425,17 @@ def test_closing_or_dropping_the_monitor_takes_the_hooks_off(tmp_path, clock, en
     assert len(called) == steps + 1
 
 
-def test_a_watched_model_can_be_collected_and_watching_ends_with_one_warning(watch, clock, caplog):
+def test_a_watched_model_can_be_collected_and_watching_ends_with_one_warning(watched, clock, caplog):
     # GIVEN a watched model that the job lets go of
-    watched, model = watch(), Chain(clock)
-    learn(watched, clock, model)
+    model = Chain(clock)
+    watched.monitor.watch(model)
+    train(watched, clock, model, steps=LEARNING_STEPS)
     gone, parameter = weakref.ref(model), weakref.ref(next(model.parameters()))
     del model
     gc.collect()
     assert (gone(), parameter()) == (None, None)
     # WHEN the job trains another one THEN it is told once
-    assert train(watched, clock, Chain(clock), 20) == [None] * 20
+    assert train(watched, clock, Chain(clock), steps=20) == [None] * 20
     assert [record.getMessage().count("watch()") for record in caplog.records] == [1]
 
 
@@ -502,10 +462,8 @@ def test_a_watched_model_can_be_copied_saved_and_swapped(watch, clock):
     assert next(model.parameters()).dtype == torch.float64
 
 
-def test_a_forked_child_trains_on_unheard(watch, clock):
+def test_a_forked_child_trains_on_unheard(watched, clock, model):
     # GIVEN a child forked in the middle of a step
-    watched, model = watch(), Chain(clock)
-    watched.monitor.watch(model)
     with watched.monitor.step(), watched.monitor.stage("backward"):
         child = os.fork()
         if not child:
@@ -550,18 +508,16 @@ def test_what_cannot_be_watched_is_one_warning_and_no_moment(watch, clock, caplo
     assert (len(caplog.records), watched.misuse) == (1, 2 * misuse)
     assert not isinstance(model, nn.Module) or Failing is type(model) or hooked(model) == 0
     # THEN steps are recorded as before, and what was watched is let go of
-    assert train(watched, clock, Chain(clock), 2) == [None, None]
+    assert train(watched, clock, Chain(clock), steps=2) == [None, None]
 
 
-def test_a_model_sharded_after_watch_is_let_go_of(watch, clock, caplog):
+def test_a_model_sharded_after_watch_is_let_go_of(watched, clock, learnt, caplog):
     # GIVEN a watched model whose parameters are replaced by shards
-    watched, model = watch(), Chain(clock)
-    learn(watched, clock, model)
-    model.layers[0].weight = DTensor(torch.zeros(3, 3))
+    learnt.layers[0].weight = DTensor(torch.zeros(3, 3))
     for _ in range(AUDIT_STEPS + 1):
-        train(watched, clock, model)
+        train(watched, clock, learnt)
     # THEN that is found out at the latest by the audit, and said
-    assert (hooked(model), len(caplog.records)) == (0, 1)
+    assert (hooked(learnt), len(caplog.records)) == (0, 1)
     assert "FSDP" in caplog.text
 
 
@@ -576,9 +532,9 @@ def test_a_model_with_everything_frozen_has_no_moment_until_it_is_thawed(watch, 
     watched, model = watch(), Chain(clock)
     model.requires_grad_(False)
     watched.monitor.watch(model)
-    assert train(watched, clock, model, 3) == [None] * 3
+    assert train(watched, clock, model, steps=3) == [None] * 3
     model.requires_grad_(True)
-    assert train(watched, clock, model, 2) == [None, 42]
+    assert train(watched, clock, model, steps=2) == [None, 42]
 
 
 def test_an_inert_monitor_puts_no_hook_on_anything(caplog):

@@ -81,12 +81,6 @@ def test_host_and_cohort_come_from_arguments_then_the_environment(
         assert (monitor.info.host, monitor.info.cohort) == (host, cohort)
 
 
-def test_without_an_environment_it_is_rank_0_of_1(tmp_path):
-    with Monitor(rings=tmp_path) as monitor:
-        assert monitor.info is not None
-        assert (monitor.info.rank, monitor.info.world_size, monitor.info.job) == (0, 1, "")
-
-
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
@@ -112,15 +106,26 @@ def test_wrong_arguments_raise_also_where_nothing_would_be_recorded(settings, er
 
 
 @pytest.mark.parametrize(
-    "environment",
-    [{"RANK": "abc"}, {"RANK": "-1"}, {"RANK": "1_0"}, {"RANK": ""}, {"RANK": "3", "WORLD_SIZE": "2"}],
+    ("environment", "directory"),
+    [
+        ({"RANK": "abc"}, "."),
+        ({"RANK": "-1"}, "."),
+        ({"RANK": "1_0"}, "."),
+        ({"RANK": ""}, "."),
+        ({"RANK": "3", "WORLD_SIZE": "2"}, "."),
+        ({}, "missing"),
+    ],
 )
-def test_a_malformed_environment_is_one_warning_and_an_inert_monitor(tmp_path, monkeypatch, caplog, environment):
+def test_an_environment_that_will_not_do_is_one_warning_and_an_inert_monitor(
+    tmp_path, monkeypatch, caplog, environment, directory
+):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monitor = Monitor(rings=tmp_path)
+    monitor = Monitor(rings=tmp_path / directory)
+    use(monitor)
     use(monitor)
     assert (len(caplog.records), monitor.active, list(tmp_path.iterdir())) == (1, False, [])
+    assert next(iter(environment), directory) in caplog.text or "rank 3 of a world of 2" in caplog.text
 
 
 def test_without_a_directory_nothing_is_written_and_nothing_said(tmp_path, monkeypatch, caplog):
@@ -131,15 +136,6 @@ def test_without_a_directory_nothing_is_written_and_nothing_said(tmp_path, monke
         pass
     monitor.close()
     assert (monitor.info, monitor.active, caplog.records, list(tmp_path.iterdir())) == (None, False, [], [])
-
-
-def test_a_missing_directory_is_one_warning_and_an_inert_monitor(tmp_path, caplog):
-    monitor = Monitor(rings=tmp_path / "missing")
-    use(monitor)
-    use(monitor)
-    assert len(caplog.records) == 1
-    assert "missing" in caplog.text
-    assert not monitor.active
 
 
 def test_a_mailbox_that_cannot_be_made_is_one_warning_and_a_closed_ring(tmp_path, caplog, monkeypatch):
@@ -181,7 +177,9 @@ def test_the_ring_of_a_dead_writer_or_of_nobody_is_left_as_it_is(tmp_path, make_
     before = dead.path.read_bytes()
     # WHEN the rank starts again THEN it takes the next attempt that is free
     with Monitor(rings=tmp_path) as monitor:
+        # (without an environment it is rank 0 of 1)
         assert monitor.info is not None
+        assert (monitor.info.rank, monitor.info.world_size, monitor.info.job) == (0, 1, "")
         assert monitor.info.attempt == 2
     assert dead.path.read_bytes() == before
     assert (tmp_path / "rank-0.1.ring").read_bytes() == b"mine"

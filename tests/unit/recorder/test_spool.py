@@ -26,32 +26,24 @@ def test_a_whole_trace_takes_its_name_and_is_private(tmp_path):
     assert (path.name, path.read_bytes(), path.stat().st_mode & 0o777) == ("c-1.json", TRACE, 0o600)
 
 
-@pytest.mark.parametrize("length", range(0, len(TRACE) - 2, 5))
-def test_a_trace_that_was_cut_leaves_nothing(tmp_path, length):
-    # GIVEN a disk that was full at any moment
-    with pytest.raises(CaptureError, match="not written whole"):
-        write_trace(writes(TRACE[:length]), tmp_path, "c-1", 1000)
+def raises(path: str) -> None:
+    raise RuntimeError("in Kineto")
+
+
+@pytest.mark.parametrize(
+    ("export", "max_bytes", "error", "reason"),
+    [
+        # A disk that was full at any moment.
+        *((writes(TRACE[:length]), 1000, CaptureError, "not written whole") for length in range(0, len(TRACE) - 2, 5)),
+        (writes(TRACE), len(TRACE) - 1, CaptureError, f"{len(TRACE)} bytes; {len(TRACE) - 1} are allowed"),
+        (raises, 1000, RuntimeError, "in Kineto"),
+        (lambda path: Path(path).unlink(), 1000, CaptureError, "No such file"),
+    ],
+)
+def test_a_trace_that_is_not_whole_or_too_large_leaves_nothing(tmp_path, export, max_bytes, error, reason):
+    with pytest.raises(error, match=reason):
+        write_trace(export, tmp_path, "c-1", max_bytes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_trace_that_is_too_large_leaves_nothing(tmp_path):
-    with pytest.raises(CaptureError, match=f"{len(TRACE)} bytes; {len(TRACE) - 1} are allowed"):
-        write_trace(writes(TRACE), tmp_path, "c-1", len(TRACE) - 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_export_that_raises_leaves_nothing(tmp_path):
-    def broken(path: str) -> None:
-        raise RuntimeError("in Kineto")
-
-    with pytest.raises(RuntimeError, match="in Kineto"):
-        write_trace(broken, tmp_path, "c-1", 1000)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_export_that_writes_nothing_is_noticed(tmp_path):
-    with pytest.raises(CaptureError, match="No such file"):
-        write_trace(lambda path: Path(path).unlink(), tmp_path, "c-1", 1000)
 
 
 def test_a_missing_spool_is_said(tmp_path):
