@@ -43,12 +43,7 @@ class _Running:
 class Captures:
     """Carries out the captures that are wanted of one host. Nothing here waits.
 
-    Args:
-        rings: the host's ranks.
-        places: where captures find things.
-        store: where traces are kept.
-        job: the job's name, for the manifests.
-        run: the run's id.
+    The store keeps their traces, with manifests that name the job and the run.
     """
 
     def __init__(self, rings: RankRings, places: Places, store: LocalStore, *, job: str, run: str) -> None:
@@ -62,9 +57,7 @@ class Captures:
     def want(self, wanted: Sequence[WantedCapture], now_s: float) -> None:
         """Bring about that these, and no others, are made: begin what is new, call off what is wanted no more.
 
-        Args:
-            wanted: all captures that are wanted now.
-            now_s: the time on a clock that only goes on, in seconds.
+        ``now_s`` is the time, in seconds, on a clock that only goes on.
         """
         for one in wanted:
             if one.request.capture_id not in self._known:

@@ -32,12 +32,8 @@ class DeviceRings:
     """Reads the device times of ranks, and keeps them. What cannot be read is said once, and goes without.
 
     A rank's log of device times is made as soon as its steps are known to run on a device, and stays empty where no
-    times come: whoever judges the run later knows from it what the host's times are worth.
-
-    Args:
-        rings: directory of the rings.
-        steps: directory of the logs.
-        say: told what is wrong with a file, and may be told again.
+    times come: whoever judges the run later knows from it what the host's times are worth. What is wrong with a file
+    is told to ``say``, and may be told again.
     """
 
     def __init__(self, rings: Path, steps: Path, say: Callable[[str], None]) -> None:
@@ -45,11 +41,7 @@ class DeviceRings:
         self._ranks: dict[tuple[int, int], _Rank] = {}
 
     def read(self, info: RingInfo) -> tuple[StepArrays, bool]:
-        """A rank's device times that have come since the last call, and whether none will come any more.
-
-        Args:
-            info: the rank's, as the ring of its host's times has it.
-        """
+        """A rank's device times that have come since the last call, and whether none will come any more."""
         one = self._ranks.get((info.attempt, info.rank))
         if one is None:
             one = self._ranks[info.attempt, info.rank] = _Rank(self._log(info))

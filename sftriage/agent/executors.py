@@ -18,13 +18,7 @@ from sftriage.records import CaptureRequest
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where captures find things on this host.
-
-    Attributes:
-        rings: directory of the trainers' rings and mailboxes.
-        spool: directory where traces are left.
-        nsys: how the ranks were launched under nsys, if they were.
-    """
+    """Where captures find the trainers' rings and mailboxes, the spool, and, where it launched them, nsys."""
 
     rings: Path
     spool: Path

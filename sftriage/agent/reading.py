@@ -19,11 +19,7 @@ log = logging.getLogger("sftriage")
 
 
 class RankRings:
-    """The rings of the ranks on one host, as they appear and end.
-
-    Args:
-        rings: directory of the trainers' rings.
-        steps: directory where every step is kept.
+    """The rings of the ranks on one host, as they appear and end. Every step is kept in the directory ``steps``.
 
     Attributes:
         telemetry: what has come in so far.

@@ -270,14 +270,14 @@ class RankSession:
         return found.returncode, found.stdout.decode("utf-8", "replace")
 
 
-class Deserted:
+class Deserted(RankSession):
     """A collection whose agent was killed, which nobody would end: it would grow for as long as the job goes on.
 
     The agent's note says what it is for, and until when, by the host's monotonic clock, it is there at the most.
     """
 
     def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
-        self._session = RankSession(environment, bare)
+        super().__init__(environment, bare)
         self._tmp = Path(environment["SFTRIAGE_NSYS_TMP"])
         self._note = self._tmp / f"{NOTE}-{environment.get('RANK', '0')}"
 
@@ -287,14 +287,14 @@ class Deserted:
             note = json.loads(self._note.read_text(encoding="utf-8"))
             if time.monotonic() < note["until_s"]:
                 return
-            self._session.ask("stop", f"--session={self._session.name}")
+            self.ask("stop", f"--session={self.name}")
             for leftover in self._tmp.glob(f"{note['capture_id']}.*"):
                 leftover.unlink()
             self._note.unlink()
             _say(f"nsys was stopped: nobody had ended capture {note['capture_id']} in time")
 
 
-class Armed:
+class Armed(RankSession):
     """nsys waits for a range that the trainer opens, for an agent that cannot reach the session from its container.
 
     One range gives one report, which is brought whole to ``<prefix>-<rank>.<attempt>.<number>``; then the next is
@@ -303,8 +303,8 @@ class Armed:
     """
 
     def __init__(self, environment: dict[str, str], bare: dict[str, str]) -> None:
-        self._session = RankSession(environment, bare)
-        name = self._session.name.removeprefix(environment["SFTRIAGE_NSYS_SESSION"])
+        super().__init__(environment, bare)
+        name = self.name.removeprefix(environment["SFTRIAGE_NSYS_SESSION"])
         self._prefix = f"{environment['SFTRIAGE_NSYS_ARMED']}{name}"
         self._made = Path(environment["SFTRIAGE_NSYS_TMP"]) / f"armed{name}"
         self._ready = Path(f"{self._prefix}.armed")
@@ -334,8 +334,8 @@ class Armed:
 
     def _arm(self) -> None:
         self._number += 1
-        status, said = self._session.ask(
-            *("start", f"--session={self._session.name}", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx"),
+        status, said = self.ask(
+            *("start", f"--session={self.name}", "--sample=none", "--cpuctxsw=none", "--capture-range=nvtx"),
             *("--capture-range-end=stop", f"--output={self._made}", "--force-overwrite=true"),
         )
         self._waits = status == 0
@@ -352,8 +352,8 @@ class Armed:
 
     def _idle(self) -> bool:
         """Whether nsys is done with the report."""
-        _, said = self._session.ask("sessions", "list")
-        return any({"Launched", self._session.name} <= set(line.split()) for line in said.splitlines())
+        _, said = self.ask("sessions", "list")
+        return any({"Launched", self.name} <= set(line.split()) for line in said.splitlines())
 
 
 def inner(channel: int) -> int:

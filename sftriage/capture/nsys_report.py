@@ -83,14 +83,9 @@ _ENVIRONMENT_TABLES = ("META_DATA_CAPTURE", "TARGET_INFO_SYSTEM_ENV")
 
 @dataclass(frozen=True, slots=True)
 class ReportContents:
-    """What a report holds.
+    """What a report holds: the steps that are marked in it, how many events, GPU kernels among them, and GPUs.
 
-    Attributes:
-        steps: numbers of the steps that are marked in it.
-        events: rows of what was traced: NVTX, CUDA, the system's calls.
-        kernels: of those, GPU kernels.
-        gpus: GPUs that nsys saw.
-        environments: entries of environments that were in it.
+    ``environments`` are the entries of processes' environments that were in it.
     """
 
     steps: tuple[int, ...]
@@ -140,12 +135,7 @@ def examine(path: Path) -> ReportContents:
 
 
 def check(contents: ReportContents, promised: Sequence[int], traces: Sequence[str]) -> None:
-    """Whether a report is what was promised.
-
-    Args:
-        contents: what it holds.
-        promised: steps that the trainer says it marked; none where it could not mark any.
-        traces: what was to be traced.
+    """Whether a report holds what was to be traced, and the steps that the trainer says it marked.
 
     Raises:
         CaptureError: it is not; the message says what is missing.

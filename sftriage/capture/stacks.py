@@ -114,13 +114,7 @@ STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
 
 
 class StacksCapture(InTurns):
-    """The stacks of one rank, as one JSON document in the spool.
-
-    Args:
-        request: what is asked for; its steps and warm-up mean nothing here.
-        info: the rank's process.
-        spool: where the document goes.
-        look: what the rank is doing now.
+    """The stacks of one rank, as one JSON document in the spool. The request's steps and warm-up mean nothing here.
 
     Raises:
         CaptureError: an option that makes no sense.

@@ -87,10 +87,7 @@ class _StepEvents:
 class DeviceTime:
     """Records device time for one recording, from when CUDA is in use. None of its methods raises.
 
-    Args:
-        info: the rank.
-        directory: where its ring is, and the ring of device times is to be.
-        slots: steps in that ring.
+    Its ring, of so many slots, lies in the directory of the host's.
     """
 
     def __init__(self, info: RingInfo, directory: Path, slots: int) -> None:

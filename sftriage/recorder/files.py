@@ -22,11 +22,7 @@ if TYPE_CHECKING:
 def create_mapped(path: Path, header: bytes, size_bytes: int, *, clobber: bool) -> mmap.mmap:
     """Create a private file of a fixed size that appears under its name fully formed, and map it.
 
-    Args:
-        path: its final name, in a directory that exists.
-        header: its first bytes.
-        size_bytes: its size.
-        clobber: take the place of a file of that name, rather than fail.
+    With ``clobber`` it takes the place of a file of that name.
 
     Raises:
         FileExistsError: there is a file of that name already.

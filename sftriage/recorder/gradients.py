@@ -82,9 +82,7 @@ class GradientOrder:
     def take(self, visits: list[LastGradients], thawed: bool) -> bool:
         """Take in one step, and say whether the last gradient of each of its visits is known for the last.
 
-        Args:
-            visits: the visits to the sync stage in which gradients came; none is empty.
-            thawed: a parameter that has had no hook so far now requires a gradient.
+        No visit is empty. ``thawed`` says that a parameter which has had no hook so far now requires a gradient.
         """
         ending = (visits[-1][-1], frozenset([visit[-1] for visit in visits[:-1]])) if visits else None
         known = ending in self._endings and not thawed
@@ -128,11 +126,7 @@ class GradientWatch:
     """The hooks on one model's parameters, and the ready moment of each step.
 
     It holds neither the model nor a parameter, and no weak reference to one: ``torch.utils.swap_tensors`` refuses a
-    tensor that has any.
-
-    Args:
-        recording: whose steps it watches; it needs a sync stage.
-        model: what to watch; anything with ``parameters()``.
+    tensor that has any. The recording needs a sync stage, the model ``parameters()``.
 
     Attributes:
         due: `settle` is wanted after this step.
@@ -140,21 +134,6 @@ class GradientWatch:
     Raises:
         Exception: whatever the model's own ``parameters()`` raises.
     """
-
-    __slots__ = (
-        "_at",
-        "_error",
-        "_ever_hooked",
-        "_frozen",
-        "_handles",
-        "_model",
-        "_next_frozen",
-        "_order",
-        "_outside_at",
-        "_recording",
-        "_visits",
-        "due",
-    )
 
     def __init__(self, recording: Recording, model: Any) -> None:
         schema = recording.info.schema
@@ -212,8 +191,7 @@ class GradientWatch:
     def collect(self, incomplete: bool) -> int:
         """The ready moment of the step that ends. Called by the step's thread, before the step is published.
 
-        Args:
-            incomplete: the step was left half-way. Its gradients teach nothing.
+        The gradients of a step that was left half-way (``incomplete``) teach nothing.
         """
         words = self._recording.words
         noted, self._visits = self._visits, {}

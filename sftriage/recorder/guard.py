@@ -51,9 +51,8 @@ class ProfilerGuard:
     def hold(self, on_job_profiler: Callable[[], None]) -> None:
         """Take the profiler for a capture.
 
-        Args:
-            on_job_profiler: called when the job starts its own profiler, before it starts, on the thread that starts
-                it; it has to stop the capture.
+        ``on_job_profiler`` has to stop the capture. It is called on the thread on which the job starts a profiler of
+        its own, before that starts.
         """
         self._on_job_profiler = on_job_profiler
 

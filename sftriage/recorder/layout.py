@@ -152,13 +152,7 @@ def bounded_text(text: str) -> str:
 
 
 def encode_header(magic: bytes, info: RingInfo, slots: int) -> bytes:
-    """A whole header with its live words at zero.
-
-    Args:
-        magic: the kind of file.
-        info: who writes it.
-        slots: slots in the file; 0 where it has none or grows without bound.
-    """
+    """A whole header with its live words at zero. A file that has no slots, or grows without bound, says 0 slots."""
     document = {name: getattr(info, name) for name in RingInfo.__dataclass_fields__ if name != "schema"} | {
         "stages": info.schema.stages,
         "sync": [info.schema.stages.index(name) for name in info.schema.sync],
@@ -174,12 +168,7 @@ def encode_header(magic: bytes, info: RingInfo, slots: int) -> bytes:
 
 
 def decode_header(magic: bytes, header: bytes, name: str) -> tuple[RingInfo, int]:
-    """Check a header and read it: who writes the file, and its number of slots.
-
-    Args:
-        magic: the kind of file it has to be.
-        header: the first `HEADER_BYTES` of the file, or fewer if it has no more.
-        name: the file's name, for the message.
+    """Check the first `HEADER_BYTES` of a file, or as many as it has: who writes it, and its number of slots.
 
     Raises:
         RingError: foreign, truncated, of another version or byte order, or damaged.
@@ -258,11 +247,7 @@ class SlotCheck:
         self.slot_bytes = info.slot_bytes
 
     def sequence(self, slot: bytes) -> int | None:
-        """The sequence number of one slot, or None if it is torn or damaged.
-
-        Args:
-            slot: exactly ``slot_bytes`` bytes.
-        """
+        """The sequence number of one slot of ``slot_bytes`` bytes, or None if it is torn or damaged."""
         words: tuple[int, ...] = self._words.unpack(slot)
         if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
             return None

@@ -67,9 +67,7 @@ _WORD = struct.Struct("=q")
 class Mailbox:
     """The trainer's end: reads requests, shows how far it is, writes results. Driven at step boundaries.
 
-    Args:
-        directory: where the ring lies.
-        info: the ring's info. Whoever holds the ring of a rank and attempt may replace a mailbox left over beside it.
+    Whoever holds the ring of a rank and attempt may replace a mailbox left over beside it.
 
     Attributes:
         live: the header's live words; ``live[DOORBELL]`` changes when there is something to look at.
@@ -143,12 +141,9 @@ class Mailbox:
 
 @dataclass(frozen=True, slots=True)
 class CaptureProgress:
-    """How far a rank is with the latest request.
+    """How far a rank is with the latest request: what its executor does, and how many steps it has recorded.
 
-    Attributes:
-        state: what its executor is doing; ``idle`` too while it has not looked at the request yet.
-        steps: steps recorded so far.
-        answered: there is no request without a result.
+    It is ``idle`` too while it has not looked at the request yet; ``answered`` where no request is without a result.
     """
 
     state: State

@@ -63,11 +63,7 @@ class _Capture:
 class CaptureExecutor:
     """Carries out the requests of one mailbox, driven by a recording. None of its public methods raises.
 
-    Args:
-        mailbox: where requests come from and results go; the executor closes it.
-        info: the rank it works for.
-        spool: the directory for traces; without one every request is refused.
-        guard: who holds the process's profiler.
+    It closes the mailbox. Without a ``spool``, the directory for traces, every request for one is refused.
 
     Attributes:
         doorbell: words of which the first changes when `before_step` has something to do.
@@ -109,10 +105,7 @@ class CaptureExecutor:
         return self._state == "recording"
 
     def before_step(self, number: int) -> bool:
-        """Go on with the capture under way, or begin the one that is asked for.
-
-        Args:
-            number: the step that is about to start.
+        """Go on with the capture under way, or begin the one that is asked for, before a step of this number.
 
         Returns:
             Whether a heavy profiler touched this step, or the time since the last one.
@@ -166,8 +159,7 @@ class CaptureExecutor:
     def close(self, wait: bool) -> None:
         """Training has ended, or the recorder: keep the steps there are, and answer what was asked.
 
-        Args:
-            wait: give an export that is under way `LAST_EXPORT_S` to be finished.
+        With ``wait``, an export that is under way has `LAST_EXPORT_S` to be finished.
         """
         try:
             if self._capture is not None:
@@ -229,16 +221,11 @@ class CaptureExecutor:
         else:
             session = TorchSession(self._info, request.options, self._guard)
         deadline_s = time.monotonic() + request.max_seconds
-        capture = _Capture(request, deadline_s, session, self._warmup_begins(request, number), StepLimit(request.steps))
+        capture = _Capture(request, deadline_s, session, _warmup_begins(request, number), StepLimit(request.steps))
         self._capture = capture
         self._guard.hold(self._yield_to_job)
         self._enter("armed")
         self._arm(capture, number)
-
-    @staticmethod
-    def _warmup_begins(request: CaptureRequest, number: int) -> int:
-        """The step at which the profiler is to be warmed up, from ``number`` on."""
-        return request.begins_at(number + request.warmup_steps) - request.warmup_steps
 
     def _arm(self, capture: _Capture, number: int) -> None:
         """Prepare the profiler once its step is near, and start it once it is warm."""
@@ -252,7 +239,7 @@ class CaptureExecutor:
             capture.probe.start(number)
             return
         if not capture.prepared and number > capture.not_before:
-            capture.not_before = self._warmup_begins(capture.request, number)
+            capture.not_before = _warmup_begins(capture.request, number)
         if not capture.prepared and number >= capture.not_before:
             capture.prepared = True
             capture.session.prepare()
@@ -394,6 +381,11 @@ class CaptureExecutor:
     def _enter(self, state: State) -> None:
         self._mailbox.show(state, self._capture.session.steps if self._capture else 0)
         self._state = state
+
+
+def _warmup_begins(request: CaptureRequest, number: int) -> int:
+    """The step at which the profiler is to be warmed up, from ``number`` on."""
+    return request.begins_at(number + request.warmup_steps) - request.warmup_steps
 
 
 def _reason(error: Exception) -> str:

@@ -238,12 +238,7 @@ class Recording:
         self._switched()
 
     def misused(self, what: str, example: object = None) -> None:
-        """Count a call that makes no sense, and warn of each sort once.
-
-        Args:
-            what: the sort of misuse.
-            example: what was given, where that helps; the warning shows the first one.
-        """
+        """Count a call that makes no sense, and warn of each sort once, showing the first ``example`` of it."""
         if self.off:
             return
         self.live[MISUSE] += 1
@@ -267,8 +262,7 @@ class Recording:
     def close(self, wait: bool = True) -> None:
         """Stop recording; what was published stays readable. A second call does nothing.
 
-        Args:
-            wait: training is over, so that a capture may take its time to be finished.
+        With ``wait``, training is over, so that a capture may take its time to be finished.
         """
         if self.off:
             return
@@ -309,12 +303,7 @@ class Recording:
         return self.words[STEP] + 1
 
     def _encoded(self, kind: object) -> tuple[int, int]:
-        """A kind as a slot holds it.
-
-        Raises:
-            TypeError: it is no text.
-            RingError: it does not fit.
-        """
+        """`kind_words`, remembered. Raises TypeError for what is no text."""
         if not isinstance(kind, str):
             raise TypeError
         found = self._kinds.get(kind)

@@ -101,12 +101,7 @@ class Session(ABC):
 
 
 class TorchSession(Session):
-    """torch's profiler, from preparing it to a trace in memory.
-
-    Args:
-        info: the rank, for the trace's metadata.
-        options: those of `OPTIONS` that are wanted.
-        guard: told which calls into torch's profiler are ours.
+    """torch's profiler, from preparing it to a trace in memory, with those of `OPTIONS` that are wanted.
 
     Attributes:
         stall_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
@@ -243,10 +238,7 @@ class NvtxSession(Session):
 class Probe:
     """One step recorded before a capture and thrown away, to know what a step takes (`sizing`).
 
-    Args:
-        session: makes a session, with the capture's options.
-        spool: the directory in which its trace is written for a moment.
-        capture_id: the capture it is made for.
+    ``session`` makes a session with the capture's options; the trace is in ``spool`` for a moment.
 
     Attributes:
         took_s: seconds that the training thread spent on it so far.

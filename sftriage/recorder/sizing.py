@@ -39,13 +39,9 @@ Options = tuple[tuple[str, object], ...]
 
 @dataclass(frozen=True, slots=True)
 class TraceCost:
-    """What some steps took.
+    """What some steps took: bytes of their trace, and seconds that its stop and export held the rank up.
 
-    Attributes:
-        steps: how many.
-        size_bytes: of their trace.
-        stall_s: seconds that its stop and export took.
-        fixed_s: those of a trace without any step, as far as they are known.
+    ``fixed_s`` are those of a trace without any step, as far as they are known.
     """
 
     steps: int

@@ -17,13 +17,7 @@ def write_trace(export: Callable[[str], object], spool: Path, capture_id: str, m
     """Have a trace exported to ``<spool>/<capture_id>.json``, and return its size in bytes.
 
     It grows under ``<capture_id>.json.partial`` and takes its name when it is on disk. What fails leaves nothing
-    behind.
-
-    Args:
-        export: writes the trace to the path it is given. Kineto's is silent when the disk is full.
-        spool: the directory, which has to exist.
-        capture_id: the trace's name; it has to be new.
-        max_bytes: how large the trace may be.
+    behind. ``export`` writes the trace to the path it is given; Kineto's is silent when the disk is full.
 
     Raises:
         CaptureError: no whole trace, too large a one, or the name is taken.
