@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sftriage.agent.device_rings import DeviceRings
 from sftriage.errors import RingError
-from sftriage.recorder import RingInfo, RingReader, RingStatus, StepLog, find_rings
+from sftriage.recorder import RingInfo, RingReader, StepLog, find_rings
 from sftriage.records import JobStatus, RankStatus
 from sftriage.windows.decoding import decode, together
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
@@ -90,7 +90,7 @@ class RankRings:
             if reader.info.attempt != newest:
                 continue
             try:
-                ranks.append(_status(reader.info, reader.status(), time.monotonic_ns()))
+                ranks.append(reader.status())
             except RingError as error:
                 self._give_up(path, str(error))
             else:
@@ -103,7 +103,7 @@ class RankRings:
         """What one rank is doing now; None where that cannot be read."""
         reader = next((reader for reader, _ in self._readers.values() if reader.info == info), None)
         try:
-            return None if reader is None else _status(info, reader.status(), time.monotonic_ns())
+            return None if reader is None else reader.status()
         except RingError:
             return None
 
@@ -157,19 +157,3 @@ class RankRings:
         if problem not in self._said:
             self._said.add(problem)
             log.warning("%s", problem)
-
-
-def _status(info: RingInfo, now: RingStatus, now_ns: int) -> RankStatus:
-    return RankStatus(
-        rank=info.rank,
-        host=info.host,
-        stage=now.stage,
-        # Before the first step the header has no time yet.
-        stage_age_ns=now_ns - max(now.since_ns, info.started_mono_ns),
-        step=now.step,
-        step_age_ns=now_ns - now.step_since_ns,
-        published=now.published,
-        closed=now.closed,
-        alive=now.alive,
-        special=now.special,
-    )

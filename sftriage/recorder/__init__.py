@@ -6,7 +6,7 @@ Standard library only; torch is used where the training script has imported it, 
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.mailbox import CaptureProgress, MailboxClient
 from sftriage.recorder.monitor import Monitor
-from sftriage.recorder.ring import Batch, RingReader, RingStatus, find_rings
+from sftriage.recorder.ring import Batch, RingReader, find_rings
 from sftriage.recorder.steplog import StepLog
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "Monitor",
     "RingInfo",
     "RingReader",
-    "RingStatus",
     "StepLog",
     "find_rings",
 ]

@@ -255,7 +255,7 @@ def _held(path: Path) -> bool:
             status = ring.status()
     except RingError:
         return False
-    return status.alive and not status.closed
+    return bool(status.alive) and not status.closed
 
 
 def _info(

@@ -25,6 +25,7 @@ import struct
 from array import array
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic_ns
 
 from sftriage.errors import RingError
 from sftriage.recorder.files import OpenFile, create_mapped, start_ticks
@@ -38,6 +39,7 @@ from sftriage.recorder.layout import (
     SlotCheck,
     encode_header,
 )
+from sftriage.records import RankStatus
 
 PUBLISHED, CURRENT_STAGE, SINCE, CURRENT_STEP, STEP_SINCE, MISUSE, CLOSED, SPECIAL_STEP, ON_DEVICE = range(9)
 NO_STAGE = -1
@@ -117,33 +119,6 @@ class Batch:
     raw: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class RingStatus:
-    """What a rank is doing now, as its ring's header says. Times are nanoseconds on the host's monotonic clock.
-
-    Attributes:
-        stage: the stage the rank is in, or None between steps.
-        since_ns: when it entered that stage, or left the last step.
-        step: the number of the step in progress, or of the last one.
-        step_since_ns: when that step started.
-        published: steps published so far.
-        misuse: calls the recorder could make no sense of.
-        closed: the writer has taken its leave.
-        special: the step in progress, or the last one, was given a kind: it is no ordinary one.
-        alive: the writer's process is running.
-    """
-
-    stage: str | None
-    since_ns: int
-    step: int
-    step_since_ns: int
-    published: int
-    misuse: int
-    closed: bool
-    special: bool
-    alive: bool
-
-
 class RingReader(OpenFile):
     """Reads a ring from outside, and never trusts what it finds.
 
@@ -154,6 +129,7 @@ class RingReader(OpenFile):
 
     Attributes:
         on_device: at the last look, the trainer used a device that its host does not wait for.
+        misuse: at the last look, calls the recorder could make no sense of.
         over: at the last read, the writer had taken its leave before: nothing more will come.
 
     Raises:
@@ -164,6 +140,7 @@ class RingReader(OpenFile):
         super().__init__(path, os.O_RDONLY)
         self._read = skip
         self.on_device = self.over = False
+        self.misuse = 0
         try:
             self.info, self.slots = self._header(MAGICS[kind])
             self._check_size()
@@ -202,7 +179,7 @@ class RingReader(OpenFile):
         self._read = published
         return Batch(len(raw), missed, torn, b"".join(raw))
 
-    def status(self) -> RingStatus:
+    def status(self) -> RankStatus:
         """What the rank is doing now.
 
         Raises:
@@ -213,13 +190,16 @@ class RingReader(OpenFile):
         stages = self.info.schema.stages
         if not NO_STAGE <= stage < len(stages):
             raise RingError(f"{self.path}: the rank is said to be in stage {stage} of {len(stages)}")
-        return RingStatus(
+        now_ns = monotonic_ns()
+        return RankStatus(
+            rank=self.info.rank,
+            host=self.info.host,
             stage=None if stage == NO_STAGE else stages[stage],
-            since_ns=live[SINCE],
+            # Before the first step the header has no time yet.
+            stage_age_ns=now_ns - max(live[SINCE], self.info.started_mono_ns),
             step=live[CURRENT_STEP],
-            step_since_ns=live[STEP_SINCE],
+            step_age_ns=now_ns - live[STEP_SINCE],
             published=live[PUBLISHED],
-            misuse=live[MISUSE],
             closed=bool(live[CLOSED]),
             special=live[SPECIAL_STEP] == live[CURRENT_STEP],
             alive=self.writer_alive,
@@ -251,7 +231,7 @@ class RingReader(OpenFile):
         live: tuple[int, ...] = _LIVE.unpack(found)
         if not 0 <= live[PUBLISHED] < MAX_COUNT:
             raise RingError(f"{self.path}: {live[PUBLISHED]} steps are said to be published")
-        self.on_device = bool(live[ON_DEVICE])
+        self.on_device, self.misuse = bool(live[ON_DEVICE]), live[MISUSE]
         return live
 
     def _slots(self, first: int, end: int) -> bytes:

@@ -10,7 +10,7 @@ import pytest
 
 from sftriage.capture.nsys import NsysCapture, NsysPlace
 from sftriage.recorder import Monitor, RingReader
-from sftriage.records import CaptureRequest, RankStatus
+from sftriage.records import CaptureRequest
 
 FAKE_NSYS = """#!/bin/sh
 # Stands in for nsys where it has to fail: a file named for the subcommand takes the place of what it would do.
@@ -92,8 +92,7 @@ class Rank:
         (self.bin / f"{subcommand}.sh").write_text(script, encoding="utf-8")
 
     def look(self):
-        now = self.reader.status()
-        return RankStatus(0, "host", now.stage, 0, now.step, 0, now.published, False, True)
+        return self.reader.status()
 
     def step(self):
         with self.monitor.step(), self.monitor.stage("data"):

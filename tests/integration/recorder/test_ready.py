@@ -73,7 +73,7 @@ def check_moments(rings: Path, row: str, said: str) -> None:
     for rank in range(2):
         with RingReader(rings / f"rank-{rank}.0.ring") as ring:
             batch = ring.read()
-            assert (batch.steps, batch.torn, ring.status().misuse) == (STEPS, 0, 0)
+            assert (batch.steps, batch.torn, ring.misuse) == (STEPS, 0, 0)
             steps.append(records_in(batch.raw, ring.info))
     # THEN every step has a moment, but for the one in which a frozen layer turned out to be thawed
     without = {THAWED_AT} if row == "thawed" else set()

@@ -12,7 +12,8 @@ from zlib import crc32
 
 import pytest
 
-from sftriage.recorder import contexts, gradients, recording
+from sftriage.recorder import contexts, gradients, monitor, recording
+from sftriage.recorder import ring as rings_module
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
@@ -115,7 +116,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (recording, contexts, gradients):
+    for module in (recording, contexts, gradients, monitor, rings_module):
         monkeypatch.setattr(module, "monotonic_ns", made)
     return made
 
@@ -138,7 +139,8 @@ class Watched:
 
     @property
     def misuse(self) -> int:
-        return self.reader.status().misuse
+        self.reader.status()
+        return self.reader.misuse
 
 
 @pytest.fixture

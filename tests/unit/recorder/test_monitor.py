@@ -202,7 +202,7 @@ def test_a_forked_child_records_nothing(tmp_path):
             assert os.waitpid(child, 0)[1] == 0
         # THEN the parent's step alone is in the ring, which is not closed
         status = reader.status()
-        assert (status.published, status.misuse, status.closed) == (1, 0, False)
+        assert (status.published, reader.misuse, status.closed) == (1, 0, False)
     monitor.close()
 
 
