@@ -44,15 +44,12 @@ def test_the_jobs_own_profiler_is_seen_from_its_warm_up_to_its_end(torch, guard)
     assert torch.calls == ["_prepare_profiler", "_enable_profiler", "_disable_profiler"]
 
 
-def test_one_that_started_before_the_guard_is_seen_by_asking_torch(torch, guard):
-    torch.enabled = True
-    assert guard.busy() == "a profiler is already running in this process"
-
-
-def test_our_own_calls_are_not_the_jobs(torch, guard):
+def test_our_own_calls_are_not_the_jobs_and_one_that_began_before_the_guard_is_seen_by_asking_torch(torch, guard):
     with guard.ours():
         torch.module._prepare_profiler()
     assert guard.busy() is None
+    torch.enabled = True
+    assert guard.busy() == "a profiler is already running in this process"
 
 
 def test_a_capture_makes_way_before_the_jobs_profiler_starts(torch, guard):

@@ -82,22 +82,14 @@ def test_host_and_cohort_come_from_arguments_then_the_environment(
 
 
 @pytest.mark.parametrize(
-    ("settings", "error"),
+    ("error", "settings"),
     [
-        ({"stages": ()}, SchemaError),
-        ({"stages": ("a", "a")}, SchemaError),
-        ({"stages": "data"}, SchemaError),
-        ({"sync": "backward"}, SchemaError),
-        ({"sync": ("nowhere",)}, SchemaError),
-        ({"rank": -1}, UsageError),
-        ({"rank": "0"}, UsageError),
-        ({"rank": True}, UsageError),
-        ({"rank": 4, "world_size": 4}, UsageError),
-        ({"rank": 1}, UsageError),
-        ({"host": 7}, UsageError),
-        ({"slots": 0}, UsageError),
-        ({"slots": 1 << 21}, UsageError),
-        ({"slots": 8.0}, UsageError),
+        *((SchemaError, {"stages": stages}) for stages in ((), ("a", "a"), "data")),
+        *((SchemaError, {"sync": sync}) for sync in ("backward", ("nowhere",))),
+        *((UsageError, {"rank": rank}) for rank in (-1, "0", True, 1)),
+        *((UsageError, {"slots": slots}) for slots in (0, 1 << 21, 8.0)),
+        (UsageError, {"rank": 4, "world_size": 4}),
+        (UsageError, {"host": 7}),
     ],
 )
 def test_wrong_arguments_raise_also_where_nothing_would_be_recorded(settings, error):
@@ -108,10 +100,7 @@ def test_wrong_arguments_raise_also_where_nothing_would_be_recorded(settings, er
 @pytest.mark.parametrize(
     ("environment", "directory"),
     [
-        ({"RANK": "abc"}, "."),
-        ({"RANK": "-1"}, "."),
-        ({"RANK": "1_0"}, "."),
-        ({"RANK": ""}, "."),
+        *(({"RANK": rank}, ".") for rank in ("abc", "-1", "1_0", "")),
         ({"RANK": "3", "WORLD_SIZE": "2"}, "."),
         ({}, "missing"),
     ],

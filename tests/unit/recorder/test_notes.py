@@ -103,19 +103,9 @@ def test_who_looks_from_outside_sees_that_a_step_in_progress_is_no_ordinary_one(
 @pytest.mark.parametrize(
     "note",
     [
-        {"kind": "a kind of 17 bytes"},
-        {"kind": "é" * 9},
-        {"kind": "two\nlines"},
-        {"kind": "\ud800"},
-        {"kind": b"bytes"},
-        {"kind": 7},
-        {"kind": ["list"]},
-        {"kind": Device()},
-        {"work": -1},
-        {"work": 1 << 62},
-        {"work": 1.0},
-        {"work": "1"},
-        {"work": Device()},
+        *({"kind": kind} for kind in ("a kind of 17 bytes", "é" * 9, "two\nlines", "\ud800")),
+        *({"kind": kind} for kind in (b"bytes", 7, ["list"], Device())),
+        *({"work": work} for work in (-1, 1 << 62, 1.0, "1", Device())),
     ],
     ids=repr,
 )
