@@ -48,7 +48,7 @@ def demo(
     The job knows the fault; sftriage sees only the stage durations that each rank records.
     """
     from sftriage.demo.outcome import DemoOutcome
-    from sftriage.policy.loading import find, load
+    from sftriage.policy.loading import find
     from sftriage.reports.demo import print_outcome
     from sftriage.runtime.local import Keeping, LocalRun
     from sftriage.sinks.terminal import Progress
@@ -56,13 +56,10 @@ def demo(
     faults = _faults(fault, ranks)
     if find_spec("torch") is None:
         raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")
-    policy_file = find(policy)
     fault_step = int(steps * FAULT_AFTER_FRACTION)
     progress = Progress(notices(), steps)
     command = _command(ranks, steps, faults, fault_step)
-    loaded = load(policy_file)
-    texts = [policy_file.read_text(encoding="utf-8")]
-    local = LocalRun(command, "demo", loaded, texts, lambda _: [progress], keeping=Keeping(out=out))
+    local = LocalRun(command, "demo", [find(policy)], lambda _: [progress], keeping=Keeping(out=out))
     trainer_log = local.directory.path / "trainer.log"
     progress.say(f"A job of {ranks} ranks trains {steps} steps; run directory {place(local.directory.path)}")
     with trainer_log.open("wb") as log_file, progress.live("starting the job"):
@@ -73,7 +70,7 @@ def demo(
         tail = trainer_log.read_text(encoding="utf-8", errors="replace")[-8000:]
         notices().print(f"The job failed with exit status {status}:\n{tail}", markup=False)
         raise typer.Exit(status)
-    detection = loaded.policy.spec.detection
+    detection = local.files.current.detection
     outcome = DemoOutcome.of(local.directory, detection, steps, faults, fault_step, progress.captures)
     if as_json:
         print_json(outcome.values())

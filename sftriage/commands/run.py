@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -27,10 +28,7 @@ from sftriage.runs.directory import find_run
 from sftriage.words import place
 
 if TYPE_CHECKING:
-    from sftriage.policy.policy_set import PolicySet
-    from sftriage.runs.directory import RunDirectory
-    from sftriage.runtime.indexing import SharedIndexing
-    from sftriage.runtime.uploads import RunUploads
+    from sftriage.runtime.local import LocalRun, TakeOver
     from sftriage.sinks.metering import Metering
     from sftriage.sinks.terminal import Reporter
 
@@ -103,7 +101,6 @@ def run(
     The trainers have to use sftriage.Monitor. Their exit status becomes that of this command.
     """
     # What watches a job takes a second to import: not for a help text, nor while a shell completes a line.
-    from sftriage.controller.policies import PolicyFiles
     from sftriage.policy.loading import find
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping, LocalRun, UnderNsys, job_name
@@ -113,7 +110,6 @@ def run(
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
     paths = [find(name) for name in policy or ["default"]]
-    files = PolicyFiles(paths)
     name = job_name(job, command)
     if drop_local and store is None:
         raise UsageError("--drop-local needs a --store that has the traces then")
@@ -126,20 +122,19 @@ def run(
     local = LocalRun(
         tuple(command),
         name,
-        files,
-        [path.read_text(encoding="utf-8") for path in paths],
+        paths,
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
         keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue)),
         nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
     )
-    _say_begun(reporter, "watching", local.directory, files.current, metering)
+    _say_begun(reporter, "watching", local, metering)
     status = local.execute()
     if local.steps_seen:
-        _say_summary(reporter, local.directory)
+        _say_summary(reporter, local)
     else:
         failed = f"the job failed (exit status {status}), and " if status else ""
         reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
-    _finish(local.uploads, local.indexing, reporter)
+    _finish(local, reporter)
     raise typer.Exit(status)
 
 
@@ -169,22 +164,21 @@ def attach(
     """
     from sftriage.policy.loading import find
     from sftriage.runtime.indexing import checked_catalogue
-    from sftriage.runtime.takeover import TakeOver
+    from sftriage.runtime.local import TakeOver
     from sftriage.sinks.terminal import Reporter
 
-    directory = find_run(run)
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
     reporter = Reporter(notices())
     taken = TakeOver(
-        directory,
+        find_run(run),
         [find(name) for name in policy or ()],
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
         checked_catalogue(catalogue),
     )
-    _say_begun(reporter, "took over the job", directory, taken.files.current, metering)
-    with taken:
+    _say_begun(reporter, "took over the job", taken, metering)
+    with contextlib.closing(taken):
         try:
             # Whoever ends this process ends this, and not the job.
             signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -192,30 +186,28 @@ def attach(
         except KeyboardInterrupt:
             reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
             raise typer.Exit(128 + signal.SIGINT) from None
-    _say_summary(reporter, directory)
-    _finish(taken.uploads, taken.indexing, reporter)
+    _say_summary(reporter, taken)
+    _finish(taken, reporter)
 
 
-def _finish(uploads: RunUploads | None, indexing: SharedIndexing | None, reporter: Reporter) -> None:
+def _finish(watched: LocalRun | TakeOver, reporter: Reporter) -> None:
     """Wait for what is still on its way to a store or a catalogue, and say what is left."""
-    if uploads is not None:
+    if watched.uploads is not None:
         with uploading() as show:
-            uploads.finish(reporter.say, show)
-    if indexing is not None:
-        indexing.finish(reporter.say)
+            watched.uploads.finish(reporter.say, show)
+    if watched.indexing is not None:
+        watched.indexing.finish(reporter.say)
 
 
-def _say_begun(reporter: Reporter, how: str, directory: RunDirectory, policies: PolicySet, metering: Metering) -> None:
-    """Say that a job is watched from now on."""
-    names = ", ".join(one.policy.metadata.name for one in policies.loaded)
-    reporter.say(f"{how} under policy {names}; run directory {place(directory.path)}")
+def _say_begun(reporter: Reporter, how: str, watched: LocalRun | TakeOver, metering: Metering) -> None:
+    names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
+    reporter.say(f"{how} under policy {names}; run directory {place(watched.directory.path)}")
     if metering.url is not None:
         reporter.say(f"metrics are at {metering.url}")
 
 
-def _say_summary(reporter: Reporter, directory: RunDirectory) -> None:
-    """Say that the job has ended, and what came of it."""
+def _say_summary(reporter: Reporter, watched: LocalRun | TakeOver) -> None:
     reporter.say(
         f"{reporter.windows} windows decided, {reporter.captures} captured; "
-        f"why: sftriage decisions --run {place(directory.path)}"
+        f"why: sftriage decisions --run {place(watched.directory.path)}"
     )

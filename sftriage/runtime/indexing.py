@@ -145,12 +145,3 @@ def checked_catalogue(option: str | None) -> str | None:
     if url is not None:
         Catalogue(url, None)
     return url
-
-
-def indexing_of(root: Path, url: str | None) -> SharedIndexing | None:
-    """Who tells a catalogue of a run's captures; None where none is named.
-
-    Raises:
-        UsageError: see `SharedIndexing`.
-    """
-    return None if url is None else SharedIndexing(root, url)

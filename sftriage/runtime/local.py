@@ -1,32 +1,39 @@
-"""A job on this host, watched: the launcher, and triage beside it in the same process."""
+"""A job on this host, watched by triage in the same process: started with it, or taken over while it goes on."""
 
 from __future__ import annotations
 
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from sftriage.controller.controller import in_force
+from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.policies import PolicyFiles
+from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.errors import UsageError
-from sftriage.policy.loading import LoadedPolicy
-from sftriage.policy.policy_set import PolicySet
 from sftriage.recorder.layout import bounded_text
-from sftriage.runs.directory import DEFAULT_ROOT, RunInfo, create, new_run_id, remember
-from sftriage.runs.liveness import note_launcher
-from sftriage.runtime.indexing import indexing_of
+from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, RunInfo, create, new_run_id, read_info, remember
+from sftriage.runs.journal import read_journal
+from sftriage.runs.liveness import launcher_of, note_launcher
+from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
-from sftriage.runtime.nsys_launch import NsysLaunch
-from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
-from sftriage.runtime.triage import Triage, this_host
-from sftriage.runtime.uploads import uploads_of
+from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
+from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
+from sftriage.runtime.triage import POLL_S, Triage, this_host
+from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
 
 log = logging.getLogger("sftriage")
+
+RESTART_S = 60.0
+"""Where nobody knows what started the trainers: how long none of them may be there before the job counts as over."""
+
+MakeSinks = Callable[[RunInfo], Sequence[Sink]]
+"""Makes the subscribers to what happens, of what is run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +61,48 @@ class UnderNsys:
     armed: bool = False
 
 
-class LocalRun:
+class _Watched:
+    """The triage of a run on this host, and who keeps its captures elsewhere up to date."""
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        info: RunInfo,
+        files: PolicyFiles,
+        sinks: MakeSinks,
+        catalogue: str | None,
+        nsys: NsysPlace | None,
+        left: ResumeState | None = None,
+    ) -> None:
+        self.directory, self.files = directory, files
+        self._rings, self._nsys = Path(info.rings), nsys
+        self.uploads = RunUploads(directory, info) if info.store is not None else None
+        self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
+        kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
+        fleet = this_host(directory, info, nsys)
+        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], left)
+
+    def close(self) -> None:
+        """End the triage, and remove what the trainers need no more."""
+        self._triage.close()
+        remove_rings_directory(self._rings)
+        if self._nsys is not None and not self._rings.exists():
+            remove_place(self._nsys)
+
+
+class LocalRun(_Watched):
     """One run of a job on this host.
 
     Args:
         command: the launcher and its arguments.
         job: the job's name.
-        policy: the policy, several that are in force together, or files that are watched for other ones.
-        policy_texts: the policies as they were read, at least one.
-        sinks: makes the subscribers to what happens, of what is run.
+        policies: files of the policies that are in force together; while the job runs, they are watched for others.
+        sinks: makes the subscribers to what happens.
         keeping: where what is found is kept.
         nsys: how the ranks start under Nsight Systems; by default they do not.
 
     Raises:
+        PolicyError: a policy cannot be used.
         UsageError: there is no such launcher or no nsys, or the run directory cannot be made. No rings are left behind.
     """
 
@@ -74,45 +110,38 @@ class LocalRun:
         self,
         command: tuple[str, ...],
         job: str,
-        policy: LoadedPolicy | PolicySet | PolicyFiles,
-        policy_texts: Sequence[str],
-        sinks: Callable[[RunInfo], Sequence[Sink]],
+        policies: Sequence[Path],
+        sinks: MakeSinks,
         *,
-        keeping: Keeping | None = None,
+        keeping: Keeping = Keeping(),
         nsys: UnderNsys | None = None,
     ) -> None:
-        if command and shutil.which(command[0]) is None:
+        files = PolicyFiles(policies)
+        if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
         now = datetime.now(timezone.utc)
         run_id = new_run_id(now)
-        keeping = keeping or Keeping()
-        self._command, self._job = command, job
-        self._rings = make_rings_directory(run_id)
-        policies = in_force(policy)
+        rings = make_rings_directory(run_id)
         info = RunInfo(
             run_id=run_id,
             job=job,
             created_at=now.isoformat(timespec="seconds"),
             command=command,
-            policy=", ".join(one.policy.metadata.name for one in policies.loaded),
-            policy_sha256=policies.loaded[0].sha256,
-            rings=str(self._rings),
+            policy=", ".join(one.policy.metadata.name for one in files.current.loaded),
+            policy_sha256=files.current.loaded[0].sha256,
+            rings=str(rings),
             store=keeping.store,
             drop_local=keeping.drop_local,
         )
         try:
-            self.directory = create(keeping.out or Path(DEFAULT_ROOT) / run_id, info, *policy_texts)
-            self._nsys = None
-            if nsys is not None:
-                self._nsys = NsysLaunch(run_id, nsys.traces, self.directory.path, armed=nsys.armed)
-                self._command = self._nsys.command(command)
-            fleet = this_host(self.directory, info, self._nsys.place if self._nsys else None)
-            self.uploads = uploads_of(self.directory, info)
-            self.indexing = indexing_of(self.directory.path, keeping.catalogue)
-            kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
-            self._triage = Triage(self.directory, info, policy, fleet, [*sinks(info), *kept])
+            texts = [path.read_text(encoding="utf-8") for path in policies]
+            directory = create(keeping.out or Path(DEFAULT_ROOT) / run_id, info, *texts)
+            launch = None if nsys is None else NsysLaunch(run_id, nsys.traces, directory.path, armed=nsys.armed)
+            self._job, self._launch = job, launch
+            self._command = command if launch is None else wrapped(command, launch.script)
+            super().__init__(directory, info, files, sinks, keeping.catalogue, launch and launch.place)
         except BaseException:
-            remove_rings_directory(self._rings)
+            remove_rings_directory(rings)
             raise
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
@@ -130,8 +159,8 @@ class LocalRun:
             "SFTRIAGE_SPOOL": str(self.directory.spool),
             "SFTRIAGE_JOB": self._job,
         }
-        if self._nsys is not None:
-            place |= self._nsys.environment({**os.environ, **(environment or {})})
+        if self._launch is not None:
+            place |= self._launch.environment({**os.environ, **(environment or {})})
         try:
             # Before any thread is started: the child is forked from here.
             launcher = Launcher(self._command, {**(environment or {}), **place}, output)
@@ -145,10 +174,7 @@ class LocalRun:
             self._triage.finish()
             return status
         finally:
-            self._triage.close()
-            remove_rings_directory(self._rings)
-            if self._nsys is not None and not self._rings.exists():
-                self._nsys.close()
+            self.close()
 
     @property
     def steps_seen(self) -> int:
@@ -156,22 +182,53 @@ class LocalRun:
         return self._triage.steps_seen
 
 
+class TakeOver(_Watched):
+    """The triage of a job that goes on without whoever watched it, from where they left it; to be closed.
+
+    ``policies`` are files that are watched for other ones, by default those the run started with.
+
+    Raises:
+        UsageError: the job has ended, or something of this cannot be used.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, policies: Sequence[Path], sinks: MakeSinks, catalogue: str | None
+    ) -> None:
+        info = read_info(directory)
+        if not Path(info.rings).is_dir():
+            raise UsageError(f"{directory.path}: the job has ended; its steps and captures are there to be looked at")
+        files = PolicyFiles(policies or directory.policy_files())
+        left = resume_state(read_journal(directory.decisions))
+        super().__init__(directory, info, files, sinks, catalogue, place_in(directory), left)
+        own(self._rings)
+
+    def watch(self) -> None:
+        """Triage the job to its end: that of what started its trainers, or else of the trainers themselves."""
+        self._triage.start()
+        known = launcher_of(self._rings) is not None
+        seen_s = time.monotonic()
+        while True:
+            time.sleep(POLL_S)
+            if known and launcher_of(self._rings) is None:
+                break
+            if self._triage.trainers_alive:
+                seen_s = time.monotonic()
+            elif not known and time.monotonic() - seen_s > RESTART_S:
+                break
+        self._triage.finish()
+
+
 def job_name(job: str | None, command: list[str]) -> str:
-    """The job's name: the one that was given, or one made of its command.
+    """The job's name: the one that was given, or that of its command's script or module, or else of the launcher.
 
     Raises:
         UsageError: the one that was given could not be printed everywhere.
     """
     if job is None:
-        return bounded_text(job_of(command))
+        pairs = zip(["", *command], command, strict=False)
+        script = next((word for before, word in pairs if word.endswith(".py") or before == "-m"), None)
+        name = Path(script or command[0]).name
+        return bounded_text(name.removesuffix(".py").rpartition(".")[2] if script else name)
     if not (job.strip() and job.isprintable()):
         raise UsageError(f"--job {job!r}: a name in printable characters")
     return job
-
-
-def job_of(command: list[str]) -> str:
-    """A name for the job: that of its script or module, or else of the launcher."""
-    for before, word in zip(["", *command], command, strict=False):
-        if word.endswith(".py") or before == "-m":
-            return Path(word).name.removesuffix(".py").rpartition(".")[2]
-    return Path(command[0]).name

@@ -59,10 +59,11 @@ class NsysLaunch:
             raise UsageError(f"--nsys: {error}") from error
         tmp = _executable_directory(directory)
         self.place = NsysPlace(Path(found), f"sft-{run_id}", names, tmp, tmp / "range" if armed else None)
-        self._script = tmp / "rank"
+        script = tmp / "rank"
         words = [sys.executable, "-I", "-S", str(Path(nsys_rank.__file__).resolve())]
-        self._script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
-        self._script.chmod(0o700)
+        script.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n', encoding="utf-8")
+        script.chmod(0o700)
+        self.script = str(script)
         # For whoever takes over the run.
         place = {"binary": found, "prefix": self.place.prefix, "traces": names, "tmp": str(tmp)}
         place |= {"armed": str(self.place.armed)} if armed else {}
@@ -75,26 +76,14 @@ class NsysLaunch:
             "SFTRIAGE_NSYS_SESSION": self.place.prefix,
             "SFTRIAGE_NSYS_TRACE": ",".join(self.place.traces),
             "SFTRIAGE_NSYS_TMP": str(self.place.tmp),
-            RANK_VARIABLE: str(self._script),
-            "PYTHON_EXEC": str(self._script),
+            RANK_VARIABLE: self.script,
+            "PYTHON_EXEC": self.script,
         }
         if self.place.armed is not None:
             added["SFTRIAGE_NSYS_ARMED"] = str(self.place.armed)
         if before.get("PYTHON_EXEC"):
             added["SFTRIAGE_NSYS_PYTHON"] = before["PYTHON_EXEC"]
         return added
-
-    def command(self, command: Sequence[str]) -> tuple[str, ...]:
-        """The job's command, so that its ranks start under nsys.
-
-        Raises:
-            UsageError: the ranks would start without it.
-        """
-        return wrapped(command, str(self._script))
-
-    def close(self) -> None:
-        """Remove what is temporary. The run is over, and its trainers have ended."""
-        remove_place(self.place)
 
 
 def place_in(directory: RunDirectory) -> NsysPlace | None:

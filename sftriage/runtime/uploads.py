@@ -110,11 +110,6 @@ class RunUploads(Sink):
             say(f"{what_is_left(standing)}; finish with: sftriage traces upload --run {place(self._directory.path)}")
 
 
-def uploads_of(directory: RunDirectory, info: RunInfo) -> RunUploads | None:
-    """The uploads of a run; None where its captures are kept here alone."""
-    return None if info.store is None else RunUploads(directory, info)
-
-
 def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = _unseen) -> UploadProgress:
     """Show how far the uploads are until there is nothing more to wait for; how they stand then.
 

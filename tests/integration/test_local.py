@@ -7,7 +7,6 @@ import pytest
 
 from sftriage.agent import captures
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.policy.loading import parse
 from sftriage.records import ENDED, ManualRequest
 from sftriage.runs import asks
 from sftriage.runs.decisions import decisions_of
@@ -49,23 +48,31 @@ class Ending(Sink):
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    """A run of a job that takes no step once its captures are asked for."""
+def watch(tmp_path, monkeypatch):
+    """Watch a job under a policy."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    watcher = Ending(tmp_path / "end")
-    command = (sys.executable, str(STUCK), str(watcher.end))
-    keeping = local.Keeping(out=tmp_path / "run")
-    started = local.LocalRun(
-        command, "stuck", parse(POLICY, "hasty.yaml"), [POLICY], lambda _: [watcher], keeping=keeping
-    )
-    return started, watcher
+
+    def watch(watcher, script, *launcher, policy=POLICY):
+        file = tmp_path / "hasty.yaml"
+        file.write_text(policy, encoding="utf-8")
+        command = (sys.executable, *launcher, str(script), str(watcher.end))
+        return local.LocalRun(command, "job", [file], lambda _: [watcher], keeping=local.Keeping(out=tmp_path / "run"))
+
+    return watch
 
 
-def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(run, monkeypatch):
-    # GIVEN a rank that takes no further step, so that it never sees the request
+@pytest.fixture
+def impatient(monkeypatch):
+    """A capture that is past its time-box is soon given up."""
     monkeypatch.setattr(captures, "CANCEL_GRACE_S", 0.2)
     monkeypatch.setattr(captures, "ANSWER_GRACE_S", {"torch": 0.5, "stacks": 60.0})
-    started, watcher = run
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(watch, tmp_path):
+    # GIVEN a rank that takes no further step, so that it never sees the request
+    watcher = Ending(tmp_path / "end")
+    started = watch(watcher, STUCK)
     # WHEN the job is watched to its end
     assert started.execute() == 0
     # THEN the capture was given up after its time-box, with that reason, and nothing is in the store
@@ -84,9 +91,7 @@ def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(run,
 class Releasing(Ending):
     """Lets a rank go that hangs once its stacks are there, has it captured once it goes on, and lets the job end."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        self.ask = None
+    ask = None
 
     def take(self, seen):
         super().take(seen)
@@ -101,23 +106,14 @@ class Releasing(Ending):
             (self.end / "end").touch()
 
 
-def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(tmp_path, monkeypatch):
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_hangs_inside_its_capture_has_its_stacks_taken_from_outside(watch, tmp_path, monkeypatch):
     # GIVEN a rank that hangs in forward as soon as it is profiled
     pytest.importorskip("torch")
-    for name, value in (("XDG_STATE_HOME", str(tmp_path / "state")), ("GLOO_SOCKET_IFNAME", "lo")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(captures, "CANCEL_GRACE_S", 0.2)
-    monkeypatch.setattr(captures, "ANSWER_GRACE_S", {"torch": 0.5, "stacks": 60.0})
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     policy = POLICY.replace("max_seconds: 1", "max_seconds: 5") + "  limits: {overhead_budget: 100%}\n"
     watcher = Releasing(tmp_path)
-    started = local.LocalRun(
-        (*FORKED, "2", str(HANG), str(tmp_path)),
-        "hangs",
-        parse(policy, "hasty.yaml"),
-        [policy],
-        lambda _: [watcher],
-        keeping=local.Keeping(out=tmp_path / "run"),
-    )
+    started = watch(watcher, HANG, *FORKED[1:], "2", policy=policy)
     # AND a person who asks for a capture of it once it goes on: a rule waits after a capture that failed
     again = ManualRequest("again", (1,), "me", "it goes on", steps=3)
     watcher.ask = lambda: asks.leave(started.directory, again)
@@ -146,16 +142,13 @@ class Both(Ending):
             self.end.touch()
 
 
-def test_a_control_is_called_off_where_its_suspect_refuses(tmp_path, monkeypatch):
+def test_a_control_is_called_off_where_its_suspect_refuses(watch, tmp_path):
     # GIVEN a slow rank that profiles itself, and a rule that captures a healthy peer beside the suspect, for a while
     pytest.importorskip("torch")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     beside = "capture: {control_ranks: 1, steps: 400, max_seconds: 60}"
     policy = POLICY.replace("capture: {steps: 3, max_seconds: 1}", beside) + "  limits: {overhead_budget: 100%}\n"
     watcher = Both(tmp_path / "end")
-    command = (sys.executable, str(OWN_PROFILER), str(watcher.end))
-    keeping = local.Keeping(out=tmp_path / "run")
-    started = local.LocalRun(command, "own", parse(policy, "own.yaml"), [policy], lambda _: [watcher], keeping=keeping)
+    started = watch(watcher, OWN_PROFILER, policy=policy)
     # WHEN the job is watched to its end
     assert started.execute() == 0
     # THEN the suspect was refused, and the control ended with that reason, long before its steps were over
@@ -178,15 +171,10 @@ class Hasty(Ending):
             self.end.touch()
 
 
-def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(tmp_path, monkeypatch):
+def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(watch, tmp_path):
     # GIVEN the job ends as soon as the capture is asked for
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     watcher = Hasty(tmp_path / "end")
-    command = (sys.executable, str(STUCK), str(watcher.end))
-    keeping = local.Keeping(out=tmp_path / "run")
-    started = local.LocalRun(
-        command, "hasty", parse(POLICY, "hasty.yaml"), [POLICY], lambda _: [watcher], keeping=keeping
-    )
+    started = watch(watcher, STUCK)
     assert started.execute() == 0
     result = watcher.results[0]
     # THEN that is what the record says; the rank may still have refused in words as it left
@@ -195,9 +183,10 @@ def test_a_trainer_that_ends_before_it_answers_is_a_failed_capture(tmp_path, mon
     assert not list((started.directory.path / "captures").glob("w*"))
 
 
-def test_a_job_goes_on_where_triage_cannot_begin(run, monkeypatch, caplog):
+def test_a_job_goes_on_where_triage_cannot_begin(watch, tmp_path, monkeypatch, caplog):
     # GIVEN something that triage needs when the job has just been started, and that fails
-    started, watcher = run
+    watcher = Ending(tmp_path / "end")
+    started = watch(watcher, STUCK)
     watcher.end.touch()
 
     def failing(directory):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sftriage.runs.directory import RunInfo, create
-from sftriage.runtime.local import job_of
+from sftriage.runtime.local import job_name
 from sftriage.traces.store import LocalStore
 
 INFO = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
@@ -113,7 +113,7 @@ def test_the_policies_that_ship_are_valid_and_listed(sftriage):
     ],
 )
 def test_a_job_is_called_after_its_script(command, job):
-    assert job_of(command) == job
+    assert job_name(None, command) == job
 
 
 def test_a_capture_that_a_crash_left_uncatalogued_is_listed_all_the_same(sftriage, run, trace, make_manifest):

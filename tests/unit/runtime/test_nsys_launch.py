@@ -70,7 +70,7 @@ def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp
     assert "SFTRIAGE_NSYS_ARMED" not in environment
     # Whoever takes over finds the same.
     assert place_in(RunDirectory(tmp_path)) == launch.place
-    launch.close()
+    remove_place(launch.place)
     assert not launch.place.tmp.exists()
 
 
@@ -81,7 +81,7 @@ def test_ranks_that_are_armed_leave_their_reports_where_only_this_run_looks(fake
     assert launch.environment({})["SFTRIAGE_NSYS_ARMED"] == str(launch.place.armed)
     assert launch.place.armed.parent == launch.place.tmp
     assert place_in(RunDirectory(tmp_path)) == launch.place
-    launch.close()
+    remove_place(launch.place)
 
 
 def test_armed_ranks_have_to_trace_the_range_that_they_wait_for(fake, tmp_path):
@@ -132,4 +132,4 @@ def test_where_no_program_may_run_another_directory_is_taken(fake, tmp_path, mon
     monkeypatch.setattr(os, "statvfs", statvfs)
     launch = NsysLaunch("run", "nvtx", tmp_path)
     assert launch.place.tmp.parent != tmp_path
-    launch.close()
+    remove_place(launch.place)
