@@ -148,18 +148,11 @@ class StepRecord:
 class RankStatus:
     """What one rank is doing now. Times are ages, which mean the same on every host.
 
-    Attributes:
-        rank: the rank.
-        host: the host it is on.
-        stage: the stage it is in, or None between steps.
-        stage_age_ns: for how long it has been in that stage, or out of the last step; before its first step, for how
-            long it has recorded.
-        step: the number of the step in progress, or of the last one.
-        step_age_ns: how long ago that step started.
-        published: steps it has ended so far.
-        closed: it has stopped recording.
-        alive: whether its process is there; None where nobody can tell.
-        special: the step in progress, or the last one, is of a kind of its own: a checkpoint, an evaluation.
+    ``stage`` is None between steps. ``stage_age_ns`` is the time in that stage, or since the last step ended; before
+    the first step, since the rank began to record. ``step`` is the one in progress, or the last one; it started
+    ``step_age_ns`` ago, and is ``special`` if it is of a kind of its own (a checkpoint, an evaluation). ``published``
+    counts the steps that have ended; a rank that is ``closed`` records no more. ``alive`` is whether its process is
+    there, None where that cannot be known.
     """
 
     rank: int
@@ -176,13 +169,10 @@ class RankStatus:
 
 @dataclass(frozen=True, slots=True)
 class GpuFindings:
-    """What drivers say of the GPUs of some ranks.
+    """What drivers say of the GPUs of some ranks, asked at ``time_s`` (seconds since the epoch).
 
-    Attributes:
-        time_s: when they were asked, seconds since the epoch.
-        remarks: what is out of the ordinary.
-        gpus: each rank's GPU, in plain values.
-        problem: why there is nothing here, or not all; empty where nothing is amiss.
+    ``remarks`` say what is out of the ordinary, ``gpus`` has each rank's GPU in plain values, and ``problem`` says why
+    some of it is missing; empty where nothing is.
     """
 
     time_s: float
@@ -276,7 +266,8 @@ class Window:
             ValueError: of different ranks, stages or attempts, or they do not follow one another.
         """
         for before, after in pairwise(windows):
-            if before.last_step + 1 != after.first_step or before._vectors != after._vectors:
+            same = [(one.schema, one.attempt, one.durations_NRS.shape[1:]) for one in (before, after)]
+            if before.last_step + 1 != after.first_step or same[0] != same[1]:
                 raise ValueError(f"steps from {after.first_step} on do not continue those up to {before.last_step}")
         whole = {name: _joined(name, windows) for name in Window.__dataclass_fields__ if axes_of(name)}
         return replace(windows[0], on_device=any(window.on_device for window in windows), **whole)
@@ -285,11 +276,6 @@ class Window:
         """The fields with this axis that are there."""
         named = [(name, getattr(self, name)) for name in Window.__dataclass_fields__ if axis in axes_of(name)]
         return [(name, values) for name, values in named if values is not None]
-
-    @property
-    def _vectors(self) -> tuple[object, ...]:
-        """What windows have to share to be one."""
-        return self.schema, self.attempt, self.durations_NRS.shape[1:]
 
 
 def axes_of(name: str) -> str:
@@ -333,16 +319,13 @@ class Suspect:
     """Who and what would have to be mended: a scope, a stage, and what that would save.
 
     Attributes:
-        scope: one rank, the ranks of one host, those of one cohort, or all.
+        scope: one rank, the ranks of one host, those of one cohort, or all; the field of that name says which.
         ranks: the ranks of the scope.
         stage: the stage, or None where all local stages of the scope are slow alike.
         gain_s: exposed seconds a step that would be saved if the suspect were as its reference: the mean over the steps
             that its fault fills (all of the window for a ``chronic`` one that was there from its start).
         share: ``gain_s`` as a fraction of the exposed time of those steps.
         persistence: fraction of the window's steps in which the suspect's gain was there.
-        rank: the rank, where the scope is ``rank``.
-        host: the host, where the scope is ``host``.
-        cohort: the cohort, where the scope is ``cohort``.
         pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
         period_steps: of a ``recurring`` one, the steps from one time to the next.
         onset_step: the step it began at, or the first of the window where it was there already.
@@ -416,14 +399,7 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class ManualRequest:
-    """A capture that a person asks for.
-
-    Attributes:
-        request_id: what the answer is known by.
-        ranks: who is to be captured.
-        who: who asks.
-        reason: and why.
-    """
+    """A capture that a person asks for; ``who`` does, and why. The answer has the same ``request_id``."""
 
     request_id: str
     ranks: tuple[int, ...]
@@ -440,12 +416,9 @@ class ManualRequest:
 class WantedCapture:
     """A capture that is wanted of an agent: desired state, which it brings about once, however often it is told.
 
-    Attributes:
-        request: the capture.
-        trigger: why it exists, for its manifest.
-        generation: which start of the job its rank has to be of; None where any will do.
-        expires_s: seconds from now, in which it has to have begun; None where it may begin whenever it can.
-        resumed: an earlier process has asked for it: it is gone on with, and not begun again.
+    Its rank has to be of that ``generation`` (start) of the job, if one is given, and it has to begin within
+    ``expires_s`` seconds from now, if there are any. One that is ``resumed`` was asked for by an earlier process: it is
+    gone on with, and not begun again. The ``trigger`` goes into its manifest.
     """
 
     request: CaptureRequest
@@ -457,15 +430,11 @@ class WantedCapture:
 
 @dataclass(frozen=True, slots=True)
 class Reproduced:
-    """Whether the fault that led to a capture was there while it was captured.
+    """Whether the fault that led to a capture was there while it was captured: in most steps, in some, or in none.
 
-    Attributes:
-        answer: in most of the steps in which it was expected, in some, or in none.
-        steps: captured steps in which it was expected: all, or, of what comes back, those at its phase.
-        steps_with: those of them in which it was.
-        over_s: by how much the suspect was over its peers, seconds a step in which it was expected.
-        expected_s: the gain that had led to the capture.
-        fault_steps: the numbers of those in which it was.
+    It was expected in ``steps`` of the captured ones (in all, or, of what comes back, in those at its phase), and was
+    there in ``steps_with``, whose numbers are ``fault_steps``. In the expected steps the suspect was ``over_s`` seconds
+    a step over its peers, where the gain that led to the capture was ``expected_s``.
     """
 
     answer: Literal["yes", "no", "partly"]
@@ -556,12 +525,9 @@ class CaptureResult:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What an agent says of a capture that is wanted of it.
+    """What an agent says of a capture that is wanted of it: ``result`` is the state it is in, with the reason.
 
-    Attributes:
-        result: the state it is in; a reason where it is ``failed``, ``refused`` or ``expired``.
-        hangs: it was given up, and its rank is still there.
-        stored_bytes: what is in the store of one that is ``stored``.
+    One that ``hangs`` was given up, and its rank is still there. ``stored_bytes`` is its size in the store.
     """
 
     result: CaptureResult

@@ -10,18 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sftriage.commands.options import (
-    CatalogueOption,
-    MetricsFileOption,
-    MetricsHostOption,
-    MetricsPerRankOption,
-    MetricsPortOption,
-    MetricsTokenFileOption,
-    OtelOption,
-    OtelStepsOption,
-    RunOption,
-    metering_of,
-)
+from sftriage.commands.options import CatalogueOption, RunOption
 from sftriage.commands.output import notices, uploading
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
@@ -29,10 +18,70 @@ from sftriage.words import place
 
 if TYPE_CHECKING:
     from sftriage.runtime.local import LocalRun, TakeOver
-    from sftriage.sinks.metering import Metering
+    from sftriage.sinks.metering import Endpoint, Metering
     from sftriage.sinks.terminal import Reporter
 
 DEFAULT_TRACE = "cuda,nvtx,osrt"
+LOOPBACK = "127.0.0.1"
+TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
+_METRICS_PANEL = "Metrics and traces"
+
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
+        show_default="nothing listens",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsHostOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host",
+        metavar="ADDRESS",
+        help="Address to serve them on. Any but this machine's own wants a token.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsTokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-token-file",
+        metavar="FILE",
+        help=f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE.prom",
+        help="Write the metrics into a file, for node_exporter's textfile collector.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsPerRankOption = Annotated[
+    bool, typer.Option("--metrics-per-rank", help="Metrics of single ranks too.", rich_help_panel=_METRICS_PANEL)
+]
+OtelOption = Annotated[
+    bool,
+    typer.Option(
+        "--otel",
+        help="Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+OtelStepsOption = Annotated[
+    bool,
+    typer.Option(
+        "--otel-steps", help="Spans of the steps of windows with a suspect too.", rich_help_panel=_METRICS_PANEL
+    ),
+]
 
 
 def run(
@@ -89,7 +138,7 @@ def run(
     ] = False,
     catalogue: CatalogueOption = None,
     metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = "127.0.0.1",
+    metrics_host: MetricsHostOption = LOOPBACK,
     metrics_token_file: MetricsTokenFileOption = None,
     metrics_file: MetricsFileOption = None,
     metrics_per_rank: MetricsPerRankOption = False,
@@ -150,7 +199,7 @@ def attach(
     ] = None,
     catalogue: CatalogueOption = None,
     metrics_port: MetricsPortOption = None,
-    metrics_host: MetricsHostOption = "127.0.0.1",
+    metrics_host: MetricsHostOption = LOOPBACK,
     metrics_token_file: MetricsTokenFileOption = None,
     metrics_file: MetricsFileOption = None,
     metrics_per_rank: MetricsPerRankOption = False,
@@ -188,6 +237,38 @@ def attach(
             raise typer.Exit(128 + signal.SIGINT) from None
     _say_summary(reporter, taken)
     _finish(taken, reporter)
+
+
+def metering_of(
+    port: int | None,
+    host: str,
+    token_file: Path | None,
+    file: Path | None,
+    per_rank: bool,
+    otel: bool,
+    otel_steps: bool,
+) -> Metering:
+    """What was asked for by these options, made ready; nothing where nothing was.
+
+    Raises:
+        UsageError: it cannot be, or makes no sense.
+    """
+    if port is None and (token_file is not None or host != LOOPBACK):
+        raise UsageError("nothing is served without --metrics-port")
+    if per_rank and port is None and file is None:
+        raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
+    if otel_steps and not otel:
+        raise UsageError("--otel-steps is about spans: give --otel")
+    from sftriage.sinks.metering import Metering
+
+    def listen() -> Endpoint:
+        from sftriage.web.access import Access, token_of
+        from sftriage.web.metrics import MetricsEndpoint
+
+        advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
+        return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
+
+    return Metering(None if port is None else listen, file, per_rank, otel, otel_steps)
 
 
 def _finish(watched: LocalRun | TakeOver, reporter: Reporter) -> None:

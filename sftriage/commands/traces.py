@@ -5,27 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from sftriage.commands.options import (
-    CatalogueOption,
-    HostOption,
-    JobOption,
-    JsonOption,
-    ProfilerOption,
-    RankOption,
-    ReproducedOption,
-    RunIdOption,
-    RunOption,
-    SinceOption,
-    StageOption,
-    StepOption,
-    StoreOption,
-)
+from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
 from sftriage.errors import SftriageError, UsageError
+from sftriage.records import Profiler
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.tables import captures_table, decisions_table
 from sftriage.runs.captures import condition_values, described, upload_of, upload_values, upload_words
@@ -59,6 +46,8 @@ CaptureArgument = Annotated[
         autocompletion=complete_capture,
     ),
 ]
+JobOption = Annotated[str | None, typer.Option("--job", metavar="NAME", help="Only captures of this job.")]
+RunIdOption = Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Only captures of the run of this id.")]
 
 
 def captures_of(run: Path | None, store: str | None, catalogue: str | None) -> CatalogueCaptures:
@@ -75,13 +64,28 @@ def list_traces(
     catalogue: CatalogueOption = None,
     job: JobOption = None,
     run_id: RunIdOption = None,
-    rank: RankOption = None,
-    stage: StageOption = None,
-    step: StepOption = None,
-    since: SinceOption = None,
-    reproduced: ReproducedOption = None,
-    profiler: ProfilerOption = None,
-    host: HostOption = None,
+    rank: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only captures of this rank.")] = None,
+    stage: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Only captures whose suspect was in this stage.")
+    ] = None,
+    step: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N or A..B", help="Only captures that recorded one of these steps, or were made because of one."
+        ),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WHEN", help="Only captures made since: 2h, 3d, 2026-11-20, or 2026-11-20T08:30:00Z. UTC."
+        ),
+    ] = None,
+    reproduced: Annotated[
+        Literal["yes", "no", "partly"] | None,
+        typer.Option(help="Only captures in which the fault was still there, was not, or partly."),
+    ] = None,
+    profiler: Annotated[Profiler | None, typer.Option(help="Only captures of this profiler.")] = None,
+    host: Annotated[str | None, typer.Option(metavar="NAME", help="Only captures on this host.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List captures, oldest first: those of a run, of a store, or of a catalogue that many jobs share."""

@@ -126,13 +126,13 @@ def _captures(store: str | None, catalogue: str | None) -> StoreSource:
     """
     from sftriage.runtime.catalogue_urls import catalogue_url
     from sftriage.runtime.catalogues import own_catalogue, store_of
-    from sftriage.runtime.stores import open_store
     from sftriage.traces.catalogue import Catalogue
+    from sftriage.traces.remote import RemoteStore
     from sftriage.web.store_source import StoreSource
 
     shared = catalogue_url(catalogue)
-    meant = None if store is None else open_store(None, store)
-    if shared is not None:
-        return StoreSource(Catalogue(shared, meant), meant, store_of)
-    assert meant is not None
-    return StoreSource(Catalogue(own_catalogue(None, meant), meant), meant, store_of)
+    meant = None if store is None else RemoteStore.open(store)
+    if shared is None:
+        assert meant is not None, "a store or a catalogue is named"
+        return StoreSource(Catalogue(own_catalogue(None, meant), meant), meant, store_of)
+    return StoreSource(Catalogue(shared, meant), meant, store_of)

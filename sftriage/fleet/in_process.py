@@ -55,12 +55,12 @@ class InProcess:
     def statuses(self) -> JobStatus | None:
         """See `controller.needs.Fleet`: the ranks of the newest generation, of all hosts that agree on the stages."""
         told = [status for agent in self._agents if (status := agent.statuses()) is not None]
-        newest = [status for status in told if status.attempt == max(one.attempt for one in told)]
-        newest = [status for status in newest if _job(status) == _job(newest[0])]
-        if len(newest) < 2:
-            return next(iter(newest), None)
-        ranks = sorted((rank for status in newest for rank in status.ranks), key=attrgetter("rank"))
-        return replace(newest[0], ranks=tuple(ranks))
+        first = max(told, key=attrgetter("attempt"), default=None)
+        if first is None:
+            return None
+        alike = [status for status in told if replace(status, ranks=first.ranks) == first]
+        ranks = sorted((rank for status in alike for rank in status.ranks), key=attrgetter("rank"))
+        return replace(first, ranks=tuple(ranks))
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `controller.needs.Fleet`. What is asked of one agent stays with it, or it would be called off."""
@@ -105,10 +105,6 @@ class InProcess:
         """See `controller.needs.Fleet`."""
         for agent in self._agents:
             agent.close()
-
-
-def _job(status: JobStatus) -> tuple[object, ...]:
-    return status.schema, status.world_size
 
 
 def _agent_of(rank: int, told: Sequence[JobStatus | None]) -> int:

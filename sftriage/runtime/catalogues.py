@@ -6,15 +6,16 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from sftriage.errors import StoreError, UsageError
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
-from sftriage.runtime.stores import open_store
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.databases import directory_here, on_one_host, on_this_host
 from sftriage.traces.keys import shown, written
+from sftriage.traces.remote import RemoteStore
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Condition, Store
@@ -61,15 +62,13 @@ class CatalogueCaptures:
         job_and_run, _, capture_id = name.rpartition("/")
         rows = self.find(CaptureQuery(prefix=capture_id)) if capture_id else []
         if job_and_run:
-            rows = [
-                row for row in rows if job_and_run in (f"{row.job}/{row.run}", f"{written(row.job)}/{written(row.run)}")
-            ]
+            rows = [row for row in rows if job_and_run in (f"{row.job}/{row.run}", _run_of(row))]
         rows = [row for row in rows if row.capture_id == capture_id] or rows
         if len(rows) > 1:
-            some = ", ".join(_full_name(row, rows) for row in rows[:MAX_NAMED])
-            raise UsageError(
-                f"{len(rows)} captures are called {shown(name)}: {some}{', ...' if len(rows) > MAX_NAMED else ''}"
-            )
+            one_run = len({(row.job, row.run) for row in rows}) == 1
+            names = [row.capture_id if one_run else f"{_run_of(row)}/{row.capture_id}" for row in rows]
+            some = ", ".join(names[:MAX_NAMED] + ["..."] * (len(names) > MAX_NAMED))
+            raise UsageError(f"{len(rows)} captures are called {shown(name)}: {some}")
         if rows:
             return self.store or store_of(rows[0]), rows[0].reference
         if self.store is None:
@@ -103,11 +102,6 @@ class CatalogueCaptures:
             yield "`sftriage traces prune --damaged` removes what is missing or damaged"
 
 
-def _full_name(row: CaptureRow, rows: list[CaptureRow]) -> str:
-    one_run = len({(row.job, row.run) for row in rows}) == 1
-    return row.capture_id if one_run else f"{_run_of(row)}/{row.capture_id}"
-
-
 def _run_of(row: CaptureRow) -> str:
     """A row's job and run, as references and keys have them."""
     return f"{written(row.job)}/{written(row.run)}"
@@ -132,7 +126,7 @@ def captures_of(
     directory: RunDirectory | None
     if run is not None and store is not None:
         # All of the store is indexed, and one run's captures are asked for: a catalogue is of a store, not of a part.
-        directory, meant = (named := find_run(run)), open_store(None, store)
+        directory, meant = (named := find_run(run)), RemoteStore.open(store)
         about = read_info(named)
         at, of = own_catalogue(None, meant), CaptureQuery(job=about.job, run=about.run_id)
     else:
@@ -156,10 +150,22 @@ def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | Non
     """
     if store is None:
         directory = find_run(run)
-        return directory, open_store(directory.path, None)
+        return directory, run_store(directory)
     if run is not None:
         raise UsageError("name a run or a store, and not both")
-    return None, open_store(None, store)
+    return None, RemoteStore.open(store)
+
+
+def run_store(directory: RunDirectory) -> LocalStore:
+    """A run's own captures. Once something of them was changed, their copies elsewhere are brought up to date."""
+
+    @cache
+    def push() -> Callable[[], None]:
+        from sftriage.runtime.uploads import pusher
+
+        return pusher(directory)
+
+    return LocalStore(directory.path, changed=lambda: push()())
 
 
 def own_catalogue(directory: RunDirectory | None, store: Store) -> Path:
@@ -192,8 +198,8 @@ def store_of(row: CaptureRow) -> Store:
         UsageError: it is a directory of another host, or it is gone.
     """
     if not on_one_host(row.store):
-        return open_store(None, row.store)
+        return RemoteStore.open(row.store)
     if (directory := directory_here(row.store)) is None:
         raise UsageError(f"capture {row.capture_id} is in {shown(row.store)}, which is not on this machine")
     # A run's store is called by where its captures are.
-    return open_store(directory.parent, None)
+    return run_store(find_run(directory.parent))

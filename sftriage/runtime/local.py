@@ -139,7 +139,7 @@ class LocalRun(_Watched):
             launch = None if nsys is None else NsysLaunch(run_id, nsys.traces, directory.path, armed=nsys.armed)
             self._job, self._launch = job, launch
             self._command = command if launch is None else wrapped(command, launch.script)
-            super().__init__(directory, info, files, sinks, keeping.catalogue, launch and launch.place)
+            super().__init__(directory, info, files, sinks, keeping.catalogue, launch.place if launch else None)
         except BaseException:
             remove_rings_directory(rings)
             raise

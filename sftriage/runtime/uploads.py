@@ -149,17 +149,17 @@ def _captures(count: int) -> str:
     return "1 capture is" if count == 1 else f"{count} captures are"
 
 
-def pusher(directory: RunDirectory) -> Callable[[], None] | None:
-    """What brings a run's copies up to date once something was changed here; None where the run has none.
+def pusher(directory: RunDirectory) -> Callable[[], None]:
+    """What brings a run's copies up to date, if it has any, once something was changed here.
 
     What does not reach the store now is said, once, and reaches it with the next upload.
     """
     try:
         info = read_info(directory)
     except InputError:
-        return None
+        return lambda: None
     if info.store is None:
-        return None
+        return lambda: None
     away: list[str] = []
 
     def push() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.commands import options
+from sftriage.commands import run
 from sftriage.errors import UsageError
 from sftriage.sinks.metering import Metering
 
@@ -21,7 +21,7 @@ NOTHING = {
 
 
 def metering_of(**wanted: object) -> Metering:
-    return options.metering_of(**{**NOTHING, **wanted})
+    return run.metering_of(**{**NOTHING, **wanted})
 
 
 @pytest.mark.parametrize(
