@@ -124,6 +124,7 @@ def captures_of(
     if shared is not None and run is None and store is None:
         return CatalogueCaptures(Catalogue(shared, None), None, None, CaptureQuery())
     directory: RunDirectory | None
+    meant: Store
     if run is not None and store is not None:
         # All of the store is indexed, and one run's captures are asked for: a catalogue is of a store, not of a part.
         directory, meant = (named := find_run(run)), RemoteStore.open(store)

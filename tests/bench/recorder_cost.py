@@ -11,27 +11,18 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
 from sftriage.recorder import Monitor
+from tests.bench.overhead_modes.monitored import NoMonitor
 
 STAGES = ("data", "h2d", "forward", "backward", "optimizer")
 TMPFS = Path("/dev/shm")
-
-
-class NoMonitor:
-    """The loop's own cost: context managers that do nothing."""
-
-    _nothing: AbstractContextManager[None] = nullcontext()
-
-    def step(self) -> AbstractContextManager[None]:
-        return self._nothing
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        return self._nothing
 
 
 def ns_a_step(monitor: Monitor | NoMonitor, steps: int) -> float:

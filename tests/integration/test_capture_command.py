@@ -11,23 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.runs.directory import RunInfo, create
 from tests.integration.conftest import own_environment
+from tests.integration.killing import POLICY
 from tests.integration.processes import DEADLINE_S, ended, wait_until
 from tests.integration.runs import captures
 from tests.journals import entries
+from tests.unit.conftest import run_going_on
 
 LOOP = Path(__file__).parent / "jobs" / "loop.py"
-
-
-POLICY = """
-apiVersion: sftriage.dev/v1alpha1
-kind: TriagePolicy
-metadata: {name: asked-only}
-spec:
-  rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
-  limits: {overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100}
-"""
 
 
 @contextlib.contextmanager
@@ -130,9 +121,7 @@ def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_fin
 
 def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
     # GIVEN a run that goes on and is not watched, and somebody who waits for an answer
-    (tmp_path / "rings").mkdir()
-    info = RunInfo("run-1", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, str(tmp_path / "rings"))
-    directory = create(tmp_path / "run", info, "")
+    directory = run_going_on(tmp_path / "run")
     waiting = start("capture", "--run", directory.path, "--rank", 0, "--reason", "a look")
     wait_until(lambda: list(directory.asks.glob("*.json")))
     # WHEN they press Ctrl-C THEN nothing is asked for any more

@@ -6,12 +6,9 @@ import sys
 
 import pytest
 
-from sftriage.runs.directory import RunInfo, create
 from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
-from tests.unit.conftest import manifest_of
-
-INFO = RunInfo("20260101-0", "resnet", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+from tests.unit.conftest import manifest_of, run_in
 
 
 @pytest.mark.parametrize("command", ["show", "get", "pin"])
@@ -19,7 +16,7 @@ def test_a_shell_completes_the_captures_of_the_run(environment, tmp_path, comman
     # GIVEN a run with captures
     trace = tmp_path / "exported.json"
     trace.write_text("{}")
-    store = LocalStore(create(tmp_path / "run", INFO, "").path)
+    store = LocalStore(run_in(tmp_path / "run").path)
     for name in ("w1-a", "w1-b", "w2-c"):
         store.put(name, trace, lambda artefact, it=name: manifest_of(it, artefact))
     # WHEN bash asks how a line may go on

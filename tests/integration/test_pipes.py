@@ -7,21 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
-from tests.unit.conftest import manifest_of
-from tests.unit.recorded import run_at
+from tests.integration.runs import run_with_capture
 
 SIGPIPE_EXIT = 141
 
 
 @pytest.fixture
 def run(tmp_path):
-    directory = run_at(tmp_path / "run").directory
-    trace = tmp_path / "trace.json"
-    trace.write_text('{"traceEvents": []}')
-    LocalStore(directory.path).put("c-1", trace, lambda artefact: manifest_of("c-1", artefact))
-    return directory.path
+    return run_with_capture(tmp_path)
 
 
 COMMANDS = [

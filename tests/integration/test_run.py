@@ -1,5 +1,6 @@
 """`sftriage run` beside a launcher: it watches, and otherwise the job is what it would be without it."""
 
+import contextlib
 import json
 import os
 import pty
@@ -115,58 +116,58 @@ def test_if_we_are_killed_the_job_goes_on_and_its_steps_stay_readable(start, tmp
     assert all(w["numbers"]["coverage"] == 1.0 for w in windows)
 
 
+class FromTerminal:
+    """A run of a script that was started from a terminal."""
+
+    def __init__(self, script: str, out: Path, environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "sftriage", "run", "--out", str(out), "--", "sh", "-c", script]
+        self.pid, self._terminal = pty.fork()
+        if self.pid == 0:
+            os.execve(sys.executable, command, environment)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def wait_for(self, said: bytes) -> None:
+        seen = bytearray()
+        wait_until(lambda: (self._readable() and seen.extend(os.read(self._terminal, 4096))) or said in seen)
+
+    def _readable(self) -> bool:
+        return bool(select.select([self._terminal], [], [], 0)[0])
+
+    def status(self, options: int = 0) -> int:
+        """What a shell is told of it next."""
+        return wait_until(lambda: (found := os.waitpid(self.pid, os.WNOHANG | options))[0] and found)[1]
+
+    def close(self) -> None:
+        os.close(self._terminal)
+        for below in descendants(self.pid):
+            os.kill(below, signal.SIGKILL)
+
+
 def test_on_a_terminal_the_job_has_it_and_ctrl_c_reaches_the_job(environment, tmp_path):
     # GIVEN a run started from a terminal, with a job that reads from it
-    command = [sys.executable, "-m", "sftriage", "run", "--out", str(tmp_path / "run"), "--"]
     script = "read word; echo got $word; exec sleep 600"
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [*command, "sh", "-c", script], environment)
-    try:
-        # WHEN something is typed
-        os.write(terminal, b"hello\n")
-        # THEN the job has read it
-        seen = bytearray()
-        wait_until(lambda: (readable(terminal) and seen.extend(os.read(terminal, 4096))) or b"got hello" in seen)
-        # WHEN Ctrl-C is typed
-        os.write(terminal, b"\x03")
-        # THEN the job ends by it, and so do we, with its status
-        _, status = wait_until(lambda: (found := os.waitpid(pid, os.WNOHANG))[0] and found)
-        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGINT
-    finally:
-        os.close(terminal)
-        for below in descendants(pid):
-            os.kill(below, signal.SIGKILL)
+    with contextlib.closing(FromTerminal(script, tmp_path / "run", environment)) as run:
+        # WHEN something is typed THEN the job has read it
+        run.type(b"hello\n")
+        run.wait_for(b"got hello")
+        # WHEN Ctrl-C is typed THEN the job ends by it, and so do we, with its status
+        run.type(b"\x03")
+        assert os.waitstatus_to_exitcode(run.status()) == 128 + signal.SIGINT
 
 
 def test_ctrl_z_stops_the_job_and_us_and_a_shell_can_go_on_with_both(environment, tmp_path):
     # GIVEN a run started from a terminal
-    command = [sys.executable, "-m", "sftriage", "run", "--out", str(tmp_path / "run"), "--"]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execve(sys.executable, [*command, "sh", "-c", "echo ready; read word; exit 9"], environment)
-    try:
-        seen = bytearray()
-        wait_until(lambda: (readable(terminal) and seen.extend(os.read(terminal, 4096))) or b"ready" in seen)
-        # WHEN Ctrl-Z is typed
-        os.write(terminal, b"\x1a")
-        # THEN we are stopped, as a shell would see it
-        _, status = wait_until(lambda: (found := os.waitpid(pid, os.WNOHANG | os.WUNTRACED))[0] and found)
-        assert os.WIFSTOPPED(status)
-        # WHEN the shell lets us go on, and the job gets its line
-        os.kill(pid, signal.SIGCONT)
-        os.write(terminal, b"hello\n")
-        # THEN it ends as it would have
-        _, status = wait_until(lambda: (found := os.waitpid(pid, os.WNOHANG))[0] and found)
-        assert os.waitstatus_to_exitcode(status) == 9
-    finally:
-        os.close(terminal)
-        for below in descendants(pid):
-            os.kill(below, signal.SIGKILL)
-
-
-def readable(terminal: int) -> bool:
-    return bool(select.select([terminal], [], [], 0)[0])
+    with contextlib.closing(FromTerminal("echo ready; read word; exit 9", tmp_path / "run", environment)) as run:
+        run.wait_for(b"ready")
+        # WHEN Ctrl-Z is typed THEN we are stopped, as a shell would see it
+        run.type(b"\x1a")
+        assert os.WIFSTOPPED(run.status(os.WUNTRACED))
+        # WHEN the shell lets us go on, and the job gets its line THEN it ends as it would have
+        os.kill(run.pid, signal.SIGCONT)
+        run.type(b"hello\n")
+        assert os.waitstatus_to_exitcode(run.status()) == 9
 
 
 def test_without_sftriage_run_the_trainer_just_trains(environment, tmp_path):

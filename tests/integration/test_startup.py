@@ -6,10 +6,8 @@ import sys
 
 import pytest
 
-from sftriage.traces.store import LocalStore
 from tests.integration.processes import DEADLINE_S
-from tests.unit.conftest import manifest_of
-from tests.unit.recorded import run_at
+from tests.integration.runs import run_with_capture
 
 ASKING = """
 import atexit, json, sys
@@ -33,12 +31,7 @@ HEAVY = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    directory = run_at(folder / "run").directory
-    trace = folder / "trace.json"
-    trace.write_text('{"traceEvents": []}')
-    LocalStore(directory.path).put("c-1", trace, lambda artefact: manifest_of("c-1", artefact))
-    return directory.path
+    return run_with_capture(tmp_path_factory.mktemp("run"))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ import pytest
 
 from sftriage.commands import main
 from sftriage.records import CaptureRequest, CaptureResult, Trigger
+from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import LocalStore
 
@@ -64,6 +66,19 @@ def asked_for(manifest: Manifest, why: str = "ada asked for it: why is the loade
     nothing = {"stage": None, "gain_s": 0.0, "share": 0.0, "persistence": 0.0, "rule": ""}
     trigger = manifest.trigger.model_copy(update={"label": "asked", "why": why, **nothing})
     return manifest.model_copy(update={"trigger": trigger})
+
+
+def run_in(path: Path, policy: str = "", **about: Any) -> RunDirectory:
+    """A run in which nothing has happened yet."""
+    info = RunInfo("run-1", "resnet", "2026-03-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
+    return create(path, replace(info, **about), policy)
+
+
+def run_going_on(path: Path) -> RunDirectory:
+    """A run that goes on, as far as its rings say: a directory of that name beside it."""
+    rings = path.with_name("rings")
+    rings.mkdir()
+    return run_in(path, rings=str(rings))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -233,7 +234,7 @@ def main() -> None:
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=n_ranks, timeout=timedelta(minutes=2))
     number = 0
     while (task := _next(control, number, parent)) is not None:
-        job = Job(Row.of(task["row"]), rank)
+        job = Job(msgspec.convert(task["row"], Row), rank)
         healthy_step_s = job.calibrate()
         if rank == 0:
             (control / f"{number}.healthy").write_text(f"{healthy_step_s}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sftriage.records import Window
@@ -70,7 +71,7 @@ def read_row(path: Path, shape: Shape) -> Recorded:
     document = json.loads((path / "row.json").read_text(encoding="utf-8"))
     outcome = Outcome(**document["outcome"])
     windows: Sequence[Window] = () if outcome.failed else tuple(load_recording(path).windows(shape))
-    return Recorded(path, Row.of(document["row"]), outcome, tuple(windows))
+    return Recorded(path, msgspec.convert(document["row"], Row), outcome, tuple(windows))
 
 
 def kept_rows(directory: Path) -> list[Path]:

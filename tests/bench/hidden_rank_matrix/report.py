@@ -109,7 +109,7 @@ def _row_document(scored: Scored) -> dict[str, Any]:
     recorded = scored.recorded
     found: dict[str, Any] = {
         "path": str(recorded.path),
-        "row": scored.row.document(),
+        "row": asdict(scored.row),
         "outcome": asdict(recorded.outcome),
         "class": scored.class_,
         "as_expected": scored.as_expected,

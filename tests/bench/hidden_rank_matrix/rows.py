@@ -6,7 +6,7 @@ A delay's size is a fraction of the job's own healthy step, which the job measur
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 STAGES = ("data", "h2d", "forward", "backward", "optimizer")
@@ -110,7 +110,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One job of the matrix.
+    """One job of the matrix. `msgspec.convert` makes it again of its JSON.
 
     Attributes:
         number: its place in the matrix.
@@ -179,21 +179,6 @@ class Row:
         return f"{self.sort}/{self.name} ({self.profile}{', split' if self.split else ''})" + (
             ": " + "; ".join(parts) if parts else ""
         )
-
-    def document(self) -> dict[str, Any]:
-        """The row as JSON has it."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, document: dict[str, Any]) -> Row:
-        """The row of a document."""
-        values = dict(document)
-        values["delays"] = tuple(Delay(**{**delay, "ranks": tuple(delay["ranks"])}) for delay in values["delays"])
-        values["pressure"] = None if values["pressure"] is None else Pressure(**values["pressure"])
-        values["truth"] = Truth(**{**values["truth"], "ranks": tuple(values["truth"]["ranks"])})
-        values["hosts"] = None if values["hosts"] is None else tuple(values["hosts"])
-        values["checkpoint_ranks"] = tuple(values["checkpoint_ranks"])
-        return cls(**values)
 
 
 def delay_words(delay: Delay) -> str:

@@ -71,7 +71,7 @@ class Crew:
         number, self._rows = self._rows, self._rows + 1
         deadline = time.monotonic() + (START_S if number == 0 else 0.0) + 30.0 + STEP_S * row.n_steps
         partial = self._control / f".{number}"
-        partial.write_text(json.dumps({"row": row.document(), "rings": str(rings)}))
+        partial.write_text(json.dumps({"row": asdict(row), "rings": str(rings)}))
         partial.replace(self._control / f"{number}.json")
         done = [self._control / f"{number}.{rank}.done" for rank in range(len(self._ranks))]
         with outside(row.pressure, self._ranks, rings, deadline) as press:
@@ -196,7 +196,7 @@ class Runner:
             shutil.rmtree(rings, ignore_errors=True)
         if row.pressure is not None:
             self.close()  # a priority once lowered cannot be raised again by everybody
-        document = {"row": row.document(), "outcome": asdict(outcome)}
+        document = {"row": asdict(row), "outcome": asdict(outcome)}
         (path / "row.json").write_text(json.dumps(document, indent=2) + "\n")
         return path
 

@@ -17,7 +17,6 @@ import torch
 
 from tests.bench.overhead_modes.capturing import capture_rounds
 from tests.bench.overhead_modes.modes import TOOLS, Mode, Sftriage
-from tests.bench.overhead_modes.ordering import shuffled_rounds
 from tests.bench.overhead_modes.processes import beside_ns
 from tests.bench.overhead_modes.training import STAGES, Training, sized, small
 
@@ -85,8 +84,9 @@ def blocks(modes: dict[str, Mode], names: list[str], size: tuple[int, int, int],
     """Blocks of each mode, the i-th of each near to one another in time. ``size``: steps, rounds, steps to warm up."""
     steps, rounds, warm_steps = size
     taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for name in shuffled_rounds(names, rounds, order):
-        taken[name].append(block(modes[name], steps, warm_steps))
+    for _ in range(rounds):
+        for name in order.sample(names, len(names)):
+            taken[name].append(block(modes[name], steps, warm_steps))
     return taken
 
 

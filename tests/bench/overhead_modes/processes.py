@@ -4,24 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-
-def children_of(stats: dict[int, int], root: int) -> set[int]:
-    """The root and all its descendants, from each process's parent."""
-    found = {root}
-    while more := {pid for pid, parent in stats.items() if parent in found} - found:
-        found |= more
-    return found
-
-
-def parents() -> dict[int, int]:
-    found = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # The name in parentheses may hold anything, a parenthesis too.
-            found[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            continue
-    return found
+from tests.integration.processes import descendants
 
 
 def run_ns(pid: int) -> int:
@@ -37,4 +20,4 @@ def run_ns(pid: int) -> int:
 
 def beside_ns(root: int, trainer: int) -> int:
     """Processor time of the root's descendants, without the root's own and the trainer's."""
-    return sum(run_ns(pid) for pid in children_of(parents(), root) - {root, trainer})
+    return sum(run_ns(pid) for pid in set(descendants(root)) - {trainer})

@@ -1,5 +1,6 @@
 """The pure parts of the hidden-rank matrix: what is drawn, what the rules say, and what counts as right."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -117,7 +118,7 @@ class TestDrawing:
 
     def test_a_row_survives_being_written_down(self):
         for drawn in draw(50, 4, 3):
-            assert Row.of(drawn.document()) == drawn
+            assert msgspec.json.decode(msgspec.json.encode(drawn), type=Row) == drawn
 
 
 class TestDelay:

@@ -1,7 +1,6 @@
 """The pure parts of the overhead bench: what is made of the blocks, and what the intervals are said to mean."""
 
 import random
-from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -10,8 +9,6 @@ from hypothesis import strategies as st
 from tests.bench.overhead_modes import reporting
 from tests.bench.overhead_modes.estimating import Estimate, added, added_us, around_captures, median_of, ratio, reading
 from tests.bench.overhead_modes.instructions import counted
-from tests.bench.overhead_modes.ordering import shuffled_rounds
-from tests.bench.overhead_modes.processes import children_of
 
 TIMES = st.lists(st.floats(1e3, 1e9), min_size=1, max_size=12)
 STEP_NS = 50_000_000
@@ -236,33 +233,6 @@ class TestReport:
 
         # THEN its parts are there by name
         assert written == {"a": {"b": {"value": 1.00004, "low": 1.0, "high": 1.1, "pairs": 3}}, "n": 1, "s": "text"}
-
-
-class TestOrder:
-    @given(st.integers(0, 2**32), st.integers(1, 20))
-    def test_every_mode_comes_once_a_round(self, seed, rounds):
-        # GIVEN three modes
-        names = ["off", "control", "on"]
-        order = list(shuffled_rounds(names, rounds, random.Random(seed)))
-
-        # THEN no round lacks one, or has one twice
-        assert len(order) == rounds * 3
-        for first in range(0, len(order), 3):
-            assert Counter(order[first : first + 3]) == Counter(names)
-
-
-@pytest.mark.parametrize(
-    ("parents", "root", "family"),
-    [
-        ({}, 7, {7}),
-        ({8: 7, 9: 8, 10: 1}, 7, {7, 8, 9}),
-        ({9: 8, 8: 7, 7: 9}, 7, {7, 8, 9}),
-        ({8: 7}, 8, {8}),
-    ],
-)
-def test_a_tool_is_all_that_it_started(parents, root, family):
-    # THEN children of children belong to it; a loop (a pid used again) ends
-    assert children_of(parents, root) == family
 
 
 def test_instructions_are_read_from_what_valgrind_says():

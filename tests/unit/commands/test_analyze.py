@@ -8,11 +8,11 @@ import pytest
 STAGES = ["data", "forward", "backward", "optimizer", "other"]
 
 
-def recorded(path, slow_s=0.02, stage=0, rank=2, steps=60, ranks=4):
-    """A calm job of 100 ms steps in which one rank is slow in one stage, and the others wait for it in backward."""
-    noise = np.random.default_rng(7).normal(1.0, 0.01, (steps, ranks, len(STAGES)))
+def recorded(path, slow_s=0.02, stage=0, rank=2, steps=60, first=0):
+    """A calm job of 100 ms steps in which one rank becomes slow in one stage; the others wait for it in backward."""
+    noise = np.random.default_rng(7).normal(1.0, 0.01, (steps, 4, len(STAGES)))
     durations = np.array([0.01, 0.03, 0.0, 0.01, 0.001]) * noise
-    durations[:, rank, stage] += slow_s
+    durations[first:, rank, stage] += slow_s
     arrival = durations[:, :, 0] + durations[:, :, 1]
     arrival[1:] += durations[:-1, :, 3] + durations[:-1, :, 4]
     durations[:, :, 2] = 0.05 + arrival.max(axis=1, keepdims=True) - arrival

@@ -2,20 +2,15 @@
 
 import pytest
 
-from sftriage.runs.directory import RunInfo, create
 from sftriage.traces.store import LocalStore
-from tests.unit.conftest import asked_for
+from tests.unit.conftest import asked_for, run_going_on
 
 CAPTURE = "asked-s57-r2-1"
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A run that goes on, as far as its rings say."""
-    rings = tmp_path / "rings"
-    rings.mkdir()
-    info = RunInfo("20260101-0", "resnet", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, str(rings))
-    return create(tmp_path / "run", info, "")
+    return run_going_on(tmp_path / "run")
 
 
 @pytest.mark.parametrize(

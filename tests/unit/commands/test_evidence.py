@@ -9,7 +9,7 @@ from sftriage.agent.evidence import GpuEvidence
 from sftriage.agent.gpus import Gpu, RankGpu
 from sftriage.commands import evidence as command
 from sftriage.recorder import Monitor
-from sftriage.runs.directory import RunInfo, create
+from tests.unit.conftest import run_going_on
 
 GPUS = (
     Gpu(
@@ -29,17 +29,13 @@ GPUS = (
 
 @pytest.fixture
 def run(tmp_path):
-    rings = tmp_path / "rings"
-    rings.mkdir()
-    info = RunInfo("run-1", "job", "2027-01-01T00:00:00+00:00", ("train",), "default", "ab" * 32, str(rings))
-    return create(tmp_path / "run", info, "")
+    return run_going_on(tmp_path / "run")
 
 
 @pytest.fixture
 def job(run):
     """One rank that records, in this process."""
-    rings = run.path.parent / "rings"
-    with Monitor(rings=rings, rank=0, world_size=2, local_rank=0) as monitor:
+    with Monitor(rings=run.path.with_name("rings"), rank=0, world_size=2, local_rank=0) as monitor:
         yield monitor
 
 

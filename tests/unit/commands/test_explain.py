@@ -8,10 +8,9 @@ import pytest
 from sftriage.controller.controller import Controller
 from sftriage.policy.loading import find, load
 from sftriage.records import StageSchema, Window
-from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal
+from tests.unit.conftest import run_in
 
-INFO = RunInfo("20260101-000000-abcd", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
 SCHEMA = StageSchema(("data", "backward", "optimizer"), ("backward",))
 
 
@@ -29,7 +28,7 @@ def window(first_step, late_ms):
 @pytest.fixture
 def run(tmp_path):
     """A run of three windows: healthy, a slow rank, and two that are slow alike."""
-    directory = create(tmp_path / "run", INFO, "")
+    directory = run_in(tmp_path / "run")
     journal = Journal(directory.decisions)
     controller = Controller(load(find("default")), journal, directory.state)
     for first_step, late_ms in ((0, {}), (50, {2: 20, 1: 4}), (100, {1: 20, 3: 20})):

@@ -8,8 +8,9 @@ import yaml
 
 from sftriage.policy.loading import parse, shipped
 from sftriage.records import Decision, Suspect, Verdict
-from sftriage.runs.directory import RunInfo, create
 from tests.journals import Recorder
+from tests.unit.commands.test_analyze import recorded
+from tests.unit.conftest import run_in
 
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -19,7 +20,6 @@ spec:
   detection: {window_steps: 20, stride_steps: 10, warmup_steps: 10}
   rules: [{name: slow-input, match: {stage: [data], gain: ">= 10%"}, capture: {steps: 3}, cooldown: 10m}]
 """
-STAGES = ["data", "forward", "backward", "optimizer", "other"]
 
 
 @pytest.fixture
@@ -32,16 +32,7 @@ def policy(tmp_path):
 @pytest.fixture
 def job(tmp_path):
     """A job of 100 ms steps; from step 60 of 120 on rank 2 is 30 ms late in data."""
-    steps, ranks = 120, 4
-    noise = np.random.default_rng(7).normal(1.0, 0.01, (steps, ranks, len(STAGES)))
-    durations = np.array([0.01, 0.03, 0.0, 0.01, 0.001]) * noise
-    durations[60:, 2, 0] += 0.03
-    arrival = durations[:, :, 0] + durations[:, :, 1]
-    arrival[1:] += durations[:-1, :, 3] + durations[:-1, :, 4]
-    durations[:, :, 2] = 0.05 + arrival.max(axis=1, keepdims=True) - arrival
-    path = tmp_path / "job.npz"
-    np.savez(path, durations_s=durations, stages=STAGES, sync=["backward"])
-    return path
+    return recorded(tmp_path / "job.npz", 0.03, steps=120, first=60)
 
 
 def test_the_timeline_says_what_would_have_happened_and_why(sftriage, policy, job):
@@ -133,8 +124,7 @@ def test_the_clock_starts_when_it_is_told_to(sftriage, policy, job):
 
 def test_a_run_is_called_by_its_name_and_its_stalls_are_replayed(sftriage, tmp_path):
     # GIVEN a run that stalled before its first window
-    info = RunInfo("run-1", "job", "2026-03-01T00:00:00+00:00", ("true",), "mine", "0" * 64, "/nowhere")
-    run = create(tmp_path / "run", info, POLICY)
+    run = run_in(tmp_path / "run", POLICY)
     suspect = Suspect("rank", (1,), "data", 90.0, 1.0, 1.0, rank=1)
     verdict = Verdict(7, 7, "stalled", ("not_arrived",), (suspect,), 90.0, {}, {}, {"still_s": 90.0})
     journal = Recorder(run.decisions)
@@ -151,8 +141,7 @@ def test_a_run_is_called_by_its_name_and_its_stalls_are_replayed(sftriage, tmp_p
 
 
 def test_a_run_without_a_window_says_so(sftriage, policy, tmp_path):
-    info = RunInfo("run-1", "job", "2026-03-01T00:00:00+00:00", ("true",), "mine", "0" * 64, "/nowhere")
-    run = create(tmp_path / "run", info, POLICY)
+    run = run_in(tmp_path / "run", POLICY)
     outcome = sftriage("policy", "test", policy, "--on", run.path)
     assert (outcome.code, "No window" in outcome.out) == (0, True)
 
@@ -200,3 +189,4 @@ def test_all_files_are_checked_and_not_only_up_to_the_first_that_is_not_there(sf
     assert (outcome.code, outcome.out) == (2, "")
     assert "no policy 'no-such-policy'" in outcome.err
     assert f"{broken}:7:" in outcome.err
+    assert 'stepz: unknown field; did you mean "steps"?' in outcome.err

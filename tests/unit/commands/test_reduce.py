@@ -10,11 +10,11 @@ from sftriage.recorder import StepLog
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.reduce.naming import Names
-from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.reducing import load_signal, read_all
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore
 from sftriage.windows.logs import LogReader
+from tests.unit.conftest import run_in
 from tests.unit.reduce.heavy import document, event, job_events, mark, recurring_events, reduced, write
 from tests.unit.windows.steps import raw
 
@@ -30,36 +30,15 @@ def traces(tmp_path, slow=None, **about):
 @pytest.fixture
 def run(tmp_path):
     """A run in which rank 2 was late in data, as its recorder saw the same steps; one more before and after."""
-    about = RunInfo("20260101-000000-abcd", "resnet", "2026-01-01T00:00:00+00:00", ("x",), "p", "0" * 64, "/nowhere")
-    made = create(tmp_path / "run", about, "")
+    made = run_in(tmp_path / "run")
     made.policy_file.unlink()
     for rank in range(4):
         seen = reduced(tmp_path / "seen.json", job_events(rank, 2, first=99, steps=10), rank=rank, world_size=4)
-        clocks = {"started_mono_ns": 1, "started_wall_ns": 2, "pid": 1, "pid_start_ticks": 1}
-        info = RingInfo(
-            rank=rank,
-            world_size=4,
-            local_rank=rank,
-            attempt=0,
-            job="resnet",
-            host="h",
-            cohort="",
-            schema=SCHEMA,
-            **clocks,
-        )
-        log = StepLog(made.steps, info)
+        log = StepLog(made.steps, RingInfo(rank, 4, rank, 0, "resnet", "h", "", SCHEMA, 1, 2, 1, 1))
         outside = tuple(seen.outside_ns_NG[0].tolist())
-        log.append(
-            raw(
-                1,
-                *[
-                    StepRecord(rank, number, 0, 50_000, tuple(durations), outside, True, False)
-                    for number, durations in zip(
-                        seen.steps.number_N.tolist(), seen.durations_ns_NS.tolist(), strict=True
-                    )
-                ],
-            )
-        )
+        measured = zip(seen.steps.number_N.tolist(), seen.durations_ns_NS.tolist(), strict=True)
+        steps = [StepRecord(rank, number, 0, 50_000, tuple(each), outside, True, False) for number, each in measured]
+        log.append(raw(1, *steps))
         log.close()
     return made
 

@@ -13,12 +13,11 @@ import jsonschema
 import pytest
 
 from sftriage.errors import StoreError
-from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
 from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
-from tests.unit.conftest import manifest_of
+from tests.unit.conftest import manifest_of, run_in
 
 FIRST, SECOND, THIRD = "w100-149-r2-x-1", "w900-949-r2-x-2", "w100-149-r3-x-3"
 FOUND = ReproducedInfo(answer="partly", steps=5, steps_with=2, over_s=0.01, expected_s=0.02)
@@ -44,8 +43,7 @@ def seen(tmp_path_factory):
 
 def make(folder):
     """A run with captures: two of one rank, one of another, which left two files."""
-    info = RunInfo("20260101-0", "resnet", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, "/nowhere")
-    directory = create(folder / "run", info, "")
+    directory = run_in(folder / "run")
     store = LocalStore(directory.path)
     trace, dump = folder / "trace", folder / "dump"
     trace.write_text('{"traceEvents": []}')
@@ -118,7 +116,8 @@ def test_a_list_without_any_says_how_many_there_are_besides(sftriage, seen):
     assert "No such capture among the 3 in" in outcome.err
 
 
-def test_a_table_says_whether_the_fault_was_there(sftriage, seen):
+def test_a_person_is_told_who_was_captured_and_whether_the_fault_was_there(sftriage, seen):
+    assert "rank 2 in data" in sftriage("traces", "show", FIRST, "--run", seen.path).out
     lines = sftriage("traces", "list", "--run", seen.path).out.splitlines()
     assert "reproduced" in lines[2]
     assert [line for line in lines if SECOND in line and "partly" in line]
@@ -449,7 +448,6 @@ def test_prune_says_what_makes_no_sense(sftriage, seen, options, said):
 
 
 def test_a_damaged_capture_is_fetched_from_where_its_verified_copy_is(sftriage, run, tmp_path):
-    run.info_file.write_text(run.info_file.read_text().replace("20260101-0", "run-1"))
     assert sftriage("traces", "upload", "--run", run.path, "--store", tmp_path / "elsewhere").code == 0
     wanted = LocalStore(run.path).manifest(FIRST).artefacts[0]
     (run.path / "captures" / FIRST / "trace.json.gz").write_bytes(b"short")

@@ -1,16 +1,15 @@
 """What one turn of triage does first."""
 
 from sftriage.policy.loading import find, load
-from sftriage.runs.directory import RunInfo, create
+from sftriage.runs.directory import read_info
 from sftriage.runtime.triage import Triage, this_host
+from tests.unit.conftest import run_going_on
 
 
 def test_what_has_ended_is_noted_before_the_rings_are_read(tmp_path, monkeypatch):
     # GIVEN triage of a run
-    rings = tmp_path / "rings"
-    rings.mkdir()
-    info = RunInfo("run-1", "job", "2026-01-01T00:00:00+00:00", ("true",), "default", "0" * 64, str(rings))
-    directory = create(tmp_path / "run", info, "")
+    directory = run_going_on(tmp_path / "run")
+    info = read_info(directory)
     triage = Triage(directory, info, load(find("default")), this_host(directory, info))
     seen: list[str] = []
     for name in ("reports", "rows"):

@@ -13,7 +13,7 @@ import pytest
 from sftriage.events import CaptureChanged
 from sftriage.records import CaptureResult
 from sftriage.runs.captures import upload_words
-from sftriage.runs.directory import RunDirectory, RunInfo, create, read_info, write_info
+from sftriage.runs.directory import RunDirectory, read_info, write_info
 from sftriage.runtime import uploads
 from sftriage.runtime.uploads import RunUploads, follow, what_is_left
 from sftriage.sinks.stream import Stream
@@ -23,14 +23,14 @@ from sftriage.traces.store import LocalStore
 from sftriage.traces.uploading import Uploader, UploadProgress
 from sftriage.traces.uploads import Outbox, Upload
 from tests.integration.processes import wait_until
+from tests.unit.conftest import run_in
 from tests.unit.traces.faulty import FaultyObjects, run_of
 
 
 @pytest.fixture
 def run(tmp_path, store, put) -> RunDirectory:
     """A run with two captures."""
-    info = RunInfo("run-1", "resnet", "2027-01-15T08:00:00+00:00", ("x",), "default", "cd" * 32, "/nowhere")
-    directory = create(tmp_path / "run", info, "")
+    directory = run_in(tmp_path / "run")
     put("c-1")
     put("c-2", second=1)
     return directory
