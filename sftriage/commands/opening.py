@@ -77,7 +77,6 @@ def open_trace(
 
 
 def _show_page(store: Store, reference: str, port: int | None, out: Path | None, start: Starter, as_json: bool) -> None:
-    """Show a capture on our own page, until Ctrl-C."""
     from sftriage.web.own_page import capture_page
     from sftriage.web.viewer import HOST
 
@@ -92,7 +91,6 @@ def _show_page(store: Store, reference: str, port: int | None, out: Path | None,
 
 
 def _hand_over(trace: StoredFile, wanted_port: int | None, wait_s: float, start: Starter, as_json: bool) -> None:
-    """Serve a trace until the viewer has it."""
     from sftriage.web.serving import BackgroundServer
     from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer
 
@@ -123,7 +121,6 @@ def _hand_over(trace: StoredFile, wanted_port: int | None, wait_s: float, start:
 
 
 def _print_text(trace: StoredFile, as_json: bool) -> None:
-    """Print a document that people read as it is."""
     with trace.verified() as file:
         text = file.read_text(encoding="utf-8", errors="replace")
     try:
@@ -142,7 +139,6 @@ def _print_text(trace: StoredFile, as_json: bool) -> None:
 
 
 def _name_program(trace: StoredFile, program: Program, as_json: bool) -> None:
-    """Say what opens a file that no web page shows."""
     if trace.out is None:
         here = trace.here
     else:

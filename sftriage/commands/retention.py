@@ -88,11 +88,6 @@ def prune_traces(
 
 
 def _retention(age: str | None, total: str | None) -> RetentionLimits:
-    """What the options ask for.
-
-    Raises:
-        UsageError: it makes no sense.
-    """
     option = "--age"
     try:
         age_s = None if age is None else quantities.seconds(age)

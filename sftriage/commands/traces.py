@@ -114,7 +114,6 @@ def list_traces(
 
 
 def _none(captures: CatalogueCaptures, wanted: CaptureQuery) -> str:
-    """Why a list is empty."""
     if wanted != CaptureQuery() and (others := len(captures.find(CaptureQuery()))):
         return f"No such capture among the {others} in {captures.place}."
     if captures.store is not None and captures.store.ids():

@@ -119,11 +119,7 @@ def serve_page(
 
 
 def _captures(store: str | None, catalogue: str | None) -> StoreSource:
-    """The captures of a store, or of all stores that share a catalogue. Nothing is asked of either yet.
-
-    Raises:
-        UsageError: a URL is none, or what is needed to talk to it is not installed.
-    """
+    """The captures of a store, or of all stores that share a catalogue. Nothing is asked of either yet."""
     from sftriage.runtime.catalogue_urls import catalogue_url
     from sftriage.runtime.catalogues import own_catalogue, store_of
     from sftriage.traces.catalogue import Catalogue

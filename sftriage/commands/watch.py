@@ -74,7 +74,6 @@ def _once(watched: Watched, as_json: bool) -> None:
 
 
 def _print(console: Console, shown: Picture) -> None:
-    """The picture, as long as it is."""
     for line in picture_lines(shown, Room(console.width, blocks=_blocks(console)), time.time()):
         console.print(line, soft_wrap=True)
 

@@ -99,7 +99,6 @@ class Launcher:
             os.killpg(self._process.pid, signum)
 
     def _let_go(self) -> None:
-        """Take the terminal and the signals back."""
         self._take_back()
         for signum, handler in self._before.items():
             signal.signal(signum, handler)

@@ -46,6 +46,5 @@ def _moment(text: str, run: RunDirectory) -> datetime:
 
 
 def _stalls(run: RunDirectory) -> list[Verdict]:
-    """The stalls that a run has on record, in order."""
     judged = [event.verdict for event in read_journal(run.decisions) if isinstance(event, WindowJudged)]
     return [verdict for verdict in judged if verdict.label == "stalled"]

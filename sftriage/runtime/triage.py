@@ -171,7 +171,6 @@ class Triage:
         return self._alive
 
     def _rules(self) -> Mapping[str, Rule]:
-        """The rules in force, by name."""
         return {rule.name: rule for rule in self._controller.policies.rules}
 
     def _work(self) -> None:
@@ -268,7 +267,6 @@ class Triage:
         self._wants.add(requests, triggers, generation, self._clock.monotonic_s())
 
     def _note(self, *, ended: bool) -> None:
-        """Have what is wanted brought about, and note what became of it."""
         self._fleet.want(self._wants.wanted(self._clock.monotonic_s()))
         self._hear(ended=ended)
         while self._reports:
@@ -319,7 +317,6 @@ class Triage:
         self._stream.publish(JobSeen(wall_s, received, job, *self._controller.budget(wall_s)))
 
     def _tidy(self) -> None:
-        """Remove the captures that the policy keeps no longer."""
         self._tidied_s = self._clock.monotonic_s()
         policies = self._controller.policies
         self._annotations.tidy(RetentionLimits(policies.retention_s, policies.retention_bytes), self._clock.wall_s())

@@ -31,10 +31,6 @@ _CLOSE_S = 5.0
 _TICK_S = 0.25
 
 
-def _unseen(standing: UploadProgress) -> None:
-    """Nobody looks on."""
-
-
 def uploader_of(directory: RunDirectory, info: RunInfo, **how: Any) -> Uploader:
     """Who uploads a run's captures to the store that its record names; nothing is asked of that yet.
 
@@ -99,7 +95,7 @@ class RunUploads(Sink):
         if isinstance(seen, CaptureChanged) and seen.result.state == "stored":
             self._uploader.release(seen.result.capture_id)
 
-    def finish(self, say: Callable[[str], None], show: Show = _unseen) -> None:
+    def finish(self, say: Callable[[str], None], show: Show = lambda _: None) -> None:
         """Wait for what is under way, as long as it moves, and say what is left and how to finish it."""
         self._uploader.release_all()
         standing = follow(self._uploader, LIMIT_S, STILL_S, show)
@@ -110,7 +106,7 @@ class RunUploads(Sink):
             say(f"{what_is_left(standing)}; finish with: sftriage traces upload --run {place(self._directory.path)}")
 
 
-def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = _unseen) -> UploadProgress:
+def follow(uploader: Uploader, limit_s: float, still_s: float, show: Show = lambda _: None) -> UploadProgress:
     """Show how far the uploads are until there is nothing more to wait for; how they stand then.
 
     It is waited no longer than ``limit_s``, nor for ``still_s`` without a byte that moves, nor past a Ctrl-C.

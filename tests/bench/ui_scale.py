@@ -18,7 +18,6 @@ import resource
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from sftriage.events import WindowJudged, encode
 from sftriage.recorder.layout import DURATIONS, LOG_MAGIC, READY, SEQ, START, STEP, RingInfo, encode_header
-from sftriage.records import Decision, StageSchema, Suspect, Verdict, plain
+from sftriage.records import Decision, StageSchema, Suspect, Verdict
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource
@@ -127,11 +127,8 @@ def window_of(options: Options, number: int) -> tuple[Verdict, Decision]:
 
 def write_journal(options: Options, run: RunDirectory) -> None:
     # In one go: the journal itself waits for the disk after every line.
-    lines = []
-    for number in range(options.windows):
-        verdict, decision = window_of(options, number)
-        lines.append(json.dumps({"type": "window", "verdict": plain(verdict), "decision": plain(decision)}))
-    run.decisions.write_text("\n".join(lines) + "\n")
+    windows = (WindowJudged(*window_of(options, number)) for number in range(options.windows))
+    run.decisions.write_bytes(b"".join(encode(one) + b"\n" for one in windows))
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -149,47 +146,34 @@ def measure(options: Options) -> dict[str, Any]:
         def best(target: str, rounds: int = 5) -> float:
             return min(get(target)[0] for _ in range(rounds))
 
-        def one_more(number: int) -> None:
-            journal = Journal(run.decisions)
-            journal.window(*window_of(options, number))
-            journal.close()
-
-        return figures(options, run, get, best, one_more)
-
-
-def figures(
-    options: Options,
-    run: RunDirectory,
-    get: Callable[[str], tuple[float, int]],
-    best: Callable[[str], float],
-    one_more: Callable[[int], None],
-) -> dict[str, Any]:
-    first_s, _ = get("/")
-    # (it answers once the map is there)
-    map_s, _ = get("/heat.bin")
-    page_bytes = get("/")[1]
-    again_s = best("/")
-    one_more(options.windows)
-    after_window_s, _ = get("/")
-    return {
-        "python": platform.python_version(),
-        "windows": options.windows,
-        "ranks": options.ranks,
-        "steps": options.steps,
-        "journal_bytes": run.decisions.stat().st_size,
-        "step_logs_bytes": sum(path.stat().st_size for path in run.steps.iterdir()),
-        "overview_first_s": first_s,
-        "heat_map_first_s": first_s + map_s,
-        "overview_again_s": again_s,
-        "overview_after_one_more_window_s": after_window_s,
-        "overview_last_1000_first_s": get("/?last=1000")[0],
-        "overview_bytes": page_bytes,
-        "heat_levels_s": best("/heat.bin"),
-        "heat_levels_bytes": get("/heat.bin")[1],
-        "decisions_s": best("/decisions"),
-        "decisions_bytes": get("/decisions")[1],
-        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
+        first_s, _ = get("/")
+        # (it answers once the map is there)
+        map_s, _ = get("/heat.bin")
+        page_bytes = get("/")[1]
+        again_s = best("/")
+        journal = Journal(run.decisions)
+        journal.append(WindowJudged(*window_of(options, options.windows)))
+        journal.close()
+        after_window_s, _ = get("/")
+        return {
+            "python": platform.python_version(),
+            "windows": options.windows,
+            "ranks": options.ranks,
+            "steps": options.steps,
+            "journal_bytes": run.decisions.stat().st_size,
+            "step_logs_bytes": sum(path.stat().st_size for path in run.steps.iterdir()),
+            "overview_first_s": first_s,
+            "heat_map_first_s": first_s + map_s,
+            "overview_again_s": again_s,
+            "overview_after_one_more_window_s": after_window_s,
+            "overview_last_1000_first_s": get("/?last=1000")[0],
+            "overview_bytes": page_bytes,
+            "heat_levels_s": best("/heat.bin"),
+            "heat_levels_bytes": get("/heat.bin")[1],
+            "decisions_s": best("/decisions"),
+            "decisions_bytes": get("/decisions")[1],
+            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        }
 
 
 def main() -> None:

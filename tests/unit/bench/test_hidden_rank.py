@@ -74,9 +74,8 @@ class TestDrawing:
         assert sum(found.values()) == n_rows
         assert set(found) == set(SHARES)
         assert min(found.values()) >= 1
-
-    def test_fifty_rows_are_shared_as_the_table_says(self):
-        assert shares(50) == SHARES
+        # AND fifty are shared as the table says
+        assert n_rows != 50 or found == SHARES
 
     def test_fifty_rows_cover_all_there_is_to_draw(self):
         # WHEN the usual matrix is drawn
@@ -206,37 +205,32 @@ class TestRivals:
 
 
 class TestScoring:
-    @pytest.mark.parametrize(
-        ("found", "did"),
-        [
-            (suspect(), RIGHT),
-            (suspect(stage=None), PART),
-            (suspect(stage="forward"), WRONG),
-            (suspect(ranks=(1,)), WRONG),
-            (suspect("all", (0, 1, 2, 3)), WRONG),
-        ],
-    )
-    def test_a_single_fault_is_one_rank_and_one_stage(self, found, did):
-        assert suspect_is(found, row()) == did
-
-    @pytest.mark.parametrize("stage", [None, "forward"])
-    def test_a_rank_slowed_from_outside_may_be_named_for_any_stage(self, stage):
-        squeezed = row("outside", Truth("suspect", "rank", (SLOW,), None), pressure=Pressure("squeeze", SLOW, 2, 0))
-        assert suspect_is(suspect(stage=stage), squeezed) == RIGHT
-        assert suspect_is(suspect(ranks=(0,), stage=stage), squeezed) == WRONG
+    SQUEEZED = row("outside", Truth("suspect", "rank", (SLOW,), None), pressure=Pressure("squeeze", SLOW, 2, 0))
+    SLOW_HOST = row("host", Truth("suspect", "host", (0, 1), "data"), hosts=("a", "a", "b", "b"))
 
     @pytest.mark.parametrize(
-        ("found", "did"),
+        ("found", "of", "did"),
         [
-            (suspect("host", (0, 1)), RIGHT),
-            (suspect("host", (0, 1), None), PART),
-            (suspect("rank", (1,)), PART),
-            (suspect("host", (2, 3)), WRONG),
+            # a single fault is one rank and one stage
+            (suspect(), row(), RIGHT),
+            (suspect(stage=None), row(), PART),
+            (suspect(stage="forward"), row(), WRONG),
+            (suspect(ranks=(1,)), row(), WRONG),
+            (suspect("all", (0, 1, 2, 3)), row(), WRONG),
+            # a rank slowed from outside may be named for any stage
+            (suspect(stage=None), SQUEEZED, RIGHT),
+            (suspect(stage="forward"), SQUEEZED, RIGHT),
+            (suspect(ranks=(0,), stage=None), SQUEEZED, WRONG),
+            (suspect(ranks=(0,), stage="forward"), SQUEEZED, WRONG),
+            # a slow host is all its ranks
+            (suspect("host", (0, 1)), SLOW_HOST, RIGHT),
+            (suspect("host", (0, 1), None), SLOW_HOST, PART),
+            (suspect("rank", (1,)), SLOW_HOST, PART),
+            (suspect("host", (2, 3)), SLOW_HOST, WRONG),
         ],
     )
-    def test_a_slow_host_is_all_its_ranks(self, found, did):
-        slow = row("host", Truth("suspect", "host", (0, 1), "data"), hosts=("a", "a", "b", "b"))
-        assert suspect_is(found, slow) == did
+    def test_a_suspect_is_right_if_it_is_the_fault_as_it_was_made(self, found, of, did):
+        assert suspect_is(found, of) == did
 
     @pytest.mark.parametrize(
         ("label", "suspects", "filled", "did"),
