@@ -75,10 +75,7 @@ class Clock:
 def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None) -> Fleet:
     """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
 
-    Args:
-        directory: the run.
-        info: what is run.
-        nsys: how the ranks were launched under nsys, if they were.
+    ``nsys`` says how the ranks were launched under nsys, if they were.
     """
     rings, store = Path(info.rings), LocalStore(directory.path)
     agent = Agent(rings, directory.steps, directory.spool, store, job=info.job, run=info.run_id, nsys=nsys)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,9 +25,6 @@ class Estimate:
     def map(self, to: Callable[[float], float]) -> Estimate:
         """The estimate on another scale; ``to`` rises."""
         return Estimate(to(self.value), to(self.low), to(self.high), self.pairs)
-
-    def plain(self) -> dict[str, float]:
-        return asdict(self)
 
 
 def median_of(values: Sequence[float], *, seed: int = 0) -> Estimate:

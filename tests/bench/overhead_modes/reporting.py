@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from tests.bench.overhead_modes.estimating import (
@@ -95,7 +96,7 @@ def _ahead(ours: Estimate, theirs: Estimate) -> str:
 def plain(value: Any) -> Any:
     """As JSON has it."""
     if isinstance(value, Estimate):
-        return {key: round(one, 6) for key, one in value.plain().items()}
+        return {key: round(one, 6) for key, one in asdict(value).items()}
     if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     return round(value, 6) if isinstance(value, float) else value

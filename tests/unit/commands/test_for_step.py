@@ -1,7 +1,6 @@
 """From a step to its captures, or to why there is none."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -46,11 +45,6 @@ def test_a_step_of_a_run_without_captures_is_answered_by_its_decisions(sftriage,
     assert [one["reason"] for one in answer["decisions"]] == ["healthy"]
     # AND of a step that no window holds, it is said
     assert "No window that holds step 500 was decided" in sftriage("traces", "for-step", "500", "--run", run)[2]
-
-
-def test_the_nearest_capture_is_the_one_with_the_fewest_steps_between():
-    later = replace(ROW, capture_id="c-2", first_step=400, last_step=404, window_first_step=350, window_last_step=399)
-    assert min((ROW, later), key=lambda row: row.distance_from(300)).capture_id == "c-2"
 
 
 @pytest.mark.parametrize(

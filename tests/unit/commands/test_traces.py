@@ -254,20 +254,26 @@ def test_what_is_no_manifest_is_none_by_the_schema(seen, change):
     assert not validator.is_valid(values | change)
 
 
-def test_captures_of_a_store_that_runs_share_are_found_and_each_says_its_run(
-    sftriage, run, trace, make_manifest, tmp_path
-):
+@pytest.fixture
+def share(trace, tmp_path):
+    """Put captures called w-1, of runs, into a directory that they share; the options that name it."""
+
+    def share(*runs):
+        for name in runs:
+            source, place = tmp_path / f"source-{name}", tmp_path / "shared" / "resnet" / name
+            LocalStore(source).put(
+                "w-1", trace, lambda at, it=name: manifest_of("w-1", at).model_copy(update={"run": it})
+            )
+            place.mkdir(parents=True)
+            (source / "captures" / "w-1").rename(place / "w-1")
+        return ["--store", f"file://{tmp_path / 'shared'}"]
+
+    return share
+
+
+def test_captures_of_a_store_that_runs_share_are_found_and_each_says_its_run(sftriage, run, share):
     # GIVEN a directory that two runs have put captures of one name into
-    shared = tmp_path / "shared"
-    for name in ("one", "two"):
-        source = LocalStore(tmp_path / f"source-{name}")
-        source.put(
-            "w-1", trace, lambda artefact, it=name: make_manifest("w-1", artefact).model_copy(update={"run": it})
-        )
-        place = shared / "resnet" / name
-        place.mkdir(parents=True)
-        (tmp_path / f"source-{name}" / "captures" / "w-1").rename(place / "w-1")
-    store = ["--store", f"file://{shared}"]
+    store = share("one", "two")
     rows = json.loads(sftriage("traces", "list", *store, "--json").out)
     assert [(row["run"], row["reference"]) for row in rows] == [("one", "resnet/one/w-1"), ("two", "resnet/two/w-1")]
     table = sftriage("traces", "list", *store).out
@@ -285,13 +291,9 @@ def test_captures_of_a_store_that_runs_share_are_found_and_each_says_its_run(
     assert json.loads(sftriage("traces", "list", *store, "--run", run.path, "--json").out) == []
 
 
-def test_a_store_that_has_gone_is_answered_for_by_its_catalogue(sftriage, trace, make_manifest, tmp_path, monkeypatch):
+def test_a_store_that_has_gone_is_answered_for_by_its_catalogue(sftriage, share, tmp_path, monkeypatch):
     # GIVEN a store that was listed once, and that cannot be reached now
-    source = LocalStore(tmp_path / "source")
-    source.put("w-1", trace, lambda artefact: make_manifest("w-1", artefact))
-    (tmp_path / "shared" / "resnet" / "run-1").mkdir(parents=True)
-    (tmp_path / "source" / "captures" / "w-1").rename(tmp_path / "shared" / "resnet" / "run-1" / "w-1")
-    store = ["--store", f"file://{tmp_path / 'shared'}"]
+    store = share("run-1")
     assert len(json.loads(sftriage("traces", "list", *store, "--json").out)) == 1
 
     def away(self):

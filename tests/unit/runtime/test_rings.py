@@ -34,16 +34,15 @@ def test_it_is_private_to_its_owner(tmp_path):
     assert rings.parent.stat().st_mode & 0o077 == 0
 
 
-def test_a_place_that_others_may_write_is_refused(tmp_path):
-    (tmp_path / f"sftriage-{os.getuid()}").mkdir(mode=0o777)
-    (tmp_path / f"sftriage-{os.getuid()}").chmod(0o777)
-    with pytest.raises(UsageError, match="not a private directory"):
-        make_rings_directory("run-1", tmp_path)
-
-
-def test_a_link_in_its_place_is_refused(tmp_path):
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    (tmp_path / f"sftriage-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+@pytest.mark.parametrize("link", [False, True])
+def test_a_place_that_others_may_write_or_a_link_is_refused(tmp_path, link):
+    place, elsewhere = tmp_path / f"sftriage-{os.getuid()}", tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    if link:
+        place.symlink_to(elsewhere)
+    else:
+        place.mkdir()
+        place.chmod(0o777)
     with pytest.raises(UsageError, match="not a private directory"):
         make_rings_directory("run-1", tmp_path)
 
