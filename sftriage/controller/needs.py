@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from sftriage.events import Event
@@ -43,3 +43,6 @@ class Records(Protocol):
 
     def append(self, event: Event) -> None:
         """Put an event on record; it is there once the call returns."""
+
+    def events(self) -> Iterator[Event]:
+        """What is on record, in order."""

@@ -85,7 +85,8 @@ def taken(directory: RunDirectory) -> Iterator[ManualRequest]:
     What is none is removed and said.
     """
     try:
-        paths = sorted(directory.asks.glob("*.json"), key=lambda path: path.lstat().st_mtime_ns)
+        files = (path for path in directory.asks.glob("*.json") if not path.is_dir())
+        paths = sorted(files, key=lambda path: path.lstat().st_mtime_ns)
     except OSError:
         return
     for path in paths:

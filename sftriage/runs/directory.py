@@ -28,8 +28,6 @@ from datetime import datetime
 from itertools import count, takewhile
 from pathlib import Path
 
-import msgspec
-
 from sftriage.errors import InputError, UsageError
 from sftriage.records import plain
 from sftriage.traces.files import write_atomically
@@ -122,13 +120,18 @@ def read_info(run: RunDirectory) -> RunInfo:
     Raises:
         InputError: ``run.json`` is missing or not what it should be.
     """
+    from pydantic import TypeAdapter, ValidationError  # not above: most commands only want to know where a run is
+
     try:
         values = json.loads(run.info_file.read_text(encoding="utf-8"))
         if values["version"] > RUN_VERSION:
             raise InputError(f"{run.info_file}: version {values['version']} is newer than this sftriage understands")
-        return msgspec.convert(values, RunInfo)
+        return TypeAdapter(RunInfo).validate_python(values)
     except FileNotFoundError as error:
         raise InputError(f"{run.path} is not a run directory: it has no run.json") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise InputError(f"{run.info_file}: not a run's record: {first['loc'][0]}: {first['msg']}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{run.info_file}: not a run's record: {error}") from error
 

@@ -20,6 +20,7 @@ class Journal:
     """Appends to ``decisions.jsonl``; every event is on disk before the call returns."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         size_bytes = os.fstat(self._descriptor).st_size
         # A line that a crash cut short must not swallow the next one.
@@ -34,6 +35,10 @@ class Journal:
         """
         os.write(self._descriptor, encode(event) + b"\n")
         os.fsync(self._descriptor)
+
+    def events(self) -> Iterator[Event]:
+        """What is on record, in order: see `read_journal`."""
+        return read_journal(self._path)
 
     def close(self) -> None:
         """Close the file."""

@@ -13,11 +13,9 @@ from pathlib import Path
 
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.policies import PolicyFiles
-from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.errors import UsageError
 from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, RunInfo, create, new_run_id, read_info, remember
-from sftriage.runs.journal import read_journal
 from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
@@ -72,7 +70,8 @@ class _Watched:
         sinks: MakeSinks,
         catalogue: str | None,
         nsys: NsysPlace | None,
-        left: ResumeState | None = None,
+        *,
+        resume: bool = False,
     ) -> None:
         self.directory, self.files = directory, files
         self._rings, self._nsys = Path(info.rings), nsys
@@ -80,7 +79,7 @@ class _Watched:
         self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
         kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
         fleet = this_host(directory, info, nsys)
-        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], left)
+        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume)
 
     def close(self) -> None:
         """End the triage, and remove what the trainers need no more."""
@@ -198,8 +197,7 @@ class TakeOver(_Watched):
         if not Path(info.rings).is_dir():
             raise UsageError(f"{directory.path}: the job has ended; its steps and captures are there to be looked at")
         files = PolicyFiles(policies or directory.policy_files())
-        left = resume_state(read_journal(directory.decisions))
-        super().__init__(directory, info, files, sinks, catalogue, place_in(directory), left)
+        super().__init__(directory, info, files, sinks, catalogue, place_in(directory), resume=True)
         own(self._rings)
 
     def watch(self) -> None:

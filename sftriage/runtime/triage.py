@@ -21,7 +21,7 @@ from sftriage.controller.corroboration import Corroboration
 from sftriage.controller.gathering import WindowAssembly
 from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
-from sftriage.controller.resuming import ResumeState
+from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.controller.wanting import Wants
 from sftriage.errors import SftriageError, UsageError
 from sftriage.events import JobSeen, Received, Resumed, TakenOver
@@ -91,11 +91,12 @@ class Triage:
         policy: the policy, several that are in force together, or files that are watched for other ones.
         fleet: the job's agents; closed with this.
         sinks: subscribers to what happens.
-        left: what an earlier triage of this run has left, which this one takes over.
+        resume: go on from where an earlier triage of this run has left it.
         clock: the time.
 
     Raises:
         UsageError: another process does it already.
+        InputError: what an earlier triage has left cannot be read.
     """
 
     def __init__(
@@ -105,10 +106,11 @@ class Triage:
         policy: LoadedPolicy | PolicySet | PolicyFiles,
         fleet: Fleet,
         sinks: Sequence[Sink] = (),
-        left: ResumeState | None = None,
+        *,
+        resume: bool = False,
         clock: Clock = Clock(),
     ) -> None:
-        self.directory, self._fleet, self._left, self._clock = directory, fleet, left, clock
+        self.directory, self._fleet, self._clock = directory, fleet, clock
         with contextlib.ExitStack() as held:
             held.enter_context(_alone(directory))
             detection = in_force(policy).detection
@@ -117,8 +119,11 @@ class Triage:
             logs = StepLogs(directory.steps)
             self._gathering = WindowAssembly(self._shape, lambda *where: kept_steps(logs, *where))
             self._journal = Journal(directory.decisions)
+            held.callback(self._journal.close)
+            # Not before nobody else writes into it.
+            self._left = resume_state(self._journal.events()) if resume else None
             self._stream = Stream(sinks)
-            self._controller = Controller(policy, self._journal, directory.state, self._stream.publish, left)
+            self._controller = Controller(policy, self._journal, directory.state, self._stream.publish, self._left)
             self._stream.add(Webhooks(info.job, info.run_id, self._rules))
             self._wants = Wants()
             self._evidence = Corroboration()
@@ -153,7 +158,6 @@ class Triage:
         """Let go of everything; what has not ended is called off."""
         self._halt()
         self._fleet.close()
-        self._journal.close()
         self._stream.close(SINKS_GRACE_S)
         self._held.close()
 

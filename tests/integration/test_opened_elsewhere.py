@@ -120,7 +120,7 @@ def test_a_trace_says_itself_whose_it_is_and_why_it_exists(both):
         about = trace["distributedInfo"]
         assert (about["rank"], about["world_size"], about["backend"]) == (one.capture.rank, 2, "gloo")
         assert about["pg_config"][0]["ranks"] == [0, 1]
-        assert trace["sftriage.job"] == "run"
+        assert trace["sftriage.job"] == "launch"
         assert [int(trace["sftriage.first_step"]), int(trace["sftriage.last_step"])] == [
             one.capture.first_step,
             one.capture.last_step,

@@ -6,9 +6,12 @@ import torch.distributed as dist
 
 def average_gradients(model: torch.nn.Module) -> None:
     """All ranks have the mean of their gradients: here they meet."""
-    for parameter in model.parameters():
-        dist.all_reduce(parameter.grad)
-        parameter.grad /= dist.get_world_size()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    together = torch.cat([one.flatten() for one in gradients])
+    dist.all_reduce(together)
+    together /= dist.get_world_size()
+    for one, part in zip(gradients, together.split([one.numel() for one in gradients]), strict=True):
+        one.copy_(part.view_as(one))
 
 
 def descend(model: torch.nn.Module) -> None:

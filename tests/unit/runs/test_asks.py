@@ -30,3 +30,12 @@ def test_a_request_of_the_version_before_is_taken_up(tmp_path: Path) -> None:
     (directory.asks / "a1.json").write_text(json.dumps(values))
     # THEN it is taken up as any other
     assert list(taken(directory)) == [REQUEST]
+
+
+def test_what_is_no_file_keeps_no_request_up(tmp_path: Path) -> None:
+    # GIVEN a directory where requests are left
+    directory = RunDirectory(tmp_path)
+    (directory.asks / "a0.json").mkdir(parents=True)
+    leave(directory, REQUEST)
+    # THEN it is left alone, and requests are taken up
+    assert list(taken(directory)) == [REQUEST]
