@@ -14,7 +14,7 @@ from sftriage.errors import CaptureError, SftriageError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState, Profiler, Report, WantedCapture
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, contents_of
-from sftriage.traces.store import FileToStore, LocalStore
+from sftriage.traces.store import LocalStore
 
 log = logging.getLogger("sftriage")
 
@@ -191,7 +191,7 @@ class Captures:
             executor.verify(result)
             manifest = self._store.put_files(
                 result.capture_id,
-                [FileToStore(one.path, one.name, one.media_type, one.compress) for one in executor.products()],
+                executor.products(),
                 lambda artefacts: self._manifest(running.wanted, result, artefacts),
             )
             return Report(result, stored_bytes=sum(one.size_bytes for one in manifest.artefacts))

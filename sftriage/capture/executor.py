@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder import MailboxClient
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState, RankStatus
+from sftriage.traces.store import FileToStore
 
 RankLook = Callable[[], RankStatus | None]
 """What the rank is doing now, from its ring; None where that cannot be read."""
-
-
-@dataclass(frozen=True, slots=True)
-class Product:
-    """A file that a capture leaves in the spool, and what it is to be in the store."""
-
-    path: Path
-    name: str
-    media_type: str
-    compress: bool = False
 
 
 class Executor(ABC):
@@ -71,7 +61,7 @@ class Executor(ABC):
             CaptureError: it is not that; the message says why.
         """
 
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[FileToStore, ...]:
         """What it has left in the spool, the main file first."""
         return ()
 

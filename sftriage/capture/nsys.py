@@ -23,11 +23,12 @@ from pathlib import Path
 
 from sftriage.capture import nsys_dialect as dialect
 from sftriage.capture.bounded import BoundedProgram, Finished
-from sftriage.capture.executor import Course, InTurns, Product, RankLook, Turns, mailbox_of
+from sftriage.capture.executor import Course, InTurns, RankLook, Turns, mailbox_of
 from sftriage.capture.nsys_rank import NOTE
 from sftriage.capture.nsys_report import check, to_export, to_report
 from sftriage.errors import CaptureError, RingError
 from sftriage.records import CaptureRequest, CaptureResult, RankStatus
+from sftriage.traces.store import FileToStore
 
 ASK_S = 20.0
 """How long nsys may take to say its version or its sessions, or to start."""
@@ -87,12 +88,12 @@ class NsysCapture(InTurns):
         self._began: RankStatus | None = None
         self._mailbox = mailbox_of(request, mailbox)
 
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[FileToStore, ...]:
         """The report, and its export where it was asked for."""
-        report = Product(self._report, REPORT_NAME, "application/x-nsys-rep")
+        report = FileToStore(self._report, REPORT_NAME, "application/x-nsys-rep", compress=False)
         if not self.request.options.get("sqlite", False):
             return (report,)
-        return report, Product(self._export, EXPORT_NAME, "application/vnd.sqlite3")
+        return report, FileToStore(self._export, EXPORT_NAME, "application/vnd.sqlite3", compress=False)
 
     def close(self) -> None:
         """End what is under way, and remove what is left of it. Never raises."""

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.capture.bounded import BoundedProgram, Finished
-from sftriage.capture.executor import Course, InTurns, Product, RankLook
+from sftriage.capture.executor import Course, InTurns, RankLook
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest
+from sftriage.traces.store import FileToStore
 
 SETTLED_S = 0.5
 """A dump that has not grown for so long is whole."""
@@ -135,12 +136,12 @@ class StacksCapture(InTurns):
             raise CaptureError("cancelled")
         super()._go_on()
 
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[FileToStore, ...]:
         """The document, and the flight recorder's dump where there is one."""
-        stacks = Product(self._stacks, STACKS_NAME, "application/json")
+        stacks = FileToStore(self._stacks, STACKS_NAME, "application/json", compress=False)
         if not self._recorder_dump.exists():
             return (stacks,)
-        return stacks, Product(self._recorder_dump, RECORDER_NAME, "application/x-python-pickle")
+        return stacks, FileToStore(self._recorder_dump, RECORDER_NAME, "application/x-python-pickle", compress=False)
 
     def close(self) -> None:
         """End what is under way, and remove what is left in the spool."""

@@ -12,9 +12,10 @@ import mmap
 import re
 from pathlib import Path
 
-from sftriage.capture.executor import Executor, Product, mailbox_of
+from sftriage.capture.executor import Executor, mailbox_of
 from sftriage.errors import CaptureError, RingError
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
+from sftriage.traces.store import FileToStore
 
 WHOLE_PARSE_BYTES = 64 * 2**20
 """Up to this size a trace is parsed whole; a larger one would take many times its size in memory, and is searched."""
@@ -119,9 +120,9 @@ class TorchCapture(Executor):
         """See `verify_trace`."""
         verify_trace(self.trace, self.request, result)
 
-    def products(self) -> tuple[Product, ...]:
+    def products(self) -> tuple[FileToStore, ...]:
         """The trace; the trainer left it as it is, to save its own time."""
-        return (Product(self.trace, "trace.json.gz", "application/gzip", compress=True),)
+        return (FileToStore(self.trace, "trace.json.gz", "application/gzip"),)
 
     def close(self) -> None:
         """Let go of the mailbox, and of what the trainer may have left in the spool."""

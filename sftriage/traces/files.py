@@ -25,6 +25,26 @@ def chunks(source: BinaryIO) -> Iterator[bytes]:
         yield chunk
 
 
+def verified(pieces: Iterable[bytes], artefact: Artefact, wrong: str) -> Iterator[bytes]:
+    """The pieces of an artefact, the last of them only if all together are what was stored.
+
+    Raises:
+        IntegrityError: they are not; ``wrong`` is its message.
+    """
+    digest, size_bytes, held = hashlib.sha256(), 0, b""
+    for piece in pieces:
+        size_bytes += len(piece)
+        if size_bytes > artefact.size_bytes:
+            break
+        digest.update(piece)
+        if held:
+            yield held
+        held = piece
+    if (size_bytes, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
+        raise IntegrityError(wrong)
+    yield held
+
+
 def gzipped(source: Iterable[bytes]) -> Iterator[bytes]:
     """The same, compressed. No name and no time go in, so that one trace always gives the same bytes."""
     # Level 1: the trace waits for nobody, but the host's cores belong to the training job.

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import BinaryIO, Literal
 
 from sftriage.errors import InputError, IntegrityError, SftriageError, UsageError
-from sftriage.traces.files import chunks, regular
+from sftriage.traces.files import chunks, regular, verified
 from sftriage.traces.manifest import MANIFEST_NAME, Artefact, Manifest
 from sftriage.traces.objects import PART_BYTES
 from sftriage.traces.remote import RemoteStore
@@ -118,26 +118,21 @@ class Sender:
 
     def _put(self, capture_id: str, artefact: Artefact) -> None:
         with regular(self.outbox.path(capture_id, artefact.name), IntegrityError) as file:
-            content = self._pieces(file, capture_id, artefact)
+            wrong = f"{artefact.name} of capture {capture_id} was changed here: not what was captured"
+            content = verified(self._told(file, capture_id, artefact), artefact, wrong)
             self.remote.put_artefact(
                 capture_id, artefact, b"".join(content) if artefact.size_bytes <= PART_BYTES else content
             )
         if not self._holds(capture_id, artefact):
             raise IntegrityError(f"{self.remote.place}/{capture_id}/{artefact.name}: not what was sent there")
 
-    def _pieces(self, file: BinaryIO, capture_id: str, artefact: Artefact) -> Iterator[bytes]:
-        """An artefact, of which the last piece comes only if all of it is what was captured."""
-        digest, size, last = hashlib.sha256(), 0, b""
+    def _told(self, file: BinaryIO, capture_id: str, artefact: Artefact) -> Iterator[bytes]:
+        """What is in a file, told of as it is sent."""
+        size_bytes = 0
         for piece in chunks(file):
-            digest.update(piece)
-            size += len(piece)
-            self.told(capture_id, artefact, "sending", size)
-            if last:
-                yield last
-            last = piece
-        if (size, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
-            raise IntegrityError(f"{artefact.name} of capture {capture_id} was changed here: not what was captured")
-        yield last
+            size_bytes += len(piece)
+            self.told(capture_id, artefact, "sending", size_bytes)
+            yield piece
 
     def _holds(self, capture_id: str, artefact: Artefact) -> bool:
         return self.remote.holds(

@@ -7,7 +7,6 @@ else's; then what the browser has stays a download that was cut short, and is ne
 from __future__ import annotations
 
 import base64
-import hashlib
 import logging
 import os
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Send
 
 from sftriage.errors import InputError, IntegrityError, SftriageError
-from sftriage.traces.files import CHUNK_BYTES, regular
+from sftriage.traces.files import CHUNK_BYTES, regular, verified
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.objects import Objects, Patience, checked_url
@@ -77,26 +76,6 @@ def _elsewhere(url: str, manifest: Manifest, artefact: Artefact) -> Iterator[byt
         raise IntegrityError(f"{objects.place}/{key}: missing") from error
 
 
-def verified(pieces: Iterator[bytes], artefact: Artefact) -> Iterator[bytes]:
-    """The pieces of an artefact, the last of them only if all together are what was stored.
-
-    Raises:
-        IntegrityError: they are not.
-    """
-    digest, size_bytes, held = hashlib.sha256(), 0, b""
-    for piece in pieces:
-        size_bytes += len(piece)
-        if size_bytes > artefact.size_bytes:
-            break
-        digest.update(piece)
-        if held:
-            yield held
-        held = piece
-    if (size_bytes, digest.hexdigest()) != (artefact.size_bytes, artefact.sha256):
-        raise IntegrityError(f"{artefact.name}: not what its manifest says; it was put as sha256 {artefact.sha256}")
-    yield held
-
-
 class Download(StreamingResponse):
     """A file that is verified as it goes."""
 
@@ -125,7 +104,8 @@ def file_of(request: Request, manifest: Manifest, store: Store) -> Response:
     if request.method == "HEAD":
         return Response(media_type="application/octet-stream", headers=headers)
     with reading_stored():
-        checked = verified(pieces_of(store, manifest, artefact), artefact)
+        wrong = f"{artefact.name}: not what its manifest says; it was put as sha256 {artefact.sha256}"
+        checked = verified(pieces_of(store, manifest, artefact), artefact, wrong)
         # What is wrong with the beginning is said, rather than cut short.
         first = next(checked)
     return Download(chain((first,), checked), media_type="application/octet-stream", headers=headers)

@@ -18,7 +18,8 @@ from sftriage.capture.nsys import NsysPlace
 from sftriage.records import ENDED, CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
 from tests import needs
-from tests.integration.processes import wait_until
+from tests.integration.killing import POLICY as ASKED_ONLY
+from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures
 
 pytestmark = needs.nsys
@@ -48,13 +49,14 @@ def environment(environment):
 @pytest.fixture
 def run(start, tmp_path):
     """Start the job under `sftriage run --nsys`; rank 1 is slow in data until it is let go."""
-    (tmp_path / "policy.yaml").write_text(POLICY, encoding="utf-8")
 
-    def run(*launcher):
+    def run(*launcher, policy=POLICY):
+        (tmp_path / "policy.yaml").write_text(policy, encoding="utf-8")
         options = ["--nsys", "--nsys-trace", "nvtx,osrt", "--policy", tmp_path / "policy.yaml"]
         return start("run", *options, "--out", tmp_path / "run", "--", *launcher, JOB, tmp_path / "release")
 
-    return run
+    yield run
+    (tmp_path / "release").touch()
 
 
 def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_marked(run, tmp_path):
@@ -96,12 +98,17 @@ def test_the_slow_rank_is_captured_by_nsys_with_exactly_the_steps_that_were_mark
     subprocess.run([*again, path.parent / "trace.nsys-rep"], capture_output=True, timeout=120, check=True)
 
 
-def test_a_job_of_one_process_is_captured_too(run, tmp_path):
-    # A rank that is not torchrun's is started by the script itself; alone, it is slow against its own past.
-    job = run(sys.executable)
-    wait_until(lambda: captures(tmp_path / "run"))
+def test_a_job_of_one_process_is_captured_too(run, start, tmp_path):
+    # GIVEN a rank that is not torchrun's: the script itself starts it
+    job = run(sys.executable, policy=ASKED_ONLY)
+    wait_until(lambda: list((tmp_path / "run" / "steps").glob("*.steps")))
+    # WHEN somebody asks for a capture of it THEN there is one
+    asked = start("capture", "--run", tmp_path / "run", "--rank", 0, "--profiler", "nsys", "--reason", "a look")
+    _, err = asked.communicate(timeout=DEADLINE_S)
+    assert asked.returncode == 0, err
+    assert len(captures(tmp_path / "run")) == 1
     (tmp_path / "release").touch()
-    out, err = job.communicate(timeout=120)
+    out, err = job.communicate(timeout=DEADLINE_S)
     assert (job.returncode, out) == (0, "trained\n"), err
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.errors import CaptureError, SftriageError, UsageError
+from sftriage.errors import CaptureError, IntegrityError, SftriageError, UsageError
+from sftriage.traces.files import verified
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import TRACE_NAME, LocalStore
 
@@ -164,3 +165,17 @@ def test_sweep_removes_leftovers_and_waits_for_a_put(store, put, trace):
     assert leftover.exists()
     assert store.sweep() == 1
     assert sorted(entry.name for entry in captures.iterdir()) == [".lock", "c-1", "c-2"]
+
+
+def test_the_last_piece_is_held_back_until_the_sum_is_right():
+    # GIVEN pieces of which the last has been changed
+    content = b"abcdefghi"
+    sha256 = hashlib.sha256(content).hexdigest()
+    artefact = Artefact(name="trace", role="trace", media_type="text/plain", size_bytes=9, sha256=sha256)
+    assert b"".join(verified(iter([b"abc", b"def", b"ghi"]), artefact, "wrong")) == content
+    for pieces in ([b"abc", b"def", b"ghj"], [b"abc", b"def"], [b"abc", b"def", b"ghi", b"j"], [b"abcdefghij"], []):
+        # WHEN they are passed on THEN what comes is never whole
+        came: list[bytes] = []
+        with pytest.raises(IntegrityError, match="wrong"):
+            came.extend(verified(iter(pieces), artefact, "wrong"))
+        assert len(b"".join(came)) < 9

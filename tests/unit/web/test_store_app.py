@@ -8,14 +8,13 @@ from urllib.parse import quote
 
 import pytest
 
-from sftriage.errors import CatalogueError, IntegrityError, StoreError
+from sftriage.errors import CatalogueError, StoreError
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import LocalStore
 from sftriage.web.access import Access
-from sftriage.web.downloads import verified
 from sftriage.web.store_page import StorePage
 from sftriage.web.store_source import StoreSource
 from tests.integration.processes import wait_until
@@ -187,20 +186,6 @@ def test_an_artefact_that_was_changed_is_not_served(stocked):
     answer = stocked.get("/captures/resnet/run-1/c-1/files/trace.json.gz")
     assert answer.status == 422
     assert "not what its manifest says" in text_of(answer)
-
-
-def test_the_last_piece_is_held_back_until_the_sum_is_right():
-    # GIVEN pieces of which the last has been changed
-    class CaptureQuery:
-        name, size_bytes, sha256 = "trace", 9, hashlib.sha256(b"abcdefghi").hexdigest()
-
-    assert b"".join(verified(iter([b"abc", b"def", b"ghi"]), CaptureQuery)) == b"abcdefghi"
-    for pieces in ([b"abc", b"def", b"ghj"], [b"abc", b"def"], [b"abc", b"def", b"ghi", b"j"], [b"abcdefghij"], []):
-        # WHEN they are passed on THEN what comes is never whole
-        came: list[bytes] = []
-        with pytest.raises(IntegrityError):
-            came.extend(verified(iter(pieces), CaptureQuery))
-        assert len(b"".join(came)) < 9
 
 
 def test_a_store_that_is_away_has_a_face(tmp_path):
