@@ -30,6 +30,9 @@ log = logging.getLogger("sftriage")
 RESTART_S = 60.0
 """Where nobody knows what started the trainers: how long none of them may be there before the job counts as over."""
 
+LAUNCHERS = ("torch.distributed.run", "torch.distributed.launch")
+"""Modules that are run to run something else."""
+
 MakeSinks = Callable[[RunInfo], Sequence[Sink]]
 """Makes the subscribers to what happens, of what is run."""
 
@@ -224,7 +227,8 @@ def job_name(job: str | None, command: list[str]) -> str:
     """
     if job is None:
         pairs = zip(["", *command], command, strict=False)
-        script = next((word for before, word in pairs if word.endswith(".py") or before == "-m"), None)
+        named = (word for before, word in pairs if word.endswith(".py") or (before == "-m" and word not in LAUNCHERS))
+        script = next(named, None)
         name = Path(script or command[0]).name
         return bounded_text(name.removesuffix(".py").rpartition(".")[2] if script else name)
     if not (job.strip() and job.isprintable()):

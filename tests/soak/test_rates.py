@@ -84,6 +84,6 @@ def test_a_slow_rank(demo, fault):
 def test_what_cannot_be_decided(demo, faults, reason):
     outcomes = demo(*faults)
     within = [d for outcome in outcomes for d in outcome["decisions"] if d["first_step"] >= FAULT_STEP]
-    held = [d for d in within if d["outcome"] == "hold" and reason in d["reason"]]
+    held = [d for d in within if d["outcome"] == "hold" and reason in d["parameters"].get("reasons", ())]
     report(f"{' and '.join(faults)} held for {reason}", len(held), len(within))
     report("runs with a capture", sum(bool(outcome["captures"]) for outcome in outcomes), RUNS)

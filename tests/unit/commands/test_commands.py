@@ -90,6 +90,7 @@ def test_the_policies_that_ship_are_valid_and_listed(sftriage):
     [
         (["torchrun", "--nproc-per-node", "8", "jobs/train.py", "--lr", "1"], "train"),
         (["python", "-m", "my.package.train", "--steps", "3"], "train"),
+        (["python", "-m", "torch.distributed.run", "--standalone", "jobs/train.py"], "train"),
         (["/usr/bin/launch", "--all"], "launch"),
     ],
 )
