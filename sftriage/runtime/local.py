@@ -20,7 +20,7 @@ from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
-from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
+from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory
 from sftriage.runtime.triage import POLL_S, Triage, this_host
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
@@ -81,6 +81,7 @@ class _Watched:
         self.uploads = RunUploads(directory, info) if info.store is not None else None
         self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
         kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
+        note_steps(self._rings, directory.steps)
         fleet = this_host(directory, info, nsys)
         self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume)
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import logging
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+from sftriage.agent.reading import RankRings
 from sftriage.errors import UsageError
 from sftriage.runs.liveness import trainers_alive
 
+log = logging.getLogger("sftriage")
+
 TMPFS = Path("/dev/shm")
-_OWNER = "owner"
+_OWNER, _STEPS = "owner", "steps"
 
 
 def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
@@ -48,6 +54,12 @@ def own(rings: Path) -> None:
         raise UsageError(f"{rings} cannot be written: {error.strerror}") from error
 
 
+def note_steps(rings: Path, steps: Path) -> None:
+    """Leave word in which directory the steps of these rings are kept, for whoever has to do so in our place."""
+    with contextlib.suppress(OSError):
+        (rings / _STEPS).write_bytes(os.fsencode(steps.resolve()))
+
+
 def remove_rings_directory(rings: Path) -> None:
     """Remove a run's rings, unless a trainer still writes into one."""
     if not trainers_alive(rings):
@@ -58,8 +70,23 @@ def _sweep(home: Path) -> None:
     """Remove what runs that were killed have left: neither they nor any of their trainers is there any more."""
     for rings in home.iterdir():
         try:
-            owner = int((rings / _OWNER).read_text(encoding="ascii"))
+            with (rings / _OWNER).open(encoding="ascii") as file:
+                # (several runs may begin at once)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not Path(f"/proc/{int(file.read())}").exists() and not trainers_alive(rings):
+                    _keep_steps(rings)
+                    shutil.rmtree(rings, ignore_errors=True)
         except (OSError, ValueError):
             continue
-        if not Path(f"/proc/{owner}").exists():
-            remove_rings_directory(rings)
+
+
+def _keep_steps(rings: Path) -> None:
+    """Put the steps that are in no log yet into one: who would have done it was killed."""
+    try:
+        steps = Path(os.fsdecode((rings / _STEPS).read_bytes()))
+        if steps.is_dir():
+            reading = RankRings(rings, steps)
+            reading.rows()
+            reading.close()
+    except Exception as error:
+        log.warning("the last steps in %s are lost: %s", rings, error)

@@ -8,7 +8,8 @@ import pytest
 
 from sftriage.errors import UsageError
 from sftriage.recorder import Monitor
-from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
+from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
+from sftriage.windows.logs import LogReader
 
 HOLD = """
 import sys
@@ -52,6 +53,20 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path, dead_pid):
     (left / "owner").write_text(str(dead_pid))
     make_rings_directory("run-2", tmp_path)
     assert not left.exists()
+
+
+def test_the_steps_of_a_killed_run_are_kept_before_its_rings_are_swept(tmp_path, dead_pid):
+    # GIVEN a run that was killed before it had kept its trainer's steps, all of which have ended since
+    left, steps = make_rings_directory("run-1", tmp_path), tmp_path / "steps"
+    steps.mkdir()
+    note_steps(left, steps)
+    (left / "owner").write_text(str(dead_pid))
+    subprocess.run([sys.executable, "-c", HOLD, str(left)], input=b"", check=True, capture_output=True)
+    # WHEN the next run sweeps THEN they are where it would have kept them
+    make_rings_directory("run-2", tmp_path)
+    assert not left.exists()
+    (log,) = steps.glob("*.steps")
+    assert len(LogReader(log).read()) == 1
 
 
 def test_the_rings_of_a_run_that_lives_are_left_alone(tmp_path):
