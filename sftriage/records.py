@@ -328,7 +328,8 @@ class Suspect:
         persistence: fraction of the window's steps in which the suspect's gain was there.
         pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
         period_steps: of a ``recurring`` one, the steps from one time to the next.
-        onset_step: the step it began at, or the first of the window where it was there already.
+        onset_step: the step it most likely began at; of a ``recurring`` one, one of its own steps.
+        onset_range: the earliest and the latest step that it may have begun at instead.
     """
 
     scope: Scope
@@ -343,6 +344,7 @@ class Suspect:
     pattern: Pattern = "chronic"
     period_steps: int | None = None
     onset_step: int | None = None
+    onset_range: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.baseline import Profile, Typical
-from sftriage.frontier.recurrence import Course, Recurrence, course_of, recurring
+from sftriage.frontier.course import Course, Onset, course_of, recurring
 from sftriage.frontier.roles import Roles
+from sftriage.frontier.sequential import Rhythm
+from sftriage.frontier.sequential import Unit as Ranks
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Scope, StageSchema, Suspect
@@ -65,8 +67,8 @@ class Unit:
 class Scene:
     """What every candidate of a window is measured against: names, the steps that count (``used_N``), the thresholds.
 
-    A suspect is present in a step where its gain is at least ``present_s``, and stands out of jitter from ``clear_s``
-    on. ``recurring`` is what comes back, for the ranks of a unit.
+    A suspect is present in a step where its gain is at least ``present_s``. ``onsets`` are those of the units that the
+    evidence of the run has named, and ``rhythms`` what comes back of them.
     """
 
     schema: StageSchema
@@ -74,8 +76,8 @@ class Scene:
     exposed_N: FloatArray
     first_step: int
     present_s: float
-    clear_s: float
-    recurring: Mapping[tuple[int, ...], Recurrence]
+    onsets: Mapping[Ranks, Onset]
+    rhythms: Mapping[Ranks, Rhythm]
     settings: Settings
 
 
@@ -115,7 +117,7 @@ def by_step(gain_MS: FloatArray, offset_S: RankArray, n_steps: int) -> FloatArra
     return gain_NS
 
 
-def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
+def suspects_of(unit: Unit, scene: Scene) -> list[Candidate]:
     """A unit's candidates: each stage of it that gains, and the whole of it where no stage tells.
 
     Which it is is judged by its time over all steps: gains are cut off at the next rank's arrival, where two slow
@@ -124,39 +126,30 @@ def suspects_of(unit: Unit, scene: Scene, keep: float) -> list[Candidate]:
     found = []
     n_stages = len(scene.schema.stages)
     late_N = _late_steps(unit, scene)
-    back = scene.recurring.get(unit.ranks)
-    again = None if back is None else recurring(back, scene.first_step, scene.used_N)
-    tells = stage_tells(_over(unit, late_N, scene))
+    whole_N = scene.used_N & ((unit.gain_NS[:, -1] >= scene.present_s) | late_N)
+    course = _course(unit, whole_N, scene)
+    tells = stage_tells(_over(unit, whole_N if course is None else whole_N & course.filled_N, scene))
     for s in range(n_stages + 1):
         gain_N = unit.gain_NS[:, s] * scene.used_N
         led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
-        if not led_N.any():
-            continue
-        stage = scene.schema.stages[s] if s < n_stages else None
-        present_N = led_N | late_N
-        course = course_of(
-            present_N[scene.used_N],
-            scene.first_step,
-            scene.settings,
-            scene.settings.min_persistence_fraction * keep,
-        )
-        if course is not None:
-            filled_N = scene.used_N.copy()
-            filled_N[scene.used_N] = course.filled_N
-            course = replace(course, filled_N=filled_N)
-        if s < n_stages or not tells:
-            found.append(_candidate(unit, stage, gain_N, present_N, course, scene))
-        # (who is late by little in all steps may be so by more in some)
-        if back is not None and again is not None and s == _column(unit, back, again, scene):
-            found.append(_candidate(unit, stage, gain_N, again.filled_N, again, scene))
+        if led_N.any() and (s < n_stages or not tells):
+            stage = scene.schema.stages[s] if s < n_stages else None
+            found.append(_candidate(unit, stage, gain_N, led_N | late_N, course, scene))
     return found
 
 
-def _column(unit: Unit, back: Recurrence, again: Course, scene: Scene) -> int:
-    """Which stage of a unit comes back, or all: the one in which that is clearest, or that has nearly all of it."""
-    over_S = _over(unit, again.filled_N, scene, clear=False)
-    everything = len(over_S)
-    return int(over_S.argmax()) if back.column == everything and stage_tells(over_S) else back.column
+def _course(unit: Unit, present_N: BoolArray, scene: Scene) -> Course | None:
+    """When a unit that the evidence of the run has named was there; None of any other, and where it was not."""
+    rhythm = scene.rhythms.get(unit.ranks)
+    if rhythm is not None:
+        back = recurring(rhythm, scene.first_step, scene.used_N)
+        between_N = scene.used_N & ~back.filled_N
+        if 2 * (present_N & between_N).sum() <= between_N.sum():
+            return back
+    if unit.ranks not in scene.onsets:
+        return None
+    course = course_of(present_N, scene.first_step, scene.onsets[unit.ranks], scene.settings)
+    return None if course is None else replace(course, filled_N=course.filled_N & scene.used_N)
 
 
 def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
@@ -171,10 +164,8 @@ def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
     return np.asarray(scene.used_N & (over_N >= typical_s / 2))
 
 
-def _over(unit: Unit, there_N: BoolArray, scene: Scene, *, clear: bool = True) -> FloatArray:
+def _over(unit: Unit, there_N: BoolArray, scene: Scene) -> FloatArray:
     """Where a unit is over its peers (S): in the mean step, or, where it is so in few, in these over the others."""
-    if clear:
-        there_N = there_N | (scene.used_N & (unit.gain_NS[:, -1] >= scene.clear_s))
     elsewhere_N = scene.used_N & ~there_N
     if not there_N.any() or 2 * there_N.sum() >= scene.used_N.sum():
         return np.asarray(unit.over_NS[scene.used_N].mean(axis=0))
@@ -204,7 +195,8 @@ def _candidate(
         persistence=float(present_N[scene.used_N].mean()),
         pattern=course.pattern if course is not None else "one-off",
         period_steps=course.period if course is not None else None,
-        onset_step=course.onset if course is not None else None,
+        onset_step=course.onset.step if course is not None else None,
+        onset_range=(course.onset.earliest, course.onset.latest) if course is not None else None,
     )
     over_N = unit.over_NS[filled_N].sum(axis=1)
     if stage is not None:
@@ -269,7 +261,7 @@ def _group(
             cohort=name or None,
             onset_step=scene.first_step + (int(slow_N.argmax()) if slow_N.any() else 0),
         )
-        course = Course("chronic", slow_N, scene.first_step)
+        course = Course("chronic", slow_N, Onset(*(scene.first_step,) * 3))
         gain_N = np.full(len(scene.used_N), gain_s)
         found.append(Candidate(suspect, gain_N, gain_s * len(slow_N), int(slow_N.sum()), gain_s, course))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from sftriage.frontier.accounting import Accounting, Walk
-from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.baseline import (
     Baseline,
     Excess,
@@ -21,11 +22,14 @@ from sftriage.frontier.baseline import (
     regimes_of,
 )
 from sftriage.frontier.candidates import Candidate, Scene, Unit, group_candidates, rank_units, suspects_of
-from sftriage.frontier.hosts import host_units
-from sftriage.frontier.recurrence import History, recurrences
+from sftriage.frontier.clear_events import clear_events, held_by_hosts, held_by_ranks
+from sftriage.frontier.course import Onset, onset_of
+from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
 from sftriage.frontier.roles import roles_of
+from sftriage.frontier.sequential import Evidence, Rhythm, advanced, rhythm
+from sftriage.frontier.sequential import Unit as Ranks
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.whatif import replay
+from sftriage.frontier.whatif import SegmentReplay, replay
 from sftriage.records import Suspect, Window
 
 LISTED_FRACTION = 0.01
@@ -39,12 +43,13 @@ RANK_TELLS_FRACTION = 0.7
 class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
-    ``named`` is the suspect of the window before, ``device`` the same of the windows that were judged on the device's
-    clock; the rest is on the host's.
+    ``ranks`` and ``hosts`` are the evidence against them, ``named`` is the suspect of the window before, ``device`` the
+    same of the windows that were judged on the device's clock; the rest is on the host's.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
-    history: History = field(default_factory=History)
+    ranks: Evidence = field(default_factory=Evidence)
+    hosts: Evidence = field(default_factory=Evidence)
     named: Suspect | None = None
     device: Past | None = None
 
@@ -55,8 +60,8 @@ class WindowEvidence:
 
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
-    step by step, as a mean. ``clear_gain_R`` is that by rank, summed over the steps in which it stands out of jitter,
-    and ``clear_steps_R`` how many those are; ``history`` is that of the past with this window.
+    step by step, as a mean, and ``gain_R`` that by rank, summed. ``ranks`` and ``hosts`` are the evidence against them
+    with this window.
     """
 
     exposed_s: float
@@ -69,9 +74,16 @@ class WindowEvidence:
     excess: Excess
     candidates: tuple[Candidate, ...]
     best_gains_s: float
-    clear_gain_R: FloatArray
-    clear_steps_R: FloatArray
-    history: History
+    gain_R: FloatArray
+    ranks: Evidence
+    hosts: Evidence
+    rhythms: Mapping[Ranks, Rhythm]
+
+    def log_odds(self, suspect: Suspect) -> float:
+        """What the run says against a rank or a host."""
+        evidence = self.ranks if suspect.scope == "rank" else self.hosts
+        rhythm = self.rhythms.get(suspect.ranks)
+        return max(evidence.log_odds(suspect.ranks), 0.0 if rhythm is None else rhythm.log_odds)
 
     @property
     def longer_s(self) -> float | None:
@@ -94,39 +106,64 @@ def used_steps(window: Window, valid_N: BoolArray) -> BoolArray:
     return used_N if used_N.any() else valid_N & same_N
 
 
+def special_steps(common_NCS: FloatArray, settings: Settings, step_s: float) -> BoolArray:
+    """Steps (N) in which (nearly) all ranks spend time in a stage that the others do not have: a kind of its own.
+
+    An evaluation, a checkpoint, a collection of garbage that nobody has called so. Where many steps are like that, they
+    are ordinary.
+    """
+    common_NS = common_NCS.min(axis=1)
+    usual_S = np.median(common_NS, axis=0)
+    over_NS = common_NS - usual_S
+    special_N = ((over_NS > usual_S) & (over_NS > settings.min_gain_fraction * step_s)).any(axis=1)
+    few = special_N.mean() <= settings.max_special_fraction
+    return np.asarray(special_N if few else np.zeros(len(special_N), dtype=np.bool_))
+
+
 def weigh(
     window: Window, walks: list[Walk], accounting: Accounting, valid_N: BoolArray, past: Past, settings: Settings
 ) -> WindowEvidence:
     """Replay a window and put every candidate and every part of the excess beside each other."""
     n_steps, n_ranks, n_stages = window.durations_NRS.shape
-    roles, used_N = roles_of(window), used_steps(window, valid_N)
+    roles = roles_of(window)
     replays = replay(walks, roles, n_stages)
     whole = profile(replays, n_steps, roles)
+    exposed_N = np.sum([one.end_M[:n_steps] for one in walks], axis=0)
+    exposed_N[-1] += sum(float(one.end_M[n_steps:].sum()) for one in walks)
+    used_N = used_steps(window, valid_N)
+    used_N = ordinary_steps(used_N, whole, exposed_N, settings)
     regime_N = regimes_of(window)
     regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
     seen, like = whole.of(used_N), whole.of(used_N & np.asarray([one == regime for one in regime_N]))
     normal = past.baseline.typical(regime)
     if normal is not None and normal.level_CS.shape != like.level_NCS.shape[1:]:
         normal = None  # the job has other cohorts than it had
-    exposed_N = np.sum([one.end_M[:n_steps] for one in walks], axis=0)
-    exposed_N[-1] += sum(float(one.end_M[n_steps:].sum()) for one in walks)
     exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
     present_s = settings.present_fraction * settings.min_gain_fraction * exposed_s
-    clear_s = max(present_s, settings.clear_sigmas * whole.jitter_s)
-    units = rank_units(replays, roles, n_steps) + host_units(replays, window.hosts, roles, n_steps)
-    late_s = {unit.ranks: np.where(used_N[:, None], unit.late_NS, np.nan) for unit in units}
-    history = past.history.with_window(window.first_step, n_steps, late_s)
+    units = rank_units(replays, roles, n_steps)
+    gain_NG = np.stack([one.whole_gain_M[:n_steps] for one in replays])
+    usual_s = float(np.median((exposed_N - gain_NG.sum(axis=0))[used_N])) or exposed_s
+    ranks = _advanced(past.ranks, replays, held_by_ranks(replays), [(r,) for r in range(n_ranks)], used_N, window, usual_s, settings)
+    hosts, n_hosts = past.hosts, 0
+    places = places_of(window.hosts)
+    if places is not None:
+        elsewhere = [last_elsewhere(one, places) for one in replays]
+        units += host_units(replays, places, elsewhere, roles, n_steps)
+        held = held_by_hosts(replays, elsewhere, places)
+        members = [tuple(map(int, ranks_H)) for ranks_H in places.members]
+        n_hosts = len(members)
+        hosts = _advanced(past.hosts, replays, held, members, used_N, window, usual_s, settings)
     scene = Scene(
         schema=window.schema,
         used_N=used_N,
         exposed_N=exposed_N,
         first_step=window.first_step,
         present_s=present_s,
-        clear_s=clear_s,
-        recurring=recurrences(history, list(late_s), n_steps, present_s),
+        onsets=_onsets(ranks, hosts),
+        rhythms=_rhythms(units, ranks, n_ranks, hosts, n_hosts, settings),
         settings=settings,
     )
-    candidates = _single(units, scene, past)
+    candidates = _single(units, scene)
     if normal is not None:
         group = group_candidates(like, normal, roles, scene, exposed_s)
         # What all ranks share is drift below its threshold, and no rival to a rank.
@@ -134,12 +171,7 @@ def weigh(
         least = settings.min_group_fraction * (settings.keep_fraction if kept else 1.0)
         candidates += [candidate for candidate in group if candidate.suspect.share >= least]
     leader_NG = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
-    gain_NG = np.stack([one.whole_gain_M[:n_steps] for one in replays])[:, used_N]
-    clear_NG = gain_NG >= clear_s
-    counts = [
-        np.bincount(leader_NG.ravel(), weights.ravel(), minlength=n_ranks).astype(np.float64)
-        for weights in (gain_NG * clear_NG, clear_NG)
-    ]
+    gain_NG = gain_NG[:, used_N]
     return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
@@ -151,18 +183,66 @@ def weigh(
         excess=excess_of(seen, like, normal, n_ranks, exposed_s, settings),
         candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
         best_gains_s=float(gain_NG.sum()) / float(used_N.sum()),
-        clear_gain_R=counts[0],
-        clear_steps_R=counts[1],
-        history=history,
+        gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), minlength=n_ranks),
+        ranks=ranks,
+        hosts=hosts,
+        rhythms=scene.rhythms,
     )
 
 
-def _single(units: list[Unit], scene: Scene, past: Past) -> list[Candidate]:
+def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, settings: Settings) -> BoolArray:
+    """The steps that count, without those that do other work by themselves, and without those right after them."""
+    special_N = np.zeros(len(used_N), dtype=np.bool_)
+    special_N[used_N] = special_steps(whole.common_NCS[used_N], settings, float(np.median(exposed_N[used_N])))
+    after_N = np.concatenate([[False], special_N[:-1]])
+    return used_N & ~special_N & ~after_N if special_N.any() else used_N
+
+
+def _advanced(
+    before: Evidence,
+    replays: Sequence[SegmentReplay],
+    held: Sequence[tuple[RankArray, FloatArray]],
+    units: Sequence[Ranks],
+    used_N: BoolArray,
+    window: Window,
+    usual_s: float,
+    settings: Settings,
+) -> Evidence:
+    """The evidence with the steps of a window that it has not seen."""
+    new_N = used_N & (window.first_step + np.arange(len(used_N)) >= before.next_step)
+    found = clear_events(replays, held, units, new_N, window.first_step, usual_s, settings.min_event_fraction)
+    return advanced(before, found, max(before.next_step, window.last_step + 1), len(units), settings)
+
+
+def _onsets(*evidences: Evidence) -> dict[Ranks, Onset]:
+    """When the faults of the units began that are named."""
+    return {
+        unit: onset_of([one.step for one in evidence.events if one.unit == unit], standing.onset, evidence.next_step - 1)
+        for evidence in evidences
+        for unit, standing in evidence.units.items()
+        if standing.named
+    }
+
+
+def _rhythms(
+    units: Sequence[Unit], ranks: Evidence, n_ranks: int, hosts: Evidence, n_hosts: int, settings: Settings
+) -> dict[Ranks, Rhythm]:
+    """What comes back, of the units that the odds of a rhythm name."""
+    found: dict[Ranks, Rhythm] = {}
+    for unit in units:
+        evidence, n_units = (ranks, n_ranks) if unit.scope == "rank" else (hosts, n_hosts)
+        one = rhythm(evidence, unit.ranks, n_units, settings)
+        if one is not None and one.log_odds >= settings.naming_log_odds:
+            found[unit.ranks] = one
+    return found
+
+
+def _single(units: list[Unit], scene: Scene) -> list[Candidate]:
     """Ranks and hosts: the host where its ranks are slow alike, and otherwise the ranks."""
     found: list[Candidate] = []
     # ranks come first
     for unit in units:
-        here = suspects_of(unit, scene, keep_fraction(past, unit, scene.settings))
+        here = suspects_of(unit, scene)
         if unit.scope == "host":
             mine = [one for one in found if one.suspect.rank in unit.ranks]
             best_s = max((one.total_s for one in here), default=0.0)

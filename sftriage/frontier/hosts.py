@@ -8,6 +8,7 @@ import numpy as np
 
 from sftriage.frontier.arrays import FloatArray, RankArray, medians
 from sftriage.frontier.candidates import MAX_LOOKED_AT, Unit, by_step
+from sftriage.frontier.clear_events import held_by_hosts
 from sftriage.frontier.roles import Roles, grouped, sampled
 from sftriage.frontier.whatif import LARGE_COHORT, SegmentReplay
 
@@ -19,20 +20,22 @@ Peers = Sequence[FloatArray]
 """For each local column of a segment the medians on hosts other than the one looked at, by step and cohort."""
 
 
+def places_of(hosts: tuple[str, ...] | None) -> Roles | None:
+    """The ranks by host; None where nobody says which, or there is one host only."""
+    places = None if hosts is None else grouped(hosts)
+    return None if places is None or len(places.names) < 2 else places
+
+
 def host_units(
-    replays: Sequence[SegmentReplay], hosts: tuple[str, ...] | None, roles: Roles, n_steps: int
+    replays: Sequence[SegmentReplay], places: Roles, elsewhere: Sequence[FloatArray], roles: Roles, n_steps: int
 ) -> list[Unit]:
-    """The hosts of several ranks that held the others up most, each with its gains, if its ranks are slow alike."""
-    if hosts is None:
-        return []
-    places = grouped(hosts)
-    if len(places.names) < 2:
-        return []
+    """The hosts of several ranks that held the others up most, each with its gains, if its ranks are slow alike.
+
+    ``elsewhere`` has for each segment what `last_elsewhere` says.
+    """
     led_H = np.zeros(len(places.names))
-    elsewhere = [_last_elsewhere(one, places) for one in replays]
-    for one, second_M in zip(replays, elsewhere, strict=True):
-        held_M = np.minimum(one.walk.last_M - second_M, np.maximum(one.lateness_M, 0.0))
-        led_H += np.bincount(places.role_R[one.walk.leader_M], held_M, len(led_H))
+    for host_M, held_M in held_by_hosts(replays, elsewhere, places):
+        led_H += np.bincount(host_M, held_M, len(led_H))
     units = []
     for h in np.argsort(-led_H, kind="stable")[:MAX_LOOKED_AT]:
         ranks = places.members[h]
@@ -55,7 +58,7 @@ def host_units(
     return units
 
 
-def _last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
+def last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
     """For each row the last arrival on a host other than the leader's (M): only that host has something to gain in it.
 
     One pass over the arrivals, however many hosts there are: those of the hosts that lead are hidden meanwhile.

@@ -43,7 +43,8 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     after = replace(
         before,
         baseline=learned(before.baseline, verdict, evidence.regime, evidence.like.typical),
-        history=evidence.history,
+        ranks=evidence.ranks,
+        hosts=evidence.hosts,
         named=verdict.suspects[0] if verdict.label == "suspect" else None,
     )
     return verdict, replace(past, device=after) if on_device else after

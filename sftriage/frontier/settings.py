@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -54,7 +55,7 @@ class Settings:
     min_seen_fraction: float = 0.35
     known_fraction: float = 0.9
     min_group_fraction: float = 0.15
-    min_roaming_fraction: float = 0.10
+    min_lateness_fraction: float = 0.10
     max_jitter_fraction: float = 0.15
     min_persistence_fraction: float = 0.6
     min_coverage_fraction: float = 0.95
@@ -69,3 +70,23 @@ class Settings:
     shift_sigmas: float = 5.0
     min_run_steps: int = 8
     keep_fraction: float = 0.7
+    false_names_per_million_steps: float = 0.1
+    event_fractions: tuple[float, ...] = (0.1, 0.3, 1.0)
+    guilty_fractions: tuple[float, ...] = (0.9, 0.65)
+    min_chance: float = 0.125
+    cap_fraction: float = 1.25
+    max_pause_steps: int = 64
+
+    max_special_fraction: float = 1 / 3
+    min_away_steps: int = 8
+    max_rival_fraction: float = 0.5
+
+    @property
+    def min_event_fraction(self) -> float:
+        """The smallest clear event, as a fraction of the usual step: half of what is worth a capture."""
+        return self.min_gain_fraction / 2
+
+    @property
+    def naming_log_odds(self) -> float:
+        """The log odds that name a unit."""
+        return math.log(1e6 / self.false_names_per_million_steps)

@@ -5,7 +5,6 @@ Every number that decides is put into the verdict, so that it can be explained a
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -17,9 +16,6 @@ from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weig
 from sftriage.frontier.roles import differ
 from sftriage.frontier.settings import Settings
 from sftriage.records import Label, Suspect, Verdict, Window
-
-NEARLY_ALL = 0.8
-"""A rank that causes this much of the lateness is the one, in however few steps it does."""
 
 MAX_SUSPECTS = 8
 """Candidates a verdict lists at most."""
@@ -64,7 +60,7 @@ def assess_times(
     if accounting.exposed_s == 0.0:
         return verdict("healthy"), None
     evidence = weigh(window, walks, accounting, valid_N, past, settings)
-    first = _unambiguous(evidence, past, settings)
+    first = unambiguous(evidence, past, settings)
     if first is not None:
         others = tuple(one for one in evidence.candidates if one is not first)
         evidence = replace(evidence, candidates=(first, *others))
@@ -73,7 +69,7 @@ def assess_times(
     if _roles_differ(window, valid_N, evidence, settings):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
-        return verdict("suspect", (), (_since(first, past, window), *suspects[1:])), evidence
+        return verdict("suspect", (), suspects), evidence
     reasons = _reasons(evidence, past, settings)
     return verdict("needs_evidence", reasons, suspects) if reasons else verdict("healthy"), evidence
 
@@ -96,118 +92,36 @@ def _roles_differ(window: Window, valid_N: BoolArray, evidence: WindowEvidence, 
     return differ(window, valid_N, local_S, min_s)
 
 
-def _since(first: Candidate, past: Past, window: Window) -> Suspect:
-    """The suspect, which began when the windows before have seen it begin."""
-    suspect, named = first.suspect, past.named
-    # (a change within a window's first steps is not told from none)
-    there_already = suspect.onset_step is not None and suspect.onset_step <= window.first_step + 2
-    if named is None or not there_already or (named.scope, named.ranks) != (suspect.scope, suspect.ranks):
-        return suspect
-    return replace(suspect, onset_step=named.onset_step)
+def unambiguous(evidence: WindowEvidence, past: Past, settings: Settings) -> Candidate | None:
+    """The candidate that qualifies, and nobody else nearly does; None where there is none. What has passed comes last.
 
-
-def _unambiguous(evidence: WindowEvidence, past: Past, settings: Settings) -> Candidate | None:
-    """The candidate that explains the excess and is clearly ahead of everybody else; None where none is or does.
-
-    What comes back fills too few steps to be ahead in all of them, and is judged in its own.
+    Ranks that take turns by the clock each come back, and of two that are equal either may have been named.
     """
-
-    def qualifies(one: Candidate) -> bool:
-        return _qualifies(one, evidence, settings, keep_fraction(past, one.suspect, settings))
-
-    def comes_back(one: Candidate) -> bool:
-        ahead, lead = _lead_in_its_steps(one, evidence)
-        return qualifies(one) and ahead and lead >= settings.min_sparse_lead_fraction
-
-    back = (one for one in evidence.candidates if one.suspect.pattern == "recurring")
-    again = next((one for one in back if comes_back(one)), None)
-    first = next(iter(evidence.candidates), None)
-    if first is None or not (qualifies(first) and _leads(evidence, past, settings)):
-        return again
-    if again is None or again.course is None or again.suspect.ranks != first.suspect.ranks or first.total_s <= 0.0:
+    found = [one for one in evidence.candidates if qualifies(one, evidence, past, settings)]
+    first = min(found, key=lambda one: (one.suspect.pattern == "one-off", -one.total_s), default=None)
+    if first is None or first.suspect.pattern == "one-off":
         return first
-    # Who seems to be there throughout may be so in the steps in which it comes back, and hardly in others.
-    return again if float(first.gain_N[again.course.filled_N].sum()) >= NEARLY_ALL * first.total_s else first
+    rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
+    again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
+    second_s = max((one.total_s for one in again if one.suspect.scope in ("rank", "host")), default=0.0)
+    return first if second_s < settings.max_rival_fraction * first.total_s else None
 
 
-def _lead_in_its_steps(candidate: Candidate, evidence: WindowEvidence) -> tuple[bool, float]:
-    """Whether what comes back has most in its own steps, and how far it is ahead there, as a fraction of its gain.
+def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settings: Settings) -> bool:
+    """Whether a candidate is the suspect: it is worth a capture, and explains the excess of the steps that it fills.
 
-    What others gain in its steps as anywhere is jitter. Ranks that take turns by the clock each come back at a period.
+    A rank or a host has a course only where the evidence of the run has named it.
     """
-    own_s, _ = _gain_in_steps_of(candidate, candidate, evidence)
-    rivals = _rivals(candidate, evidence)
-    here = [_gain_in_steps_of(candidate, rival, evidence) for rival in rivals]
-    again_s = [_gain_in_steps_of(one, one, evidence)[0] for one in rivals if one.suspect.pattern == "recurring"]
-    second_s = max((0.0, *again_s, *(all_s - elsewhere_s for all_s, elsewhere_s in here)))
-    return all(all_s < own_s for all_s, _ in here), (own_s - second_s) / own_s if own_s > 0.0 else 0.0
-
-
-def _rivals(candidate: Candidate, evidence: WindowEvidence) -> list[Candidate]:
-    """The candidates that have no rank in common with one: its own other stages are none."""
-    return [one for one in evidence.candidates if not set(one.suspect.ranks) & set(candidate.suspect.ranks)]
-
-
-def _gain_in_steps_of(filling: Candidate, one: Candidate, evidence: WindowEvidence) -> tuple[float, float]:
-    """What mending ``one`` would have saved in the steps that ``filling`` fills, and would in as many of the others."""
-    if filling.course is None:
-        return 0.0, 0.0
-    filled_N = filling.course.filled_N
-    others_N = evidence.used_N & ~filled_N
-    elsewhere_s = float(one.gain_N[others_N].mean()) if others_N.any() else 0.0
-    return float(one.gain_N[filled_N].sum()), elsewhere_s * float(filled_N.sum())
-
-
-def _leads(evidence: WindowEvidence, past: Past, settings: Settings) -> bool:
-    """Whether the first is clearly ahead of the others: in gain and, among ranks, in the steps in which it is the one.
-
-    Its own other stages are no rivals to it. Who fills few steps must have twice what the next one has.
-    """
-    first = evidence.candidates[0]
-    lead, min_lead = _lead(evidence, settings, keep_fraction(past, first.suspect, settings))
-    if lead < min_lead:
-        return False
-    ranks = [one for one in evidence.candidates if one.suspect.scope == "rank"]
-    second = max((one.led_steps for one in ranks if one.suspect.rank != first.suspect.rank), default=0)
-    if first.suspect.scope != "rank" or second == 0 or _sparse(first):
-        return True
-    return _ahead(first.led_steps, second, settings)
-
-
-def _lead(evidence: WindowEvidence, settings: Settings, keep: float) -> tuple[float, float]:
-    """How far the first is ahead of the next in what it would save, as a fraction of that, and how far it has to be."""
-    first = evidence.candidates[0]
-    second_s = max((rival.total_s for rival in _rivals(first, evidence)), default=0.0)
-    min_lead = settings.min_sparse_lead_fraction if _sparse(first) else settings.min_lead_fraction * keep
-    return (first.total_s - second_s) / first.total_s if first.total_s > 0.0 else 0.0, min_lead
-
-
-def _sparse(candidate: Candidate) -> bool:
-    """Whether it fills only some of the steps, so that its steps cannot be weighed against anybody's."""
-    return candidate.course is not None and candidate.course.pattern != "chronic"
-
-
-def _ahead(first_steps: float, second_steps: float, settings: Settings) -> bool:
-    """Whether one rank's steps outnumber another's by more than turns taken by chance would.
-
-    Between two that take turns a step is a coin: the difference of a and b counts has the deviation √(a + b).
-    """
-    return first_steps - second_steps >= settings.min_lead_sigmas * math.sqrt(first_steps + second_steps)
-
-
-def _qualifies(candidate: Candidate, evidence: WindowEvidence, settings: Settings, keep: float) -> bool:
     suspect = candidate.suspect
+    keep = keep_fraction(past, suspect, settings)
     single = suspect.scope in ("rank", "host")
     min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
     if candidate.course is None or _share(candidate, evidence, settings) < min_share:
         return False
     if not single and suspect.persistence < settings.min_persistence_fraction * keep:
         return False
-    weighty_s = _weighty_s(candidate, evidence, settings)
-    if single and suspect.stage is None and weighty_s < settings.min_explained_fraction * suspect.gain_s:
-        # Who is a little slow in all it does, where nobody is later than in a healthy window, shares a core.
-        return False
-    return _explained_s(suspect, evidence) >= settings.min_explained_fraction * keep * weighty_s
+    wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
+    return _explained_s(suspect, evidence) >= wanted_s
 
 
 def _share(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
@@ -221,7 +135,7 @@ def _share(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -
     if suspect.scope not in ("rank", "host") or suspect.share >= 0.5:
         return suspect.share
     share = suspect.share / (1.0 - suspect.share)
-    peers = len(evidence.clear_gain_R) - len(suspect.ranks)
+    peers = len(evidence.gain_R) - len(suspect.ranks)
     enough = share >= settings.min_seen_fraction * settings.min_gain_fraction
     if suspect.pattern != "one-off" and suspect.stage is not None and peers >= 3 and enough:
         share = max(share, candidate.steady_s / max(evidence.exposed_s - suspect.gain_s, suspect.gain_s))
@@ -261,53 +175,37 @@ def _reasons(evidence: WindowEvidence, past: Past, settings: Settings) -> tuple[
 
     What all ranks share is one part: a level that rises with the sync work is no finding about either.
     """
-    excess = evidence.excess
-    parts = []
-    late = _late_reason(evidence, settings)
-    if late is not None:
-        parts.append((excess.late_s, late))
+    excess, parts = evidence.excess, []
     shared_s = excess.group_s + excess.sync_s
     if shared_s >= settings.min_group_fraction * evidence.exposed_s:
         parts.append((shared_s, _shared_reason(evidence, settings)))
-    if not parts and evidence.candidates:
-        first = evidence.candidates[0]
-        if _qualifies(first, evidence, settings, keep_fraction(past, first.suspect, settings)):
-            # a good suspect, and another as good
-            return ("co_critical",) if first.suspect.pattern == "chronic" else ("intermittent",)
+        if any(one.course is not None and one.suspect.scope in ("rank", "host") for one in evidence.candidates):
+            return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
+    if excess.late_s >= settings.min_lateness_fraction * evidence.exposed_s or any(
+        one.suspect.scope in ("rank", "host") and _mean_share(one, evidence) >= settings.min_gain_fraction
+        for one in evidence.candidates
+    ):
+        parts.append((excess.late_s, _late_reason(evidence, settings)))
     return tuple(dict.fromkeys(reason for _, reason in sorted(parts, reverse=True)))
 
 
-def _late_reason(evidence: WindowEvidence, settings: Settings) -> str | None:
-    """Why lateness has no suspect; None where it is too little, or where it has one and other excess has none.
+def _mean_share(candidate: Candidate, evidence: WindowEvidence) -> float:
+    """What a candidate would save, as a fraction of all of the window."""
+    return candidate.total_s / (evidence.exposed_s * float(evidence.used_N.sum()))
+
+
+def _late_reason(evidence: WindowEvidence, settings: Settings) -> str:
+    """Why lateness has no suspect.
 
     ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
-    as late. ``intermittent``: it would save most, and mostly it is one suspect, but in too few of the steps, and in no
-    order. ``roaming``: it would save most, but who comes last changes.
+    as late. ``intermittent``: it would save most, and mostly it is one rank, but too seldom to tell it from chance.
+    ``roaming``: it would save most, but who comes last changes.
     """
-    late_s, exposed_s = evidence.excess.late_s, evidence.exposed_s
-    if late_s < settings.min_gain_fraction * exposed_s:
-        return None
-    if evidence.best_gains_s < settings.min_explained_fraction * late_s:
+    if evidence.best_gains_s < settings.min_explained_fraction * evidence.excess.late_s:
         return "co_critical"
-    one = _mostly(evidence, settings)
-    if one is not None:
-        its = [candidate for candidate in evidence.candidates if candidate.suspect.rank == one]
-        if all(candidate.course is None for candidate in its):
-            return "intermittent"
-        if max(candidate.suspect.share for candidate in its) >= settings.min_gain_fraction:
-            return None
-    return "roaming" if late_s >= settings.min_roaming_fraction * exposed_s else None
-
-
-def _mostly(evidence: WindowEvidence, settings: Settings) -> int | None:
-    """The rank that causes most of the lateness beyond jitter, and not by chance; None where no rank does."""
-    gain_R, steps_R = evidence.clear_gain_R, evidence.clear_steps_R
-    one = int(gain_R.argmax())
-    others = float(np.delete(steps_R, one).max(initial=0.0))
-    part = gain_R[one] / gain_R.sum() if gain_R[one] > 0.0 else 0.0
-    if part >= NEARLY_ALL or (part > settings.min_explained_fraction and _ahead(float(steps_R[one]), others, settings)):
-        return one
-    return None
+    total_s = float(evidence.gain_R.sum())
+    mostly = total_s > 0.0 and float(evidence.gain_R.max()) >= settings.min_persistence_fraction * total_s
+    return "intermittent" if mostly else "roaming"
 
 
 def _shared_reason(evidence: WindowEvidence, settings: Settings) -> str:
@@ -336,7 +234,7 @@ def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[s
         "best_gains_s": evidence.best_gains_s,
         "has_baseline": float(excess.from_baseline),
         "min_gain_s": settings.min_gain_fraction * evidence.exposed_s,
-        "min_roaming_s": settings.min_roaming_fraction * evidence.exposed_s,
+        "min_lateness_s": settings.min_lateness_fraction * evidence.exposed_s,
         "min_group_s": settings.min_group_fraction * evidence.exposed_s,
         "shared_excess_s": excess.group_s + excess.sync_s,
         "min_coverage": settings.min_coverage_fraction,
@@ -346,20 +244,16 @@ def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[s
 
 
 def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[str, float]:
-    """What the first candidate was asked, see `_qualifies` and `_leads`."""
+    """What the first candidate was asked, see `qualifies`."""
     first = evidence.candidates[0]
     keep = keep_fraction(past, first.suspect, settings)
     single = first.suspect.scope in ("rank", "host")
-    lead, min_lead = _lead(evidence, settings, keep)
-    if first.suspect.pattern == "recurring":
-        _, lead = _lead_in_its_steps(first, evidence)
-    return {
+    found = {
         "first_share": _share(first, evidence, settings),
         "min_share": (settings.min_gain_fraction if single else settings.min_group_fraction) * keep,
         "first_explained_s": _explained_s(first.suspect, evidence),
         "wanted_s": settings.min_explained_fraction * keep * _weighty_s(first, evidence, settings),
-        "first_lead": lead,
-        "min_lead": min_lead,
-        "first_pattern": float(first.course is not None),
-        "min_pattern": 1.0,
     }
+    if single:
+        found |= {"first_log_odds": evidence.log_odds(first.suspect), "min_log_odds": settings.naming_log_odds}
+    return found

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.frontier.accounting import walk
-from sftriage.frontier.hosts import ALIKE_FRACTION, host_units
+from sftriage.frontier.hosts import ALIKE_FRACTION, host_units, last_elsewhere, places_of
 from sftriage.frontier.roles import grouped, roles_of
 from sftriage.frontier.segments import segments
 from sftriage.frontier.whatif import LARGE_COHORT, replay
@@ -21,7 +21,9 @@ def found(window):
     roles, n_steps = roles_of(window), len(window.durations_NRS)
     replays = replay([walk(segment) for segment in segments(window)], roles, len(window.schema.stages))
     before = [one.walk.arrival_MR.copy() for one in replays]
-    units = host_units(replays, window.hosts, roles, n_steps)
+    places = places_of(window.hosts)
+    elsewhere = [] if places is None else [last_elsewhere(one, places) for one in replays]
+    units = [] if places is None else host_units(replays, places, elsewhere, roles, n_steps)
     for one, arrival_MR in zip(replays, before, strict=True):
         assert (one.walk.arrival_MR == arrival_MR).all()
     return replays, {unit.name: unit for unit in units}

@@ -117,7 +117,8 @@ def test_the_truth_table_of_scopes(case):
     past = None
     for healthy in range(10 if case.known else 0):
         before = case.faults if case.job.cohorts else ()
-        _, past = judge(case.job.run(*before, seed=1000 + healthy, split=case.split), past, SETTINGS)
+        first_step = 50 * (healthy - 10)
+        _, past = judge(case.job.run(*before, seed=1000 + healthy, split=case.split, first_step=first_step), past, SETTINGS)
     for seed in range(1 if case.job.n_ranks > 100 else 3):
         # WHEN its window is classified
         verdict = classify(case.job.run(*case.faults, seed=seed, split=case.split), past, SETTINGS)
@@ -144,7 +145,7 @@ def test_a_cohort_that_becomes_slow_is_found_against_its_own_past(cohort, scope,
     # GIVEN a pipeline of two stages that is known
     past = None
     for seed in range(10):
-        _, past = judge(PIPELINE.run(*ROLES, seed=seed), past, SETTINGS)
+        _, past = judge(PIPELINE.run(*ROLES, seed=seed, first_step=50 * (seed - 10)), past, SETTINGS)
     # WHEN all ranks of the longer one, or of both, become slower in one stage
     fault = Fault("forward", None if cohort is None else NODE_1, 0.040)
     verdict, _ = judge(PIPELINE.run(*ROLES, fault, seed=99), past, SETTINGS)
@@ -166,7 +167,9 @@ def test_checkpoints_and_what_they_leave_behind_are_no_fault():
     verdict = classify(job.run(writes, Fault("data", 2, 0.020)))
     assert (verdict.label, verdict.suspects[0].rank, verdict.suspects[0].stage) == ("suspect", 2, "data")
     # BUT where nobody says so, it is a rank that holds everybody up every tenth step
-    verdict = classify(replace(job.run(writes), kinds=None))
+    past = None
+    for first_step in range(0, 200, 50):
+        verdict, past = judge(replace(job.run(writes, first_step=first_step), kinds=None), past, SETTINGS)
     first = verdict.suspects[0]
     assert (verdict.label, first.rank, first.stage, first.pattern, first.period_steps) == (
         "suspect",
