@@ -145,11 +145,12 @@ def _course(unit: Unit, present_N: BoolArray, scene: Scene) -> Course | None:
         back = recurring(rhythm, scene.first_step, scene.used_N)
         between_N = scene.used_N & ~back.filled_N
         if 2 * (present_N & between_N).sum() <= between_N.sum():
-            return back
+            return back if back.filled_N.any() else None
     if unit.ranks not in scene.onsets:
         return None
     course = course_of(present_N, scene.first_step, scene.onsets[unit.ranks], scene.settings)
-    return None if course is None else replace(course, filled_N=course.filled_N & scene.used_N)
+    filled_N = scene.used_N if course is None else course.filled_N & scene.used_N
+    return None if course is None or not filled_N.any() else replace(course, filled_N=filled_N)
 
 
 def _late_steps(unit: Unit, scene: Scene) -> BoolArray:

@@ -20,11 +20,15 @@ ONSET_LOG_LIKELIHOOD = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """The step a fault most likely began at, and the earliest and latest that are nearly as likely."""
+    """The step a fault most likely began at, and the earliest and latest that are nearly as likely.
+
+    ``pause_steps`` is for how long it has been away since, at most.
+    """
 
     step: int
     earliest: int
     latest: int
+    pause_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,7 +60,9 @@ def onset_of(events: Sequence[int], since: int, last_step: int) -> Onset:
     as_likely = steps_N[total_N >= total_N[best] - ONSET_LOG_LIKELIHOOD]
     # Steps without an event before the first of them cost little each.
     slack = int(ONSET_LOG_LIKELIHOOD / -miss)
-    return Onset(int(steps_N[best]), max(0, int(as_likely[0]) - slack), int(as_likely[-1]))
+    began = int(steps_N[best])
+    pause = int(np.diff([step for step in events if step >= began]).max(initial=1))
+    return Onset(began, max(0, int(as_likely[0]) - slack), int(as_likely[-1]), pause)
 
 
 def course_of(present_N: BoolArray, first_step: int, onset: Onset, settings: Settings) -> Course | None:
@@ -70,7 +76,7 @@ def course_of(present_N: BoolArray, first_step: int, onset: Onset, settings: Set
     there = there[there >= onset.step - first_step]
     if not len(there):
         return None
-    pause = int(np.diff(there).max(initial=1))
+    pause = max(onset.pause_steps, int(np.diff(there).max(initial=1)))
     over = n_steps - 1 - there[-1] >= max(settings.min_away_steps, 2 * pause)
     end = int(there[-1]) + 1 if over else n_steps
     step_N = np.arange(n_steps)

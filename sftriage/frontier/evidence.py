@@ -216,12 +216,13 @@ def _advanced(
 
 def _onsets(*evidences: Evidence) -> dict[Ranks, Onset]:
     """When the faults of the units began that are named."""
-    return {
-        unit: onset_of([one.step for one in evidence.events if one.unit == unit], standing.onset, evidence.next_step - 1)
-        for evidence in evidences
-        for unit, standing in evidence.units.items()
-        if standing.named
-    }
+    found = {}
+    for evidence in evidences:
+        for unit, standing in evidence.units.items():
+            if standing.named:
+                events = [one.step for one in evidence.events if one.unit == unit]
+                found[unit] = onset_of(events, standing.onset, evidence.next_step - 1)
+    return found
 
 
 def _rhythms(
@@ -232,7 +233,7 @@ def _rhythms(
     for unit in units:
         evidence, n_units = (ranks, n_ranks) if unit.scope == "rank" else (hosts, n_hosts)
         one = rhythm(evidence, unit.ranks, n_units, settings)
-        if one is not None and one.log_odds >= settings.naming_log_odds:
+        if one is not None:
             found[unit.ranks] = one
     return found
 

@@ -36,6 +36,9 @@ MAX_PERIOD_STEPS = 64
 MIN_TIMES = 4
 """What comes back has been there four times: three gaps that agree."""
 
+JOB_LOG_ODDS = 5.0
+"""A rhythm is the job's where chance brings so many of the others' events into it one time in e^5 (150)."""
+
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, HISTORY_STEPS + 1)))])
 
 
@@ -142,27 +145,43 @@ def _tests(n_units: int, settings: Settings) -> tuple[tuple[float, float, float]
 
 
 def rhythm(evidence: Evidence, unit: Unit, n_units: int, settings: Settings) -> Rhythm | None:
-    """What a unit does at regular steps, with the odds of that and of its being this unit; None where there is none.
+    """What a unit does at regular steps, where its odds name the unit; None where there is no such thing.
 
-    Ordinary hiccups fall between: it is looked for among events from each size on.
+    Its events fall into one phase, and those of the others do not: else the rhythm is the job's. Who causes the events
+    and when they come are two things, and their odds add up. It is looked for among events from each size on, for
+    smaller ones may be ordinary hiccups.
     """
     found: list[Rhythm] = []
-    for size, hit, miss in _tests(n_units, settings)[:: len(settings.guilty_fractions)]:
-        steps = np.asarray([one.step for one in evidence.events if one.unit == unit and one.share > size], np.intp)
-        theirs = np.asarray([one.step for one in evidence.events if one.unit != unit and one.share > size], np.intp)
+    standing = evidence.units.get(unit)
+    n_tries = n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
+    for t, (size, _, _) in enumerate(_tests(n_units, settings)):
+        steps, theirs = (
+            np.asarray([one.step for one in evidence.events if (one.unit == unit) is own and one.share > size], np.intp)
+            for own in (True, False)
+        )
         best = _fold(steps, evidence.next_step)
         if best is None:
             continue
         period, phase, log_chance = best
         own = steps[steps % period == phase]
-        if evidence.next_step - own[-1] > 2 * period:
-            continue  # it has ended
-        n_misses = int((theirs[theirs >= own[0]] % period == phase).sum())
-        who = len(own) * hit + n_misses * miss
-        n_tries = n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
-        odds = who - log_chance - math.log(n_tries)
-        found.append(Rhythm(period, phase, int(own[0]), odds))
+        ended = evidence.next_step - own[-1] > 2 * period
+        log_odds = -log_chance - math.log(n_tries)
+        if ended or log_odds < settings.rhythm_log_odds or _is_of_all(theirs, period, phase, int(own[0]), evidence):
+            continue
+        log_odds += 0.0 if standing is None else standing.log_odds[t]
+        if log_odds >= settings.naming_log_odds:
+            found.append(Rhythm(period, phase, int(own[0]), log_odds))
     return max(found, key=lambda one: one.log_odds, default=None)
+
+
+def _is_of_all(theirs: NDArray[np.intp], period: int, phase: int, since: int, evidence: Evidence) -> bool:
+    """Whether the others' events fall into the same phase, or into that of a rhythm of which it is every second, …"""
+    theirs = theirs[theirs >= since - period]
+    n_steps = min(evidence.next_step - since + period, HISTORY_STEPS)
+    divisors = np.asarray([one for one in range(2, period + 1) if period % one == 0], np.intp)
+    hits = np.asarray([int((theirs % one == phase % one).sum()) for one in divisors], np.intp)
+    times = np.maximum(-(-n_steps // divisors), hits)
+    return bool((_log_chance(hits, times, len(theirs), n_steps) < -JOB_LOG_ODDS).any())
 
 
 def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | None:

@@ -76,6 +76,7 @@ class Settings:
     min_chance: float = 0.125
     cap_fraction: float = 1.25
     max_pause_steps: int = 64
+    rhythm_log_odds: float = 5.0
 
     max_special_fraction: float = 1 / 3
     min_away_steps: int = 8
