@@ -44,6 +44,8 @@ class Profile:
         sync_NS: the sync stages' own work, past the last arrival.
         lateness_N: the last arrival past the median one, summed over the step's segments.
         jitter_s: scale of a rank's ordinary jitter in arrival, summed over the step's segments as lateness is.
+        own_NR: each rank's own local time, where a cohort has two ranks and so only its past to be compared with; no
+            ranks otherwise.
     """
 
     level_NCS: FloatArray
@@ -51,6 +53,7 @@ class Profile:
     sync_NS: FloatArray
     lateness_N: FloatArray
     jitter_s: float
+    own_NR: FloatArray
 
     def of(self, steps_N: BoolArray) -> Profile:
         """The profile of some of the steps."""
@@ -60,6 +63,7 @@ class Profile:
             common_NCS=self.common_NCS[steps_N],
             sync_NS=self.sync_NS[steps_N],
             lateness_N=self.lateness_N[steps_N],
+            own_NR=self.own_NR[steps_N],
         )
 
     @property
@@ -70,17 +74,22 @@ class Profile:
             common_CS=np.median(self.common_NCS, axis=0),
             sync_S=np.median(self.sync_NS, axis=0),
             lateness_s=float(self.lateness_N.mean()),
+            own_R=np.median(self.own_NR, axis=0),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typical:
-    """A typical step, in seconds: by cohort and stage the local level and what is common of it; sync work; lateness."""
+    """A typical step, in seconds: by cohort and stage the local level and what is common of it; sync work; lateness.
+
+    And the local time of each rank, where a cohort has only two.
+    """
 
     level_CS: FloatArray
     common_CS: FloatArray
     sync_S: FloatArray
     lateness_s: float
+    own_R: FloatArray = field(default_factory=lambda: np.zeros(0))
 
     @property
     def total_s(self) -> float:
@@ -107,6 +116,7 @@ class Known:
             common_CS=np.median([one.common_CS for one in self.samples], axis=0),
             sync_S=np.median([one.sync_S for one in self.samples], axis=0),
             lateness_s=float(np.median([one.lateness_s for one in self.samples])),
+            own_R=np.median([one.own_R for one in self.samples], axis=0),
         )
 
     def after(self, typical: Typical) -> Known:
@@ -162,7 +172,10 @@ def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile
         own = one.walk.segment.own
         if own is not None:
             sync_NS[:, own.stage] += (one.walk.end_M - one.walk.last_M)[:n_steps]
-    return Profile(level_NCS, common_NCS, sync_NS, lateness_N, sum(one.jitter_s for one in replays))
+    pairs = any(len(ranks) == 2 for ranks in roles.members)
+    own_NR = sum(one.walk.arrival_MR[:n_steps] for one in replays) if pairs else np.zeros((n_steps, 0))
+    jitter_s = sum(one.jitter_s for one in replays)
+    return Profile(level_NCS, common_NCS, sync_NS, lateness_N, jitter_s, np.asarray(own_NR))
 
 
 def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:

@@ -20,9 +20,6 @@ from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Scope, StageSchema, Suspect
 
-STAGE_TELLS_FRACTION = 0.6
-"""A stage with this much of its whole scope's excess is the better name for it: a smaller place to look."""
-
 MAX_LOOKED_AT = 16
 """Ranks, and hosts, that are looked at closely: those that held up most."""
 
@@ -31,15 +28,12 @@ MAX_LOOKED_AT = 16
 class Candidate:
     """A suspect, and when it was there.
 
-    ``gain_N`` is what mending it would have saved, step by step, and ``total_s`` over the window; ``led_steps`` in how
-    many steps it would, and ``steady_s`` how much it is over its peers in the median step.
+    ``gain_N`` is what mending it would have saved, step by step, and ``total_s`` over the window.
     """
 
     suspect: Suspect
     gain_N: FloatArray
     total_s: float
-    led_steps: int
-    steady_s: float
     course: Course | None
 
 
@@ -128,7 +122,7 @@ def suspects_of(unit: Unit, scene: Scene) -> list[Candidate]:
     late_N = _late_steps(unit, scene)
     whole_N = scene.used_N & ((unit.gain_NS[:, -1] >= scene.present_s) | late_N)
     course = _course(unit, whole_N, scene)
-    tells = stage_tells(_over(unit, whole_N if course is None else whole_N & course.filled_N, scene))
+    tells = stage_tells(_over(unit, whole_N if course is None else whole_N & course.filled_N, scene), scene.settings)
     for s in range(n_stages + 1):
         gain_N = unit.gain_NS[:, s] * scene.used_N
         led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
@@ -181,8 +175,7 @@ def _candidate(
     course: Course | None,
     scene: Scene,
 ) -> Candidate:
-    led_N = (gain_N >= scene.present_s) & (gain_N > 0.0)
-    filled_N = scene.used_N if course is None or not course.filled_N.any() else course.filled_N
+    filled_N = scene.used_N if course is None else course.filled_N
     gain_s, exposed_s = float(gain_N[filled_N].mean()), float(scene.exposed_N[filled_N].mean())
     suspect = Suspect(
         scope=unit.scope,
@@ -192,23 +185,33 @@ def _candidate(
         stage=stage,
         gain_s=gain_s,
         # (what comes after a step's last sync is that step's, and held up the next one)
-        share=min(1.0, gain_s / exposed_s) if exposed_s > 0.0 else 0.0,
+        share=min(1.0, _added_s(unit, stage, gain_s, course, scene) / exposed_s) if exposed_s > 0.0 else 0.0,
         persistence=float(present_N[scene.used_N].mean()),
         pattern=course.pattern if course is not None else "one-off",
         period_steps=course.period if course is not None else None,
         onset_step=course.onset.step if course is not None else None,
         onset_range=(course.onset.earliest, course.onset.latest) if course is not None else None,
     )
-    over_N = unit.over_NS[filled_N].sum(axis=1)
-    if stage is not None:
-        over_N = unit.over_NS[filled_N, scene.schema.stages.index(stage)]
-    return Candidate(suspect, gain_N, float(gain_N.sum()), int(led_N.sum()), float(np.median(over_N)), course)
+    return Candidate(suspect, gain_N, float(gain_N.sum()), course)
 
 
-def stage_tells(over_S: FloatArray) -> bool:
+def _added_s(unit: Unit, stage: str | None, gain_s: float, course: Course | None, scene: Scene) -> float:
+    """What a suspect adds to a step that it fills, in seconds: its gain, or more where it is steadily over its peers.
+
+    A delay that is always there is there in full, however much of it the jitter of others hides.
+    """
+    if course is None or course.pattern != "chronic":
+        return gain_s
+    over_NS = unit.over_NS[course.filled_N]
+    over_N = over_NS.sum(axis=1) if stage is None else over_NS[:, scene.schema.stages.index(stage)]
+    steady_s, least_s = float(np.median(over_N)), scene.settings.min_gain_fraction * float(scene.exposed_N.mean())
+    return max(gain_s, steady_s) if gain_s >= scene.settings.min_seen_fraction * least_s else gain_s
+
+
+def stage_tells(over_S: FloatArray, settings: Settings) -> bool:
     """Whether one stage has nearly all of what a scope is over its peers."""
     over_S = np.clip(over_S, 0.0, None)
-    return bool(over_S.max() >= STAGE_TELLS_FRACTION * over_S.sum())
+    return bool(over_S.max() >= settings.min_part_fraction * over_S.sum())
 
 
 def group_candidates(seen: Profile, normal: Typical, roles: Roles, scene: Scene, exposed_s: float) -> list[Candidate]:
@@ -264,12 +267,12 @@ def _group(
         )
         course = Course("chronic", slow_N, Onset(*(scene.first_step,) * 3))
         gain_N = np.full(len(scene.used_N), gain_s)
-        found.append(Candidate(suspect, gain_N, gain_s * len(slow_N), int(slow_N.sum()), gain_s, course))
+        found.append(Candidate(suspect, gain_N, gain_s * len(slow_N), course))
 
     for s in np.flatnonzero(rise_S):
         half_s = (np.median(level_NS[:, s]) + normal_S[s]) / 2
         add(scene.schema.stages[s], float(rise_S[s]), level_NS[:, s] > half_s)
-    if found and not stage_tells(rise_S):
+    if found and not stage_tells(rise_S, scene.settings):
         total_N = level_NS.sum(axis=1)
         add(None, float(rise_S.sum()), total_N > (np.median(total_N) + normal_S.sum()) / 2)
     return found

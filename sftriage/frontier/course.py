@@ -14,9 +14,6 @@ from sftriage.frontier.sequential import Rhythm
 from sftriage.frontier.settings import Settings
 from sftriage.records import Pattern
 
-ONSET_LOG_LIKELIHOOD = 2.0
-"""Onsets whose log likelihood is this little under the best one's may be the true one (95 %: 1.92, Wilks)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Onset:
@@ -41,7 +38,7 @@ class Course:
     period: int | None = None
 
 
-def onset_of(events: Sequence[int], since: int, last_step: int) -> Onset:
+def onset_of(events: Sequence[int], since: int, last_step: int, settings: Settings) -> Onset:
     """When the fault began that shows in these steps (in order), ``since`` one of them or later.
 
     The change point of largest likelihood between steps that hardly ever have an event and steps that mostly do, each
@@ -57,9 +54,9 @@ def onset_of(events: Sequence[int], since: int, last_step: int) -> Onset:
     total_N: NDArray[np.float64] = np.cumsum(np.where(there_N, hit, miss)[::-1])[::-1]
     total_N = np.where(there_N, total_N, -np.inf)
     best = int(total_N.argmax())
-    as_likely = steps_N[total_N >= total_N[best] - ONSET_LOG_LIKELIHOOD]
+    as_likely = steps_N[total_N >= total_N[best] - settings.onset_log_likelihood]
     # Steps without an event before the first of them cost little each.
-    slack = int(ONSET_LOG_LIKELIHOOD / -miss)
+    slack = int(settings.onset_log_likelihood / -miss)
     began = int(steps_N[best])
     pause = int(np.diff([step for step in events if step >= began]).max(initial=1))
     return Onset(began, max(0, int(as_likely[0]) - slack), int(as_likely[-1]), pause)

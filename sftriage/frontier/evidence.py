@@ -35,9 +35,6 @@ from sftriage.records import Suspect, Window
 LISTED_FRACTION = 0.01
 """A candidate that would save less than this fraction of the window is not worth a line."""
 
-RANK_TELLS_FRACTION = 0.7
-"""A rank with this much of its host's gain is the better name for it."""
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Past:
@@ -78,12 +75,24 @@ class WindowEvidence:
     ranks: Evidence
     hosts: Evidence
     rhythms: Mapping[Ranks, Rhythm]
+    cohort_sizes_R: RankArray
 
     def log_odds(self, suspect: Suspect) -> float:
         """What the run says against a rank or a host."""
         evidence = self.ranks if suspect.scope == "rank" else self.hosts
         rhythm = self.rhythms.get(suspect.ranks)
         return max(evidence.log_odds(suspect.ranks), 0.0 if rhythm is None else rhythm.log_odds)
+
+    def of_two(self, suspect: Suspect) -> bool:
+        """Whether a suspect is one of two ranks: slow only as much as the other is quick. Its own past decides."""
+        return suspect.rank is not None and bool(self.cohort_sizes_R[suspect.rank] == 2)
+
+    def rose_s(self, candidate: Candidate) -> float:
+        """By how much a rank is slower than it was, in the steps that it fills; minus infinity where that is not known."""
+        rank, course = candidate.suspect.rank, candidate.course
+        if self.normal is None or rank is None or course is None:
+            return -np.inf
+        return float(self.seen.own_NR[course.filled_N[self.used_N], rank].mean() - self.normal.own_R[rank])
 
     @property
     def longer_s(self) -> float | None:
@@ -136,10 +145,13 @@ def weigh(
     regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
     seen, like = whole.of(used_N), whole.of(used_N & np.asarray([one == regime for one in regime_N]))
     normal = past.baseline.typical(regime)
-    if normal is not None and normal.level_CS.shape != like.level_NCS.shape[1:]:
+    if normal is not None and (normal.level_CS.shape, normal.own_R.shape) != (
+        like.level_NCS.shape[1:],
+        like.own_NR.shape[1:],
+    ):
         normal = None  # the job has other cohorts than it had
     exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
-    present_s = settings.present_fraction * settings.min_gain_fraction * exposed_s
+    present_s = settings.min_event_fraction * exposed_s
     units = rank_units(replays, roles, n_steps)
     gain_NG = np.stack([one.whole_gain_M[:n_steps] for one in replays])
     usual_s = float(np.median((exposed_N - gain_NG.sum(axis=0))[used_N])) or exposed_s
@@ -148,7 +160,7 @@ def weigh(
     places = places_of(window.hosts)
     if places is not None:
         elsewhere = [last_elsewhere(one, places) for one in replays]
-        units += host_units(replays, places, elsewhere, roles, n_steps)
+        units += host_units(replays, places, elsewhere, roles, n_steps, settings)
         held = held_by_hosts(replays, elsewhere, places)
         members = [tuple(map(int, ranks_H)) for ranks_H in places.members]
         n_hosts = len(members)
@@ -159,7 +171,7 @@ def weigh(
         exposed_N=exposed_N,
         first_step=window.first_step,
         present_s=present_s,
-        onsets=_onsets(ranks, hosts),
+        onsets=_onsets(settings, ranks, hosts),
         rhythms=_rhythms(units, ranks, n_ranks, hosts, n_hosts, settings),
         settings=settings,
     )
@@ -187,6 +199,7 @@ def weigh(
         ranks=ranks,
         hosts=hosts,
         rhythms=scene.rhythms,
+        cohort_sizes_R=np.asarray([len(ranks) for ranks in roles.members])[roles.role_R],
     )
 
 
@@ -214,14 +227,14 @@ def _advanced(
     return advanced(before, found, max(before.next_step, window.last_step + 1), len(units), settings)
 
 
-def _onsets(*evidences: Evidence) -> dict[Ranks, Onset]:
+def _onsets(settings: Settings, *evidences: Evidence) -> dict[Ranks, Onset]:
     """When the faults of the units began that are named."""
     found = {}
     for evidence in evidences:
         for unit, standing in evidence.units.items():
             if standing.named:
                 events = [one.step for one in evidence.events if one.unit == unit]
-                found[unit] = onset_of(events, standing.onset, evidence.next_step - 1)
+                found[unit] = onset_of(events, standing.onset, evidence.next_step - 1, settings)
     return found
 
 
@@ -247,7 +260,7 @@ def _single(units: list[Unit], scene: Scene) -> list[Candidate]:
         if unit.scope == "host":
             mine = [one for one in found if one.suspect.rank in unit.ranks]
             best_s = max((one.total_s for one in here), default=0.0)
-            if max((one.total_s for one in mine), default=0.0) >= RANK_TELLS_FRACTION * best_s:
+            if max((one.total_s for one in mine), default=0.0) >= scene.settings.min_part_fraction * best_s:
                 continue
             found = [one for one in found if one.suspect.rank not in unit.ranks]
         found += here

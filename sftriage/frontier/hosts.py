@@ -12,10 +12,6 @@ from sftriage.frontier.clear_events import held_by_hosts
 from sftriage.frontier.roles import Roles, grouped, sampled
 from sftriage.frontier.whatif import LARGE_COHORT, SegmentReplay
 
-ALIKE_FRACTION = 0.75
-"""So many of a host's ranks must be slow for the host to be: its best candidates share what is wrong with it."""
-
-
 Peers = Sequence[FloatArray]
 """For each local column of a segment the medians on hosts other than the one looked at, by step and cohort."""
 
@@ -27,7 +23,7 @@ def places_of(hosts: tuple[str, ...] | None) -> Roles | None:
 
 
 def host_units(
-    replays: Sequence[SegmentReplay], places: Roles, elsewhere: Sequence[FloatArray], roles: Roles, n_steps: int
+    replays: Sequence[SegmentReplay], places: Roles, elsewhere: Sequence[FloatArray], roles: Roles, n_steps: int, settings: Settings
 ) -> list[Unit]:
     """The hosts of several ranks that held the others up most, each with its gains, if its ranks are slow alike.
 
@@ -45,7 +41,7 @@ def host_units(
         peers = [_peers(one, apart, n_steps) for one in replays]
         over_NXS = _over(replays, peers, sampled(ranks), roles, n_steps)
         over_X = over_NXS.sum(axis=2).mean(axis=0)
-        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= ALIKE_FRACTION):
+        if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.min_alike_fraction):
             continue
         gain_NS = np.zeros((n_steps, over_NXS.shape[2] + 1))
         for one, mine, second_M in zip(replays, peers, elsewhere, strict=True):

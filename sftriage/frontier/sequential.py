@@ -36,9 +36,6 @@ MAX_PERIOD_STEPS = 64
 MIN_TIMES = 4
 """What comes back has been there four times: three gaps that agree."""
 
-JOB_LOG_ODDS = 5.0
-"""A rhythm is the job's where chance brings so many of the others' events into it one time in e^5 (150)."""
-
 _LOG_FACTORIALS = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, HISTORY_STEPS + 1)))])
 
 
@@ -166,7 +163,7 @@ def rhythm(evidence: Evidence, unit: Unit, n_units: int, settings: Settings) -> 
         own = steps[steps % period == phase]
         ended = evidence.next_step - own[-1] > 2 * period
         log_odds = -log_chance - math.log(n_tries)
-        if ended or log_odds < settings.rhythm_log_odds or _is_of_all(theirs, period, phase, int(own[0]), evidence):
+        if ended or log_odds < settings.rhythm_log_odds or _is_of_all(theirs, best, own, evidence, settings):
             continue
         log_odds += 0.0 if standing is None else standing.log_odds[t]
         if log_odds >= settings.naming_log_odds:
@@ -174,14 +171,18 @@ def rhythm(evidence: Evidence, unit: Unit, n_units: int, settings: Settings) -> 
     return max(found, key=lambda one: one.log_odds, default=None)
 
 
-def _is_of_all(theirs: NDArray[np.intp], period: int, phase: int, since: int, evidence: Evidence) -> bool:
+def _is_of_all(
+    theirs: NDArray[np.intp], rhythm: tuple[int, int, float], own: NDArray[np.intp], evidence: Evidence, settings: Settings
+) -> bool:
     """Whether the others' events fall into the same phase, or into that of a rhythm of which it is every second, …"""
+    period, phase, _ = rhythm
+    since = int(own[0])
     theirs = theirs[theirs >= since - period]
     n_steps = min(evidence.next_step - since + period, HISTORY_STEPS)
     divisors = np.asarray([one for one in range(2, period + 1) if period % one == 0], np.intp)
     hits = np.asarray([int((theirs % one == phase % one).sum()) for one in divisors], np.intp)
     times = np.maximum(-(-n_steps // divisors), hits)
-    return bool((_log_chance(hits, times, len(theirs), n_steps) < -JOB_LOG_ODDS).any())
+    return bool((_log_chance(hits, times, len(theirs), n_steps) < -settings.rhythm_log_odds).any())
 
 
 def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | None:

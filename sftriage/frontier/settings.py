@@ -10,66 +10,80 @@ from dataclasses import dataclass
 class Settings:
     """What decides a label. Fractions are of the exposed step time unless they say otherwise.
 
+    How much is worth looking at:
+
     Attributes:
-        min_gain_fraction: excess or gain below this is not worth a capture (5 %: above the jitter of a calm job, below
-            what anybody would shrug off over weeks of training).
+        min_gain_fraction: a rank or a host that adds less to a step is not worth a capture (4 %: above the jitter of a
+            calm job, and low enough that a fault of 5 %, part of which jitter hides, is found).
         min_seen_fraction: of ``min_gain_fraction``, the gain that is enough for who is steadily later than its peers by
             the whole of it (0.35: the peers' own jitter hides part of what mending it would save, and their lateness
             hides it in some steps altogether).
-        known_fraction: how exactly a gain is known (0.9: of one at its threshold, half of all windows see less).
         min_group_fraction: ``min_gain_fraction`` for what all ranks share, measured against the job's past instead of
             against peers in the same step (15 %: a machine's clock, neighbours and caches drift by several percent in
             minutes).
-        min_roaming_fraction: lateness without one who causes it. 10 %: ranks that share cores, switches or a file
-            system take turns at being last all day, and nobody can act on less.
-        max_jitter_fraction: lateness that jitter explains is forgiven up to here. 15 %: two ranks that take turns at
-            being late look like two that jitter, and a job that loses more to either is not healthy.
-        min_persistence_fraction: fraction of a window's steps a suspect must be present in (0.6: most, with room for
-            the steps another rank's jitter happens to hide it).
+        min_lateness_fraction: lateness of the last rank over the median one, beyond jitter, that wants a reason where
+            no single one is worth looking at (10 %: ranks that share cores, switches or a file system take turns at
+            being last all day).
+        max_jitter_fraction: lateness that jitter explains is forgiven up to here (15 %: two ranks that take turns at
+            being late look like two that jitter, and a job that loses more to either is not healthy).
+        keep_fraction: a suspect that was named in the window before stays named down to this fraction of the
+            thresholds it had to pass (0.7: a gain that lies at its threshold must not make the verdict flap).
+
+    Who it is (docs/verdicts.md, "The evidence"):
+
+    Attributes:
+        false_names_per_million_steps: how often chance alone may name somebody, in a job whose every step has a clear
+            event that comes by chance (0.1: once in 10⁷ steps, a month at four a second). `naming_log_odds` is its
+            logarithm.
+        event_fractions: from which shares of a step on that one unit alone held up an event is clear, besides half of
+            ``min_gain_fraction``: larger ones tell a fault amid hiccups (10 %, 30 %, a whole step).
+        guilty_fractions: of the clear events, how many the guilty one causes: nearly all, or, amid the hiccups of
+            others, most (90 %, 65 %).
+        min_chance: of many ranks an event says no more than of eight: a hiccup lasts for several steps, and all of them
+            are its own (1/8).
+        cap_fraction: log odds stand no higher than this over those that name: a name must be possible to lose (1.25).
+        max_pause_steps: a fault that stays away for longer has ended, and the next one is another (64, the longest
+            period that is looked for).
+        rhythm_log_odds: of a unit's events, that their falling into one phase is no chance; and of the others', that
+            the rhythm is theirs too (5: one time in 150).
+        max_rival_fraction: what a second named one may have of the first's gain (half: else either may be the cause).
+        min_explained_fraction: fraction of the excess, in the steps that it fills, that a suspect must explain (half:
+            more than all others).
+        min_part_fraction: a stage with this much of its rank's excess, or a rank with this much of its host's gain, is
+            the better name for it: a smaller place to look (0.65).
+        min_alike_fraction: so many of a host's ranks must be slow for the host to be (0.75).
+
+    When it was there:
+
+    Attributes:
+        onset_log_likelihood: onsets whose log likelihood is this little under the best one's may be the true one (2;
+            95 % are 1.92, by Wilks).
+        min_away_steps: a fault that has been away for fewer steps may come back (8: a hiccup lasts a few), and so may
+            one that has been away for twice as long before.
+        min_persistence_fraction: fraction of a window's steps in which what all ranks share must be there (0.6), or one
+            rank be most of the lateness, or captured steps have the fault.
+
+    What can be judged at all:
+
+    Attributes:
         min_coverage_fraction: fraction of (step, rank) vectors that must be there (0.95).
+        max_special_fraction: steps with work that the others do not have are special while they are so few (a third).
         min_device_fraction: fraction of the steps whose device times must be known, of all ranks, to judge by them
             (half: a step without is not late, its host was only too far ahead of its device).
         min_clock_agreement: how nearly a step must take as long on the host's clock as on the device's, the shorter by
             the longer (half: a host may be many steps ahead of its device at one end of a window and not at the other,
             but a device time that lacks half of the step is not that of the step).
-        min_explained_fraction: fraction of the excess that one suspect must explain (half: more than all others).
-        min_lead_fraction: how far the first suspect's gain must be ahead of the runner-up's, as a fraction of the
-            first's (0.25: neither of two within that would be a fair choice).
-        min_sparse_lead_fraction: the same for a suspect that fills only some of the steps (0.5: twice the runner-up's;
-            there are fewer steps to tell it by).
-        min_lead_sigmas: how far the steps with the first suspect must outnumber those with the runner-up, in standard
-            deviations of a fair coin (2: of two ranks that take turns, one leads 12 of 20 steps one time in four).
-        present_fraction: a suspect is present in a step where its gain is over this fraction of ``min_gain_fraction``
-            (0.5: a step's jitter may hide half of a gain that is just at the threshold).
-        clear_sigmas: a late arrival stands out of jitter from this many of its standard deviations on (3: of a thousand
-            arrivals that only jitter, one).
         shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
             steps' own spread (5: steps are correlated, so nominal significance overstates).
-        min_run_steps: a fault that fills a run of steps, and not most of the window, is named from so many steps on
-            (8: a hiccup of the machine lasts a few).
-        keep_fraction: a suspect that was named in the window before stays named down to this fraction of the
-            thresholds it had to pass (0.7: a gain that lies at its threshold must not make the verdict flap).
     """
 
-    min_gain_fraction: float = 0.05
+    min_gain_fraction: float = 0.04
     min_seen_fraction: float = 0.35
-    known_fraction: float = 0.9
     min_group_fraction: float = 0.15
     min_lateness_fraction: float = 0.10
     max_jitter_fraction: float = 0.15
-    min_persistence_fraction: float = 0.6
-    min_coverage_fraction: float = 0.95
-    min_device_fraction: float = 0.5
-    min_clock_agreement: float = 0.5
-    min_explained_fraction: float = 0.5
-    min_lead_fraction: float = 0.25
-    min_sparse_lead_fraction: float = 0.5
-    min_lead_sigmas: float = 2.0
-    present_fraction: float = 0.5
-    clear_sigmas: float = 3.0
-    shift_sigmas: float = 5.0
-    min_run_steps: int = 8
     keep_fraction: float = 0.7
+
     false_names_per_million_steps: float = 0.1
     event_fractions: tuple[float, ...] = (0.1, 0.3, 1.0)
     guilty_fractions: tuple[float, ...] = (0.9, 0.65)
@@ -77,14 +91,24 @@ class Settings:
     cap_fraction: float = 1.25
     max_pause_steps: int = 64
     rhythm_log_odds: float = 5.0
-
-    max_special_fraction: float = 1 / 3
-    min_away_steps: int = 8
     max_rival_fraction: float = 0.5
+    min_explained_fraction: float = 0.5
+    min_part_fraction: float = 0.65
+    min_alike_fraction: float = 0.75
+
+    onset_log_likelihood: float = 2.0
+    min_away_steps: int = 8
+    min_persistence_fraction: float = 0.6
+
+    min_coverage_fraction: float = 0.95
+    max_special_fraction: float = 1 / 3
+    min_device_fraction: float = 0.5
+    min_clock_agreement: float = 0.5
+    shift_sigmas: float = 5.0
 
     @property
     def min_event_fraction(self) -> float:
-        """The smallest clear event, as a fraction of the usual step: half of what is worth a capture."""
+        """The smallest clear event: half of what is worth a capture."""
         return self.min_gain_fraction / 2
 
     @property

@@ -116,30 +116,14 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
     keep = keep_fraction(past, suspect, settings)
     single = suspect.scope in ("rank", "host")
     min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
-    if candidate.course is None or _share(candidate, evidence, settings) < min_share:
+    if candidate.course is None or suspect.share < min_share:
+        return False
+    if evidence.of_two(suspect) and evidence.rose_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s:
         return False
     if not single and suspect.persistence < settings.min_persistence_fraction * keep:
         return False
     wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
     return _explained_s(suspect, evidence) >= wanted_s
-
-
-def _share(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
-    """What a candidate is worth, as a fraction of the step as it would be without.
-
-    That is its gain, or more where it is steadily over its peers: a delay that is always there is there in full,
-    however much of it the jitter of others hides. A rank that is a little slow in all it does is what sharing a core
-    looks like, and one peer is no measure of what is steady.
-    """
-    suspect = candidate.suspect
-    if suspect.scope not in ("rank", "host") or suspect.share >= 0.5:
-        return suspect.share
-    share = suspect.share / (1.0 - suspect.share)
-    peers = len(evidence.gain_R) - len(suspect.ranks)
-    enough = share >= settings.min_seen_fraction * settings.min_gain_fraction
-    if suspect.pattern != "one-off" and suspect.stage is not None and peers >= 3 and enough:
-        share = max(share, candidate.steady_s / max(evidence.exposed_s - suspect.gain_s, suspect.gain_s))
-    return share / settings.known_fraction
 
 
 def _weighty_s(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
@@ -182,30 +166,35 @@ def _reasons(evidence: WindowEvidence, past: Past, settings: Settings) -> tuple[
         if any(one.course is not None and one.suspect.scope in ("rank", "host") for one in evidence.candidates):
             return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
     if excess.late_s >= settings.min_lateness_fraction * evidence.exposed_s or any(
-        one.suspect.scope in ("rank", "host") and _mean_share(one, evidence) >= settings.min_gain_fraction
+        one.suspect.scope in ("rank", "host") and _mean_s(one, evidence) >= settings.min_gain_fraction * evidence.exposed_s
         for one in evidence.candidates
     ):
         parts.append((excess.late_s, _late_reason(evidence, settings)))
     return tuple(dict.fromkeys(reason for _, reason in sorted(parts, reverse=True)))
 
 
-def _mean_share(candidate: Candidate, evidence: WindowEvidence) -> float:
-    """What a candidate would save, as a fraction of all of the window."""
-    return candidate.total_s / (evidence.exposed_s * float(evidence.used_N.sum()))
+def _mean_s(candidate: Candidate, evidence: WindowEvidence) -> float:
+    """What a candidate would save in a step, as a mean over all of the window."""
+    return candidate.total_s / float(evidence.used_N.sum())
 
 
 def _late_reason(evidence: WindowEvidence, settings: Settings) -> str:
     """Why lateness has no suspect.
 
     ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
-    as late. ``intermittent``: it would save most, and mostly it is one rank, but too seldom to tell it from chance.
-    ``roaming``: it would save most, but who comes last changes.
+    as late. ``roaming``: it would save most, but who comes last changes. ``intermittent``: mostly it is one rank, but
+    too seldom to tell it from chance. Of two ranks that differ always, one is slow (``no_baseline``: its own past is
+    not known) or they do different work (``mixed_roles``: it was so before).
     """
     if evidence.best_gains_s < settings.min_explained_fraction * evidence.excess.late_s:
         return "co_critical"
     total_s = float(evidence.gain_R.sum())
-    mostly = total_s > 0.0 and float(evidence.gain_R.max()) >= settings.min_persistence_fraction * total_s
-    return "intermittent" if mostly else "roaming"
+    if float(evidence.gain_R.max()) < settings.min_persistence_fraction * total_s:
+        return "roaming"
+    named = next((one.suspect for one in evidence.candidates if one.course is not None), None)
+    if named is not None and evidence.of_two(named):
+        return "no_baseline" if evidence.normal is None else "mixed_roles"
+    return "intermittent"
 
 
 def _shared_reason(evidence: WindowEvidence, settings: Settings) -> str:
@@ -249,7 +238,7 @@ def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) 
     keep = keep_fraction(past, first.suspect, settings)
     single = first.suspect.scope in ("rank", "host")
     found = {
-        "first_share": _share(first, evidence, settings),
+        "first_share": first.suspect.share,
         "min_share": (settings.min_gain_fraction if single else settings.min_group_fraction) * keep,
         "first_explained_s": _explained_s(first.suspect, evidence),
         "wanted_s": settings.min_explained_fraction * keep * _weighty_s(first, evidence, settings),

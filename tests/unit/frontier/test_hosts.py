@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.frontier import Settings
 from sftriage.frontier.accounting import walk
-from sftriage.frontier.hosts import ALIKE_FRACTION, host_units, last_elsewhere, places_of
+from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
 from sftriage.frontier.roles import grouped, roles_of
 from sftriage.frontier.segments import segments
 from sftriage.frontier.whatif import LARGE_COHORT, replay
 
 from .strategies import windows
 from .windows import Fault, Job
+
+SETTINGS = Settings()
 
 
 def found(window):
@@ -23,7 +26,7 @@ def found(window):
     before = [one.walk.arrival_MR.copy() for one in replays]
     places = places_of(window.hosts)
     elsewhere = [] if places is None else [last_elsewhere(one, places) for one in replays]
-    units = [] if places is None else host_units(replays, places, elsewhere, roles, n_steps)
+    units = [] if places is None else host_units(replays, places, elsewhere, roles, n_steps, SETTINGS)
     for one, arrival_MR in zip(replays, before, strict=True):
         assert (one.walk.arrival_MR == arrival_MR).all()
     return replays, {unit.name: unit for unit in units}
@@ -60,7 +63,7 @@ def the_long_way(replays, window, name):
             gain_MS[:, s] = np.maximum(one.walk.arrival_MR.max(axis=1) - left_M, 0.0)
         gains.append(gain_MS)
     over_X = over_NXS.sum(axis=2).mean(axis=0)
-    alike = over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= ALIKE_FRACTION
+    alike = over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= SETTINGS.min_alike_fraction
     return gains, np.median(over_NXS, axis=1), alike
 
 
