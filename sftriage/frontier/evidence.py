@@ -100,6 +100,13 @@ class WindowEvidence:
         return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
 
 
+def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:
+    """The complete steps in which no profiler ran, nor in the one before them."""
+    if window.capturing_N is None:
+        return valid_N
+    return valid_N & ~window.capturing_N & ~np.concatenate([[False], window.capturing_N[:-1]])
+
+
 def used_steps(window: Window, valid_N: BoolArray) -> BoolArray:
     """The complete steps of the kind that most of them are; what a step of another kind leaves behind is left out too.
 

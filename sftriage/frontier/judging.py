@@ -40,11 +40,14 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     # What was seen on one clock teaches nothing on another.
     on_device = verdict.clock == "device"
     before = past.device or Past() if on_device else past
+    named = verdict.suspects[0] if verdict.label == "suspect" else None
+    if "self_inflicted" in verdict.reasons:
+        named = before.named
     after = replace(
         before,
         baseline=learned(before.baseline, verdict, evidence.regime, evidence.like.typical),
         ranks=evidence.ranks,
         hosts=evidence.hosts,
-        named=verdict.suspects[0] if verdict.label == "suspect" else None,
+        named=named,
     )
     return verdict, replace(past, device=after) if on_device else after

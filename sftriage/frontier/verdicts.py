@@ -12,7 +12,7 @@ import numpy as np
 from sftriage.frontier.accounting import account, walked
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
+from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, undisturbed_steps, weigh
 from sftriage.frontier.roles import differ
 from sftriage.frontier.settings import Settings
 from sftriage.records import Label, Suspect, Verdict, Window
@@ -56,7 +56,11 @@ def assess_times(
         return verdict("needs_evidence", ("low_coverage",)), None
     if window.capturing_N is not None and window.capturing_N.any():
         numbers["capturing_steps"] = float(window.capturing_N.sum())
-        return verdict("needs_evidence", ("self_inflicted",)), None
+        # The steps without it are evidence as any others.
+        valid_N = undisturbed_steps(window, valid_N)
+        there = accounting.exposed_s > 0.0 and valid_N.any()
+        evidence = weigh(window, walks, accounting, valid_N, past, settings) if there else None
+        return verdict("needs_evidence", ("self_inflicted",)), evidence
     if accounting.exposed_s == 0.0:
         return verdict("healthy"), None
     evidence = weigh(window, walks, accounting, valid_N, past, settings)
