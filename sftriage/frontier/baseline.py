@@ -91,6 +91,11 @@ class Typical:
     lateness_s: float
     own_R: FloatArray = field(default_factory=lambda: np.zeros(0))
 
+    def is_of(self, seen: Profile) -> bool:
+        """Whether it is one of the same ranks and cohorts."""
+        shapes = self.level_CS.shape, self.own_R.shape
+        return shapes == (seen.level_NCS.shape[1:], seen.own_NR.shape[1:])
+
     @property
     def total_s(self) -> float:
         """All of it, where cohorts are side by side."""

@@ -14,8 +14,7 @@ from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.baseline import Profile, Typical
 from sftriage.frontier.course import Course, Onset, course_of, recurring
 from sftriage.frontier.roles import Roles
-from sftriage.frontier.sequential import Rhythm
-from sftriage.frontier.sequential import Unit as Ranks
+from sftriage.frontier.sequential import Ranks, Rhythm
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Scope, StageSchema, Suspect

@@ -22,13 +22,13 @@ from sftriage.frontier.baseline import (
     regimes_of,
 )
 from sftriage.frontier.candidates import Candidate, Scene, Unit, group_candidates, rank_units, suspects_of
-from sftriage.frontier.clear_events import clear_events, held_by_hosts, held_by_ranks
+from sftriage.frontier.clear_events import Arrivals, arrivals_of_hosts, arrivals_of_ranks, clear_events
 from sftriage.frontier.course import Onset, onset_of
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
-from sftriage.frontier.roles import roles_of
-from sftriage.frontier.sequential import Evidence, Rhythm, advanced, rhythm
-from sftriage.frontier.sequential import Unit as Ranks
+from sftriage.frontier.roles import Roles, roles_of
+from sftriage.frontier.sequential import Evidence, Ranks, Rhythm, advanced, rhythm
 from sftriage.frontier.settings import Settings
+from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
 from sftriage.frontier.whatif import SegmentReplay, replay
 from sftriage.records import Suspect, Window
 
@@ -88,7 +88,7 @@ class WindowEvidence:
         return suspect.rank is not None and bool(self.cohort_sizes_R[suspect.rank] == 2)
 
     def rose_s(self, candidate: Candidate) -> float:
-        """By how much a rank is slower than it was, in the steps that it fills; minus infinity where that is not known."""
+        """By how much a rank is slower than it was, in the steps that it fills; -∞ where that is not known."""
         rank, course = candidate.suspect.rank, candidate.course
         if self.normal is None or rank is None or course is None:
             return -np.inf
@@ -100,42 +100,6 @@ class WindowEvidence:
         return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
 
 
-def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:
-    """The complete steps in which no profiler ran, nor in the one before them."""
-    if window.capturing_N is None:
-        return valid_N
-    return valid_N & ~window.capturing_N & ~np.concatenate([[False], window.capturing_N[:-1]])
-
-
-def used_steps(window: Window, valid_N: BoolArray) -> BoolArray:
-    """The complete steps of the kind that most of them are; what a step of another kind leaves behind is left out too.
-
-    A checkpoint is no slow training step, and the rank that wrote it arrives late in the step after it.
-    """
-    if window.kinds is None or len(set(window.kinds)) == 1:
-        return valid_N
-    kinds_N = np.asarray(window.kinds)
-    main = Counter(kinds_N[valid_N].tolist()).most_common(1)[0][0]
-    same_N: BoolArray = np.asarray(kinds_N == main)
-    after_same_N = np.concatenate([[True], same_N[:-1]])
-    used_N: BoolArray = valid_N & same_N & after_same_N
-    return used_N if used_N.any() else valid_N & same_N
-
-
-def special_steps(common_NCS: FloatArray, settings: Settings, step_s: float) -> BoolArray:
-    """Steps (N) in which (nearly) all ranks spend time in a stage that the others do not have: a kind of its own.
-
-    An evaluation, a checkpoint, a collection of garbage that nobody has called so. Where many steps are like that, they
-    are ordinary.
-    """
-    common_NS = common_NCS.min(axis=1)
-    usual_S = np.median(common_NS, axis=0)
-    over_NS = common_NS - usual_S
-    special_N = ((over_NS > usual_S) & (over_NS > settings.min_gain_fraction * step_s)).any(axis=1)
-    few = special_N.mean() <= settings.max_special_fraction
-    return np.asarray(special_N if few else np.zeros(len(special_N), dtype=np.bool_))
-
-
 def weigh(
     window: Window, walks: list[Walk], accounting: Accounting, valid_N: BoolArray, past: Past, settings: Settings
 ) -> WindowEvidence:
@@ -144,42 +108,24 @@ def weigh(
     roles = roles_of(window)
     replays = replay(walks, roles, n_stages)
     whole = profile(replays, n_steps, roles)
-    exposed_N = np.sum([one.end_M[:n_steps] for one in walks], axis=0)
-    exposed_N[-1] += sum(float(one.end_M[n_steps:].sum()) for one in walks)
-    used_N = used_steps(window, valid_N)
-    used_N = ordinary_steps(used_N, whole, exposed_N, settings)
+    exposed_N = _exposed(walks, n_steps)
+    used_N = ordinary_steps(steps_of_a_kind(window, valid_N), whole, exposed_N, settings)
     regime_N = regimes_of(window)
     regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
     seen, like = whole.of(used_N), whole.of(used_N & np.asarray([one == regime for one in regime_N]))
     normal = past.baseline.typical(regime)
-    if normal is not None and (normal.level_CS.shape, normal.own_R.shape) != (
-        like.level_NCS.shape[1:],
-        like.own_NR.shape[1:],
-    ):
+    if normal is not None and not normal.is_of(like):
         normal = None  # the job has other cohorts than it had
     exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
-    present_s = settings.min_event_fraction * exposed_s
-    units = rank_units(replays, roles, n_steps)
-    gain_NG = np.stack([one.whole_gain_M[:n_steps] for one in replays])
-    usual_s = float(np.median((exposed_N - gain_NG.sum(axis=0))[used_N])) or exposed_s
-    ranks = _advanced(past.ranks, replays, held_by_ranks(replays), [(r,) for r in range(n_ranks)], used_N, window, usual_s, settings)
-    hosts, n_hosts = past.hosts, 0
-    places = places_of(window.hosts)
-    if places is not None:
-        elsewhere = [last_elsewhere(one, places) for one in replays]
-        units += host_units(replays, places, elsewhere, roles, n_steps, settings)
-        held = held_by_hosts(replays, elsewhere, places)
-        members = [tuple(map(int, ranks_H)) for ranks_H in places.members]
-        n_hosts = len(members)
-        hosts = _advanced(past.hosts, replays, held, members, used_N, window, usual_s, settings)
+    ranks, hosts, units = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
     scene = Scene(
         schema=window.schema,
         used_N=used_N,
         exposed_N=exposed_N,
         first_step=window.first_step,
-        present_s=present_s,
-        onsets=_onsets(settings, ranks, hosts),
-        rhythms=_rhythms(units, ranks, n_ranks, hosts, n_hosts, settings),
+        present_s=settings.min_event_fraction * exposed_s,
+        onsets=_onsets((ranks, hosts), settings),
+        rhythms=_rhythms(units, ranks, hosts, settings),
         settings=settings,
     )
     candidates = _single(units, scene)
@@ -190,7 +136,7 @@ def weigh(
         least = settings.min_group_fraction * (settings.keep_fraction if kept else 1.0)
         candidates += [candidate for candidate in group if candidate.suspect.share >= least]
     leader_NG = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
-    gain_NG = gain_NG[:, used_N]
+    gain_NG = np.stack([one.whole_gain_M[:n_steps] for one in replays])[:, used_N]
     return WindowEvidence(
         exposed_s=exposed_s,
         used_N=used_N,
@@ -202,39 +148,55 @@ def weigh(
         excess=excess_of(seen, like, normal, n_ranks, exposed_s, settings),
         candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
         best_gains_s=float(gain_NG.sum()) / float(used_N.sum()),
-        gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), minlength=n_ranks),
+        gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), n_ranks).astype(np.float64),
         ranks=ranks,
         hosts=hosts,
         rhythms=scene.rhythms,
-        cohort_sizes_R=np.asarray([len(ranks) for ranks in roles.members])[roles.role_R],
+        cohort_sizes_R=np.asarray([len(members) for members in roles.members])[roles.role_R],
     )
 
 
-def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, settings: Settings) -> BoolArray:
-    """The steps that count, without those that do other work by themselves, and without those right after them."""
-    special_N = np.zeros(len(used_N), dtype=np.bool_)
-    special_N[used_N] = special_steps(whole.common_NCS[used_N], settings, float(np.median(exposed_N[used_N])))
-    after_N = np.concatenate([[False], special_N[:-1]])
-    return used_N & ~special_N & ~after_N if special_N.any() else used_N
+def _exposed(walks: list[Walk], n_steps: int) -> FloatArray:
+    """The exposed time of each step (N); what came after the last one's last sync stage is its own."""
+    exposed_N = np.sum([one.end_M[:n_steps] for one in walks], axis=0)
+    exposed_N[-1] += sum(float(one.end_M[n_steps:].sum()) for one in walks)
+    return np.asarray(exposed_N)
 
 
-def _advanced(
-    before: Evidence,
-    replays: Sequence[SegmentReplay],
-    held: Sequence[tuple[RankArray, FloatArray]],
-    units: Sequence[Ranks],
-    used_N: BoolArray,
+def _evidence(
     window: Window,
-    usual_s: float,
+    replays: list[SegmentReplay],
+    roles: Roles,
+    exposed_N: FloatArray,
+    used_N: BoolArray,
+    past: Past,
     settings: Settings,
-) -> Evidence:
-    """The evidence with the steps of a window that it has not seen."""
-    new_N = used_N & (window.first_step + np.arange(len(used_N)) >= before.next_step)
-    found = clear_events(replays, held, units, new_N, window.first_step, usual_s, settings.min_event_fraction)
-    return advanced(before, found, max(before.next_step, window.last_step + 1), len(units), settings)
+) -> tuple[Evidence, Evidence, list[Unit]]:
+    """The evidence against ranks and against hosts with the steps of a window, and those that held up most in it."""
+    n_steps, n_ranks, _ = window.durations_NRS.shape
+    held_N = np.sum([one.whole_gain_M[:n_steps] for one in replays], axis=0)
+    usual_s = float(np.median((exposed_N - held_N)[used_N])) or float(exposed_N[used_N].mean())
+
+    def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
+        """With the steps that it has not seen."""
+        if before.n_units != len(arrivals.members):
+            before = Evidence(len(arrivals.members), before.next_step)
+        new_N = used_N & (window.first_step + np.arange(n_steps) >= before.next_step)
+        least = settings.min_event_fraction
+        events = clear_events(arrivals, replays, new_N, window.first_step, usual_s, least)
+        return advanced(before, events, max(before.next_step, window.last_step + 1), settings)
+
+    ranks = advance(past.ranks, arrivals_of_ranks(replays, n_ranks))
+    units = rank_units(replays, roles, n_steps)
+    places = places_of(window.hosts)
+    if places is None:
+        return ranks, past.hosts, units
+    elsewhere = [last_elsewhere(one, places) for one in replays]
+    hosts = advance(past.hosts, arrivals_of_hosts(replays, elsewhere, places))
+    return ranks, hosts, units + host_units(replays, places, elsewhere, roles, n_steps, settings)
 
 
-def _onsets(settings: Settings, *evidences: Evidence) -> dict[Ranks, Onset]:
+def _onsets(evidences: Sequence[Evidence], settings: Settings) -> dict[Ranks, Onset]:
     """When the faults of the units began that are named."""
     found = {}
     for evidence in evidences:
@@ -245,17 +207,10 @@ def _onsets(settings: Settings, *evidences: Evidence) -> dict[Ranks, Onset]:
     return found
 
 
-def _rhythms(
-    units: Sequence[Unit], ranks: Evidence, n_ranks: int, hosts: Evidence, n_hosts: int, settings: Settings
-) -> dict[Ranks, Rhythm]:
-    """What comes back, of the units that the odds of a rhythm name."""
-    found: dict[Ranks, Rhythm] = {}
-    for unit in units:
-        evidence, n_units = (ranks, n_ranks) if unit.scope == "rank" else (hosts, n_hosts)
-        one = rhythm(evidence, unit.ranks, n_units, settings)
-        if one is not None:
-            found[unit.ranks] = one
-    return found
+def _rhythms(units: Sequence[Unit], ranks: Evidence, hosts: Evidence, settings: Settings) -> dict[Ranks, Rhythm]:
+    """What comes back, by whose it is."""
+    found = ((one.ranks, rhythm(ranks if one.scope == "rank" else hosts, one.ranks, settings)) for one in units)
+    return {whose: one for whose, one in found if one is not None}
 
 
 def _single(units: list[Unit], scene: Scene) -> list[Candidate]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from sftriage.frontier.arrays import FloatArray, RankArray, medians
 from sftriage.frontier.candidates import MAX_LOOKED_AT, Unit, by_step
-from sftriage.frontier.clear_events import held_by_hosts
+from sftriage.frontier.clear_events import arrivals_of_hosts
 from sftriage.frontier.roles import Roles, grouped, sampled
+from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import LARGE_COHORT, SegmentReplay
 
 Peers = Sequence[FloatArray]
@@ -23,14 +24,19 @@ def places_of(hosts: tuple[str, ...] | None) -> Roles | None:
 
 
 def host_units(
-    replays: Sequence[SegmentReplay], places: Roles, elsewhere: Sequence[FloatArray], roles: Roles, n_steps: int, settings: Settings
+    replays: Sequence[SegmentReplay],
+    places: Roles,
+    elsewhere: Sequence[FloatArray],
+    roles: Roles,
+    n_steps: int,
+    settings: Settings,
 ) -> list[Unit]:
     """The hosts of several ranks that held the others up most, each with its gains, if its ranks are slow alike.
 
     ``elsewhere`` has for each segment what `last_elsewhere` says.
     """
     led_H = np.zeros(len(places.names))
-    for host_M, held_M in held_by_hosts(replays, elsewhere, places):
+    for host_M, held_M in arrivals_of_hosts(replays, elsewhere, places).last:
         led_H += np.bincount(host_M, held_M, len(led_H))
     units = []
     for h in np.argsort(-led_H, kind="stable")[:MAX_LOOKED_AT]:

@@ -14,7 +14,7 @@ how likely chance lays so many of its events into one phase of a period (Fisher'
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TypeAlias
@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from sftriage.frontier.settings import Settings
 
-Unit: TypeAlias = "tuple[int, ...]"
-"""The ranks of a unit: one rank, or those of a host."""
+Ranks: TypeAlias = "tuple[int, ...]"
+"""A unit by its ranks: one rank, or those of a host."""
 
 HISTORY_STEPS = 512
 """Steps whose events are remembered."""
@@ -44,7 +44,7 @@ class ClearEvent:
     """A step that one unit alone held up, by this share of the usual step."""
 
     step: int
-    unit: Unit
+    unit: Ranks
     share: float
 
 
@@ -74,65 +74,69 @@ class Standing:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the steps before ``next_step`` say of a job's ranks, or of its hosts. Who is not in ``units`` did nothing.
+    """What the steps before ``next_step`` say of a job's ranks, or of its hosts: of so many of them.
 
-    ``events`` are the clear ones of the last `HISTORY_STEPS` steps.
+    Of who is not in ``units`` they say nothing. ``events`` are the clear ones of the last `HISTORY_STEPS` steps.
     """
 
+    n_units: int = 0
     next_step: int = 0
-    units: Mapping[Unit, Standing] = field(default_factory=dict)
+    units: Mapping[Ranks, Standing] = field(default_factory=dict)
     events: tuple[ClearEvent, ...] = ()
 
-    def named(self, unit: Unit) -> bool:
+    def named(self, unit: Ranks) -> bool:
         """Whether the odds have named a unit, and its fault is not known to have ended."""
         return unit in self.units and self.units[unit].named
 
-    def log_odds(self, unit: Unit) -> float:
+    def log_odds(self, unit: Ranks) -> float:
         """The best that any test says against a unit."""
         return max(self.units[unit].log_odds, default=0.0) if unit in self.units else 0.0
 
 
-def advanced(
-    evidence: Evidence, events: Sequence[ClearEvent], next_step: int, n_units: int, settings: Settings
-) -> Evidence:
+def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, settings: Settings) -> Evidence:
     """The evidence after the steps before ``next_step``, in which there were these events, in order."""
-    if n_units < 2:
-        return Evidence(next_step)
-    tests = _tests(n_units, settings)
-    cap = settings.cap_fraction * settings.naming_log_odds
+    if evidence.n_units < 2:
+        return replace(evidence, next_step=next_step)
+    tests = _tests(evidence.n_units, settings)
     units = dict(evidence.units)
     last_step = {event.unit: event.step for event in evidence.events}
     for event in events:
         units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= settings.max_pause_steps}
-        before = units.get(event.unit) or Standing((0.0,) * len(tests), (event.step,) * len(tests))
+        own = units.pop(event.unit, None) or Standing((0.0,) * len(tests), (event.step,) * len(tests))
+        units = {
+            unit: lowered for unit, one in units.items() if any((lowered := _of_another(one, event, tests)).log_odds)
+        }
+        units[event.unit] = _of_its_own(own, event, tests, settings)
         last_step[event.unit] = event.step
-        for unit, one in list(units.items()):
-            if unit != event.unit:
-                odds = tuple(
-                    max(0.0, odds + miss) if event.share > size else odds
-                    for odds, (size, _, miss) in zip(one.log_odds, tests, strict=True)
-                )
-                units[unit] = replace(one, log_odds=odds)
-                if not any(odds):
-                    del units[unit]
-        since = tuple(event.step if odds == 0.0 else at for odds, at in zip(before.log_odds, before.since, strict=True))
-        odds = tuple(
-            min(cap, odds + hit) if event.share > size else odds
-            for odds, (size, hit, _) in zip(before.log_odds, tests, strict=True)
-        )
-        units[event.unit] = Standing(odds, since, before.named or max(odds) >= settings.naming_log_odds)
-    recent = (*evidence.events, *events)
-    kept = tuple(event for event in recent if event.step >= next_step - HISTORY_STEPS)
     units = {unit: one for unit, one in units.items() if next_step - last_step[unit] <= settings.max_pause_steps}
-    return Evidence(next_step, units, kept)
+    kept = tuple(one for one in (*evidence.events, *events) if one.step >= next_step - HISTORY_STEPS)
+    return Evidence(evidence.n_units, next_step, units, kept)
+
+
+Tests: TypeAlias = "tuple[tuple[float, float, float], ...]"
+"""Of each test: from which share of the step on an event counts; the log odds it adds for its own, and for another."""
+
+
+def _of_another(one: Standing, event: ClearEvent, tests: Tests) -> Standing:
+    odds = (
+        max(0.0, odds + miss) if event.share > size else odds
+        for odds, (size, _, miss) in zip(one.log_odds, tests, strict=True)
+    )
+    return replace(one, log_odds=tuple(odds))
+
+
+def _of_its_own(one: Standing, event: ClearEvent, tests: Tests, settings: Settings) -> Standing:
+    since = tuple(event.step if odds == 0.0 else at for odds, at in zip(one.log_odds, one.since, strict=True))
+    cap = settings.cap_fraction * settings.naming_log_odds
+    log_odds = tuple(
+        min(cap, odds + hit) if event.share > size else odds
+        for odds, (size, hit, _) in zip(one.log_odds, tests, strict=True)
+    )
+    return Standing(log_odds, since, one.named or max(log_odds) >= settings.naming_log_odds)
 
 
 @lru_cache(maxsize=32)
-def _tests(n_units: int, settings: Settings) -> tuple[tuple[float, float, float], ...]:
-    """Each test: from which share of the step an event counts, and the log odds that it adds for its own, for others.
-
-    Of many units an event says no more than of a few: a hiccup lasts several steps, and all of these are its own.
-    """
+def _tests(n_units: int, settings: Settings) -> Tests:
     chance = max(1.0 / n_units, settings.min_chance)
     return tuple(
         (size, math.log(guilty / chance), math.log((1.0 - guilty) / (1.0 - chance)))
@@ -141,7 +145,7 @@ def _tests(n_units: int, settings: Settings) -> tuple[tuple[float, float, float]
     )
 
 
-def rhythm(evidence: Evidence, unit: Unit, n_units: int, settings: Settings) -> Rhythm | None:
+def rhythm(evidence: Evidence, unit: Ranks, settings: Settings) -> Rhythm | None:
     """What a unit does at regular steps, where its odds name the unit; None where there is no such thing.
 
     Its events fall into one phase, and those of the others do not: else the rhythm is the job's. Who causes the events
@@ -150,12 +154,9 @@ def rhythm(evidence: Evidence, unit: Unit, n_units: int, settings: Settings) -> 
     """
     found: list[Rhythm] = []
     standing = evidence.units.get(unit)
-    n_tries = n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
-    for t, (size, _, _) in enumerate(_tests(n_units, settings)):
-        steps, theirs = (
-            np.asarray([one.step for one in evidence.events if (one.unit == unit) is own and one.share > size], np.intp)
-            for own in (True, False)
-        )
+    n_tries = evidence.n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
+    for t, (size, _, _) in enumerate(_tests(evidence.n_units, settings)):
+        steps = _steps(one for one in evidence.events if one.unit == unit and one.share > size)
         best = _fold(steps, evidence.next_step)
         if best is None:
             continue
@@ -163,7 +164,12 @@ def rhythm(evidence: Evidence, unit: Unit, n_units: int, settings: Settings) -> 
         own = steps[steps % period == phase]
         ended = evidence.next_step - own[-1] > 2 * period
         log_odds = -log_chance - math.log(n_tries)
-        if ended or log_odds < settings.rhythm_log_odds or _is_of_all(theirs, best, own, evidence, settings):
+        if ended or log_odds < settings.rhythm_log_odds:
+            continue
+        # What all do at these steps may be small, or amid small hiccups that hide it.
+        others = [one for one in evidence.events if one.unit != unit and one.step >= own[0] - period]
+        of_size = [one for one in others if one.share > size]
+        if any(_is_of_all(_steps(theirs), best, own, evidence, settings) for theirs in (others, of_size)):
             continue
         log_odds += 0.0 if standing is None else standing.log_odds[t]
         if log_odds >= settings.naming_log_odds:
@@ -172,17 +178,23 @@ def rhythm(evidence: Evidence, unit: Unit, n_units: int, settings: Settings) -> 
 
 
 def _is_of_all(
-    theirs: NDArray[np.intp], rhythm: tuple[int, int, float], own: NDArray[np.intp], evidence: Evidence, settings: Settings
+    theirs: NDArray[np.intp],
+    rhythm: tuple[int, int, float],
+    own: NDArray[np.intp],
+    evidence: Evidence,
+    settings: Settings,
 ) -> bool:
-    """Whether the others' events fall into the same phase, or into that of a rhythm of which it is every second, …"""
+    """Whether the others' events fall into the same phase, or into that of a period of which this one is a multiple."""
     period, phase, _ = rhythm
-    since = int(own[0])
-    theirs = theirs[theirs >= since - period]
-    n_steps = min(evidence.next_step - since + period, HISTORY_STEPS)
+    n_steps = int(min(evidence.next_step - own[0] + period, HISTORY_STEPS))
     divisors = np.asarray([one for one in range(2, period + 1) if period % one == 0], np.intp)
     hits = np.asarray([int((theirs % one == phase % one).sum()) for one in divisors], np.intp)
     times = np.maximum(-(-n_steps // divisors), hits)
     return bool((_log_chance(hits, times, len(theirs), n_steps) < -settings.rhythm_log_odds).any())
+
+
+def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:
+    return np.asarray([one.step for one in events], np.intp)
 
 
 def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | None:
@@ -207,11 +219,11 @@ def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | N
     return int(period_P[p]), phase, float(log_chance_P[p])
 
 
-def _log_chance(
-    hits: NDArray[np.intp], times: NDArray[np.intp], n_drawn: int, n_steps: int
-) -> NDArray[np.float64]:
-    """Log of the chance that of ``n_drawn`` of ``n_steps`` steps just ``hits`` are among certain ``times``; 0 where
-    chance alone would bring as many."""
+def _log_chance(hits: NDArray[np.intp], times: NDArray[np.intp], n_drawn: int, n_steps: int) -> NDArray[np.float64]:
+    """Log of the chance that of ``n_drawn`` of ``n_steps`` steps just ``hits`` are among certain ``times``.
+
+    (That of as many or more is hardly larger, where it is small. Where chance alone would bring more, it is 0.)
+    """
 
     def log_choose(a: NDArray[np.intp] | int, b: NDArray[np.intp] | int) -> NDArray[np.float64]:
         return np.asarray(_LOG_FACTORIALS[a] - _LOG_FACTORIALS[b] - _LOG_FACTORIALS[np.subtract(a, b)])

@@ -12,9 +12,10 @@ import numpy as np
 from sftriage.frontier.accounting import account, walked
 from sftriage.frontier.arrays import BoolArray
 from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, undisturbed_steps, weigh
+from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
 from sftriage.frontier.roles import differ
 from sftriage.frontier.settings import Settings
+from sftriage.frontier.steps import undisturbed_steps
 from sftriage.records import Label, Suspect, Verdict, Window
 
 MAX_SUSPECTS = 8
@@ -122,7 +123,10 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
     min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
     if candidate.course is None or suspect.share < min_share:
         return False
-    if evidence.of_two(suspect) and evidence.rose_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s:
+    if (
+        evidence.of_two(suspect)
+        and evidence.rose_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s
+    ):
         return False
     if not single and suspect.persistence < settings.min_persistence_fraction * keep:
         return False
@@ -170,7 +174,8 @@ def _reasons(evidence: WindowEvidence, past: Past, settings: Settings) -> tuple[
         if any(one.course is not None and one.suspect.scope in ("rank", "host") for one in evidence.candidates):
             return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
     if excess.late_s >= settings.min_lateness_fraction * evidence.exposed_s or any(
-        one.suspect.scope in ("rank", "host") and _mean_s(one, evidence) >= settings.min_gain_fraction * evidence.exposed_s
+        one.suspect.scope in ("rank", "host")
+        and _mean_s(one, evidence) >= settings.min_gain_fraction * evidence.exposed_s
         for one in evidence.candidates
     ):
         parts.append((excess.late_s, _late_reason(evidence, settings)))

@@ -1,16 +1,14 @@
 """The job's healthy profile: learned from what was healthy, slow to forget."""
 
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
 
-from sftriage.frontier import Past, Settings, judge
-from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Known, Typical
-from sftriage.frontier.judging import assess
+from sftriage.frontier import Settings, judge
+from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Known, Typical
 
-from .windows import Fault, Job, classify, every, gaussian
+from .windows import Fault, Job, every
 
 SETTINGS = Settings()
 

@@ -4,11 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from sftriage.frontier import Settings, judge
-from sftriage.frontier.course import Onset, course_of
 
 from .windows import Fault, Job, at, classify, every, from_step, gaussian
 
@@ -92,5 +89,3 @@ def test_what_comes_back_at_longer_intervals_is_found_over_windows():
     # THEN it is named when it was there for the fourth time, with its period
     assert found[0][0] < 4 * 40 + 20
     assert {(rank, period) for _, rank, period in found} == {(1, 40)}
-
-

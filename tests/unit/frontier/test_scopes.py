@@ -118,7 +118,9 @@ def test_the_truth_table_of_scopes(case):
     for healthy in range(10 if case.known else 0):
         before = case.faults if case.job.cohorts else ()
         first_step = 50 * (healthy - 10)
-        _, past = judge(case.job.run(*before, seed=1000 + healthy, split=case.split, first_step=first_step), past, SETTINGS)
+        _, past = judge(
+            case.job.run(*before, seed=1000 + healthy, split=case.split, first_step=first_step), past, SETTINGS
+        )
     for seed in range(1 if case.job.n_ranks > 100 else 3):
         # WHEN its window is classified
         verdict = classify(case.job.run(*case.faults, seed=seed, split=case.split), past, SETTINGS)

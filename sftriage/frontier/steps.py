@@ -1,0 +1,53 @@
+"""Which steps of a window are compared: whole ones of one kind, without those that do other work or were disturbed."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.baseline import Profile
+from sftriage.frontier.settings import Settings
+from sftriage.records import Window
+
+
+def undisturbed_steps(window: Window, valid_N: BoolArray) -> BoolArray:
+    """The complete steps in which no profiler ran, nor in the one before them."""
+    return valid_N if window.capturing_N is None else valid_N & ~_with_next(window.capturing_N)
+
+
+def steps_of_a_kind(window: Window, valid_N: BoolArray) -> BoolArray:
+    """The complete steps of the kind that most of them are; what a step of another kind leaves behind is left out too.
+
+    A checkpoint is no slow training step, and the rank that wrote it arrives late in the step after it.
+    """
+    if window.kinds is None or len(set(window.kinds)) == 1:
+        return valid_N
+    kinds_N = np.asarray(window.kinds)
+    main = Counter(kinds_N[valid_N].tolist()).most_common(1)[0][0]
+    same_N: BoolArray = np.asarray(kinds_N == main)
+    used_N: BoolArray = valid_N & ~_with_next(~same_N)
+    return used_N if used_N.any() else valid_N & same_N
+
+
+def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, settings: Settings) -> BoolArray:
+    """The steps without those that do other work, though nobody has said so, and those right after them.
+
+    In such a step (nearly) all ranks spend time in a stage that the other steps do not have: an evaluation, a
+    checkpoint, a collection of garbage. Where many steps are like that, they are ordinary.
+    """
+    common_NS = whole.common_NCS.min(axis=1)
+    usual_S = np.median(common_NS[used_N], axis=0)
+    over_NS = common_NS - usual_S
+    least_s = settings.min_gain_fraction * float(np.median(exposed_N[used_N]))
+    special_N = used_N & ((over_NS > usual_S) & (over_NS > least_s)).any(axis=1)
+    if not special_N.any() or special_N.sum() > settings.max_special_fraction * used_N.sum():
+        return used_N
+    ordinary_N: BoolArray = used_N & ~_with_next(special_N)
+    return ordinary_N if ordinary_N.any() else used_N
+
+
+def _with_next(steps_N: BoolArray) -> BoolArray:
+    """These steps, and the one after each."""
+    return np.asarray(steps_N | np.concatenate([[False], steps_N[:-1]]))

@@ -1,0 +1,185 @@
+"""The evidence along a run: who causes the clear events, against chance, and what comes back."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.frontier import Settings
+from sftriage.frontier.sequential import HISTORY_STEPS, ClearEvent, Evidence, advanced, rhythm
+
+SETTINGS = Settings()
+RANK = (1,)
+
+
+def events(*steps, rank=RANK, share=0.2):
+    return [ClearEvent(int(step), rank, share) for step in steps]
+
+
+def in_order(*parts):
+    """Events of several ranks; of those in one step the largest."""
+    largest = {}
+    for one in (event for part in parts for event in part):
+        if one.step not in largest or one.share > largest[one.step].share:
+            largest[one.step] = one
+    return [largest[step] for step in sorted(largest)]
+
+
+def after(found, n_steps, n_units=4, settings=SETTINGS):
+    return advanced(Evidence(n_units), found, n_steps, settings)
+
+
+def by_chance(n_steps, seed, n_units=4, rate=0.5):
+    """Events of which each is anybody's."""
+    random = np.random.default_rng(seed)
+    steps = np.flatnonzero(random.random(n_steps) < rate)
+    return [ClearEvent(int(step), (int(random.integers(n_units)),), float(random.exponential(0.2))) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("situation", "found", "named"),
+    [
+        ("nothing happens", [], False),
+        ("a dozen steps", events(*range(20, 32)), False),
+        ("one more", events(*range(20, 33)), True),
+        ("two steps of three, and nobody in the third", events(*(n for n in range(20, 60) if n % 3)), True),
+        (
+            "two steps of three, another rank in the third",
+            in_order(
+                events(*(n for n in range(20, 120) if n % 3)), events(*range(21, 120, 3), rank=(2,)), events(0, rank=(0,))
+            ),
+            True,
+        ),
+        (
+            "as often as two other ranks",
+            in_order(*(events(*range(20 + rank, 320, 3), rank=(rank,)) for rank in range(3))),
+            False,
+        ),
+        ("now and then, with longer pauses than any period has", events(*range(0, 6600, 66)), False),
+        ("small ones, amid large ones of others", in_order(events(*range(0, 60), share=0.03), events(*range(0, 60, 3), rank=(3,), share=0.5)), True),
+    ],
+)  # fmt: skip
+def test_who_causes_most_of_the_clear_events_is_named(situation, found, named):
+    # GIVEN events, WHEN the evidence is taken up to the last of them
+    evidence = after(found, found[-1].step + 1 if found else 100)
+    # THEN whoever causes most of them is named, and nobody else
+    assert evidence.named(RANK) == named
+    assert all(unit == RANK for unit, one in evidence.units.items() if one.named)
+
+
+@pytest.mark.parametrize("n_units", [2, 3, 4, 8, 1024])
+def test_chance_names_nobody_in_as_many_steps_as_are_promised(n_units):
+    # GIVEN settings that promise one false name in 20,000 steps, and ten times as many, half of them with an event
+    settings = Settings(false_names_per_million_steps=50.0)
+    named = 0
+    for seed in range(10):
+        evidence = Evidence(n_units)
+        for first in range(0, 20_000, 1000):
+            found = [
+                ClearEvent(one.step + first, one.unit, one.share) for one in by_chance(1000, seed + first, n_units)
+            ]
+            evidence = advanced(evidence, found, first + 1000, settings)
+            named += sum(one.named for one in evidence.units.values())
+    # THEN hardly more are named than that (ten; counted are those that still are at the end of a thousand)
+    assert named <= 20
+
+
+def test_a_fault_that_stays_away_has_ended_and_the_next_one_is_another():
+    # GIVEN a rank that was named
+    evidence = after(events(*range(100, 140)), 140)
+    assert evidence.named(RANK)
+    # WHEN it does nothing for as long as the longest period, THEN it still is, and after that no more
+    assert advanced(evidence, [], 139 + SETTINGS.max_pause_steps, SETTINGS).named(RANK)
+    ended = advanced(evidence, [], 140 + SETTINGS.max_pause_steps, SETTINGS)
+    assert not ended.named(RANK)
+    # AND one event more is one event
+    again = advanced(ended, events(300), 301, SETTINGS)
+    assert again.units[RANK].onset == 300
+
+
+def test_others_take_a_name_away():
+    # GIVEN a rank that was named, WHEN others cause the events from then on
+    evidence = after(events(*range(20)), 20)
+    for step in range(20, 60):
+        evidence = advanced(evidence, events(step, rank=(step % 3 + 2,)), step + 1, SETTINGS)
+    # THEN nobody is named
+    assert not any(one.named for one in evidence.units.values())
+
+
+def test_one_unit_alone_is_nobody_to_compare():
+    assert after(events(*range(50), rank=(0,)), 50, n_units=1).units == {}
+
+
+@pytest.mark.parametrize(("period", "times"), [(5, 9), (7, 8), (20, 7), (40, 7), (60, 7)])
+def test_what_comes_back_is_named_in_fewer_steps_than_chance_would_need(period, times):
+    # GIVEN events of one rank at regular steps, WHEN there are enough
+    steps = 100 + period * np.arange(times)
+    evidence = after(events(*steps), steps[-1] + 1)
+    # THEN it comes back, with its period, and since the first of them; the sequence alone does not name it yet
+    found = rhythm(evidence, RANK, SETTINGS)
+    assert (found.period, found.phase, found.onset) == (period, 100 % period, 100)
+    assert not evidence.named(RANK)
+    # AND three are no rhythm
+    assert rhythm(after(events(*steps[:3]), steps[2] + 1), RANK, SETTINGS) is None
+
+
+def test_a_rhythm_stands_out_of_ordinary_hiccups():
+    # GIVEN hiccups of all ranks in every third step, and a rank that comes back every ninth step
+    found = in_order(by_chance(300, 1, rate=1 / 3), events(*range(4, 300, 9), share=0.5))
+    # THEN it does
+    assert rhythm(after(found, 300), RANK, SETTINGS).period == 9
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("period", [10, 20, 50])
+def test_the_rhythm_of_all_is_nobodys(period, seed):
+    # GIVEN an evaluation in which somebody is last, another one each time; or that is late in two of three
+    random = np.random.default_rng(seed)
+    found = [
+        ClearEvent(step, (int(random.integers(4)),), float(random.exponential(0.2)))
+        for step in range(0, 2000, period)
+        if random.random() < 2 / 3
+    ]
+    evidence = Evidence(4)
+    for event in found:
+        evidence = advanced(evidence, [event], event.step + 1, SETTINGS)
+        # THEN nobody comes back, at any time, and nobody is named
+        assert all(rhythm(evidence, (rank,), SETTINGS) is None for rank in range(4)), event
+        assert not any(one.named for one in evidence.units.values())
+
+
+def test_what_came_back_and_has_ended_is_no_rhythm():
+    steps = range(100, 300, 10)
+    assert rhythm(after(events(*steps), 305), RANK, SETTINGS) is not None
+    assert rhythm(after(events(*steps), 330), RANK, SETTINGS) is None
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 40), st.integers(0, 3), st.floats(0.02, 2.0)), min_size=1, max_size=120),
+    cuts=st.lists(st.integers(0, 120), max_size=8),
+)
+def test_it_does_not_matter_in_which_parts_the_steps_come(steps, cuts):
+    # GIVEN any events, and any way to cut them into parts
+    at = np.cumsum([step for step, _, _ in steps])
+    found = [ClearEvent(int(step), (rank,), share) for step, (_, rank, share) in zip(at, steps, strict=True)]
+    whole = after(found, int(at[-1]) + 1)
+    parts = Evidence(4)
+    borders = sorted({0, len(found), *(min(cut, len(found)) for cut in cuts)})
+    for first, last in pairwise(borders):
+        parts = advanced(parts, found[first:last], found[last - 1].step + 1, SETTINGS)
+    # THEN the evidence is the same
+    assert parts == whole
+    # AND odds are never below nothing, nor over their cap; and no event is older than what is remembered
+    cap = SETTINGS.cap_fraction * SETTINGS.naming_log_odds
+    assert all(0.0 <= odds <= cap for one in whole.units.values() for odds in one.log_odds)
+    assert all(one.step >= whole.next_step - HISTORY_STEPS for one in whole.events)
+
+
+@given(seed=st.integers(0, 1000), ranks=st.permutations(range(4)))
+def test_ranks_are_not_known_by_their_numbers(seed, ranks):
+    found = in_order(by_chance(200, seed), events(*range(100, 200, 2), share=1.5))
+    renamed = [ClearEvent(one.step, (ranks[one.unit[0]],), one.share) for one in found]
+    one, other = after(found, 200), after(renamed, 200)
+    assert {(ranks[unit[0]],): standing for unit, standing in one.units.items()} == dict(other.units)
