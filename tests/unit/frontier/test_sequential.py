@@ -48,7 +48,9 @@ def by_chance(n_steps, seed, n_units=4, rate=0.5):
         (
             "two steps of three, another rank in the third",
             in_order(
-                events(*(n for n in range(20, 120) if n % 3)), events(*range(21, 120, 3), rank=(2,)), events(0, rank=(0,))
+                events(*(n for n in range(20, 120) if n % 3)),
+                events(*range(21, 120, 3), rank=(2,)),
+                events(0, rank=(0,)),
             ),
             True,
         ),
@@ -58,9 +60,16 @@ def by_chance(n_steps, seed, n_units=4, rate=0.5):
             False,
         ),
         ("now and then, with longer pauses than any period has", events(*range(0, 6600, 66)), False),
-        ("small ones, amid large ones of others", in_order(events(*range(0, 60), share=0.03), events(*range(0, 60, 3), rank=(3,), share=0.5)), True),
+        (
+            "small ones, amid large ones of all others",
+            in_order(
+                events(*range(60), share=0.03),
+                *(events(*range(3 * n, 60, 9), rank=(rank,), share=0.5) for n, rank in enumerate((0, 2, 3))),
+            ),
+            True,
+        ),
     ],
-)  # fmt: skip
+)
 def test_who_causes_most_of_the_clear_events_is_named(situation, found, named):
     # GIVEN events, WHEN the evidence is taken up to the last of them
     evidence = after(found, found[-1].step + 1 if found else 100)
