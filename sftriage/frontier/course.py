@@ -39,12 +39,12 @@ class Course:
 
 
 def onset_of(events: Sequence[int], since: int, last_step: int, settings: Settings) -> Onset:
-    """When the fault began that shows in these steps (in order), ``since`` one of them or later.
+    """When the fault began that shows in these steps (in order), ``since`` one of them.
 
     The change point of largest likelihood between steps that hardly ever have an event and steps that mostly do, each
     as often as the events of the other side say.
     """
-    first = min(events[0], since) - 1
+    first = events[0] - 1
     steps_N = np.arange(first, last_step + 1)
     there_N = np.isin(steps_N, events)
     after = float(np.clip(there_N[steps_N >= since].mean(), 0.3, 0.95))

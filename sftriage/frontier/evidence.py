@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from sftriage.frontier.clear_events import Arrivals, arrivals_of_hosts, arrivals
 from sftriage.frontier.course import Onset, onset_of
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
 from sftriage.frontier.roles import Roles, roles_of
-from sftriage.frontier.sequential import Evidence, Ranks, Rhythm, advanced, rhythm
+from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Ranks, Rhythm, advanced, rhythm
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
 from sftriage.frontier.whatif import SegmentReplay, replay
@@ -40,13 +40,16 @@ LISTED_FRACTION = 0.01
 class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
-    ``ranks`` and ``hosts`` are the evidence against them, ``named`` is the suspect of the window before, ``device`` the
-    same of the windows that were judged on the device's clock; the rest is on the host's.
+    ``ranks`` and ``hosts`` are the evidence against them; ``onsets`` and ``rhythms``, when the faults began of those
+    that it names, and what comes back; ``named`` is the suspect of the window before. ``device`` is the same of the
+    windows that were judged on the device's clock; the rest is on the host's.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
     ranks: Evidence = field(default_factory=Evidence)
     hosts: Evidence = field(default_factory=Evidence)
+    onsets: Mapping[Ranks, Onset] = field(default_factory=dict)
+    rhythms: Mapping[Ranks, Rhythm] = field(default_factory=dict)
     named: Suspect | None = None
     device: Past | None = None
 
@@ -74,6 +77,7 @@ class WindowEvidence:
     gain_R: FloatArray
     ranks: Evidence
     hosts: Evidence
+    onsets: Mapping[Ranks, Onset]
     rhythms: Mapping[Ranks, Rhythm]
     cohort_sizes_R: RankArray
 
@@ -82,6 +86,18 @@ class WindowEvidence:
         evidence = self.ranks if suspect.scope == "rank" else self.hosts
         rhythm = self.rhythms.get(suspect.ranks)
         return max(evidence.log_odds(suspect.ranks), 0.0 if rhythm is None else rhythm.log_odds)
+
+    @property
+    def single_s(self) -> float:
+        """What mending the one rank or host that would save most would, as a mean over all of the window's steps."""
+        totals = [one.total_s for one in self.candidates if one.suspect.scope in ("rank", "host")]
+        return max(totals, default=0.0) / float(self.used_N.sum())
+
+    @property
+    def shared_s(self) -> float:
+        """The excess that all ranks, or those of a cohort, have in common."""
+        gains = [one.suspect.gain_s for one in self.candidates if one.suspect.scope not in ("rank", "host")]
+        return max(self.excess.group_s + self.excess.sync_s, *gains, 0.0)
 
     def of_two(self, suspect: Suspect) -> bool:
         """Whether a suspect is one of two ranks: slow only as much as the other is quick. Its own past decides."""
@@ -124,8 +140,8 @@ def weigh(
         exposed_N=exposed_N,
         first_step=window.first_step,
         present_s=settings.min_event_fraction * exposed_s,
-        onsets=_onsets((ranks, hosts), settings),
-        rhythms=_rhythms(units, ranks, hosts, settings),
+        onsets=_onsets((ranks, hosts), past.onsets, settings),
+        rhythms=_rhythms(units, ranks, hosts, past.rhythms, settings),
         settings=settings,
     )
     candidates = _single(units, scene)
@@ -151,6 +167,7 @@ def weigh(
         gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), n_ranks).astype(np.float64),
         ranks=ranks,
         hosts=hosts,
+        onsets=scene.onsets,
         rhythms=scene.rhythms,
         cohort_sizes_R=np.asarray([len(members) for members in roles.members])[roles.role_R],
     )
@@ -196,21 +213,34 @@ def _evidence(
     return ranks, hosts, units + host_units(replays, places, elsewhere, roles, n_steps, settings)
 
 
-def _onsets(evidences: Sequence[Evidence], settings: Settings) -> dict[Ranks, Onset]:
-    """When the faults of the units began that are named."""
+def _onsets(evidences: Sequence[Evidence], before: Mapping[Ranks, Onset], settings: Settings) -> dict[Ranks, Onset]:
+    """When the faults of the units began that are named. What is too long ago for the events of then is as it was."""
     found = {}
     for evidence in evidences:
         for unit, standing in evidence.units.items():
-            if standing.named:
-                events = [one.step for one in evidence.events if one.unit == unit]
-                found[unit] = onset_of(events, standing.onset, evidence.next_step - 1, settings)
+            if not standing.named:
+                continue
+            events = [one.step for one in evidence.events if one.unit == unit]
+            onset = onset_of(events, max(standing.onset, events[0]), evidence.next_step - 1, settings)
+            known = before.get(unit)
+            if known is not None and standing.onset < evidence.next_step - HISTORY_STEPS:
+                onset = replace(known, pause_steps=max(known.pause_steps, onset.pause_steps))
+            found[unit] = onset
     return found
 
 
-def _rhythms(units: Sequence[Unit], ranks: Evidence, hosts: Evidence, settings: Settings) -> dict[Ranks, Rhythm]:
-    """What comes back, by whose it is."""
-    found = ((one.ranks, rhythm(ranks if one.scope == "rank" else hosts, one.ranks, settings)) for one in units)
-    return {whose: one for whose, one in found if one is not None}
+def _rhythms(
+    units: Sequence[Unit], ranks: Evidence, hosts: Evidence, before: Mapping[Ranks, Rhythm], settings: Settings
+) -> dict[Ranks, Rhythm]:
+    """What comes back, by whose it is; since when is what was said first."""
+    found = {}
+    for unit in units:
+        one = rhythm(ranks if unit.scope == "rank" else hosts, unit.ranks, settings)
+        if one is not None:
+            known = before.get(unit.ranks, one)
+            same = (known.period, known.phase) == (one.period, one.phase)
+            found[unit.ranks] = replace(one, onset=known.onset) if same else one
+    return found
 
 
 def _single(units: list[Unit], scene: Scene) -> list[Candidate]:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from sftriage.records import Suspect, Verdict
 
-Unit = Literal["s", "fraction", "steps"]
+Unit = Literal["s", "fraction", "nats"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Explanation:
 
 EXCESS: tuple[tuple[str, str, str, Unit], ...] = (
     ("coverage", "vectors of ranks and steps that are there", "min_coverage", "fraction"),
-    ("late_excess_s", "lateness of the last rank over what is normal", "min_gain_s", "s"),
+    ("single_gain_s", "what one rank or host adds", "min_gain_s", "s"),
+    ("late_excess_s", "lateness of the last rank over what is normal", "min_lateness_s", "s"),
     ("shared_excess_s", "what all ranks have in common over what is normal", "min_group_s", "s"),
 )
 CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
@@ -50,10 +51,9 @@ CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
 )
 """Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
+    ("first_log_odds", "first suspect: log odds that it is no chance", "min_log_odds", "nats"),
     ("first_share", "first suspect: its gain or steady delay, of the step", "min_share", "fraction"),
     ("first_explained_s", "first suspect: what it explains of the excess", "wanted_s", "s"),
-    ("first_lead", "first suspect: how far ahead of the next one", "min_lead", "fraction"),
-    ("first_pattern", "first suspect: there throughout, in a run of steps, or coming back", "min_pattern", "steps"),
 )
 
 

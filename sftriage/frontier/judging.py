@@ -48,6 +48,8 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         baseline=learned(before.baseline, verdict, evidence.regime, evidence.like.typical),
         ranks=evidence.ranks,
         hosts=evidence.hosts,
+        onsets=evidence.onsets,
+        rhythms=evidence.rhythms,
         named=named,
     )
     return verdict, replace(past, device=after) if on_device else after

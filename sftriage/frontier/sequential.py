@@ -148,9 +148,9 @@ def _tests(n_units: int, settings: Settings) -> Tests:
 def rhythm(evidence: Evidence, unit: Ranks, settings: Settings) -> Rhythm | None:
     """What a unit does at regular steps, where its odds name the unit; None where there is no such thing.
 
-    Its events fall into one phase, and those of the others do not: else the rhythm is the job's. Who causes the events
-    and when they come are two things, and their odds add up. It is looked for among events from each size on, for
-    smaller ones may be ordinary hiccups.
+    Most of its events fall into one phase, and those of the others do not: else the rhythm is the job's. Who causes the
+    events and when they come are two things, and their odds add up. It is looked for among events from each size on,
+    for smaller ones may be ordinary hiccups.
     """
     found: list[Rhythm] = []
     standing = evidence.units.get(unit)
@@ -163,8 +163,9 @@ def rhythm(evidence: Evidence, unit: Ranks, settings: Settings) -> Rhythm | None
         period, phase, log_chance = best
         own = steps[steps % period == phase]
         ended = evidence.next_step - own[-1] > 2 * period
+        mostly = 2 * len(own) >= (steps >= own[0]).sum()
         log_odds = -log_chance - math.log(n_tries)
-        if ended or log_odds < settings.rhythm_log_odds:
+        if ended or not mostly or log_odds < settings.rhythm_log_odds:
             continue
         # What all do at these steps may be small, or amid small hiccups that hide it.
         others = [one for one in evidence.events if one.unit != unit and one.step >= own[0] - period]

@@ -75,7 +75,7 @@ def assess_times(
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
         return verdict("suspect", (), suspects), evidence
-    reasons = _reasons(evidence, past, settings)
+    reasons = _reasons(evidence, settings)
     return verdict("needs_evidence", reasons, suspects) if reasons else verdict("healthy"), evidence
 
 
@@ -144,7 +144,7 @@ def _weighty_s(candidate: Candidate, evidence: WindowEvidence, settings: Setting
     if candidate.course is not None and candidate.suspect.scope in ("rank", "host"):
         filled_s = evidence.seen.lateness_N[candidate.course.filled_N[evidence.used_N]].mean()
         late_s = max(0.0, float(filled_s) - evidence.normal_late_s)
-    shared_s = excess.group_s + excess.sync_s
+    shared_s = evidence.shared_s
     return late_s + (shared_s if shared_s >= settings.min_group_fraction * evidence.exposed_s else 0.0)
 
 
@@ -162,29 +162,21 @@ def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
     return suspect.gain_s + min(sync_excess_s, suspect.gain_s / normal_local_s * normal_sync_s)
 
 
-def _reasons(evidence: WindowEvidence, past: Past, settings: Settings) -> tuple[str, ...]:
-    """Why there is excess and no suspect, the largest part of it first; nothing where it is under its thresholds.
+def _reasons(evidence: WindowEvidence, settings: Settings) -> tuple[str, ...]:
+    """Why there is excess and no suspect, the largest part of it first; nothing where all is under its thresholds.
 
-    What all ranks share is one part: a level that rises with the sync work is no finding about either.
+    The parts are what one rank or host adds, how late the last of all is, and what they share: a level that rises with
+    the sync work is no finding about either.
     """
-    excess, parts = evidence.excess, []
-    shared_s = excess.group_s + excess.sync_s
-    if shared_s >= settings.min_group_fraction * evidence.exposed_s:
-        parts.append((shared_s, _shared_reason(evidence, settings)))
+    late_s, parts = evidence.excess.late_s, []
+    if evidence.shared_s >= settings.min_group_fraction * evidence.exposed_s:
+        parts.append((evidence.shared_s, _shared_reason(evidence, settings)))
         if any(one.course is not None and one.suspect.scope in ("rank", "host") for one in evidence.candidates):
             return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
-    if excess.late_s >= settings.min_lateness_fraction * evidence.exposed_s or any(
-        one.suspect.scope in ("rank", "host")
-        and _mean_s(one, evidence) >= settings.min_gain_fraction * evidence.exposed_s
-        for one in evidence.candidates
-    ):
-        parts.append((excess.late_s, _late_reason(evidence, settings)))
+    alone = evidence.single_s >= settings.min_gain_fraction * evidence.exposed_s
+    if alone or late_s >= settings.min_lateness_fraction * evidence.exposed_s:
+        parts.append((late_s, _late_reason(evidence, settings)))
     return tuple(dict.fromkeys(reason for _, reason in sorted(parts, reverse=True)))
-
-
-def _mean_s(candidate: Candidate, evidence: WindowEvidence) -> float:
-    """What a candidate would save in a step, as a mean over all of the window."""
-    return candidate.total_s / float(evidence.used_N.sum())
 
 
 def _late_reason(evidence: WindowEvidence, settings: Settings) -> str:
@@ -230,11 +222,12 @@ def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[s
         "lateness_s": evidence.seen.typical.lateness_s,
         "jitter_s": evidence.seen.jitter_s,
         "best_gains_s": evidence.best_gains_s,
+        "single_gain_s": evidence.single_s,
         "has_baseline": float(excess.from_baseline),
         "min_gain_s": settings.min_gain_fraction * evidence.exposed_s,
         "min_lateness_s": settings.min_lateness_fraction * evidence.exposed_s,
         "min_group_s": settings.min_group_fraction * evidence.exposed_s,
-        "shared_excess_s": excess.group_s + excess.sync_s,
+        "shared_excess_s": evidence.shared_s,
         "min_coverage": settings.min_coverage_fraction,
         "min_persistence": settings.min_persistence_fraction,
         **(_numbers_of_first(evidence, past, settings) if evidence.candidates else {}),

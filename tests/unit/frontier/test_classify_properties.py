@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import walk
 from sftriage.frontier.baseline import Baseline, Known, profile
+from sftriage.frontier.explaining import explain
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.whatif import replay
@@ -68,6 +69,29 @@ def test_any_window_gets_a_coherent_verdict(window, factor):
     # WHEN classified, with and without a baseline (which fits it or not), THEN the verdict says one thing
     with np.errstate(over="raise", invalid="raise", divide="raise"):
         assert_coherent(classify(window, past_of(window, factor) if known else None), window)
+
+
+@given(
+    window=windows(max_ranks=6) | distinct_windows(),
+    factor=st.sampled_from([None, 0.5, 0.9, 1.0]),
+    hosts=st.booleans(),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=250)
+def test_nothing_over_its_threshold_is_healthy(window, factor, hosts, seed):
+    # GIVEN any window, of a job that is known or not, on one host or several
+    names = np.random.default_rng(seed).choice(("a", "b"), window.durations_NRS.shape[1])
+    window = replace(window, hosts=tuple(names.tolist()) if hosts else None)
+    known = factor is not None and complete_steps(window).any()
+    verdict = classify(window, past_of(window, factor) if known else None)
+    # WHEN it is healthy, THEN no part of its excess reaches the threshold that is documented for it
+    over = [
+        check.name for check in explain(verdict).checks if check.met and check.name.endswith(("gain_s", "excess_s"))
+    ]
+    assert verdict.label != "healthy" or not over
+    # AND where nobody is named, some part does
+    held = set(verdict.reasons) - {"low_coverage", "self_inflicted", "mixed_roles"}
+    assert not held or over
 
 
 @given(window=windows(missing=False, max_ranks=3), settings_=st.builds(Settings, min_coverage_fraction=st.just(0.0)))

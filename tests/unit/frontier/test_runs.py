@@ -1,0 +1,154 @@
+"""Runs of many windows: who is named, from when on, and for what."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sftriage.frontier import Settings, judge
+
+from .windows import Fault, Job, at, from_step, gaussian, heavy_tailed
+
+SETTINGS = Settings()
+SHORT = Job(
+    stages=(("data", 0.002), ("forward", 0.002), ("backward", 0.014), ("optimizer", 0.0015), ("other", 0.0001)),
+    exchange_s=0.001,
+    outside_s=0.0,
+    n_steps=900,
+)
+"""A step of 20 ms, as of a small model."""
+
+
+def verdicts(window, window_steps=50, stride_steps=10):
+    """The verdicts on a run, window by window, without its first steps."""
+    past, found = None, []
+    for first in range(20, window.last_step + 2 - window_steps, stride_steps):
+        verdict, past = judge(window.steps(first, first + window_steps - 1), past, SETTINGS)
+        found.append(verdict)
+    return found
+
+
+def names(found):
+    return {(v.suspects[0].ranks, v.suspects[0].stage) for v in found if v.label == "suspect"}
+
+
+def first_named(found):
+    return next(v.last_step for v in found if v.label == "suspect")
+
+
+def evaluating(window, seed, period, part):
+    """The run, with an evaluation in every so many steps: 2.4 ms and some more, in a part of the ranks twice that."""
+    random = np.random.default_rng(seed)
+    shape = window.durations_NRS.shape[:2]
+    takes_NR = 0.0024 + random.exponential(0.0015, shape)
+    longer_NR = random.random(shape) < 0.4
+    takes_NR = takes_NR * (1 + longer_NR) if part == "all" else 2 * takes_NR * longer_NR
+    durations_NRS = window.durations_NRS.copy()
+    durations_NRS[:, :, -1] += takes_NR * (np.arange(shape[0]) % period == 7)[:, None]
+    # (what comes after the last sync is waited for at the next one)
+    durations_NRS[1:, :, 2] += (takes_NR.max(axis=1)[:, None] - takes_NR)[:-1] * (
+        np.arange(shape[0] - 1) % period == 7
+    )[:, None]
+    return replace(window, durations_NRS=durations_NRS)
+
+
+@pytest.mark.parametrize("part", ["all", "some ranks"])
+@pytest.mark.parametrize("period", [10, 20, 50])
+@pytest.mark.parametrize("seed", range(3))
+def test_an_evaluation_that_nobody_calls_one_accuses_nobody_and_hides_nobody(seed, period, part):
+    # GIVEN a job that evaluates every so many steps, and from step 600 on a rank that is slow
+    fault = Fault("data", 3, 0.015, from_step(600))
+    found = verdicts(evaluating(SHORT.run(fault, seed=seed), seed, period, part))
+    # THEN that rank is named, nobody else ever, and soon
+    assert names(found) == {((3,), "data")}
+    assert first_named(found) < 640
+
+
+@pytest.mark.parametrize("noise", [gaussian(0.05), gaussian(0.3), heavy_tailed(0.05), heavy_tailed(0.3)])
+@pytest.mark.parametrize("n_ranks", [2, 4, 8])
+def test_ranks_that_jitter_alike_are_nobodys_fault(n_ranks, noise):
+    # GIVEN jobs of pure, equal jitter
+    for seed in range(3):
+        # WHEN they run for long THEN nobody is named
+        assert names(verdicts(replace(SHORT, n_ranks=n_ranks, noise=noise).run(seed=seed), 50, 50)) == set()
+
+
+@pytest.mark.parametrize("period", [3, 7, 12, 20, 30])
+def test_what_comes_back_began_at_one_of_its_own_steps(period):
+    # GIVEN a fault that comes back, after another one of the same rank just before
+    comes_back = Fault("forward", 2, 0.040, lambda n: (np.arange(n) >= 150) & ((np.arange(n) - 150) % period == 0))
+    found = verdicts(Job(n_steps=600).run(Fault("forward", 2, 0.060, at(149)), comes_back, seed=period))
+    named = [v.suspects[0] for v in found if v.label == "suspect"]
+    # THEN once it is told to come back, it is at its steps
+    assert {(one.ranks, one.stage) for one in named} == {((2,), "forward")}
+    back = [one for one in named if one.pattern == "recurring"]
+    assert len(back) > len(named) / 2
+    assert {one.period_steps for one in back} == {period}
+    assert {(one.onset_step - 150) % period for one in back} == {0}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_goes_on_has_not_passed(seed):
+    # GIVEN bursts of 20 steps in every 60, from step 200 on
+    bursts = Fault("forward", 1, 0.060, lambda n: (np.arange(n) >= 200) & ((np.arange(n) - 200) % 60 < 20))
+    found = verdicts(Job(n_steps=800).run(bursts, seed=seed))
+    # THEN the rank is named from the first one on, since when it says
+    assert names(found) == {((1,), "forward")}
+    assert first_named(found) < 240
+    assert {v.suspects[0].onset_step for v in found if v.label == "suspect"} <= set(range(198, 203))
+    # AND once it has come again, it has not passed
+    later = [v for v in found if v.first_step > 260]
+    assert {v.label for v in later} == {"suspect"}
+    assert "one-off" not in {v.suspects[0].pattern for v in later}
+
+
+@pytest.mark.parametrize("noise", [gaussian(0.03), heavy_tailed(0.1)])
+def test_since_when_is_said_with_how_surely(noise):
+    right, n_runs = 0, 20
+    for seed in range(n_runs):
+        # GIVEN a fault from step 150 on
+        found = verdicts(Job(n_steps=300, noise=noise).run(Fault("data", 1, 0.02, from_step(150)), seed=seed))
+        # WHEN it is named
+        suspect = next(v.suspects[0] for v in found if v.label == "suspect")
+        earliest, latest = suspect.onset_range
+        # THEN it began about then, or it is said how unsure that is
+        assert earliest <= suspect.onset_step <= latest
+        assert abs(suspect.onset_step - 150) <= max(3, latest - earliest)
+        right += earliest <= 150 <= latest
+    # AND mostly within what is said to be possible
+    assert right >= 0.8 * n_runs
+
+
+def test_a_fault_that_is_mended_is_forgotten_and_the_next_one_is_another():
+    # GIVEN a rank that is slow for a while, and again much later
+    faults = Fault("data", 1, 0.03, from_step(100, 200)), Fault("data", 1, 0.03, from_step(400))
+    found = verdicts(Job(n_steps=600).run(*faults))
+    # THEN in between nothing is wrong
+    assert {v.label for v in found if v.first_step >= 200 and v.last_step < 400} == {"healthy"}
+    # AND each has its own beginning
+    onsets = {v.last_step >= 400: v.suspects[0].onset_step for v in found if v.label == "suspect"}
+    assert onsets == {False: pytest.approx(100, abs=2), True: pytest.approx(400, abs=2)}
+
+
+def test_a_capture_hides_its_own_steps_and_no_others():
+    # GIVEN a fault that begins while a profiler runs in five steps
+    window = Job(n_steps=200).run(Fault("data", 1, 0.03, from_step(100)))
+    capturing_N = np.isin(np.arange(200), range(100, 105))
+    found = verdicts(replace(window, capturing_N=capturing_N))
+    # WHEN windows have these steps in them THEN nobody is named
+    held = [v for v in found if v.first_step <= 104 and v.last_step >= 100]
+    assert {v.reasons for v in held} == {("self_inflicted",)}
+    # AND the first window without them names whom the steps after the capture show
+    assert next(v for v in found if v.first_step > 104).label == "suspect"
+
+
+@pytest.mark.parametrize(("seconds", "named"), [(0.002, False), (0.005, True), (0.010, True), (0.020, True)])
+def test_a_fault_of_five_percent_is_found_and_one_of_two_is_not_worth_it(seconds, named):
+    for seed in range(5):
+        # GIVEN a fault of some percent of the step, WHEN it has been there for a hundred steps
+        found = verdicts(Job(n_steps=250).run(Fault("forward", 2, seconds, from_step(100)), seed=seed))
+        # THEN it is named from five percent on
+        assert names(found) == ({((2,), "forward")} if named else set())
+        assert not named or first_named(found) <= 200
+        # AND worth what the policy asks
+        assert all(v.suspects[0].share >= SETTINGS.min_gain_fraction for v in found[-1:] if v.label == "suspect")
