@@ -82,12 +82,19 @@ def who(suspect: Suspect) -> str:
 
 def when(suspect: Suspect) -> str:
     """Since when a suspect has been there, and whether it comes back."""
-    since = "" if suspect.onset_step is None else f" since step {suspect.onset_step}"
+    since = "" if suspect.onset_step is None else f" since {onset(suspect)}"
     if suspect.pattern == "recurring":
         return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'again and again'}{since}"
     if suspect.pattern == "one-off":
         return f"one-off{since.replace('since', 'from')}, and has passed"
     return f"chronic{since}"
+
+
+def onset(suspect: Suspect) -> str:
+    """The step that a suspect's fault began at, and between which ones that may have been."""
+    earliest, latest = suspect.onset_range or (suspect.onset_step, suspect.onset_step)
+    sure = earliest == latest
+    return f"step {suspect.onset_step}" if sure else f"about step {suspect.onset_step} ({earliest} to {latest})"
 
 
 def every(period_steps: int) -> str:
@@ -130,12 +137,10 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     slow = f"{who(suspect).capitalize()} is slow in {where(suspect)}"
     gain, share = milliseconds(suspect.gain_s), f"({suspect.share:.0%})"
     if suspect.pattern == "recurring" and suspect.period_steps:
-        since = f"{every(suspect.period_steps)} since step {suspect.onset_step}"
+        since = f"{every(suspect.period_steps)} since {onset(suspect)}"
         return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}."
-    # The gain is that of the steps it fills, and they are longer than the window's others.
-    step_s = suspect.gain_s / suspect.share if suspect.share > 0.0 else verdict.exposed_s
     often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
-    return f"{slow}: it costs the job {gain} of each {milliseconds(step_s)} step {share}, {often}."
+    return f"{slow}: it costs the job {gain} a step {share}, {often}."
 
 
 def _stall_sentence(verdict: Verdict) -> str:

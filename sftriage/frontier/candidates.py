@@ -195,16 +195,19 @@ def _candidate(
 
 
 def _added_s(unit: Unit, stage: str | None, gain_s: float, course: Course | None, scene: Scene) -> float:
-    """What a suspect adds to a step that it fills, in seconds: its gain, or more where it is steadily over its peers.
+    """What a suspect adds to a step that it fills, in seconds: its gain.
 
-    A delay that is always there is there in full, however much of it the jitter of others hides.
+    Where it is steadily over its peers, up to what is just worth a capture, that is added however much of its gain the
+    jitter of others hides.
     """
     if course is None or course.pattern != "chronic":
         return gain_s
+    worth_s = scene.settings.min_gain_fraction * float(scene.exposed_N[course.filled_N].mean())
+    if not scene.settings.min_seen_fraction * worth_s <= gain_s < worth_s:
+        return gain_s
     over_NS = unit.over_NS[course.filled_N]
     over_N = over_NS.sum(axis=1) if stage is None else over_NS[:, scene.schema.stages.index(stage)]
-    steady_s, least_s = float(np.median(over_N)), scene.settings.min_gain_fraction * float(scene.exposed_N.mean())
-    return max(gain_s, steady_s) if gain_s >= scene.settings.min_seen_fraction * least_s else gain_s
+    return max(gain_s, min(float(np.median(over_N)), worth_s))
 
 
 def stage_tells(over_S: FloatArray, settings: Settings) -> bool:

@@ -25,6 +25,9 @@ from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 
+FALSE_NAMES_PER_MILLION_STEPS = 10_000.0
+"""A trace is a few steps, and looked at once: of a hundred, one may name somebody by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -115,6 +118,10 @@ class Accounted:
     why_not: str
 
 
+def _for_one_look(settings: Settings) -> Settings:
+    return replace(settings, false_names_per_million_steps=FALSE_NAMES_PER_MILLION_STEPS)
+
+
 def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
     """Run the frontier on the traces of all ranks, where all are there and belong together."""
     try:
@@ -123,7 +130,7 @@ def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
         window = together(reductions)
     except InputError as error:
         return Accounted(None, str(error))
-    verdict, _ = judge(window, None, settings)
+    verdict, _ = judge(window, None, _for_one_look(settings))
     return Accounted(verdict, "")
 
 
@@ -216,7 +223,7 @@ def confirm(
     if accounted.verdict is not None and all(number in recorded for number in range(first, last + 1)):
         whole = Window.joined([recorded[number] for number in range(first, last + 1)])
         # A profiler ran in all of these steps: that is what is compared here, and no reason to say nothing.
-        verdict, _ = judge(replace(whole, capturing_N=None), None, settings)
+        verdict, _ = judge(replace(whole, capturing_N=None), None, _for_one_look(settings))
         verdicts_agree = _named(verdict) == _named(accounted.verdict)
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
 
