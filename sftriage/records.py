@@ -432,9 +432,10 @@ class WantedCapture:
 class Reproduced:
     """Whether the fault that led to a capture was there while it was captured: in most steps, in some, or in none.
 
-    It was expected in ``steps`` of the captured ones (in all, or, of what comes back, in those at its phase), and was
-    there in ``steps_with``, whose numbers are ``fault_steps``. In the expected steps the suspect was ``over_s`` seconds
-    a step over its peers, where the gain that led to the capture was ``expected_s``.
+    It was there in ``steps_with`` captured steps, whose numbers are ``fault_steps``, of ``steps`` in which it was due:
+    all of them, or, of what comes back, one a period (at least one; more, where it was there more often), whichever
+    these are. In so many steps, those in which the suspect was furthest over its peers, it was so by ``over_s`` seconds
+    a step, where the gain that led to the capture was ``expected_s``.
     """
 
     answer: Literal["yes", "no", "partly"]
