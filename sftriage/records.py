@@ -204,6 +204,8 @@ class Window:
     - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
     - ``kinds``: of each step what sort it is, "" for an ordinary one;
     - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said;
+    - ``queued_NR``: seconds that the training thread was ready to run and stood in the run queue instead, and
+      ``preempted_NR`` how often a CPU was taken from it; NaN where that is not known;
     - ``on_device``: some rank's steps run on a device that its host does not wait for: there the host's durations are
       those of launches, and of waiting for the device wherever the host next does;
     - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR``: durations, outside and between once more, as the
@@ -229,6 +231,8 @@ class Window:
     device_outside_NRG: FloatArray | None = None
     device_between_NR: FloatArray | None = None
     on_device: bool = False
+    queued_NR: FloatArray | None = None
+    preempted_NR: FloatArray | None = None
 
     @property
     def last_step(self) -> int:
@@ -329,6 +333,8 @@ class Suspect:
         pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
         period_steps: of a ``recurring`` one, the steps from one time to the next.
         onset_step: the step it began at, or the first of the window where it was there already.
+        descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
+            known. It decides nothing.
     """
 
     scope: Scope
@@ -343,6 +349,7 @@ class Suspect:
     pattern: Pattern = "chronic"
     period_steps: int | None = None
     onset_step: int | None = None
+    descheduled_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
