@@ -17,6 +17,7 @@ readings each has a part by its length, whichever of them the thread waited in; 
 from __future__ import annotations
 
 import os
+import struct
 import sys
 from bisect import bisect_left
 from dataclasses import replace
@@ -39,6 +40,8 @@ MAX_APART_NS = 2_000_000_000
 
 _WORDS = 4
 _BYTES = (_WORDS + 1) * WORD_BYTES
+_READING, _SUM = struct.Struct(f"={_WORDS}q"), struct.Struct("=q")
+_UNITS = np.array([NS, 1.0])
 NO_READINGS: IntArray = np.zeros((0, _WORDS), dtype=np.int64)
 
 
@@ -59,24 +62,23 @@ def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> F
     NaN where no reading was taken before or after it, or none near enough, and where the thread did not run meanwhile:
     then it is another one that trains.
     """
-    found_B2 = np.full((len(begin_ns_B), 2), np.nan)
+    n_steps = len(begin_ns_B)
     if len(readings_TK) < 2:
-        return found_B2
-    at_ns_T, run_ns_T = readings_TK[:, 0], readings_TK[:, 1]
-    before_B = np.searchsorted(at_ns_T, begin_ns_B, side="right") - 1
-    after_B = np.searchsorted(at_ns_T, end_ns_B, side="left")
-    around_B = (before_B >= 0) & (after_B < len(at_ns_T))
-    before_B, after_B = np.where(around_B, before_B, 0), np.where(around_B, after_B, 0)
-    apart_ns_B = at_ns_T[after_B] - at_ns_T[before_B]
-    known_B = around_B & (apart_ns_B - (end_ns_B - begin_ns_B) <= MAX_APART_NS)
-    known_B &= run_ns_T[after_B] > run_ns_T[before_B]
-    # Whole numbers first: nanoseconds since a machine started may be more than a float holds exactly.
-    begin_B, end_B, at_T = ((one - at_ns_T[0]).astype(np.float64) for one in (begin_ns_B, end_ns_B, at_ns_T))
-    for column, unit in enumerate((NS, 1.0)):
-        total_T = (readings_TK[:, 2 + column] - readings_TK[0, 2 + column]) * unit
-        part_B = np.interp(end_B, at_T, total_T) - np.interp(begin_B, at_T, total_T)
-        found_B2[:, column] = np.where(known_B, np.maximum(part_B, 0.0), np.nan)
-    return found_B2
+        return np.full((n_steps, 2), np.nan)
+    times_ns_X, at_ns_T = np.concatenate([begin_ns_B, end_ns_B]), readings_TK[:, 0]
+    after_X = np.searchsorted(at_ns_T, times_ns_X).clip(1, len(at_ns_T) - 1)
+    low_XK, high_XK = readings_TK[after_X - 1], readings_TK[after_X]
+    passed_XK = high_XK - low_XK
+    # Whole numbers first: what is counted since a machine started may be more than a float holds exactly.
+    passed_X2 = (times_ns_X - low_XK[:, 0])[:, None] / passed_XK[:, :1] * passed_XK[:, 2:]
+    counted_X2 = (low_XK[:, 2:] - readings_TK[0, 2:]) + passed_X2
+    found_B2 = (counted_X2[n_steps:] - counted_X2[:n_steps]) * _UNITS
+    around_BK = high_XK[n_steps:] - low_XK[:n_steps]
+    known_B = (begin_ns_B >= at_ns_T[0]) & (end_ns_B <= at_ns_T[-1]) & (around_BK[:, 1] > 0)
+    known_B &= around_BK[:, 0] - (end_ns_B - begin_ns_B) <= MAX_APART_NS
+    # (of a thread that has given its place to another, counts are smaller)
+    found_B2[~known_B | (found_B2 < 0.0).any(axis=1)] = np.nan
+    return np.asarray(found_B2)
 
 
 class SchedulingLog(OpenFile):
@@ -105,8 +107,8 @@ class SchedulingLog(OpenFile):
         Raises:
             RingError: the disk did not take it, and nothing of it is in the file.
         """
-        words = np.array(reading, dtype=np.int64).tobytes()
-        self._write(words + np.int64(crc32(words)).tobytes(), self._end)
+        words = _READING.pack(*reading)
+        self._write(words + _SUM.pack(crc32(words)), self._end)
         self._end += _BYTES
 
     def _write(self, data: bytes, at: int) -> None:
