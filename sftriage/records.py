@@ -204,6 +204,8 @@ class Window:
     - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
     - ``kinds``: of each step what sort it is, "" for an ordinary one;
     - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said;
+    - ``queued_NR``: seconds that the training thread was ready to run and stood in the run queue instead, and
+      ``preempted_NR`` how often a CPU was taken from it; NaN where that is not known;
     - ``on_device``: some rank's steps run on a device that its host does not wait for: there the host's durations are
       those of launches, and of waiting for the device wherever the host next does;
     - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR``: durations, outside and between once more, as the
@@ -229,6 +231,8 @@ class Window:
     device_outside_NRG: FloatArray | None = None
     device_between_NR: FloatArray | None = None
     on_device: bool = False
+    queued_NR: FloatArray | None = None
+    preempted_NR: FloatArray | None = None
 
     @property
     def last_step(self) -> int:
@@ -331,6 +335,8 @@ class Suspect:
         period_steps: of a ``recurring`` one, the steps from one time to the next.
         onset_step: the step it most likely began at; of a ``recurring`` one, one of its own steps.
         onset_range: the earliest and the latest step that it may have begun at instead.
+        descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
+            known. It decides nothing.
     """
 
     scope: Scope
@@ -346,6 +352,7 @@ class Suspect:
     period_steps: int | None = None
     onset_step: int | None = None
     onset_range: tuple[int, int] | None = None
+    descheduled_fraction: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,9 +442,10 @@ class WantedCapture:
 class Reproduced:
     """Whether the fault that led to a capture was there while it was captured: in most steps, in some, or in none.
 
-    It was expected in ``steps`` of the captured ones (in all, or, of what comes back, in those at its phase), and was
-    there in ``steps_with``, whose numbers are ``fault_steps``. In the expected steps the suspect was ``over_s`` seconds
-    a step over its peers, where the gain that led to the capture was ``expected_s``.
+    It was there in ``steps_with`` captured steps, whose numbers are ``fault_steps``, of ``steps`` in which it was due:
+    all of them, or, of what comes back, one a period (at least one; more, where it was there more often), whichever
+    these are. In so many steps, those in which the suspect was furthest over its peers, it was so by ``over_s`` seconds
+    a step, where the gain that led to the capture was ``expected_s``.
     """
 
     answer: Literal["yes", "no", "partly"]

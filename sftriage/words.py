@@ -97,6 +97,31 @@ def onset(suspect: Suspect) -> str:
     return f"step {suspect.onset_step}" if sure else f"about step {suspect.onset_step} ({earliest} to {latest})"
 
 
+MOSTLY_FRACTION = 0.5
+"""From so much of a suspect's lateness on, it is said in one sentence with it that it was waiting for a CPU."""
+
+
+def descheduled(suspect: Suspect) -> str:
+    """How much of a suspect's lateness was waiting for a CPU; "" where that is not known."""
+    known = suspect.descheduled_fraction
+    return "" if known is None else f"of its lateness {known:.0%} was waiting for a CPU"
+
+
+def _mostly_descheduled(suspect: Suspect) -> bool:
+    return suspect.descheduled_fraction is not None and suspect.descheduled_fraction >= MOSTLY_FRACTION
+
+
+def scheduling_sentence(verdict: Verdict) -> str:
+    """What the kernel's scheduler did with the first suspect; "" where that is not known."""
+    if not verdict.suspects or verdict.suspects[0].descheduled_fraction is None:
+        return ""
+    numbers, suspect = verdict.numbers, verdict.suspects[0]
+    each = [f"{milliseconds(numbers['queued_s'])} a step"] if "queued_s" in numbers else []
+    each += [f"preempted {numbers['preempted']:.1f} times"] if "preempted" in numbers else []
+    advice = "; see what else runs on its cores, or limits its CPU time" if _mostly_descheduled(suspect) else ""
+    return descheduled(suspect) + (f" ({', '.join(each)})" if each else "") + advice
+
+
 def every(period_steps: int) -> str:
     """How often something comes back."""
     return "every second step" if period_steps == 2 else f"every {period_steps} steps"
@@ -136,11 +161,12 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
     slow = f"{who(suspect).capitalize()} is slow in {where(suspect)}"
     gain, share = milliseconds(suspect.gain_s), f"({suspect.share:.0%})"
+    queued = f"; {descheduled(suspect)}" if _mostly_descheduled(suspect) else ""
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
-        return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}."
+        return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}{queued}."
     often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
-    return f"{slow}: it costs the job {gain} a step {share}, {often}."
+    return f"{slow}: it costs the job {gain} a step {share}, {often}{queued}."
 
 
 def _stall_sentence(verdict: Verdict) -> str:

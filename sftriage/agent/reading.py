@@ -9,10 +9,11 @@ from operator import attrgetter
 from pathlib import Path
 
 from sftriage.agent.device_rings import DeviceRings
+from sftriage.agent.scheduling import Scheduling
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, RingReader, StepLog, find_rings
 from sftriage.records import JobStatus, RankStatus
-from sftriage.windows.decoding import decode, together
+from sftriage.windows.decoding import StepArrays, decode, together
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 
 log = logging.getLogger("sftriage")
@@ -29,6 +30,7 @@ class RankRings:
         self._rings, self._steps = rings, steps
         self._readers: dict[Path, tuple[RingReader, StepLog]] = {}
         self._device = DeviceRings(rings, steps, self._say_once)
+        self._scheduling = Scheduling(steps, self._say_once)
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self._host, self._position = socket.gethostname(), 0
@@ -37,7 +39,7 @@ class RankRings:
     def rows(self) -> list[Rows]:
         """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
         self.look()
-        found: dict[int, list[tuple[int, bytes]]] = {}
+        found: dict[int, list[StepArrays]] = {}
         on_device: dict[int, list[RingInfo]] = {}
         for path, (reader, kept) in list(self._readers.items()):
             try:
@@ -52,19 +54,20 @@ class RankRings:
             self.telemetry.steps += batch.steps
             self.telemetry.missed += batch.missed
             self.telemetry.torn += batch.torn
-            found.setdefault(reader.info.attempt, []).append((reader.info.rank, batch.raw))
+            steps = self._scheduling.laid_over(reader.info, decode([(reader.info.rank, batch.raw)], reader.info.schema))
+            found.setdefault(reader.info.attempt, []).append(steps)
             if reader.on_device:
                 on_device.setdefault(reader.info.attempt, []).append(reader.info)
         self._position += 1
         # A step's own clock is the host's monotonic one, which nobody else can read.
         wall_ns = time.time_ns() - time.monotonic_ns()
         return [
-            self._rows(generation, raws, on_device.get(generation, ()), wall_ns)
-            for generation, raws in sorted(found.items())
+            self._rows(generation, steps, on_device.get(generation, ()), wall_ns)
+            for generation, steps in sorted(found.items())
         ]
 
     def _rows(
-        self, generation: int, raws: list[tuple[int, bytes]], on_device: list[RingInfo] | tuple[()], wall_ns: int
+        self, generation: int, steps: list[StepArrays], on_device: list[RingInfo] | tuple[()], wall_ns: int
     ) -> Rows:
         first = self._first_info[generation]
         read = [(info.rank, *self._device.read(info)) for info in on_device]
@@ -74,7 +77,7 @@ class RankRings:
             schema=first.schema,
             world_size=first.world_size,
             ranks={info.rank: RankLocation(info.host, info.cohort) for info in of_generation},
-            steps=decode(raws, first.schema),
+            steps=together(steps),
             device_steps=together([steps for _, steps, _ in read]) if read else None,
             device_over=tuple(rank for rank, steps, over in read if over and not len(steps)),
             wall_ns=wall_ns,
@@ -123,6 +126,7 @@ class RankRings:
             reader.close()
             kept.close()
         self._device.close()
+        self._scheduling.close()
         self._readers.clear()
 
     def look(self) -> None:

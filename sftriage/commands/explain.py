@@ -17,6 +17,7 @@ from sftriage.words import (
     milliseconds,
     reason_sentence,
     resolution,
+    scheduling_sentence,
     verdict_sentence,
     when,
     where,
@@ -51,6 +52,8 @@ def explain_decision(
         first = verdict.suspects[0]
         gain = f"{milliseconds(first.gain_s)} a step ({first.share:.1%})"
         write(f"First:     {who(first)}, {where(first)}, {when(first)}: {gain}")
+        if scheduled := scheduling_sentence(verdict):
+            write(f"Scheduler: {scheduled}")
     if verdict.suspects and explanation.runner_up is None:
         write("Runner-up: nobody; mending another alone would save next to nothing")
     if explanation.runner_up is not None:

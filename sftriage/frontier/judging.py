@@ -7,6 +7,7 @@ from dataclasses import replace
 from sftriage.frontier.baseline import learned
 from sftriage.frontier.clocks import Timed, on_its_clock, timed
 from sftriage.frontier.evidence import Past, WindowEvidence
+from sftriage.frontier.scheduling import with_scheduling
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.verdicts import assess_times, coverage_of
 from sftriage.records import Verdict, Window
@@ -37,6 +38,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     verdict, evidence = assess(window, past, settings)
     if evidence is None:
         return verdict, past
+    verdict = with_scheduling(verdict, window, settings)
     # What was seen on one clock teaches nothing on another.
     on_device = verdict.clock == "device"
     before = past.device or Past() if on_device else past

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sftriage.frontier.accounting import walked
+from sftriage.frontier.arrays import FloatArray
 from sftriage.frontier.clocks import HOST_STAGES, timed
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps
@@ -19,12 +20,17 @@ THERE_FRACTION = 0.5
 def reproduced(window: Window, trigger: Trigger, settings: Settings | None = None) -> Reproduced | None:
     """Whether the captured steps have what the window before them was suspected for.
 
-    What comes back is expected at its phase alone. The profiler itself slows the rank that it is on: half of the gain
-    is more than it costs a coarse stage, and the numbers are there to be looked at.
+    Which of them have it is read off the steps themselves. Of what comes back, so many are expected to as there are
+    whole periods among the captured steps, and one at least, for the capture was laid over one; in which steps they
+    lie is not asked: its phase may have drifted, and an onset says when a suspicion began and is no phase.
+
+    The profiler itself slows the rank that it is on: half of the gain is more than it costs a coarse stage, and the
+    numbers are there to be looked at.
 
     Returns:
-        None where it cannot be told: no step is complete, the suspect has no peers in it (a cohort, everybody), nothing
-        was suspected, or only the host's clock is known of what a device does.
+        None where it cannot be told: no step is complete, or of what comes back all that it was due in may be missing;
+        the suspect has no peers (a cohort, everybody), nothing was suspected, or only the host's clock is known of
+        what a device does.
     """
     settings = settings or Settings()
     # On the clock that a window of these steps would be judged on.
@@ -32,38 +38,53 @@ def reproduced(window: Window, trigger: Trigger, settings: Settings | None = Non
     if seen.limited and trigger.stage not in HOST_STAGES:
         return None
     window = seen.window
-    n_ranks = window.durations_NRS.shape[1]
-    ranks = np.asarray([rank for rank in trigger.ranks if rank < n_ranks], dtype=np.intp)
     valid_N = complete_steps(window)
-    if (
-        trigger.gain_s <= 0.0
-        or trigger.scope not in ("rank", "host")
-        or not len(ranks)
-        or len(ranks) >= n_ranks
-        or not valid_N.any()
-    ):
+    over_N = _over(window, trigger)
+    if over_N is None or trigger.gain_s <= 0.0 or not valid_N.any():
         return None
-    stages = window.schema.stages
-    if trigger.stage is not None and trigger.stage not in stages:
+    there_N = valid_N & (over_N >= THERE_FRACTION * trigger.gain_s) & (over_N > 0.0)
+    n_steps, n_valid, n_there = len(valid_N), int(valid_N.sum()), int(there_N.sum())
+    if not n_there and _comes_back(trigger) and n_steps - n_valid >= _due(n_steps, trigger):
         return None
-    walks, _ = walked(window)
-    roles = roles_of(window)
-    replays = replay(walks, roles, len(stages))
-    over_NCS = np.sum([one.over_NCS(ranks, roles, len(valid_N)) for one in replays], axis=0)
-    over_NS = np.median(over_NCS, axis=1)
-    over_N = over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)]
-    expected_N = valid_N
-    if trigger.period_steps and trigger.onset_step is not None:
-        step_N = window.first_step + np.arange(len(valid_N))
-        expected_N = valid_N & ((step_N - trigger.onset_step) % trigger.period_steps == 0)
-    there_N = expected_N & (over_N >= THERE_FRACTION * trigger.gain_s) & (over_N > 0.0)
-    n_there, n_expected = int(there_N.sum()), int(expected_N.sum())
+    n_expected = max(_due(n_valid, trigger), n_there)
     enough = n_there >= settings.min_persistence_fraction * n_expected
+    # The steps that are furthest over are those that it was there in, and after them those that it may have been in.
+    furthest_X = np.sort(over_N[valid_N])[-n_expected:]
     return Reproduced(
         answer="no" if not n_there else "yes" if enough else "partly",
         steps=n_expected,
         steps_with=n_there,
-        over_s=float(over_N[expected_N].mean()) if n_expected else 0.0,
+        over_s=float(furthest_X.mean()),
         expected_s=trigger.gain_s,
         fault_steps=tuple((window.first_step + np.flatnonzero(there_N)).tolist()),
     )
+
+
+def _over(window: Window, trigger: Trigger) -> FloatArray | None:
+    """How far the suspect was over its peers in what it was suspected for, by step (N); None where it has no peers.
+
+    Of several ranks, the median one.
+    """
+    stages, n_ranks = window.schema.stages, window.durations_NRS.shape[1]
+    ranks = np.asarray([rank for rank in trigger.ranks if rank < n_ranks], dtype=np.intp)
+    if trigger.scope not in ("rank", "host") or not 0 < len(ranks) < n_ranks:
+        return None
+    if trigger.stage is not None and trigger.stage not in stages:
+        return None
+    walks, complete_N = walked(window)
+    roles = roles_of(window)
+    replays = replay(walks, roles, len(stages))
+    over_NCS = np.sum([one.over_NCS(ranks, roles, len(complete_N)) for one in replays], axis=0)
+    over_NS = np.median(over_NCS, axis=1)
+    return np.asarray(over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)])
+
+
+def _comes_back(trigger: Trigger) -> bool:
+    return trigger.pattern == "recurring" or bool(trigger.period_steps)
+
+
+def _due(n_steps: int, trigger: Trigger) -> int:
+    """In how many of so many captured steps the fault is expected at least."""
+    if not _comes_back(trigger):
+        return n_steps
+    return max(1, n_steps // trigger.period_steps) if trigger.period_steps else 1

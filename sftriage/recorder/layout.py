@@ -51,6 +51,7 @@ VERSION = 2
 RING_MAGIC = b"SFTRING\n"
 LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
+SCHEDULING_MAGIC = b"SFTSCHED"
 
 MAGICS = {"ring": RING_MAGIC, "steps": LOG_MAGIC, "device": b"SFTDEVT\n", "device-steps": b"SFTDEVST"}
 """Of the kinds of file that hold slots, by the ending of their names. ``device``: see `sftriage.recorder.device`."""
@@ -80,6 +81,7 @@ _KINDS = {
     RING_MAGIC: "ring",
     LOG_MAGIC: "step log",
     MAILBOX_MAGIC: "mailbox",
+    SCHEDULING_MAGIC: "file of readings of a thread's scheduling",
     MAGICS["device"]: "ring of device times",
     MAGICS["device-steps"]: "log of device times",
 }

@@ -35,8 +35,9 @@ def _reproduced(manifest: Manifest) -> str:
     if found is None:
         return "not told"
     whose = "the suspect's fault " if manifest.capture.role == "control" else ""
+    due = " that it was due in" if manifest.trigger.period_steps else ""
     return (
-        f"{found.answer}: {whose}in {found.steps_with} of {found.steps} captured steps, "
+        f"{found.answer}: {whose}in {found.steps_with} of {found.steps} captured steps{due}, "
         f"{milliseconds(found.over_s)} over its peers a step ({milliseconds(found.expected_s)} before)"
     )
 

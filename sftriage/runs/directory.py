@@ -5,7 +5,7 @@
     RUN/
       run.json         what was run, when, under which policy, and where its rings are
       policy.yaml      the policy it started with; of several the first, and policy-2.yaml and so on the others
-      steps/           every step of every rank, as the agent read it from the rings
+      steps/           every step of every rank, as the agent read it from the rings, and readings of their scheduling
       decisions.jsonl  the journal, a line an event
       state.json       what the policy engine must remember over a restart
       nsys.json        how the ranks were launched under nsys, if they were

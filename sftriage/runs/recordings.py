@@ -23,6 +23,7 @@ from sftriage.windows.decoding import StepArrays, decode, together
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.logs import KIND, LOG_KIND, LogReader
 from sftriage.windows.npz import load_npz
+from sftriage.windows.scheduling import kept_readings
 
 _MIN_STEPS_AT_A_TIME = 32
 _MAX_STEPS_AT_A_TIME = 4096
@@ -50,9 +51,10 @@ class RankSteps:
         last: int | None = None
         if self.log is not None:
             log = LogReader(self.log, kind=LOG_KIND if self.of_device else "steps")
+            readings = None if self.of_device else kept_readings(self.log.parent, self.info)
             while steps := log.read(at_a_time):
                 last = int(steps.step_B[-1])
-                yield steps
+                yield steps if readings is None else readings.laid_over(steps)
         # Of a job that has ended since the run was looked at, the log has everything.
         if self.ring is None or not self.ring.exists():
             return

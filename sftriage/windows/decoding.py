@@ -59,11 +59,14 @@ class StepArrays:
         schema: the stages.
         rank_B: whose steps they are.
         slots_BW: the slots as they were written; ask the columns.
+        scheduled_B2: how long the training thread was queued in each, in seconds, and how often preempted, NaN where
+            that is not known (see `windows.scheduling`); None where nobody looked.
     """
 
     schema: StageSchema
     rank_B: IntArray
     slots_BW: IntArray
+    scheduled_B2: FloatArray | None = None
 
     def __len__(self) -> int:
         """How many steps there are."""
@@ -71,7 +74,8 @@ class StepArrays:
 
     def __getitem__(self, rows: slice | IntArray | BoolArray) -> StepArrays:
         """Some of the steps."""
-        return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows])
+        scheduled_B2 = None if self.scheduled_B2 is None else self.scheduled_B2[rows]
+        return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows], scheduled_B2)
 
     seq_B = _Column(SEQ)
     """How many steps the rank had published with this one."""
@@ -154,4 +158,6 @@ def together(parts: Sequence[StepArrays]) -> StepArrays:
     if len(parts) == 1:
         return parts[0]
     slots_BW = np.concatenate([part.slots_BW for part in parts])
-    return StepArrays(parts[0].schema, np.concatenate([part.rank_B for part in parts]), slots_BW)
+    scheduled = [np.full((len(part), 2), np.nan) if part.scheduled_B2 is None else part.scheduled_B2 for part in parts]
+    scheduled_B2 = None if all(part.scheduled_B2 is None for part in parts) else np.concatenate(scheduled)
+    return StepArrays(parts[0].schema, np.concatenate([part.rank_B for part in parts]), slots_BW, scheduled_B2)

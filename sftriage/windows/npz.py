@@ -67,6 +67,8 @@ def _window(arrays: dict[str, Any]) -> Window:
         cohorts=_counted(arrays, "cohorts", n_ranks, "rank"),
         kinds=_counted(arrays, "kinds", n_steps, "step"),
         work_NR=None if work_NR is None else np.nan_to_num(work_NR, copy=False, nan=0.0),
+        queued_NR=_refinement(arrays, "queued_s", missing_NR, unknown=True),
+        preempted_NR=_refinement(arrays, "preempted", missing_NR, unknown=True),
         device_NRS=device[0],
         device_outside_NRG=device[1],
         device_between_NR=device[2],

@@ -12,7 +12,7 @@ import numpy as np
 
 from sftriage.recorder.layout import kind_of
 from sftriage.records import StageSchema
-from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
+from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays
 
 NS = 1e-9
 _HOST = ("durations_NRS", "outside_NRG", "between_NR")
@@ -35,7 +35,7 @@ class StepRows:
     def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
         self._n_stages, self._n_ranks, self._n_rows = len(schema.stages), world_size, capacity_steps
         self._values_VCR = np.full((len(schema.stages) + len(schema.sync) + 1, capacity_steps, world_size), np.nan)
-        # Device times, ready moments and work: made when the first rank says any, and most jobs do without.
+        # Device times, ready moments, work and scheduling: made when anybody says any, and most jobs do without some.
         self._refined: dict[str, FloatArray] = {}
         self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
@@ -53,12 +53,11 @@ class StepRows:
         self._known_C[row_B] = True
         at_B = row_B * self._n_ranks + steps.rank_B
         _put_times(self._values_VCR, at_B, steps)
-        for name, values_B, said_B, unit in (
-            ("ready", steps.ready_ns_B, steps.ready_ns_B >= 0, NS),
-            ("work", steps.work_B, steps.work_B > 0, 1.0),
-        ):
-            if said_B.any():
-                self._refinement(name, 1).reshape(-1)[at_B[said_B]] = values_B[said_B] * unit
+        self._refine("ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
+        self._refine("work", at_B, steps.work_B, steps.work_B > 0)
+        if steps.scheduled_B2 is not None:
+            for name, values_B in zip(("queued", "preempted"), steps.scheduled_B2.T, strict=True):
+                self._refine(name, at_B, values_B, np.isfinite(values_B))
 
     def put_device(self, steps: StepArrays) -> None:
         """Take the device times of steps (see `sftriage.recorder.device`)."""
@@ -93,13 +92,20 @@ class StepRows:
             if name == "device":
                 found |= self._times(_DEVICE, values_VNR)
             else:
-                found[f"{name}_NR"] = values_VNR[0] if name == "ready" else np.nan_to_num(values_VNR[0], nan=0.0)
+                found[f"{name}_NR"] = np.nan_to_num(values_VNR[0], nan=0.0) if name == "work" else values_VNR[0]
         return found
 
     def _times(self, names: tuple[str, ...], values_VNR: FloatArray) -> dict[str, FloatArray | None]:
         values_NRV = values_VNR.transpose(1, 2, 0)
         outside_NRG = values_NRV[:, :, self._n_stages : -1] if len(values_VNR) > self._n_stages + 1 else None
         return dict(zip(names, (values_NRV[:, :, : self._n_stages], outside_NRG, values_NRV[:, :, -1]), strict=True))
+
+    def _refine(
+        self, name: str, at_B: IntArray, values_B: IntArray | FloatArray, said_B: BoolArray, unit: float = 1.0
+    ) -> None:
+        """Put what refines steps to its places among the rows and ranks, where it is said."""
+        if said_B.any():
+            self._refinement(name, 1).reshape(-1)[at_B[said_B]] = values_B[said_B] * unit
 
     def _refinement(self, name: str, n_values: int) -> FloatArray:
         if name not in self._refined:

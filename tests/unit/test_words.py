@@ -1,6 +1,7 @@
 """Every reason has its words, whatever it is said with; and no program acts on words."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -10,7 +11,16 @@ from hypothesis import strategies as st
 
 import sftriage
 from sftriage.records import CaptureState, Decision, ReasonCode
-from sftriage.words import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
+from sftriage.words import (
+    RESOLUTIONS,
+    SENTENCES,
+    reason_kind,
+    reason_sentence,
+    resolution,
+    scheduling_sentence,
+    verdict_sentence,
+)
+from tests.unit.recorded import verdict
 
 CODES = get_args(ReasonCode)
 ON_WORDS = re.compile(
@@ -87,6 +97,26 @@ def test_what_was_read_back_has_words_whatever_its_parameters_are(code, paramete
     decision = decided(code, **parameters)
     for said in (reason_sentence(decision), reason_kind(decision), resolution(decision)):
         assert isinstance(said, str)
+
+
+@pytest.mark.parametrize(
+    ("fraction", "in_one_sentence", "by_itself"),
+    [
+        (0.83, "of its lateness 83% was waiting for a CPU", "83% was waiting for a CPU (25.0 ms a step); see what"),
+        (0.2, "", "of its lateness 20% was waiting for a CPU (25.0 ms a step)"),
+        (None, "", ""),
+    ],
+)
+@pytest.mark.parametrize("pattern", ["chronic", "recurring", "one-off"])
+def test_a_suspect_that_mostly_waited_for_a_cpu_is_said_to_have(pattern, fraction, in_one_sentence, by_itself):
+    of = verdict(label="suspect")
+    suspect = replace(of.suspects[0], pattern=pattern, period_steps=7, onset_step=3, descheduled_fraction=fraction)
+    of = replace(of, suspects=(suspect,), numbers={"queued_s": 0.025})
+    sentence = verdict_sentence(of)
+    assert (sentence.count("CPU"), in_one_sentence in sentence) == (bool(in_one_sentence), True)
+    assert sentence.endswith(f"; {in_one_sentence}." if in_one_sentence else ".")
+    assert by_itself in scheduling_sentence(of)
+    assert ("see what" in scheduling_sentence(of)) == ("see what" in by_itself)
 
 
 def test_nothing_is_decided_by_what_words_say():

@@ -1,6 +1,7 @@
 """``sftriage explain``: why a window was decided as it was, from what was recorded."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -25,14 +26,22 @@ def window(first_step, late_ms):
     return Window(SCHEMA, first_step, durations_NRS)
 
 
+def waiting(window, rank, seconds):
+    """The window, in which a rank's thread was ready to run for so long in each step, and had no CPU."""
+    queued_NR = np.zeros(window.durations_NRS.shape[:2])
+    queued_NR[:, rank] = seconds
+    return replace(window, queued_NR=queued_NR, preempted_NR=500.0 * queued_NR)
+
+
 @pytest.fixture
 def run(tmp_path):
-    """A run of three windows: healthy, a slow rank, and two that are slow alike."""
+    """A run of four windows: healthy, a slow rank, two that are slow alike, and one that waited for a CPU."""
     directory = run_in(tmp_path / "run")
     journal = Journal(directory.decisions)
     controller = Controller(load(find("default")), journal, directory.state)
     for first_step, late_ms in ((0, {}), (50, {2: 20, 1: 4}), (100, {1: 20, 3: 20})):
         controller.take(window(first_step, late_ms), 1_800_000_000.0 + first_step)
+    controller.take(waiting(window(150, {0: 20}), 0, 0.03), 1_800_000_150.0)
     journal.close()
     return directory
 
@@ -43,6 +52,14 @@ def run(tmp_path):
         ("0-49", ["Healthy", "is under", "lateness of the last rank", "no longer healthy, if this reached"]),
         ("70", ["Rank 2 is slow in data", "chronic since step 50", "Runner-up: nobody", "It would be held, if"]),
         ("w50-99-r2-slow-rank-1", ["Rank 2 is slow in data", "Decided: capture"]),
+        (
+            "199",
+            [
+                "of its lateness",
+                "Scheduler: of its",
+                "was waiting for a CPU (30.0 ms a step, preempted 15.0 times); see",
+            ],
+        ),
         ("149", ["Held: co_critical", "a suspect, if mending one alone", "What would resolve it: Several"]),
     ],
 )

@@ -46,13 +46,15 @@ def test_optional_arrays_travel_with_their_windows(tmp_path):
         outside_s=np.arange(12.0).reshape(6, 2, 1),
         between_s=np.arange(12.0).reshape(6, 2),
         work=np.arange(12).reshape(6, 2),
+        queued_s=np.arange(12.0).reshape(6, 2),
+        preempted=np.arange(12).reshape(6, 2),
         first_step=np.array(1000),
     )
     *_, last = load_recording(path).windows(Shape(3, 3, 0))
     assert (last.first_step, last.last_step) == (1003, 1005)
     assert (last.hosts, last.cohorts, last.kinds) == (("a", "b"), ("pp0", "pp1"), ("t", "t", "c"))
     np.testing.assert_allclose(last.ready_NR[0], [0.006, 0.007])
-    for values in (last.outside_NRG[:, :, 0], last.between_NR, last.work_NR):
+    for values in (last.outside_NRG[:, :, 0], last.between_NR, last.work_NR, last.queued_NR, last.preempted_NR):
         np.testing.assert_array_equal(values, [[6, 7], [8, 9], [10, 11]])
 
 
@@ -94,6 +96,7 @@ def test_a_vector_of_nan_is_a_missing_step(tmp_path):
         outside_s=np.full((6, 2, 1), 0.002),
         work=nowhere * 1000,
         ready_s=changed(np.nan, (0, 0))[:, :, 0],
+        queued_s=changed(np.nan, (0, 0))[:, :, 0],
     )
     (window,) = load_recording(path).windows(Shape(50, 10, 0))
     # THEN it is missing in the window, with all that belongs to it, and nothing else is
@@ -102,8 +105,9 @@ def test_a_vector_of_nan_is_a_missing_step(tmp_path):
         assert gone.tolist() == [[3, 1]]
         assert np.isnan(values).sum() == values[3, 1].size
     assert window.work_NR[3].tolist() == [1, 0]
-    # AND a ready moment that nobody knows is unknown, wherever it is
-    assert np.argwhere(np.isnan(window.ready_NR)).tolist() == [[0, 0], [3, 1]]
+    # AND a ready moment, or a wait for a CPU, that nobody knows is unknown, wherever it is
+    for values in (window.ready_NR, window.queued_NR):
+        assert np.argwhere(np.isnan(values)).tolist() == [[0, 0], [3, 1]]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "uint8", ">f8"])
@@ -152,6 +156,8 @@ def test_a_job_that_never_synchronises_is_a_recording_too(tmp_path):
         ({"outside_s": -np.ones((6, 2, 1))}, "negative at step 0, rank 0, sync stage 0 (-1.0) and 11 more"),
         ({"outside_s": np.zeros((6, 2, 1)), "stages": UNCLOSED}, "outside_s needs a last stage 'other'"),
         ({"between_s": np.zeros((6, 2)), "stages": UNCLOSED}, "between_s needs a last stage 'other'"),
+        ({"queued_s": -np.ones((6, 2))}, "queued_s is negative at step 0, rank 0 (-1.0) and 11 more"),
+        ({"preempted": np.zeros((6, 3))}, "preempted has shape (6, 3); durations_s says (6, 2)"),
         ({"work": -np.ones((6, 2))}, "work is negative at step 0, rank 0 (-1.0) and 11 more"),
         ({"work": changed(np.inf, (1, 1))[:, :, 0]}, "work is not a finite number at step 1, rank 1 (inf)"),
         ({"work": np.full((6, 2), "many")}, "work holds <U4; expected float64"),

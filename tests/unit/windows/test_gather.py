@@ -1,6 +1,7 @@
 """Windows from the ranks' steps, in whatever order they come and however many at a time."""
 
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -341,3 +342,22 @@ def test_any_split_into_batches_makes_the_windows_that_steps_make_one_at_a_time(
     # THEN the windows are the same
     for one, other in zip(windows + target.ready(ended=True), expected, strict=True):
         same(one, other)
+
+
+def test_waits_for_a_cpu_are_in_the_windows_of_their_steps_and_unknown_where_nobody_looked():
+    # GIVEN steps of two ranks, of which one is looked at from its third step on
+    target = gatherer()
+    first, later = batch(*(step(0, n) for n in range(2))), batch(*(step(0, n) for n in range(2, 6)))
+    waited = replace(later, scheduled_B2=np.column_stack([np.arange(2, 6) / 1000, np.arange(2, 6)]))
+    for steps in (first, waited, batch(*(step(1, n) for n in range(6)))):
+        target.add(steps)
+    # THEN each window has what is known, and no zeros for what is not
+    early, late = target.ready()
+    np.testing.assert_allclose(early.queued_NR[:, 0], [np.nan, np.nan, 0.002, 0.003])
+    np.testing.assert_allclose(late.queued_NR[:, 0], [0.002, 0.003, 0.004, 0.005])
+    np.testing.assert_allclose(late.preempted_NR[:, 0], [2, 3, 4, 5])
+    assert np.isnan(late.queued_NR[:, 1]).all()
+    # AND a window in which nobody has looked has none
+    for n in range(6, 12):
+        target.add(batch(step(0, n), step(1, n)))
+    assert [window.queued_NR is None for window in target.ready()] == [False, True, True]

@@ -1,0 +1,185 @@
+"""What the kernel's scheduler did with the ranks' training threads: readings, kept in a file, and laid over the steps.
+
+``rank-<rank>.<attempt>.scheduling`` is a header (see `sftriage.recorder.layout`, with 0 slots: it grows) and readings
+in a line. A reading is five 64-bit signed words in native order, the counts since the thread started::
+
+    at_ns       when it was taken, on the host's monotonic clock
+    run_ns      how long the thread has had a CPU
+    queued_ns   how long it was ready to run and stood in the run queue instead; a cgroup's CPU limit keeps it there too
+    preempted   how often a CPU was taken from it (involuntary switches)
+    crc         CRC-32 of the bytes before it
+
+What passed between two readings is taken to be spread evenly over the time between them: a wait is known to about as
+exactly as readings lie apart (a quarter of a second, or a step where that is longer). Of several steps between two
+readings each has a part by its length, whichever of them the thread waited in; over all steps the sum is exact.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import sys
+from bisect import bisect_left
+from dataclasses import replace
+from pathlib import Path
+from zlib import crc32
+
+import numpy as np
+
+from sftriage.errors import RingError
+from sftriage.recorder import RingInfo
+from sftriage.recorder.files import OpenFile
+from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES, encode_header
+from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
+
+KIND = "scheduling"
+NS = 1e-9
+
+MAX_APART_NS = 2_000_000_000
+"""Readings around a step may lie so much further apart than the step is long. Of more, nobody knows where it was."""
+
+_WORDS = 4
+_BYTES = (_WORDS + 1) * WORD_BYTES
+_READING, _SUM = struct.Struct(f"={_WORDS}q"), struct.Struct("=q")
+_UNITS = np.array([NS, 1.0])
+NO_READINGS: IntArray = np.zeros((0, _WORDS), dtype=np.int64)
+
+
+def laid_over(readings_TK: IntArray, steps: StepArrays) -> StepArrays:
+    """The steps of one rank with what each has of what passed between readings, which are in order of time."""
+    found_B2 = spread(readings_TK, *_times_ns(steps))
+    return replace(steps, scheduled_B2=found_B2 if np.isfinite(found_B2).any() else None)
+
+
+def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
+    """When steps began, with what is between them and the step before, and when they ended (B, B)."""
+    return steps.start_ns_B - steps.between_ns_B, steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
+
+
+def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> FloatArray:
+    """How long the thread was queued from some times to others, in seconds, and how often preempted (B × 2).
+
+    NaN where no reading was taken before or after it, or none near enough, and where the thread did not run meanwhile:
+    then it is another one that trains.
+    """
+    n_steps = len(begin_ns_B)
+    if len(readings_TK) < 2:
+        return np.full((n_steps, 2), np.nan)
+    times_ns_X, at_ns_T = np.concatenate([begin_ns_B, end_ns_B]), readings_TK[:, 0]
+    after_X = np.searchsorted(at_ns_T, times_ns_X).clip(1, len(at_ns_T) - 1)
+    low_XK, high_XK = readings_TK[after_X - 1], readings_TK[after_X]
+    passed_XK = high_XK - low_XK
+    # Whole numbers first: what is counted since a machine started may be more than a float holds exactly.
+    passed_X2 = (times_ns_X - low_XK[:, 0])[:, None] / passed_XK[:, :1] * passed_XK[:, 2:]
+    counted_X2 = (low_XK[:, 2:] - readings_TK[0, 2:]) + passed_X2
+    found_B2 = (counted_X2[n_steps:] - counted_X2[:n_steps]) * _UNITS
+    around_BK = high_XK[n_steps:] - low_XK[:n_steps]
+    known_B = (begin_ns_B >= at_ns_T[0]) & (end_ns_B <= at_ns_T[-1]) & (around_BK[:, 1] > 0)
+    known_B &= around_BK[:, 0] - (end_ns_B - begin_ns_B) <= MAX_APART_NS
+    # (of a thread that has given its place to another, counts are smaller)
+    found_B2[~known_B | (found_B2 < 0.0).any(axis=1)] = np.nan
+    return np.asarray(found_B2)
+
+
+class SchedulingLog(OpenFile):
+    """Appends readings to a rank's file of them, and goes on where an earlier agent stopped.
+
+    Raises:
+        RingError: the file cannot be written, or is that of another writer.
+    """
+
+    def __init__(self, directory: Path | str, info: RingInfo) -> None:
+        super().__init__(Path(directory) / info.file_name(KIND), os.O_RDWR | os.O_CREAT)
+        header = encode_header(SCHEDULING_MAGIC, info, 0)
+        try:
+            found = self._read_at(HEADER_BYTES, 0)
+            if found != header and not header.startswith(found):
+                raise RingError(f"{self.path}: the readings of another run of this rank")
+            self._end = HEADER_BYTES + max(0, self._size_bytes() - HEADER_BYTES) // _BYTES * _BYTES
+            self._write(header, 0)
+        except BaseException:
+            self.close()
+            raise
+
+    def append(self, reading: tuple[int, ...]) -> None:
+        """Append a reading.
+
+        Raises:
+            RingError: the disk did not take it, and nothing of it is in the file.
+        """
+        words = _READING.pack(*reading)
+        self._write(words + _SUM.pack(crc32(words)), self._end)
+        self._end += _BYTES
+
+    def _write(self, data: bytes, at: int) -> None:
+        try:
+            written = os.pwrite(self._descriptor, data, at)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+        if written < len(data):
+            # What comes next is written over it.
+            raise RingError(f"{self.path}: cannot be written: {written} of {len(data)} bytes")
+
+
+class KeptReadings:
+    """A rank's file of readings, of which those of some time are read. It is not open in between.
+
+    Raises:
+        RingError: there is none, or its header cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with _File(path, os.O_RDONLY) as file:
+            self.info = file.info()
+
+    def laid_over(self, steps: StepArrays) -> StepArrays:
+        """Steps of the rank with what each has of what passed between readings.
+
+        Raises:
+            RingError: the file has gone, or the file system answered with an error.
+        """
+        if not len(steps):
+            return steps
+        begin_ns_B, end_ns_B = _times_ns(steps)
+        with _File(self._path, os.O_RDONLY) as file:
+            places, (begin_ns, end_ns) = range(file.count()), (int(begin_ns_B.min()), int(end_ns_B.max()))
+            # From the last one before them to the first one after.
+            first = max(0, bisect_left(places, begin_ns, key=file.at_ns) - 1)
+            last = min(len(places), bisect_left(places, end_ns, key=file.at_ns) + 1)
+            return laid_over(file.readings(first, last), steps)
+
+
+def kept_readings(directory: Path, info: RingInfo) -> KeptReadings | None:
+    """The readings of the process that has recorded a rank's steps; None where none are kept.
+
+    A run from before they were has none, and a file that cannot be read is no reason not to judge its steps.
+    """
+    try:
+        found = KeptReadings(directory / info.file_name(KIND))
+    except RingError:
+        return None
+    return found if found.info == info else None
+
+
+class _File(OpenFile):
+    def info(self) -> RingInfo:
+        return self._header(SCHEDULING_MAGIC)[0]
+
+    def count(self) -> int:
+        return max(0, self._size_bytes() - HEADER_BYTES) // _BYTES
+
+    def at_ns(self, index: int) -> int:
+        return int.from_bytes(self._read_at(WORD_BYTES, HEADER_BYTES + index * _BYTES), sys.byteorder, signed=True)
+
+    def readings(self, first: int, last: int) -> IntArray:
+        """Those from one place up to another that are whole and later than those before them."""
+        raw = self._read_at(max(0, last - first) * _BYTES, HEADER_BYTES + first * _BYTES)
+        raw = raw[: len(raw) // _BYTES * _BYTES]
+        words_TW = np.frombuffer(raw, dtype=np.int64).reshape(-1, _WORDS + 1)
+        view = memoryview(raw)
+        sums = [crc32(view[at : at + _BYTES - WORD_BYTES]) for at in range(0, len(view), _BYTES)]
+        whole_TW = words_TW[words_TW[:, -1] == np.array(sums, dtype=np.int64)]
+        # What an agent that took over has read again, or a damaged clock, is passed over.
+        latest_T = np.maximum.accumulate(np.concatenate([[-1], whole_TW[:, 0]]))
+        return np.asarray(whole_TW[whole_TW[:, 0] > latest_T[:-1], :_WORDS])

@@ -1,0 +1,214 @@
+"""Readings of a thread's scheduling: laid over its steps, kept in a file, and read again."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.errors import RingError
+from sftriage.recorder.layout import HEADER_BYTES
+from sftriage.records import StageSchema, StepRecord
+from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.scheduling import (
+    MAX_APART_NS,
+    NO_READINGS,
+    KeptReadings,
+    SchedulingLog,
+    kept_readings,
+    laid_over,
+    spread,
+)
+from tests.unit.recorded import info_of
+from tests.unit.windows.steps import batch
+
+MS = 1_000_000
+SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
+INFO = info_of(0, schema=SCHEMA)
+
+
+def readings(*rows: tuple[float, float, float, int]) -> np.ndarray:
+    """Readings by when they were taken, how long the thread had run and been queued (ms), and its preemptions."""
+    return np.array([(at * MS, run * MS, queued * MS, times) for at, run, queued, times in rows], dtype=np.int64)
+
+
+def step(number: int, start_ms: float, *took_ms: float, between_ms: float = 0.0) -> StepRecord:
+    took_ns = tuple(int(one * MS) for one in (*took_ms, *(0.0,) * (3 - len(took_ms))))
+    return StepRecord(0, number, int(start_ms * MS), int(between_ms * MS), took_ns, (0,), True, False)
+
+
+def over(found: np.ndarray, *steps: StepRecord) -> list[list[float]] | None:
+    scheduled_B2 = laid_over(found, batch(*steps, schema=SCHEMA)).scheduled_B2
+    return None if scheduled_B2 is None else (scheduled_B2 * [1000.0, 1.0]).tolist()
+
+
+def test_what_passed_between_two_readings_is_shared_by_the_length_of_the_steps():
+    # GIVEN 90 ms in the run queue and 9 preemptions between two readings 300 ms apart
+    found = readings((1000, 50, 10, 100), (1300, 200, 100, 109))
+    # WHEN a step of 100 ms and one of 200 ms lie between them THEN each has its part
+    assert over(found, step(0, 1000, 100), step(1, 1100, 150, 50)) == [
+        pytest.approx([30.0, 3.0]),
+        pytest.approx([60.0, 6.0]),
+    ]
+    # AND a step that begins before a reading and ends after it has of both sides
+    found = readings((1000, 0, 0, 0), (1100, 50, 50, 5), (1300, 250, 50, 5))
+    assert over(found, step(0, 1050, 100)) == [pytest.approx([25.0, 2.5])]
+
+
+def test_the_time_before_a_step_is_the_steps_too():
+    found = readings((1000, 0, 0, 0), (1100, 50, 50, 5))
+    assert over(found, step(0, 1050, 50, between_ms=50)) == [pytest.approx([50.0, 5.0])]
+
+
+@pytest.mark.parametrize(
+    ("situation", "found"),
+    [
+        ("nobody has looked", NO_READINGS),
+        ("nobody has looked before", readings((1060, 0, 0, 0), (1100, 50, 50, 5))),
+        ("nobody has looked since", readings((1000, 0, 0, 0), (1090, 50, 50, 5))),
+        ("only once", readings((1000, 0, 0, 0))),
+        ("too long ago", readings((900 - MAX_APART_NS // MS, 0, 0, 0), (1100, 50, 50, 5))),
+        ("the thread did not run, so that it is not the one that trains", readings((1000, 7, 0, 0), (1100, 7, 0, 0))),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_known_is_unknown_and_never_zero(situation, found):
+    assert over(found, step(0, 1050, 50)) is None, situation
+
+
+def test_a_step_longer_than_readings_lie_apart_is_known():
+    # GIVEN a step of a minute, and no reading in between
+    found = readings((1000, 0, 0, 0), (61_200, 50_000, 10_000, 7))
+    assert over(found, step(0, 1100, 60_000)) == [pytest.approx([10_000 * 60_000 / 60_200, 7 * 60_000 / 60_200])]
+
+
+def test_of_some_steps_that_are_known_the_others_are_not():
+    (first, second) = over(readings((1000, 0, 0, 0), (1100, 50, 50, 5)), step(0, 950, 50), step(1, 1000, 100))
+    assert (np.isnan(first).all(), second) == (True, pytest.approx([50.0, 5.0]))
+
+
+@given(
+    gaps_ms=st.lists(st.integers(1, 500), min_size=2, max_size=9),
+    run_ms=st.lists(st.integers(1, 100), min_size=9, max_size=9),
+    queued_ms=st.lists(st.integers(0, 100), min_size=9, max_size=9),
+    cuts=st.sets(st.integers(0, 1000), min_size=2, max_size=9),
+)
+def test_over_steps_that_follow_one_another_nothing_is_lost_or_made_up(gaps_ms, run_ms, queued_ms, cuts):
+    # GIVEN readings on a machine that has been up for a year, and steps that follow one another between them
+    n = len(gaps_ms)
+    at_ms = 365 * 86_400_000 + np.cumsum([0, *gaps_ms])
+    columns = [at_ms, np.cumsum([5, *run_ms[:n]]), np.cumsum([9, *queued_ms[:n]]), np.arange(n + 1)]
+    found = np.column_stack(columns) * [MS, MS, MS, 1]
+    ends_ns = np.array([found[0, 0] + cut * (found[-1, 0] - found[0, 0]) // 1000 for cut in sorted(cuts)])
+    values_B2 = spread(found, ends_ns[:-1], ends_ns[1:])
+    # THEN none has less than nothing
+    assert (values_B2 >= 0.0).all()
+    # AND together they have what one step over all of them has
+    whole_B2 = spread(found, ends_ns[:1], ends_ns[-1:])
+    np.testing.assert_allclose(values_B2.sum(axis=0), whole_B2[0], atol=1e-9)
+    # AND readings before and after those around a step make no difference
+    for begin_ns, end_ns, values in zip(ends_ns[:-1], ends_ns[1:], values_B2, strict=True):
+        before = int(np.searchsorted(found[:, 0], begin_ns, side="right")) - 1
+        after = int(np.searchsorted(found[:, 0], end_ns, side="left"))
+        near = spread(found[before : after + 1], np.array([begin_ns]), np.array([end_ns]))
+        np.testing.assert_allclose(near[0], values, atol=1e-9)
+
+
+def test_steps_keep_what_was_laid_over_them_wherever_they_are_put():
+    # GIVEN steps of one rank that are known, and of another that are not
+    known = laid_over(readings((1000, 0, 0, 0), (1100, 50, 50, 5)), batch(step(1, 1050, 50), step(0, 1000, 50)))
+    unknown = batch(replace(step(0, 1000, 50), rank=1))
+    # WHEN they are put together, put in order, and some are taken
+    steps = together([unknown, known])
+    assert np.isnan(steps.scheduled_B2[0]).all()
+    ordered = steps[steps.rank_B == 0].in_order()
+    # THEN each has its own
+    np.testing.assert_allclose(ordered.scheduled_B2, [[0.025, 2.5], [0.025, 2.5]])
+    assert together([unknown, unknown]).scheduled_B2 is None
+
+
+def written(folder, *rows, info=INFO):
+    log = SchedulingLog(folder, info)
+    for row in readings(*rows):
+        log.append(tuple(row.tolist()))
+    log.close()
+    return log.path
+
+
+ROWS = tuple((1000 + 250 * n, 10 * n + 1, 100 * n, n) for n in range(40))
+
+
+def test_kept_readings_give_the_steps_what_they_had_when_they_came(tmp_path):
+    written(tmp_path, *ROWS)
+    kept = kept_readings(tmp_path, INFO)
+    for first in (1000, 1100, 4000, 10_400):
+        steps = batch(*(step(n, first + 60 * n, 60) for n in range(5)), schema=SCHEMA)
+        then_B2, now_B2 = laid_over(readings(*ROWS), steps).scheduled_B2, kept.laid_over(steps).scheduled_B2
+        np.testing.assert_allclose(now_B2, then_B2, rtol=1e-9)
+    # AND of steps before the first and after the last nothing is known
+    for at in (10, 900, 99_000):
+        assert kept.laid_over(batch(step(0, at, 60), schema=SCHEMA)).scheduled_B2 is None
+    assert len(kept.laid_over(batch(schema=SCHEMA))) == 0
+
+
+def test_a_file_that_was_cut_off_is_gone_on_with(tmp_path):
+    # GIVEN a file whose last reading is half written
+    path = written(tmp_path, *ROWS[:10])
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 7)
+    # WHEN the agent goes on
+    written(tmp_path, *ROWS[9:])
+    # THEN every reading is there
+    assert (path.stat().st_size - HEADER_BYTES) % 40 == 0
+    steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
+    waits_s = kept_readings(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
+    np.testing.assert_allclose(waits_s, 0.1)
+
+
+def test_a_damaged_reading_is_passed_over(tmp_path):
+    path = written(tmp_path, *ROWS)
+    raw = bytearray(path.read_bytes())
+    raw[HEADER_BYTES + 5 * 40 + 17] ^= 1
+    path.write_bytes(raw)
+    steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
+    waits_s = kept_readings(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
+    # (the readings around it say what has passed between them)
+    np.testing.assert_allclose(waits_s, 0.1)
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense" * 1000, None])
+def test_a_run_without_readings_goes_without(tmp_path, content):
+    if content is not None:
+        (tmp_path / INFO.file_name("scheduling")).write_bytes(content)
+    assert kept_readings(tmp_path, INFO) is None
+
+
+def test_the_readings_of_another_process_are_nobodys(tmp_path):
+    path = written(tmp_path, *ROWS)
+    other = replace(INFO, pid=INFO.pid + 1)
+    # GIVEN another process of the same rank THEN it neither writes to them nor has them
+    with pytest.raises(RingError, match="another run"):
+        SchedulingLog(tmp_path, other)
+    assert kept_readings(tmp_path, other) is None
+    # AND a file that goes away is an error that says so
+    kept = KeptReadings(path)
+    path.unlink()
+    with pytest.raises(RingError):
+        kept.laid_over(batch(step(0, 1100, 60), schema=SCHEMA))
+
+
+def test_a_disk_that_takes_nothing_is_said(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    log = SchedulingLog(tmp_path, INFO)
+    monkeypatch.setattr("os.pwrite", full)
+    with pytest.raises(RingError, match="No space left"):
+        log.append((1, 2, 3, 4))
+    log.close()
+
+
+def test_columns_without_it_cost_nothing():
+    assert isinstance(batch(step(0, 1000, 50)), StepArrays)
+    assert batch(step(0, 1000, 50)).scheduled_B2 is None
