@@ -211,10 +211,7 @@ def test_an_older_policy_is_valid_and_what_has_changed_for_it_is_said_where_it_i
         "9:11: spec.limits",
     ]
     assert "a cooldown is of one suspect now" in lines[0]
-    assert (
-        "3 windows is 80 steps now: so many are in 3 windows that follow on one another; say 80 steps, or a time"
-        in lines[1]
-    )
+    assert "3 windows is 80 steps now: so many are in 3 windows that follow on one another; say 80 steps" in lines[1]
     assert "1 window is 1 step now: whatever a window shows is there for one; say 1 step, or nothing" in lines[2]
     assert "captures_per_day is new, and 12 where it is not said; captures_per_run: 5 still ends all" in lines[3]
     # AND to programs the same
