@@ -185,7 +185,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
         ": {gain_s} ms a step, and {largest_gain_s} ms was captured; until {until_s}",
     ),
     "already_captured": (
-        "already captured by rule {rule}",
+        "already captured",
         ": {capture_id} holds it, {captured_gain_s} ms a step then and {gain_s} ms now; "
         "again from {worse_gain_s} ms on, in another attempt of the job, or from {until_s} on",
     ),

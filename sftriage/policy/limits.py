@@ -114,7 +114,7 @@ def of_the_suspect(rule: Rule, target: Target, fired_s: Mapping[str, float], sta
     ``fired_s`` is the state's `last_fired_s`. What lasts longest is said first.
     """
     key = key_of(rule.name, target.suspect)
-    unchanged = _already_captured(rule, key, target, state, now_s)
+    unchanged = _already_captured(rule, target, state, now_s)
     if unchanged is not None:
         return unchanged
     last_s = max(fired_s.get(key, -math.inf), fired_s.get(rule.name, -math.inf))
@@ -128,10 +128,13 @@ def of_the_suspect(rule: Rule, target: Target, fired_s: Mapping[str, float], sta
     return Why("after_failures", {"rule": rule.name, "failures": failures.count, "until_s": again_s})
 
 
-def _already_captured(rule: Rule, key: str, target: Target, state: State, now_s: float) -> Why | None:
-    """Why there is nothing new to see: a capture of this attempt of the job holds the fault, and it is no worse."""
-    made = state.captured.get(key)
-    held = made.reproduction if made is not None else None
+def _already_captured(rule: Rule, target: Target, state: State, now_s: float) -> Why | None:
+    """Why there is nothing new to see: a capture of this attempt of the job holds the fault, and it is no worse.
+
+    Whichever rule asked for it: what another profiler would show is new.
+    """
+    profiler = rule.capture.profiler if rule.capture is not None else ""
+    held = state.reproductions.get(key_of(profiler, target.suspect))
     if held is None or held.attempt != target.attempt or now_s >= held.fired_s + EVIDENCE_S:
         return None
     worse_gain_s = WORSE_TIMES * held.gain_s

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, 
 from sftriage.errors import InputError
 from sftriage.policy.state_versions import upgraded
 from sftriage.policy.suspects import NOBODY, Target
-from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.records import CaptureRequest, CaptureResult, Profiler
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -43,10 +43,11 @@ class Running:
     suspect: str = ""
     gain_s: float = 0.0
     attempt: int = 0
+    profiler: Profiler | None = None
 
     @property
     def key(self) -> str:
-        """Whom its rule waits for after it."""
+        """With whom its rule has to wait after it."""
         return key_of(self.rule, self.suspect)
 
 
@@ -70,20 +71,12 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A capture that holds its fault: asked for at ``fired_s``, when its suspect was worth ``gain_s`` a step."""
+    """A capture that holds the fault of its suspect: asked for at ``fired_s``, when that cost ``gain_s`` a step."""
 
     capture_id: str
     gain_s: float
     attempt: int
     fired_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Captured:
-    """When the last capture of a suspect that was made, or lost, was asked for, and the last that holds the fault."""
-
-    fired_s: float
-    reproduction: Reproduction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +100,10 @@ class State:
     Attributes:
         captures: captures made in this run, and those under way; not those that were refused or failed.
         asked: captures ever asked for, whatever became of them.
+        fired_s: for each rule and suspect (`key_of`), when the last capture was asked for that was made, or was lost.
+        reproductions: for each profiler and suspect, the last capture that holds its fault.
         running: captures under way, by capture id.
         asked_s: when captures were asked for, within the last day.
-        captured: for each rule and suspect (`key_of`), the last captures that were made.
         failures: for each rule and suspect whose last captures failed or were refused, what is known of that.
         notified_s: for each rule and suspect, when notifications were last due.
         streak: whom the last window suspected, if a rule waits for it to last.
@@ -122,10 +116,11 @@ class State:
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, allow_inf_nan=False, extra="forbid")
 
     captures: NonNegativeInt = 0
+    fired_s: Mapping[str, float] = field(default_factory=dict)
+    reproductions: Mapping[str, Reproduction] = field(default_factory=dict)
     running: Mapping[str, Running] = field(default_factory=dict)
     asked: NonNegativeInt = 0
     asked_s: tuple[float, ...] = ()
-    captured: Mapping[str, Captured] = field(default_factory=dict)
     failures: Mapping[str, Failures] = field(default_factory=dict)
     notified_s: Mapping[str, float] = field(default_factory=dict)
     streak: Streak | None = None
@@ -154,7 +149,7 @@ class State:
 
     def last_fired_s(self) -> Mapping[str, float]:
         """For each rule and suspect, when a capture was last asked for that is under way or was made."""
-        fired_s = {key: one.fired_s for key, one in self.captured.items()}
+        fired_s = dict(self.fired_s)
         for one in self.running.values():
             if one.rule and not one.control:
                 fired_s[one.key] = max(one.fired_s, fired_s.get(one.key, one.fired_s))
@@ -165,12 +160,12 @@ class State:
         return sorted(asked_s for asked_s in self.asked_s if now_s - asked_s < period_s)
 
 
-def key_of(rule: str, suspect: str) -> str:
-    """What is remembered of a rule and a suspect goes under this. A rule alone stands for whomever it is about.
+def key_of(what: str, suspect: str) -> str:
+    """What is remembered of a rule, or a profiler, and a suspect. A rule alone stands for whomever it is about.
 
     (That is all that versions of a state before the third knew.)
     """
-    return f"{rule} {suspect}" if suspect else rule
+    return f"{what} {suspect}" if suspect else what
 
 
 def opened(state: State, now_s: float) -> State:
@@ -202,6 +197,7 @@ def started(
             suspect=target.suspect,
             gain_s=gain_s,
             attempt=target.attempt,
+            profiler=request.profiler,
         )
         for request in requests
     }
@@ -234,9 +230,8 @@ def finished(
     if isinstance(result, str) or result.state == "stored":
         return _made(state, capture_id, one, reproduced=reproduced)
     state = replace(state, captures=max(0, state.captures - 1))
-    made = state.captured.get(one.key)
     # Of several ranks, one that was captured is what the rule wanted.
-    if not one.rule or one.control or (made is not None and made.fired_s == one.fired_s):
+    if not one.rule or one.control or state.fired_s.get(one.key) == one.fired_s:
         return state
     known = state.failures.get(one.key)
     count = 1 if known is None else known.count + (known.fired_s != one.fired_s)
@@ -262,14 +257,20 @@ def _without(state: State, capture_id: str) -> State:
 def _made(state: State, capture_id: str, one: Running, *, reproduced: bool = False) -> State:
     if not one.rule or one.control:
         return state
-    known = state.captured.get(one.key, Captured(one.fired_s))
-    held = known.reproduction
-    if reproduced and (held is None or held.fired_s <= one.fired_s):
-        held = Reproduction(capture_id, one.gain_s, one.attempt, one.fired_s)
-    captured = {one.key: Captured(max(one.fired_s, known.fired_s), held)}
+    fired_s = {one.key: max(one.fired_s, state.fired_s.get(one.key, one.fired_s))}
     # One of a later firing stays: that this one was made does not unmake it.
     failures = {key: known for key, known in state.failures.items() if key != one.key or known.fired_s > one.fired_s}
-    return replace(state, captured=remembered(state.captured, captured, lambda last: last.fired_s), failures=failures)
+    state = replace(state, fired_s=remembered(state.fired_s, fired_s, lambda at_s: at_s), failures=failures)
+    return _reproduced(state, capture_id, one) if reproduced and one.profiler is not None else state
+
+
+def _reproduced(state: State, capture_id: str, one: Running) -> State:
+    key = key_of(one.profiler or "", one.suspect)
+    known = state.reproductions.get(key)
+    if known is not None and known.fired_s > one.fired_s:
+        return state
+    held = {key: Reproduction(capture_id, one.gain_s, one.attempt, one.fired_s)}
+    return replace(state, reproductions=remembered(state.reproductions, held, lambda last: last.fired_s))
 
 
 Entry = TypeVar("Entry")

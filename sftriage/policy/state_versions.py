@@ -10,8 +10,8 @@ import pydantic_core
 def upgraded(text: str | bytes) -> str | bytes:
     """The text of a state; one of version 1 or 2 as version 3. What is no state is left for others to refuse.
 
-    Before version 3 a cooldown was a rule's own, whoever it was about. Such an entry goes on under the rule's name
-    alone, and holds for all of its suspects until it has cooled. How many windows in a row had shown a suspect is
+    Before version 3 a cooldown was a rule's own, whoever it was about. Under the rule's name alone it goes on, and
+    holds for all of its suspects until it is over. How many windows in a row had shown a suspect is
     forgotten: it is counted in steps now, from the next window on.
     """
     try:
@@ -25,9 +25,7 @@ def upgraded(text: str | bytes) -> str | bytes:
 
 
 def _third(values: dict[str, Any], version: int) -> dict[str, Any]:
-    kept = {name: value for name, value in values.items() if name not in ("fired_s", "hour_s", "streak")}
-    fired_s = values.get("fired_s", {})
-    made = {rule: {"fired_s": at_s} for rule, at_s in fired_s.items()} if isinstance(fired_s, dict) else fired_s
+    kept = {name: value for name, value in values.items() if name not in ("hour_s", "streak")}
     # Version 1 counted every capture as made, and knew nothing of the rest.
     asked = {"asked": values.get("captures", 0)} if version == 1 else {}
-    return {**kept, "captured": made, "asked_s": values.get("hour_s", []), **asked, "version": 3}
+    return {**kept, "asked_s": values.get("hour_s", []), **asked, "version": 3}

@@ -209,9 +209,13 @@ def test_a_chronic_straggler_that_costs_much_is_told_of_once(recordings):
 def test_several_policies_are_tried_in_order_under_the_strictest_limits(recordings):
     both = replayed_on(recordings / "slow-data.npz", "slow-input", "stragglers-chronic")
     rules = [one.decision.rule for one in both if one.decision.requests]
-    # THEN the first that may, captures; and two captures an hour, of the second policy, are the suspect and its peer
+    # THEN the first that may, captures; and what its trace holds, the second captures no more
     assert rules == ["slow-input"]
-    assert any("captures_per_hour: 2 of 2" in reason_sentence(one.decision) for one in both)
+    limits = [one.decision.numbers for one in both if one.decision.requests]
+    assert [(one["captures_per_hour"], one["captures_per_day"], one["overhead_budget"]) for one in limits] == [
+        (3, 9, 0.001)
+    ]
+    assert {one.decision.reason for one in both if one.decision.outcome == "throttle"} == {"already_captured"}
 
 
 def test_the_hang_policy_takes_the_stacks_of_who_has_not_arrived(start, tmp_path):

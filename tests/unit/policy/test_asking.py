@@ -46,7 +46,7 @@ def test_what_is_asked_for_is_captured():
     # AND it counts, as every capture does, and starts no rule's cooldown
     assert (state.captures, state.asked, set(state.running)) == (2, 2, {one.capture_id for one in decision.requests})
     ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "stored"), NOW_S + 10)
-    assert (ended.captured, ended.failures, ended.largest_gain_s) == ({}, {}, 0.0)
+    assert (ended.fired_s, ended.failures, ended.largest_gain_s) == ({}, {}, 0.0)
 
 
 def test_stacks_are_taken_at_once():

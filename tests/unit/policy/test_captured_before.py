@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import EVIDENCE_S
-from sftriage.policy.state import GRACE_S, Captured, Failures, Running, State, finished
+from sftriage.policy.state import GRACE_S, Failures, Running, State, finished
 from sftriage.words import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
@@ -48,9 +48,20 @@ def test_a_cooldown_is_of_who_and_where(found, verdict, outcome):
     assert decision.outcome == outcome
 
 
-def test_another_rule_has_a_cooldown_of_its_own():
-    state = captured(True)
-    assert decide(make_verdict(), make_policy(CAPTURING, OTHER), state, NOW + 60)[0].rule == "b"
+@pytest.mark.parametrize(
+    ("found", "capture", "outcome"),
+    [
+        (False, {}, "capture"),
+        # What is in a trace is in it whichever rule asked for it; another profiler shows something else
+        (True, {}, "throttle"),
+        (True, {"profiler": "nsys"}, "capture"),
+    ],
+)
+def test_another_rule_has_a_cooldown_of_its_own_and_sees_the_traces_that_there_are(found, capture, outcome):
+    policy = make_policy(CAPTURING, {**OTHER, "capture": capture})
+    decision, _ = decide(make_verdict(), policy, captured(found), NOW + 60)
+    assert decision.outcome == outcome
+    assert decision.rule == ("b" if outcome == "capture" else "a")
 
 
 GAIN_S = 0.02
@@ -95,7 +106,7 @@ def test_that_it_was_captured_is_on_record_with_the_capture_and_the_gain_then_an
         "until_s": NOW + EVIDENCE_S,
     }
     assert reason_sentence(decision) == (
-        "already captured by rule a: w100-149-r2-a-1 holds it, 20 ms a step then and 25 ms now; "
+        "already captured: w100-149-r2-a-1 holds it, 20 ms a step then and 25 ms now; "
         "again from 30 ms on, in another attempt of the job, or from 2027-01-22T08:00:00Z on"
     )
     assert resolution(decision) == "Look at the trace that there is, or ask for another (`sftriage capture`)."
@@ -150,7 +161,7 @@ def test_a_cooldown_begins_when_a_capture_is_asked_for():
 
 def test_a_rule_that_is_throttled_leaves_the_window_to_the_next():
     policy = make_policy(CAPTURING, {**OTHER, "for": "60 steps"}, {**CAPTURING, "name": "c"})
-    cooling = replace(BEGUN, captured={"a rank 2 data": Captured(NOW - 60)})
+    cooling = replace(BEGUN, fired_s={"a rank 2 data": NOW - 60})
     # WHEN the first rule is in its cooldown, and the second has not seen enough
     decision, state = decide(make_verdict(), policy, cooling, NOW)
     # THEN the third captures
@@ -171,7 +182,7 @@ def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(ended):
     # WHEN the capture comes to nothing a minute later
     state = finished(state, of(request.capture_id, ended), NOW + 60)
     # THEN its place in the run and its cooldown are there again, and its place in the hour is not
-    assert (state.captures, state.asked, state.captured, state.asked_s) == (0, 1, {}, (NOW,))
+    assert (state.captures, state.asked, state.fired_s, state.asked_s) == (0, 1, {}, (NOW,))
     assert state.failures == {"a rank 2 data": Failures(1, NOW, NOW + 60)}
     # THEN the suspect waits a tenth of the cooldown, and another for nothing
     assert decide(make_verdict(ranks=(3,)), policy, state, NOW + 61)[0].outcome == "capture"
@@ -190,7 +201,7 @@ def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(ended):
     assert third.requests[0].capture_id not in (request.capture_id, again.requests[0].capture_id)
     # WHEN one is made, THEN all is as if none had failed
     state = finished(state, of(third.requests[0].capture_id, "stored"), NOW + 250)
-    assert (state.captures, state.captured, state.failures) == (1, {"a rank 2 data": Captured(NOW + 240)}, {})
+    assert (state.captures, state.fired_s, state.failures) == (1, {"a rank 2 data": NOW + 240}, {})
 
 
 @pytest.mark.parametrize(
@@ -215,9 +226,9 @@ def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(order):
     decision, state = decide(make_verdict(ranks=(2, 3)), policy, BEGUN, NOW)
     for request, ended in zip(decision.requests, order, strict=True):
         state = finished(state, of(request.capture_id, ended), NOW + 5)
-    assert (state.captures, state.captured, state.failures, state.running) == (
+    assert (state.captures, state.fired_s, state.failures, state.running) == (
         1,
-        {"a all 2-3 data": Captured(NOW)},
+        {"a all 2-3 data": NOW},
         {},
         {},
     )
@@ -229,7 +240,7 @@ def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
     suspect, control = decision.requests
     state = finished(finished(state, of(control.capture_id, "stored")), of(suspect.capture_id), NOW + 5)
     failures = {"a rank 2 data": Failures(1, NOW, NOW + 5)}
-    assert (state.captures, state.captured, state.failures) == (1, {}, failures)
+    assert (state.captures, state.fired_s, state.failures) == (1, {}, failures)
 
 
 def test_what_is_not_running_changes_nothing_when_it_ends():
@@ -238,7 +249,7 @@ def test_what_is_not_running_changes_nothing_when_it_ends():
     once = finished(state, of("w1-50-r2-a-1"), NOW)
     assert finished(once, of("w1-50-r2-a-1"), NOW) is once
     # A capture of which only the end is known counts as made
-    assert finished(state, "w1-50-r2-a-1") == replace(state, running={}, captured={"a": Captured(NOW)})
+    assert finished(state, "w1-50-r2-a-1") == replace(state, running={}, fired_s={"a": NOW})
 
 
 def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
@@ -252,7 +263,7 @@ def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
     state = finished(failed, of("w1-50-r2-a-1", "stored"), NOW + 20)
     # THEN the rule still waits for what failed, and has fired when the first one did
     assert state.failures == failed.failures != {}
-    assert state.captured == {"a": Captured(NOW)}
+    assert state.fired_s == {"a": NOW}
 
 
 def test_a_capture_that_is_lost_counts_as_made():
@@ -263,5 +274,5 @@ def test_a_capture_that_is_lost_counts_as_made():
     assert decide(make_verdict("healthy"), policy, begun, deadline - 1)[1] == begun
     assert decide(make_verdict("healthy"), policy, begun, deadline)[1].running == {}
     decision, state = decide(make_verdict(), policy, begun, deadline)
-    assert (state.running, state.captures, state.captured) == ({}, 1, {"a rank 2 data": Captured(NOW)})
+    assert (state.running, state.captures, state.fired_s) == ({}, 1, {"a rank 2 data": NOW})
     assert reason_sentence(decision) == "cooldown of rule a until 2027-01-15T09:00:00Z"

@@ -7,7 +7,7 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import trigger
-from sftriage.policy.state import GRACE_S, Captured, Running, State, finished
+from sftriage.policy.state import GRACE_S, Running, State, finished
 from sftriage.words import RESOLVES, advice, reason_sentence, resolution
 
 from .making import make_policy, make_verdict
@@ -61,7 +61,7 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
         (
             {},
             [CAPTURING],
-            {"captured": {"slow-rank rank 2 data": Captured(NOW - 599)}},
+            {"fired_s": {"slow-rank rank 2 data": NOW - 599}},
             "throttle",
             "cooldown of rule slow-rank until 2027-01-15T08:00:01Z",
         ),
@@ -99,9 +99,9 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
             "rule slow-rank: all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the steps",
         ),
         ({"share": 0.05}, [CAPTURING], {}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"captured": {"slow-rank rank 2 data": Captured(NOW - 600)}}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"captured": {"slow-rank rank 3 data": Captured(NOW)}}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"captured": {"other rank 2 data": Captured(NOW)}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 data": NOW - 600}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 3 data": NOW}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"other rank 2 data": NOW}}, "capture", "rule slow-rank: "),
         ({}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-input: "),
         ({"stage": "forward"}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-rank: "),
         ({}, [OBSERVING, CAPTURING], {}, "capture", "rule slow-rank: "),
@@ -222,7 +222,7 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
         asked_s=(NOW,),
         running={
             request.capture_id: Running(
-                2, NOW + 30 + GRACE_S, "slow-rank", NOW, suspect="rank 2 data", gain_s=0.02, attempt=1
+                2, NOW + 30 + GRACE_S, "slow-rank", NOW, suspect="rank 2 data", gain_s=0.02, attempt=1, profiler="torch"
             )
         },
         largest_gain_s=0.02,
@@ -296,7 +296,9 @@ def test_every_reason_of_the_design_says_what_would_resolve_it():
         '{"captures": "1"}',
         '{"captures": true}',
         '{"asked_s": [NaN]}',
-        '{"fired_s": {}}',
+        '{"fired_s": {"a": NaN}}',
+        '{"hour_s": []}',
+        '{"reproductions": {"torch rank 2 data": {"capture_id": "c-1"}}}',
         '{"fired_s": {"a": NaN}, "version": 2}',
         '{"fired_s": [1.0], "version": 2}',
         '{"hour_s": 1.0, "version": 2}',
@@ -317,7 +319,7 @@ def test_what_is_no_state_is_refused(text):
 
 
 def test_deciding_changes_neither_verdict_nor_state():
-    state = State(captures=1, captured={"slow-rank rank 5 data": Captured(NOW - 700)}, running=RUNNING_2)
-    before = replace(state, captured=dict(state.captured), running=dict(state.running))
+    state = State(captures=1, fired_s={"slow-rank rank 5 data": NOW - 700}, running=RUNNING_2)
+    before = replace(state, fired_s=dict(state.fired_s), running=dict(state.running))
     decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW)
     assert state == before

@@ -278,7 +278,7 @@ def test_a_rule_waits_with_a_suspect_after_a_capture_of_it_and_after_one_that_fa
     found = played(events, policy)
     by_name = {rule.name: rule for rule in policy.rules}
     earlier: dict[tuple[str, str], Decision] = {}
-    held_s: dict[tuple[str, str], list[tuple[str, float]]] = defaultdict(list)
+    held_s: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for event, decision in found.captures():
         rule = by_name[decision.rule or ""]
         whom = rule.name, suspects.key_of_ranks(event.label, event.ranks or (), event.stage)
@@ -288,11 +288,11 @@ def test_a_rule_waits_with_a_suspect_after_a_capture_of_it_and_after_one_that_fa
             # It is worse by half than when a capture was asked for that is known to hold the fault.
             known = [
                 (found.ended[capture_id][1], gain_s)
-                for capture_id, gain_s in held_s[whom]
+                for capture_id, gain_s in held_s[whom[1]]
                 if capture_id in found.holds_fault and found.ended[capture_id][1] <= decision.time_s
             ]
             assert not known or event.gain_s >= WORSE_TIMES * known[-1][1] - 1e-12
-            held_s[whom] += [(one.capture_id, event.gain_s) for one in decision.requests if one.role == "suspect"]
+            held_s[whom[1]] += [(one.capture_id, event.gain_s) for one in decision.requests if one.role == "suspect"]
         if last is None:
             continue
         # What was known when this one fired: a capture may have failed only after that.

@@ -165,4 +165,4 @@ def test_what_counts_is_the_steps_of_the_windows_that_named_it_since_something_e
         if named is not None:
             assert (decision.reason == "pending") == (len(steps) < wanted)
             # (running captures end at once, so that nothing else keeps the rule from it)
-            state = replace(state, running={}, captured={})
+            state = replace(state, running={}, fired_s={})
