@@ -211,10 +211,8 @@ def test_several_policies_are_tried_in_order_under_the_strictest_limits(recordin
     rules = [one.decision.rule for one in both if one.decision.requests]
     # THEN the first that may, captures; and what its trace holds, the second captures no more
     assert rules == ["slow-input"]
-    limits = [one.decision.numbers for one in both if one.decision.requests]
-    assert [(one["captures_per_hour"], one["captures_per_day"], one["overhead_budget"]) for one in limits] == [
-        (3, 9, 0.001)
-    ]
+    (limits,) = [one.decision.numbers for one in both if one.decision.requests]
+    assert (limits["captures_per_hour"], limits["captures_per_day"], limits["overhead_budget"]) == (3, 9, 0.001)
     assert {one.decision.reason for one in both if one.decision.outcome == "throttle"} == {"already_captured"}
 
 
