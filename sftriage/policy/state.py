@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, TypeVar
 
+import pydantic_core
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from sftriage.errors import InputError
-from sftriage.policy.state_versions import upgraded
 from sftriage.policy.suspects import NOBODY, Target
 from sftriage.records import CaptureRequest, CaptureResult, Profiler
 
@@ -141,7 +141,7 @@ class State:
             InputError: it is not such a state.
         """
         try:
-            return _ADAPTER.validate_json(upgraded(text))
+            return _ADAPTER.validate_json(_upgraded(text))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
@@ -283,6 +283,27 @@ def remembered(
     every = sorted({**known, **new}.items(), key=lambda entry: at_s(entry[1]))[-MOST_REMEMBERED:]
     since_s = at_s(every[-1][1]) - MEMORY_S if every else 0.0
     return {key: one for key, one in every if at_s(one) >= since_s}
+
+
+def _upgraded(text: str | bytes) -> str | bytes:
+    """The text of a state; one of version 1 or 2 as version 3. What is no state is left for others to refuse.
+
+    Before version 3 a cooldown was a rule's own, whoever it was about. Under the rule's name alone it goes on, and
+    holds for all of its suspects until it is over. How many windows in a row had shown a suspect is forgotten: what
+    counts is steps now, from the next window on.
+    """
+    try:
+        values = pydantic_core.from_json(text)
+    except ValueError:
+        return text
+    version = values.get("version") if isinstance(values, dict) else None
+    if version not in (1, 2) or isinstance(version, bool):
+        return text
+    kept = {name: value for name, value in values.items() if name not in ("hour_s", "streak")}
+    # Version 1 counted every capture as made, and knew nothing of the rest.
+    asked = {"asked": values.get("captures", 0)} if version == 1 else {}
+    third = {**kept, "asked_s": values.get("hour_s", []), **asked, "version": 3}
+    return pydantic_core.to_json(third, inf_nan_mode="constants")
 
 
 _ADAPTER = TypeAdapter(State)
