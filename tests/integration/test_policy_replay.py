@@ -169,6 +169,16 @@ def test_whoever_is_slow_is_named_and_nobody_else_nor_before(tmp_path, fault):
     assert [request.rank for request in captures(replayed)] == [int(rank)]
 
 
+def test_what_was_captured_before_hides_no_fault_of_another(tmp_path):
+    # GIVEN a rank that was slow for half of a job and then is no more, and from then on another one
+    faults = Fault("data", 0, 0.03, from_step(110, 250)), Fault("data", 3, 0.03, from_step(250))
+    replayed = replayed_on(record(tmp_path / "both.npz", Job(n_steps=500).run(*faults)), "default")
+    # THEN both are captured, well within ten minutes, and each once: after that there is a trace of it
+    assert [request.rank for request in captures(replayed)] == [0, 3]
+    assert replayed[-1].time_s < 600
+    assert {one.decision.reason for one in replayed if one.decision.outcome == "throttle"} == {"already_captured"}
+
+
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
