@@ -1,10 +1,10 @@
 """For how long the same suspect has been there: what a rule's ``for`` asks for. Pure.
 
 A suspect is the same over windows that follow on one another and name the same scope, ranks and stage in the same
-attempt of the job. It counts from the first step of the window that named it first to the last step of this one.
-Windows overlap, and a step counts once; a window that a capture disturbed says nothing of a suspect, and neither breaks
-nor counts. The time is what these steps took, by their windows' mean: a clock would count pauses of the job, and
-nothing where windows come late and all at once.
+attempt of the job. It counts from its first step in the window that named it first (its onset, or that window's first
+step where it was there already) to the last step of this one. Windows overlap, and a step counts once; a window that a
+capture disturbed says nothing of a suspect, and neither breaks nor counts. The time is what these steps took, by their
+windows' mean: a clock would count pauses of the job, and nothing where windows come late and all at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def continued(
     before, who = state.streak, suspects.key(suspect)
     same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, who)
     known = before.lasted if before is not None and same else {}
-    lasted = {name: _longer(known.get(name), wanted[name], verdict) for name in waiting}
+    lasted = {name: _longer(known.get(name), wanted[name], verdict, suspect) for name in waiting}
     streak = Streak(verdict.attempt, who, lasted)
     return state if streak == before else replace(state, streak=streak)
 
@@ -61,14 +61,21 @@ def _lasted(rule: Rule, state: State) -> Lasted | None:
     return None if state.streak is None else state.streak.lasted.get(rule.name)
 
 
-def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict) -> Lasted:
+def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict, suspect: Suspect) -> Lasted:
     # Once it is long enough, nothing changes any more: a state that changes is written.
     if known is not None and _is_long(known, wanted):
         return known
-    steps, seconds, last = (0, 0.0, -1) if known is None else (known.steps, known.seconds, known.last_step)
-    new = max(0, verdict.last_step - max(last, verdict.first_step - 1))
+    known = known or _begun(verdict, suspect)
+    new = max(0, verdict.last_step - max(known.last_step, verdict.first_step - 1))
     took_s = new * verdict.exposed_s
-    return Lasted(steps + new, seconds + (took_s if math.isfinite(took_s) else 0.0), max(last, verdict.last_step))
+    seconds = known.seconds + (took_s if math.isfinite(took_s) else 0.0)
+    return Lasted(known.steps + new, seconds, max(known.last_step, verdict.last_step))
+
+
+def _begun(verdict: Verdict, suspect: Suspect) -> Lasted:
+    """Nothing yet, up to the step before the suspect's first in a window."""
+    onset = verdict.first_step if suspect.onset_step is None else suspect.onset_step
+    return Lasted(0, 0.0, min(max(onset, verdict.first_step), verdict.last_step) - 1)
 
 
 def _is_long(lasted: Lasted, wanted: Lasting) -> bool:

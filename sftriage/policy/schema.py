@@ -139,8 +139,8 @@ class Rule(PolicyModel):
     lasting: Lasting = Field(
         default="1 step",
         alias="for",
-        description="How long the same suspect must match, in steps or time, such as `100 steps` or `30s`: from the "
-        "first step of the window that first names it to the last of this one, each step counted once. `2 windows`, "
+        description="How long the same suspect must match, in steps or time, such as `100 steps` or `30s`: from its "
+        "first step in the window that first names it to the last of this one, each step counted once. `2 windows`, "
         "of older policies, is the steps that two windows in a row span.",
     )
     capture: Capture | None = Field(

@@ -55,7 +55,7 @@ class Running:
 class Lasted:
     """For how long a rule has matched a suspect, up to a step; a step counts once, however many windows hold it."""
 
-    steps: PositiveInt
+    steps: NonNegativeInt
     seconds: NonNegativeFloat
     last_step: int
 

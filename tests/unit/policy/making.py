@@ -41,10 +41,12 @@ def make_verdict(
     attempt: int = 0,
     pattern: Pattern = "chronic",
     scope: Scope | None = None,
+    onset_step: int | None = None,
 ) -> Verdict:
     one = len(ranks or ()) == 1
     scope = scope or ("rank" if one else "all")
-    suspects = () if ranks is None else (Suspect(scope, ranks, stage, gain_s, share, 0.9, pattern=pattern),)
+    suspect = Suspect(scope, ranks or (), stage, gain_s, share, 0.9, pattern=pattern, onset_step=onset_step)
+    suspects = () if ranks is None else (suspect,)
     return Verdict(
         first_step=first_step,
         last_step=first_step + 49,

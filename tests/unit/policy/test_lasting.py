@@ -77,6 +77,29 @@ def test_the_window_that_is_captured(wanted, captured_at):
 
 
 @pytest.mark.parametrize(
+    ("onset_step", "lasted"),
+    [
+        (None, [50, 60, 70]),
+        # It began in the first window that names it
+        (140, [10, 20, 30]),
+        (149, [1, 11, 21]),
+        # It was there before, and was not seen
+        (60, [50, 60, 70]),
+        # What cannot be is taken for the last step
+        (150, [1, 11, 21]),
+    ],
+)
+def test_it_counts_from_where_the_suspect_begins_in_the_window_that_names_it_first(onset_step, lasted):
+    windows = in_a_row(*[{"onset_step": onset_step}] * 3)
+    decisions, _ = played(make_policy({**CAPTURING, "for": "100 steps"}), *windows)
+    assert [one.parameters["lasted_steps"] for one in decisions] == lasted
+    # AND an onset that is told otherwise later changes nothing of what was counted
+    windows[1:] = in_a_row({}, {"onset_step": 125}, {"onset_step": 105})[1:]
+    decisions, _ = played(make_policy({**CAPTURING, "for": "100 steps"}), *windows)
+    assert [one.parameters["lasted_steps"] for one in decisions] == lasted
+
+
+@pytest.mark.parametrize(
     ("between", "outcome"),
     [
         ({"label": "healthy", "ranks": None}, "hold"),
