@@ -72,8 +72,8 @@ ReasonCode = Literal[
     "captures_left",
     "recorded",
 ]
-"""Why a decision is what it is; `words` has the sentence of each. Earlier versions only wrote ``waits_for_windows``;
-``recorded`` is a sentence of their own."""
+"""Why a decision is what it is; `words` has the sentence of each. ``waits_for_windows`` is in earlier versions' journals
+alone, and ``recorded`` is an earlier version's own sentence."""
 Parameter: TypeAlias = "str | int | float | bool | tuple[str | int, ...]"
 
 

@@ -385,13 +385,17 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}%"
 
 
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if abs(seconds) < 100 else f"{seconds:.0f}"
+
+
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g}"
 
 
 _NUMBERS: Mapping[str, Callable[[float], str]] = {
     "until_s": clock,
-    **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s"), "{:.3g}".format),
+    **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s"), _seconds),
     **dict.fromkeys(("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"), _ms),
     **dict.fromkeys(("share", "min_share", "persistence", "budget_share"), _percent),
 }

@@ -59,6 +59,12 @@ def test_every_code_has_words():
             "rule a waits for it to last: 4.25 s of 30 s",
             "rule a waits for it to last",
         ),
+        # In a month, seconds become many
+        (
+            decided("pending", rule="a", lasted_s=1234.5, for_s=86400.0),
+            "rule a waits for it to last: 1234 s of 86400 s",
+            "rule a waits for it to last",
+        ),
         (
             decided("place_kept", place_of="captures_per_hour", gain_s=0.01, largest_gain_s=0.02, until_s=1.8e9),
             "the last place of captures_per_hour is kept for a suspect larger than any before: "
