@@ -72,8 +72,8 @@ ReasonCode = Literal[
     "captures_left",
     "recorded",
 ]
-"""Why a decision is what it is; `words` has the sentence of each. ``waits_for_windows`` is in earlier versions' journals
-alone, and ``recorded`` is an earlier version's own sentence."""
+"""Why a decision is what it is; `words` has the sentence of each. ``waits_for_windows`` is in journals of earlier
+versions alone, and ``recorded`` is a sentence of theirs."""
 Parameter: TypeAlias = "str | int | float | bool | tuple[str | int, ...]"
 
 
