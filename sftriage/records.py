@@ -52,6 +52,7 @@ ReasonCode = Literal[
     "one_off",
     "no_rule_matched",
     "observe_only",
+    "pending",
     "waits_for_windows",
     "rule_matched",
     "asked",
@@ -60,6 +61,9 @@ ReasonCode = Literal[
     "active",
     "overhead_budget",
     "captures_per_hour",
+    "captures_per_day",
+    "place_kept",
+    "already_captured",
     "cooldown",
     "after_failures",
     "rank_busy",
@@ -68,7 +72,8 @@ ReasonCode = Literal[
     "captures_left",
     "recorded",
 ]
-"""Why a decision is what it is; `words` has the sentence of each. ``recorded``: an earlier version's own sentence."""
+"""Why a decision is what it is; `words` has the sentence of each. ``waits_for_windows`` is in journals of earlier
+versions alone, and ``recorded`` is a sentence of theirs."""
 Parameter: TypeAlias = "str | int | float | bool | tuple[str | int, ...]"
 
 

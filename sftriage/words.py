@@ -197,6 +197,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "one_off": ("one-off, and has passed", ""),
     "no_rule_matched": ("{missed}", ""),
     "observe_only": ("observe-only", ": rule {rule} matched{found}"),
+    "pending": ("rule {rule} waits for it to last", ": {lasted}"),
     "waits_for_windows": ("rule {rule}: window {window} of {windows}", ""),
     "rule_matched": ("rule {rule}", ": {found}{beside}"),
     "asked": ("{who} asked for it", ": {why}"),
@@ -209,6 +210,16 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
         "until {until_s}",
     ),
     "captures_per_hour": ("captures_per_hour", ": {captures} of {limit} captures asked for, until {until_s}"),
+    "captures_per_day": ("captures_per_day", ": {captures} of {limit} captures asked for, until {until_s}"),
+    "place_kept": (
+        "the last place of {place_of} is kept for a suspect larger than any before",
+        ": {gain_s} ms a step, and {largest_gain_s} ms was captured; until {until_s}",
+    ),
+    "already_captured": (
+        "already captured",
+        ": {capture_id} holds it, {captured_gain_s} ms a step then and {gain_s} ms now; "
+        "again from {worse_gain_s} ms on, in another attempt of the job, or from {until_s} on",
+    ),
     "cooldown": ("cooldown of rule {rule}", " until {until_s}"),
     "after_failures": ("{failed} of rule {rule} failed or {were} refused, next attempt from {until_s} on", ""),
     "rank_busy": ("rank {rank} is being captured already", " ({capture_id})"),
@@ -225,11 +236,15 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
 RESOLUTIONS: Mapping[ReasonCode, str] = {
     "one_off": "Nothing to capture any more: wait whether it comes back; "
     "`sftriage explain` says in which steps it was.",
+    "pending": "Wait whether it lasts, or lower the rule's `for`.",
     "waits_for_windows": "Wait whether the next windows match too.",
     "captures_per_run": "Raise limits.captures_per_run, or start another run.",
     "active": "Wait until then, or change active.cron.",
     "overhead_budget": "Wait until the run has earned it, or raise limits.overhead_budget.",
     "captures_per_hour": "Wait until then, or raise limits.captures_per_hour.",
+    "captures_per_day": "Wait until then, or raise limits.captures_per_day.",
+    "place_kept": "Wait until then, or raise limits.{place_of}.",
+    "already_captured": "Look at the trace that there is, or ask for another (`sftriage capture`).",
     "cooldown": "Wait for the cooldown to end.",
     "after_failures": "See why in `sftriage decisions`, and wait for the next attempt.",
     "rank_busy": "Wait for that capture to end.",
@@ -302,6 +317,10 @@ def _phrases(decision: Decision, said: _Said) -> Mapping[str, str]:
     if code == "rule_matched":
         found = _stands(decision, said) if "reasons" in given else _saves(given, said)
         return {"found": found, "beside": _beside(given)}
+    if code == "pending":
+        in_steps = "for_steps" in given
+        lasted = "{lasted_steps} of {for_steps} steps" if in_steps else "{lasted_s} s of {for_s} s"
+        return {"lasted": lasted.format_map(said)}
     if code == "active":
         return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
     if code == "after_failures":
@@ -397,14 +416,18 @@ def _percent(fraction: float) -> str:
     return f"{100 * fraction:.3g}%"
 
 
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if abs(seconds) < 100 else f"{seconds:.0f}"
+
+
 def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g}"
 
 
 _NUMBERS: Mapping[str, Callable[[float], str]] = {
     "until_s": clock,
-    **dict.fromkeys(("spent_s", "budget_s"), "{:.3g}".format),
-    **dict.fromkeys(("gain_s", "min_gain_s"), _ms),
+    **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s"), _seconds),
+    **dict.fromkeys(("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"), _ms),
     **dict.fromkeys(("share", "min_share", "persistence", "budget_share"), _percent),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import sys
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,9 +15,10 @@ import yaml
 
 from sftriage.commands.output import print_json, results, tell, write
 from sftriage.errors import UsageError
+from sftriage.policy.changes import changes
 from sftriage.policy.loading import LoadedPolicy, find, load, shipped
 from sftriage.policy.policy_set import load_set
-from sftriage.policy.problems import PolicyError
+from sftriage.policy.problems import PolicyError, Problem
 from sftriage.policy.schema import TriagePolicy
 from sftriage.reports.replay import ReplayReport
 from sftriage.runtime.replaying import replay_recording
@@ -28,12 +30,20 @@ def validate(
     files: Files,
     as_json: Annotated[bool, typer.Option("--json", help="One array on stdout.")] = False,
 ) -> None:
-    """Check policies; every mistake is shown with its file, line, column and field."""
+    """Check policies; every mistake is shown with its file, line, column and field.
+
+    So is what an older policy means now, where that is not what it meant when it was written: a notice, and no mistake.
+    """
     checked = [_checked(name) for name in files]
     if as_json:
         print_json([_plain_check(name, outcome) for name, outcome in zip(files, checked, strict=True)])
     for outcome in checked:
-        if isinstance(outcome, PolicyError | UsageError) and not as_json:
+        if as_json:
+            continue
+        if isinstance(outcome, LoadedPolicy):
+            for one in changes(outcome):
+                tell(replace(one, message=f"notice: {one.message}").said(outcome.source))
+        else:
             tell(str(outcome))
     if any(not isinstance(outcome, LoadedPolicy) for outcome in checked):
         raise typer.Exit(2)
@@ -123,15 +133,17 @@ def _checked(name: str) -> LoadedPolicy | PolicyError | UsageError:
 def _plain_check(name: str, outcome: LoadedPolicy | PolicyError | UsageError) -> dict[str, Any]:
     if isinstance(outcome, LoadedPolicy):
         policy = outcome.policy.metadata.name
-        return {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
+        checked = {"file": name, "valid": True, "policy": policy, "sha256": outcome.sha256, "problems": []}
+        return {**checked, "notices": [_plain_problem(one) for one in changes(outcome)]}
     if isinstance(outcome, PolicyError):
-        problems = [
-            {"line": one.line, "column": one.column, "field": one.path, "message": one.message}
-            for one in outcome.problems
-        ]
+        problems = [_plain_problem(one) for one in outcome.problems]
     else:
         problems = [{"line": 0, "column": 0, "field": "", "message": str(outcome)}]
     return {"file": name, "valid": False, "problems": problems}
+
+
+def _plain_problem(one: Problem) -> dict[str, Any]:
+    return {"line": one.line, "column": one.column, "field": one.path, "message": one.message}
 
 
 def _difference(expect: Path, text: str) -> str:

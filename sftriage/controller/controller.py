@@ -280,7 +280,7 @@ class Controller:
     ) -> None:
         """Put on record that a capture is in another state; once it has ended, its rank may be captured again."""
         if result.state in ENDED:
-            self._state = finished(self._state, result, now_s)
+            self._state = finished(self._state, result, now_s, reproduced=found is not None and found.answer != "no")
             self._remember()
         self.record(CaptureChanged(now_s, result, found, stored_bytes))
 

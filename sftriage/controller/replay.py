@@ -1,7 +1,7 @@
 """What a policy would have done: recorded windows through judge and decide, on a clock made of the recorded steps.
 
 Pure: windows come in, decisions go out. A capture that would have been started is taken to run as its request says,
-from the step after its window on, and to go well; the windows that it would have touched are marked as a running
+from the step after its window on, and to hold its fault; the windows that it would have touched are marked as a running
 profiler marks them.
 """
 
@@ -159,7 +159,7 @@ class _Replay:
         self.captured = [self._cut_short(one, window, now_s) for one in self.captured]
         for one in self.captured:
             if one.attempt != window.attempt or one.last_step <= window.last_step:
-                self.state = finished(self.state, one.capture_id)
+                self.state = finished(self.state, one.capture_id, reproduced=True)
         # What no window to come holds is of no more use; captures of attempts before this one are none of its.
         here = window.attempt, window.first_step
         self.captured = [one for one in self.captured if (one.attempt, one.last_step) >= here]

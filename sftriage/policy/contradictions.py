@@ -15,16 +15,18 @@ SAMPLE = 1
 """What is slow alike looks alike: one of the suspect's ranks shows it, and each more costs the job."""
 CONTROL_RANKS = 0
 CAPTURES_PER_HOUR = 4
-CAPTURES_PER_RUN = 3
+CAPTURES_PER_DAY = 12
 CONCURRENT_RANKS = 2
 
 PROFILERS: tuple[str, ...] = get_args(Profiler)
 
-_LIMITS = {
+_LIMITS: dict[str, int | None] = {
     "captures_per_hour": CAPTURES_PER_HOUR,
-    "captures_per_run": CAPTURES_PER_RUN,
+    "captures_per_day": None,
+    "captures_per_run": None,
     "concurrent_ranks": CONCURRENT_RANKS,
 }
+"""Limits that count captures, with their defaults. Without one, a limit that is not said contradicts nothing."""
 
 
 def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
@@ -92,10 +94,10 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
             yield (*where, "match", "label"), _STALLED_CAPTURE.format(profiler)
         if pattern:
             yield (*where, "match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
-        if rule.get("for") not in (None, "1 window", "1 windows"):
+        if rule.get("for") not in (None, "1 step", "1 steps", "1 window", "1 windows"):
             yield (
                 (*where, "for"),
-                "no windows on stalled: a stall is reported once; detection.stalled_after says how long it must last",
+                "no `for` on stalled: a stall is reported once; detection.stalled_after says how long it must last",
             )
     elif captures and pattern and set(map(str, pattern)) == {"one-off"}:
         yield (
@@ -137,7 +139,7 @@ def _under_limits(capture: dict[str, Any], where: Location, limits: dict[str, An
     wanted, said = (len(ranks), f"ranks: {len(ranks)}") if ranks else (sample, f"sample: {sample}")
     for name, default in _LIMITS.items():
         most = limits.get(name, default)
-        if _is_count(most) and 0 < most < wanted:
+        if isinstance(most, int) and not isinstance(most, bool) and 0 < most < wanted:
             at = "ranks" if ranks else "sample"
             yield (*where, at), f"{wanted} captures at once ({said}), but limits.{name} is {most}"
             return

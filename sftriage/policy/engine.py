@@ -6,20 +6,25 @@ capture is a decision like any other, with its reason and its numbers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from sftriage.policy import explanations, limits
+from sftriage.policy import explanations, lasting, limits, suspects
 from sftriage.policy.capture import Capture
 from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.limits import Chosen
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule
-from sftriage.policy.state import State, Streak, opened, started
-from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
+from sftriage.policy.state import State, key_of, opened, remembered, started
+from sftriage.policy.suspects import Target
+from sftriage.records import CaptureRequest, Decision, Outcome, Verdict
 
 _MAX_ID_LENGTH = 100
+
+STALL = "stalled"
+"""The scope of a stall's suspects, together."""
 
 HEALTHY_GAIN_FRACTION = 0.1
 """Of the first suspect's gain: whose gain is less is taken for healthy beside it."""
@@ -30,9 +35,9 @@ def decide(
 ) -> tuple[Decision, State]:
     """What to do about one window, and the state to pass to the next call.
 
-    Rules are tried in order: the first that matches for as many windows as it wants, and that no limit keeps from
-    capturing, decides. Where none may, the first that a limit kept from it is put on record; where only rules without a
-    capture match, the first of them.
+    Rules are tried in order: the first that matches for as long as it asks for, and that nothing keeps from capturing,
+    decides. Where none may, the first that something kept from it is put on record; where only rules without a capture
+    match, the first of them.
 
     Args:
         verdict: the window's verdict.
@@ -48,52 +53,20 @@ def decide(
     suspect = verdict.suspects[0] if verdict.suspects else None
     if verdict.label != "suspect" or suspect is None or not suspect.ranks:
         # A capture hides what goes on: whoever was suspected before it may be so again after it.
-        kept = state if verdict.reasons == ("self_inflicted",) else _with_streak(state, None)
+        kept = state if verdict.reasons == ("self_inflicted",) else lasting.broken(state)
         return case.without_suspect(), kept
     about, nearest = policies.about(verdict.label, suspect)
     share, gain_s = suspect.share, suspect.gain_s
     matching = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
-    case = case.told(matching, _continued(state, verdict, suspect, matching))
+    target = Target(suspects.key(suspect), gain_s, verdict.attempt)
+    state = lasting.continued(state, verdict, suspect, matching, policies.lasting)
+    case = case.told(matching, state, target.suspect)
     if suspect.pattern == "one-off":
         # A trace of the steps after it would show healthy ones.
         return case.decision("hold", Why("one_off")), case.state
     if not matching:
         return case.decision("ignore", explanations.missed(nearest, verdict, suspect)), case.state
-    return case.decided(matching, lambda _: suspect.ranks, explanations.saved(suspect))
-
-
-def _with_streak(state: State, streak: Streak | None) -> State:
-    return state if state.streak == streak else replace(state, streak=streak)
-
-
-def _continued(state: State, verdict: Verdict, suspect: Suspect, matching: Sequence[Rule]) -> State:
-    """The state with one more window for each rule that waits for several of the same suspect."""
-    before = state.streak
-    ranks = tuple(suspect.ranks)
-    same = (
-        before is not None
-        and (before.attempt, before.scope, before.stage) == (verdict.attempt, suspect.scope, suspect.stage)
-        and tuple(before.ranks) == ranks
-    )
-    counted = before.windows if before is not None and same else {}
-    windows = {}
-    for rule in matching:
-        if rule.windows > 1:
-            so_far = counted.get(rule.name, 0)
-            windows[rule.name] = so_far + 1 if so_far < rule.windows else so_far
-    streak = Streak(verdict.attempt, suspect.scope, ranks, suspect.stage, windows) if windows else None
-    return _with_streak(state, streak)
-
-
-def _seen(rule: Rule, state: State) -> int:
-    """For how many windows a rule that matches this one has matched."""
-    return 1 if rule.windows == 1 or state.streak is None else state.streak.windows.get(rule.name, 1)
-
-
-def _ready(matching: Sequence[Rule], state: State) -> list[Rule]:
-    """Those of the rules that have matched for as many windows as they want."""
-    seen = state.streak.windows if state.streak is not None else {}
-    return [rule for rule in matching if rule.windows == 1 or seen.get(rule.name, 1) >= rule.windows]
+    return case.decided(matching, lambda _: (suspect.ranks, target), explanations.saved(suspect))
 
 
 def _waited_for(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
@@ -123,16 +96,18 @@ class _Case:
     peers: Sequence[int]
     due: tuple[str, ...] = ()
 
-    def told(self, matching: Sequence[Rule], state: State) -> _Case:
-        """The case in the state once those who want to be told of rules that match have been."""
-        due = tuple(
-            rule.name
-            for rule in _ready([one for one in matching if one.notify], state)
-            if rule.name not in state.notified_s or self.now_s >= state.notified_s[rule.name] + rule.cooldown_s
-        )
+    def told(self, matching: Sequence[Rule], state: State, suspect: str) -> _Case:
+        """The case in the state once those who want to be told of rules that match a suspect have been."""
+        telling = [rule for rule in matching if rule.notify and lasting.reached(rule, self.policies.lasting, state)]
+        due = {key_of(rule.name, suspect): rule.name for rule in telling if self._is_due(rule, suspect, state)}
         if due:
-            state = replace(state, notified_s={**state.notified_s, **dict.fromkeys(due, self.now_s)})
-        return replace(self, state=state, due=due)
+            told = dict.fromkeys(due, self.now_s)
+            state = replace(state, notified_s=remembered(state.notified_s, told, lambda at_s: at_s))
+        return replace(self, state=state, due=tuple(due.values()))
+
+    def _is_due(self, rule: Rule, suspect: str, state: State) -> bool:
+        told_s = (state.notified_s.get(key, -math.inf) for key in (key_of(rule.name, suspect), rule.name))
+        return self.now_s >= max(told_s) + rule.cooldown_s
 
     def without_suspect(self) -> Decision:
         if self.verdict.label == "healthy":
@@ -146,82 +121,88 @@ class _Case:
         on_stalls = [rule for rule in self.policies.rules if rule.match.label == "stalled"]
         stalled = {rule.name: ranks for rule in on_stalls if (ranks := _waited_for(rule, self.verdict)) is not None}
         matching = [rule for rule in on_stalls if rule.name in stalled]
-        case = self.told(matching, self.state)
+        # A stall is the whole job's, whoever is missing by now: it is told of once.
+        case = self.told(matching, self.state, STALL)
         # Where nobody is named there is nobody to capture.
         able = [rule for rule in matching if rule.capture is None or stalled[rule.name]]
         found = explanations.standstill(self.verdict)
         if not able:
             return case.decision("hold", Why("standstill", found)), case.state
-        return case.decided(able, lambda rule: stalled[rule.name], found, found)
+        return case.decided(able, lambda rule: (stalled[rule.name], self._of_missing(stalled[rule.name])), found, found)
+
+    def _of_missing(self, ranks: tuple[int, ...]) -> Target:
+        return Target(suspects.key_of_ranks(STALL, ranks, None), math.inf, self.verdict.attempt)
 
     def decided(
         self,
         matching: Sequence[Rule],
-        ranks_of: Callable[[Rule], tuple[int, ...]],
+        whom: Callable[[Rule], tuple[tuple[int, ...], Target]],
         found: Parameters,
         observed: Parameters = MappingProxyType({}),
     ) -> tuple[Decision, State]:
         """The decision between rules that match, and the state after it."""
-        ready = _ready(matching, self.state)
+        wanted = self.policies.lasting
+        ready = [rule for rule in matching if lasting.reached(rule, wanted, self.state)]
         capturing = [rule for rule in ready if rule.capture is not None]
         if capturing:
-            return self._captured(capturing, ranks_of, found)
+            return self._captured(capturing, whom, found)
         waiting = next((rule for rule in matching if rule.capture is not None), None)
         if waiting is None and ready:
             why = Why("observe_only", {"rule": ready[0].name, **observed})
             return self.decision("ignore", why, rule=ready[0]), self.state
         first = waiting or matching[0]
-        so_far: Parameters = {"rule": first.name, "window": _seen(first, self.state), "windows": first.windows}
+        so_far: Parameters = {"rule": first.name, **lasting.progress(first, wanted, self.state)}
         outcome: Outcome = "ignore" if waiting is None else "hold"
-        return self.decision(outcome, Why("waits_for_windows", so_far), rule=first), self.state
+        return self.decision(outcome, Why("pending", so_far), rule=first), self.state
 
     def _captured(
         self,
         capturing: Sequence[Rule],
-        ranks_of: Callable[[Rule], tuple[int, ...]],
+        whom: Callable[[Rule], tuple[tuple[int, ...], Target]],
         found: Parameters,
     ) -> tuple[Decision, State]:
         """The first of the rules that nothing keeps from capturing does it; or why none may."""
         refusal = limits.of_the_run(self.policies, self.state, self.now_s)
         if refusal is not None:
             return self.decision("throttle", refusal, rule=capturing[0]), self.state
-        fired_s, failures = self.state.last_fired_s(), self.state.failures
+        fired_s = self.state.last_fired_s()
         tried: dict[object, tuple[Chosen, Why | None]] = {}
         before: tuple[int, ...] | None = None
         for rule in capturing:
-            if rule.name in fired_s or rule.name in failures:
-                waits = limits.of_the_rule(rule, fired_s.get(rule.name), failures.get(rule.name), self.now_s)
-                if waits is not None:
-                    refusal = refusal or waits
-                    continue
-            capture, ranks = rule.capture, ranks_of(rule)
+            (ranks, target), capture = whom(rule), rule.capture
+            waits = limits.of_the_suspect(rule, target, fired_s, self.state, self.now_s)
+            if waits is not None:
+                refusal = refusal or waits
+                continue
             assert capture is not None, "only rules with a capture are asked"
             # There may be a thousand rules: those that want the same of the same ranks are told the same.
             if ranks is not before:
                 before = ranks
                 tried.clear()
             if capture.wish not in tried:
-                tried[capture.wish] = self._chosen(capture, ranks)
+                tried[capture.wish] = self._chosen(capture, ranks, target)
             chosen, refused = tried[capture.wish]
             if refused is None:
                 requests = self._requests(rule, capture, chosen)
                 beside = {"controls": chosen.controls} if chosen.controls or capture.control_ranks > 0 else {}
                 why = Why("rule_matched", {"rule": rule.name, **found, **beside})
                 decision = self.decision("capture", why, rule=rule, requests=requests)
-                return decision, started(self.state, rule.name, requests, self.now_s)
+                return decision, started(self.state, rule.name, requests, self.now_s, target)
             refusal = refusal or refused
         assert refusal is not None, "a rule that nothing refused captures"
         return self.decision("throttle", refusal, rule=capturing[0]), self.state
 
-    def _chosen(self, capture: Capture, ranks: tuple[int, ...]) -> tuple[Chosen, Why | None]:
+    def _chosen(self, capture: Capture, ranks: tuple[int, ...], target: Target) -> tuple[Chosen, Why | None]:
         """Whom a rule captures, and what keeps it from them."""
         bounds = self.policies.limits
         # Who would hardly save anything is no suspect beside the first, and may well be who to compare with.
         least_s = HEALTHY_GAIN_FRACTION * max((one.gain_s for one in self.verdict.suspects), default=0.0)
         suspected = {rank for one in self.verdict.suspects if one.gain_s >= least_s for rank in one.ranks}
         healthy = [rank for rank in self.peers if rank not in suspected]
-        chosen = limits.choose(capture, ranks, healthy, limits.left(bounds, self.state, self.now_s))
-        return chosen, limits.of_the_ranks(chosen, bounds, self.state)
+        most = limits.left(bounds, self.state, self.now_s, target)
+        chosen = limits.choose(capture, ranks, healthy, most)
+        kept = limits.place_kept(target, bounds, self.state, self.now_s)
+        return chosen, kept or limits.of_the_ranks(chosen, bounds, self.state)
 
     def _requests(self, rule: Rule, capture: Capture, chosen: Chosen) -> tuple[CaptureRequest, ...]:
         asked = max(self.state.asked, self.state.captures)
@@ -256,8 +237,9 @@ class _Case:
         """The decision; a rule that wants to capture brings the limits along."""
         verdict, numbers = self.verdict, explanations.gain_in_numbers(self.verdict, rule)
         if rule is not None:
-            if rule.windows > 1:
-                numbers["windows"] = _seen(rule, self.state)
+            if rule.name in self.policies.lasting and verdict.label != "stalled":
+                so_far = lasting.progress(rule, self.policies.lasting, self.state)
+                numbers |= {name: value for name, value in so_far.items() if isinstance(value, (int, float))}
             if rule.capture is not None:
                 numbers |= limits.in_numbers(self.policies.limits, self.state, self.now_s)
         return Decision(

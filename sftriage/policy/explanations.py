@@ -79,7 +79,6 @@ def gain_in_numbers(verdict: Verdict, rule: Rule | None) -> dict[str, float]:
             "min_share": rule.min_share,
             "min_gain_s": rule.min_gain_s,
             "cooldown_s": rule.cooldown_s,
-            "for_windows": rule.windows,
         }
         if rule.capture is not None:
             numbers |= {"sample": rule.capture.sample, "control_ranks": rule.capture.control_ranks}

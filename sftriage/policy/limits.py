@@ -1,16 +1,24 @@
-"""Why a capture has to wait: limits of the run, and of the rule that asks for it."""
+"""Why a capture has to wait: limits of the run, and what was captured of its suspect before."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from sftriage.policy.capture import Capture
 from sftriage.policy.explanations import Why
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Limits, Rule
-from sftriage.policy.state import HOUR_S, Failures, State
+from sftriage.policy.state import DAY_S, HOUR_S, State, key_of
+from sftriage.policy.suspects import Target
+
+WORSE_TIMES = 1.5
+"""A suspect is worse than when it was captured once it costs so many times as much: a window's noise is far less."""
+
+EVIDENCE_S = 7 * DAY_S
+"""For so long a trace that holds a fault stands for it. In a month of work, what is beside the fault changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +32,7 @@ class Chosen:
 def of_the_run(policies: PolicySet, state: State, now_s: float) -> Why | None:
     """Why no rule may capture now. What lasts longest is said first."""
     bounds = policies.limits
-    if state.captures >= bounds.captures_per_run:
+    if bounds.captures_per_run is not None and state.captures >= bounds.captures_per_run:
         return Why("captures_per_run", {"captures": state.captures, "limit": bounds.captures_per_run})
     opens_s = policies.opens_s(now_s)
     if opens_s is None:
@@ -36,11 +44,61 @@ def of_the_run(policies: PolicySet, state: State, now_s: float) -> Why | None:
         if now_s < until_s:
             spent = {"spent_s": state.spent_s, "budget_s": budget_s(bounds, state, now_s)}
             return Why("overhead_budget", {**spent, "budget_share": bounds.overhead_fraction, "until_s": until_s})
-    recent_s = state.captures_within_hour(now_s)
-    if len(recent_s) >= bounds.captures_per_hour:
-        until_s = recent_s[len(recent_s) - bounds.captures_per_hour] + HOUR_S
-        asked = {"captures": len(recent_s), "limit": bounds.captures_per_hour}
-        return Why("captures_per_hour", {**asked, "until_s": until_s})
+    for period in periods(bounds, state, now_s):
+        if period.left <= 0:
+            asked = {"captures": len(period.asked_s), "limit": period.limit}
+            return Why(period.name, {**asked, "until_s": period.frees_s(0)})
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """A limit for any hour, or day: when captures were asked for within the last one, in order."""
+
+    name: Literal["captures_per_day", "captures_per_hour"]
+    limit: int
+    length_s: float
+    asked_s: Sequence[float]
+
+    @property
+    def left(self) -> int:
+        """Places that are left."""
+        return self.limit - len(self.asked_s)
+
+    @property
+    def kept(self) -> int:
+        """Places that are kept for a suspect larger than any before: the last one, where it is not the only one."""
+        return 1 if self.limit > 1 else 0
+
+    def frees_s(self, kept: int) -> float:
+        """When there is a place beside those that are kept."""
+        return self.asked_s[len(self.asked_s) - self.limit + kept] + self.length_s
+
+
+def periods(bounds: Limits, state: State, now_s: float) -> tuple[Period, Period]:
+    """The limits for any day and any hour."""
+    return (
+        Period("captures_per_day", bounds.day_limit, DAY_S, state.captures_within(DAY_S, now_s)),
+        Period("captures_per_hour", bounds.captures_per_hour, HOUR_S, state.captures_within(HOUR_S, now_s)),
+    )
+
+
+def is_largest(target: Target, state: State) -> bool:
+    """Whether a suspect is larger than any of whom a capture was asked for before. A stall always is."""
+    return target.gain_s > state.largest_gain_s
+
+
+def place_kept(target: Target, bounds: Limits, state: State, now_s: float) -> Why | None:
+    """Why a suspect does not get the place that is left: it is kept for one that is larger than any before.
+
+    Whatever was captured for nothing, the largest fault of a job never waits for that.
+    """
+    if is_largest(target, state):
+        return None
+    for period in periods(bounds, state, now_s):
+        if period.left <= period.kept:
+            gains = {"gain_s": target.gain_s, "largest_gain_s": state.largest_gain_s}
+            return Why("place_kept", {"place_of": period.name, **gains, "until_s": period.frees_s(period.kept)})
     return None
 
 
@@ -50,9 +108,18 @@ def budget_s(bounds: Limits, state: State, now_s: float) -> float:
     return bounds.overhead_fraction * max(0.0, now_s - started_s)
 
 
-def of_the_rule(rule: Rule, fired_s: float | None, failures: Failures | None, now_s: float) -> Why | None:
-    """Why a rule that last asked for a capture at ``fired_s`` has to wait: for its cooldown, or after failures."""
-    cooled_s = -math.inf if fired_s is None else fired_s + rule.cooldown_s
+def of_the_suspect(rule: Rule, target: Target, fired_s: Mapping[str, float], state: State, now_s: float) -> Why | None:
+    """Why a rule has to wait with a suspect: it was captured and has not changed, it cools, or captures of it failed.
+
+    ``fired_s`` is the state's `last_fired_s`. What lasts longest is said first.
+    """
+    key = key_of(rule.name, target.suspect)
+    unchanged = _already_captured(rule, target, state, now_s)
+    if unchanged is not None:
+        return unchanged
+    last_s = max(fired_s.get(key, -math.inf), fired_s.get(rule.name, -math.inf))
+    failures = state.failures.get(key) or state.failures.get(rule.name)
+    cooled_s = last_s + rule.cooldown_s
     again_s = -math.inf if failures is None else failures.until_s(rule.cooldown_s)
     if now_s >= max(cooled_s, again_s):
         return None
@@ -61,10 +128,34 @@ def of_the_rule(rule: Rule, fired_s: float | None, failures: Failures | None, no
     return Why("after_failures", {"rule": rule.name, "failures": failures.count, "until_s": again_s})
 
 
-def left(bounds: Limits, state: State, now_s: float) -> int:
-    """How many captures a rule may ask for: what the run and the hour have left, and what may run at once."""
-    of_hour = bounds.captures_per_hour - len(state.captures_within_hour(now_s))
-    return max(0, min(bounds.captures_per_run - state.captures, of_hour, bounds.concurrent_ranks))
+def _already_captured(rule: Rule, target: Target, state: State, now_s: float) -> Why | None:
+    """Why there is nothing new to see: a capture of this attempt of the job holds the fault, and it is no worse.
+
+    Whichever rule asked for it: what another profiler would show is new.
+    """
+    profiler = rule.capture.profiler if rule.capture is not None else ""
+    held = state.reproductions.get(key_of(profiler, target.suspect))
+    if held is None or held.attempt != target.attempt or now_s >= held.fired_s + EVIDENCE_S:
+        return None
+    worse_gain_s = WORSE_TIMES * held.gain_s
+    if target.gain_s >= worse_gain_s:
+        return None
+    gains = {"captured_gain_s": held.gain_s, "gain_s": target.gain_s, "worse_gain_s": worse_gain_s}
+    until_s = held.fired_s + EVIDENCE_S
+    return Why("already_captured", {"rule": rule.name, "capture_id": held.capture_id, **gains, "until_s": until_s})
+
+
+def left(bounds: Limits, state: State, now_s: float, target: Target | None = None) -> int:
+    """How many captures may be asked for: what run, day and hour have left, and what may run at once.
+
+    For a suspect that is not the largest so far, without the places that are kept for one that is. Somebody who asks
+    has no suspect, and may have every place.
+    """
+    keeps = target is not None and not is_largest(target, state)
+    free = [period.left - (period.kept if keeps else 0) for period in periods(bounds, state, now_s)]
+    if bounds.captures_per_run is not None:
+        free.append(bounds.captures_per_run - state.captures)
+    return max(0, min(*free, bounds.concurrent_ranks))
 
 
 def choose(capture: Capture, ranks: Sequence[int], healthy: Sequence[int], most: int) -> Chosen:
@@ -89,11 +180,15 @@ def of_the_ranks(chosen: Chosen, bounds: Limits, state: State) -> Why | None:
 
 def in_numbers(bounds: Limits, state: State, now_s: float) -> dict[str, float]:
     """Every limit, and how near it is."""
+    of_day, of_hour = periods(bounds, state, now_s)
     return {
         "captures": state.captures,
-        "captures_per_run": bounds.captures_per_run,
-        "captures_last_hour": len(state.captures_within_hour(now_s)),
-        "captures_per_hour": bounds.captures_per_hour,
+        **({} if bounds.captures_per_run is None else {"captures_per_run": bounds.captures_per_run}),
+        "captures_last_hour": len(of_hour.asked_s),
+        "captures_per_hour": of_hour.limit,
+        "captures_last_day": len(of_day.asked_s),
+        "captures_per_day": of_day.limit,
+        "largest_gain_s": state.largest_gain_s,
         "running_ranks": len(state.running),
         "concurrent_ranks": bounds.concurrent_ranks,
         "spent_s": state.spent_s,

@@ -53,6 +53,14 @@ class LoadedPolicy:
     source: str
     places: Mapping[Location, SourcePosition] = field(default_factory=dict, repr=False, compare=False)
 
+    def problem(self, location: Location, message: str) -> Problem:
+        """What there is to say about a value, where it stands, or where it would stand."""
+        at = location
+        while at and at not in self.places:
+            at = at[:-1]
+        line, column = self.places.get(at, (0, 0))
+        return Problem(line, column, documents.path_text(location), message, self.source)
+
 
 def load(path: str | os.PathLike[str]) -> LoadedPolicy:
     """The policy of a file.

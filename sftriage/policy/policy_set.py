@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from sftriage.policy.document import path_text
 from sftriage.policy.fields import Location
 from sftriage.policy.loading import LoadedPolicy, find, load
 from sftriage.policy.problems import PolicyError, Problem
+from sftriage.policy.quantities import AT_ONCE, Lasting
 from sftriage.policy.schema import Detection, Limits, Rule, Spec
 from sftriage.records import Suspect
 
@@ -63,12 +64,19 @@ class PolicySet:
         return tuple(rule for spec in self._specs for rule in spec.rules)
 
     @cached_property
+    def lasting(self) -> Mapping[str, Lasting]:
+        """For each rule that waits for its suspects to last, how long; all policies judge the same windows."""
+        every = {rule.name: rule.lasts(self.detection) for rule in self.rules}
+        return {name: wanted for name, wanted in every.items() if wanted != AT_ONCE}
+
+    @cached_property
     def limits(self) -> Limits:
         """Of each limit the strictest."""
         every = [spec.limits for spec in self._specs]
         return Limits(
             captures_per_hour=min(one.captures_per_hour for one in every),
-            captures_per_run=min(one.captures_per_run for one in every),
+            captures_per_day=min(one.day_limit for one in every),
+            captures_per_run=min((one.captures_per_run for one in every if one.captures_per_run), default=None),
             concurrent_ranks=min(one.concurrent_ranks for one in every),
             overhead_budget=min(every, key=lambda one: one.overhead_fraction).overhead_budget,
         )
@@ -169,7 +177,7 @@ def _between(loaded: tuple[LoadedPolicy, ...]) -> Iterator[Problem]:
             known, at = seen.setdefault(rule.name, (one, where))
             if known is not one:
                 message = f"a second rule named {rule.name!r}; the first is {path_text(at)} of {known.source}"
-                yield _problem(one, (*where, "name"), message)
+                yield one.problem((*where, "name"), message)
 
 
 def _other_detection(first: LoadedPolicy, one: LoadedPolicy) -> Iterator[Problem]:
@@ -179,9 +187,4 @@ def _other_detection(first: LoadedPolicy, one: LoadedPolicy) -> Iterator[Problem
         value, other = getattr(mine, name), getattr(theirs, name)
         if value != other:
             message = f"{value}, but {other} in {first.source}; all policies of a job judge the same windows"
-            yield _problem(one, ("spec", "detection", name), message)
-
-
-def _problem(loaded: LoadedPolicy, location: Location, message: str) -> Problem:
-    line, column = loaded.places.get(location, (0, 0))
-    return Problem(line, column, path_text(location), message, loaded.source)
+            yield one.problem(("spec", "detection", name), message)

@@ -7,6 +7,7 @@ difference shows only in production. Every parser raises ValueError, whose messa
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 # Fifteen digits are exact in a float, and no quantity of a policy needs more.
 _NUMBER = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
@@ -14,8 +15,11 @@ _PERCENT = re.compile(rf"({_NUMBER})\s?%")
 _DURATION_PART = re.compile(rf"({_NUMBER})(ms|d|h|m|s)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 _BYTES = re.compile(rf"({_NUMBER})\s?([KMGT]i|[kKMGT]|)(B?)")
-_WINDOWS = re.compile(r"([0-9]{1,6}) windows?")
+_COUNT = re.compile(r"([0-9]{1,7}) (steps?|windows?)")
 _AT_LEAST = re.compile(r">=\s*(\S.*)")
+
+MOST_STEPS, MOST_WINDOWS, MOST_S = 1_000_000, 1000, 30 * 86400.0
+"""The longest that something may be asked to last."""
 
 _SECONDS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0, "ms": 0.001}
 _MULTIPLES = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -55,12 +59,32 @@ def size_bytes(text: object) -> int:
     return int(float(found[1]) * _MULTIPLES[found[2]])
 
 
-def windows(text: object) -> int:
-    """``"2 windows"`` as 2."""
-    found = _WINDOWS.fullmatch(text) if isinstance(text, str) else None
-    if found is None:
-        raise ValueError(f"expected a number of windows such as 2 windows, got {shown(text)}")
-    return int(found[1])
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """How long something is to last: in steps, in seconds or, as older policies say it, in windows; others are 0."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    windows: int = 0
+
+
+AT_ONCE = Lasting(steps=1)
+"""Every window that shows something shows it in a step."""
+
+
+def lasting(text: object) -> Lasting:
+    """``"100 steps"``, ``"30s"`` or ``"2 windows"``."""
+    found = _COUNT.fullmatch(text) if isinstance(text, str) else None
+    if found is not None:
+        count, steps = int(found[1]), found[2].startswith("step")
+        if not 1 <= count <= (MOST_STEPS if steps else MOST_WINDOWS):
+            raise ValueError(f"expected 1 step to {MOST_STEPS} steps, got {shown(text)}")
+        return Lasting(steps=count) if steps else Lasting(windows=count)
+    if not (isinstance(text, str) and _DURATION.fullmatch(text)):
+        raise ValueError(f"expected steps or a time such as 100 steps, 30s or 5m, got {shown(text)}")
+    if not 1.0 <= seconds(text) <= MOST_S:
+        raise ValueError(f"expected 1s to 30d, got {shown(text)}")
+    return Lasting(seconds=seconds(text))
 
 
 def gain(text: object) -> tuple[float, float]:

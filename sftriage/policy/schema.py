@@ -16,8 +16,8 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from sftriage.policy import cron, quantities
 from sftriage.policy.capture import Capture
 from sftriage.policy.contradictions import (
+    CAPTURES_PER_DAY,
     CAPTURES_PER_HOUR,
-    CAPTURES_PER_RUN,
     CONCURRENT_RANKS,
     STRIDE_STEPS,
     WINDOW_STEPS,
@@ -33,6 +33,7 @@ from sftriage.policy.fields import (
     EnvironmentName,
     Gain,
     Held,
+    Lasting,
     Listed,
     Name,
     PolicyModel,
@@ -41,7 +42,6 @@ from sftriage.policy.fields import (
     StallTime,
     StoreSize,
     TimeZone,
-    Windows,
     left_out,
     only_one,
 )
@@ -78,6 +78,10 @@ class Detection(PolicyModel):
     def stalled_after_s(self) -> float:
         """``stalled_after`` in seconds."""
         return quantities.seconds(self.stalled_after)
+
+    def steps_of(self, windows: int) -> int:
+        """The steps that so many windows in a row span; of one window one, for whatever it shows is there at once."""
+        return 1 if windows == 1 else self.window_steps + (windows - 1) * self.stride_steps
 
 
 class Match(PolicyModel):
@@ -132,11 +136,12 @@ class Rule(PolicyModel):
 
     name: Name = Field(description="Unique in the policy; goes into capture ids and manifests.")
     match: Match = Field(description="Which verdicts the rule is about.")
-    lasting: Windows = Field(
-        default="1 window",
+    lasting: Lasting = Field(
+        default="1 step",
         alias="for",
-        description="For how many windows in a row the same suspect must match, such as `2 windows`; "
-        "windows that overlap count each.",
+        description="How long the same suspect must match, in steps or time, such as `100 steps` or `30s`: from its "
+        "first step in the window that first names it to the last of this one, each step counted once. `2 windows`, "
+        "of older policies, is the steps that two windows in a row span.",
     )
     capture: Capture | None = Field(
         default=None,
@@ -150,8 +155,8 @@ class Rule(PolicyModel):
     )
     cooldown: Cooldown = Field(
         default="10m",
-        description="Time after a capture in which this rule starts no other, and after a message in which it sends "
-        "none.",
+        description="Time after a capture of a suspect in which this rule starts no other of that suspect (who and "
+        "where: its ranks and stage), and after a message about it in which it sends none. Others wait for nothing.",
     )
 
     @cached_property
@@ -159,10 +164,10 @@ class Rule(PolicyModel):
         """``cooldown`` in seconds."""
         return quantities.seconds(self.cooldown)
 
-    @cached_property
-    def windows(self) -> int:
-        """``for`` as a number."""
-        return quantities.windows(self.lasting)
+    def lasts(self, detection: Detection) -> quantities.Lasting:
+        """``for`` in steps or seconds, where windows are cut as ``detection`` says."""
+        found = quantities.lasting(self.lasting)
+        return quantities.Lasting(steps=detection.steps_of(found.windows)) if found.windows else found
 
     @cached_property
     def min_share(self) -> float:
@@ -212,13 +217,24 @@ class Limits(PolicyModel):
         default=CAPTURES_PER_HOUR,
         ge=1,
         le=10_000,
-        description="Captures asked for in any hour, whatever becomes of them.",
+        description="Captures asked for in any hour, whatever becomes of them: the default is one suspect, a peer to "
+        "compare with, and each once more. Of several, the last is kept for a suspect larger than any before.",
     )
-    captures_per_run: int = Field(
-        default=CAPTURES_PER_RUN,
+    captures_per_day: int | None = Field(
+        default=None,
+        ge=1,
+        le=100_000,
+        description=f"The same in any 24 hours. Where it is not said it is {CAPTURES_PER_DAY}, no more traces than a "
+        "person looks at in a day, or `captures_per_hour` where that is more.",
+        json_schema_extra=left_out,
+    )
+    captures_per_run: int | None = Field(
+        default=None,
         ge=1,
         le=10_000,
-        description="Captures in one run; one that is refused or fails is not counted.",
+        description="Captures in one run, if that is to be limited: a job of a month would have none left after the "
+        "first days. One that is refused or fails is not counted.",
+        json_schema_extra=left_out,
     )
     concurrent_ranks: int = Field(
         default=CONCURRENT_RANKS, ge=1, le=1024, description="Ranks that may be captured at the same time."
@@ -227,6 +243,11 @@ class Limits(PolicyModel):
         default="0.5%",
         description="Share of the run's time that captures may cost the job; when it is spent, captures wait.",
     )
+
+    @cached_property
+    def day_limit(self) -> int:
+        """``captures_per_day``, said or not."""
+        return self.captures_per_day or max(CAPTURES_PER_DAY, self.captures_per_hour)
 
     @cached_property
     def overhead_fraction(self) -> float:
@@ -328,6 +349,7 @@ class TriagePolicy(PolicyModel):
         Left out is what would be a mistake to say: the options of profilers that are not used, for one.
         """
         filled = self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        filled["spec"]["limits"]["captures_per_day"] = self.spec.limits.day_limit
         for rule in filled["spec"]["rules"]:
             capture = rule.get("capture")
             if capture is None:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
+import pydantic_core
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from sftriage.errors import InputError
-from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.policy.suspects import NOBODY, Target
+from sftriage.records import CaptureRequest, CaptureResult, Profiler
 
 HOUR_S = 3600.0
+DAY_S = 24 * HOUR_S
+MEMORY_S = 30 * DAY_S
+"""The longest cooldown there can be: what was longer ago keeps nothing from anybody, and is forgotten."""
+MOST_REMEMBERED = 1000
+"""Suspects. Of more, those of longest ago are forgotten, so that a state is small however long a job is."""
 GRACE_S = 120.0
 """Past its time-box, how long a capture counts as running: to reach a step boundary, export and report."""
 
@@ -24,7 +31,8 @@ _MAX_DOUBLINGS = 20
 class Running:
     """A capture that was asked for and is not known to have ended. After ``deadline_s`` it is taken for lost.
 
-    ``rule`` asked for it, and for others, at ``fired_s``; ``control`` says that its rank is a healthy peer's.
+    ``rule`` asked for it, and for others, at ``fired_s``, because of a ``suspect`` that was worth ``gain_s`` seconds a
+    step in that ``attempt`` of the job; ``control`` says that its rank is a healthy peer's.
     """
 
     rank: int
@@ -32,22 +40,48 @@ class Running:
     rule: str = ""
     fired_s: float = 0.0
     control: bool = False
+    suspect: str = ""
+    gain_s: float = 0.0
+    attempt: int = 0
+    profiler: Profiler | None = None
+
+    @property
+    def key(self) -> str:
+        """With whom its rule has to wait after it."""
+        return key_of(self.rule, self.suspect)
+
+
+@dataclass(frozen=True, slots=True)
+class Lasted:
+    """For how long a rule has matched a suspect, up to a step; a step counts once, however many windows hold it."""
+
+    steps: NonNegativeInt
+    seconds: NonNegativeFloat
+    last_step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Streak:
-    """A suspect, and for how many windows in a row each rule that waits for more than one has matched it."""
+    """Whom the last window suspected, and for how long each rule that waits for it to last has matched."""
 
     attempt: int
-    scope: str
-    ranks: tuple[int, ...]
-    stage: str | None
-    windows: Mapping[str, PositiveInt]
+    suspect: str
+    lasted: Mapping[str, Lasted]
+
+
+@dataclass(frozen=True, slots=True)
+class Reproduction:
+    """A capture that holds the fault of its suspect: asked for at ``fired_s``, when that cost ``gain_s`` a step."""
+
+    capture_id: str
+    gain_s: float
+    attempt: int
+    fired_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """How many firings of a rule came to nothing in a row: the last one's time, and when that was known."""
+    """How many firings for a suspect came to nothing in a row: the last one's time, and when that was known."""
 
     count: PositiveInt
     fired_s: float
@@ -66,12 +100,14 @@ class State:
     Attributes:
         captures: captures made in this run, and those under way; not those that were refused or failed.
         asked: captures ever asked for, whatever became of them.
-        fired_s: for each rule, when it asked for the last capture that was made, or was lost.
+        fired_s: for each rule and suspect (`key_of`), when the last capture was asked for that was made, or was lost.
+        reproductions: for each profiler and suspect, the last capture that holds its fault.
         running: captures under way, by capture id.
-        hour_s: when captures were asked for, within the last hour.
-        failures: for each rule whose last captures failed or were refused, what is known of that.
-        notified_s: for each rule, when its notifications were last due.
-        streak: whom the last window suspected, if a rule waits for more windows of it.
+        asked_s: when captures were asked for, within the last day.
+        failures: for each rule and suspect whose last captures failed or were refused, what is known of that.
+        notified_s: for each rule and suspect, when notifications were last due.
+        streak: whom the last window suspected, if a rule waits for it to last.
+        largest_gain_s: the most that any suspect was worth of whom a capture was asked for, in seconds a step.
         started_s: when the first decision was taken.
         spent_s: what captures have cost the job.
     """
@@ -81,15 +117,17 @@ class State:
 
     captures: NonNegativeInt = 0
     fired_s: Mapping[str, float] = field(default_factory=dict)
+    reproductions: Mapping[str, Reproduction] = field(default_factory=dict)
     running: Mapping[str, Running] = field(default_factory=dict)
     asked: NonNegativeInt = 0
-    hour_s: tuple[float, ...] = ()
+    asked_s: tuple[float, ...] = ()
     failures: Mapping[str, Failures] = field(default_factory=dict)
     notified_s: Mapping[str, float] = field(default_factory=dict)
     streak: Streak | None = None
+    largest_gain_s: NonNegativeFloat = 0.0
     started_s: float | None = None
     spent_s: NonNegativeFloat = 0.0
-    version: Literal[1, 2] = 2
+    version: Literal[3] = 3
 
     def to_json(self) -> str:
         """The state as one line of JSON."""
@@ -97,30 +135,37 @@ class State:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> State:
-        """The state that `to_json` wrote, of this version or of the first.
+        """The state that `to_json` wrote, of this version or of an earlier one.
 
         Raises:
             InputError: it is not such a state.
         """
         try:
-            state = _ADAPTER.validate_json(text)
+            return _ADAPTER.validate_json(_upgraded(text))
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             raise InputError(f"not the state of a policy engine: {where or 'document'}: {first['msg']}") from None
-        # Version 1 counted every capture as made, and knew nothing of the rest.
-        return state if state.version == 2 else replace(state, asked=state.captures, version=2)
 
     def last_fired_s(self) -> Mapping[str, float]:
-        """For each rule, when it last asked for a capture that is under way or was made."""
-        under_way = {one.rule: one.fired_s for one in self.running.values() if one.rule and not one.control}
-        if not under_way:
-            return self.fired_s
-        return {**self.fired_s, **{rule: max(at, self.fired_s.get(rule, at)) for rule, at in under_way.items()}}
+        """For each rule and suspect, when a capture was last asked for that is under way or was made."""
+        fired_s = dict(self.fired_s)
+        for one in self.running.values():
+            if one.rule and not one.control:
+                fired_s[one.key] = max(one.fired_s, fired_s.get(one.key, one.fired_s))
+        return fired_s
 
-    def captures_within_hour(self, now_s: float) -> list[float]:
-        """When the captures of the last hour were asked for, in order."""
-        return sorted(asked_s for asked_s in self.hour_s if now_s - asked_s < HOUR_S)
+    def captures_within(self, period_s: float, now_s: float) -> list[float]:
+        """When the captures of the last hour, or day, were asked for, in order."""
+        return sorted(asked_s for asked_s in self.asked_s if now_s - asked_s < period_s)
+
+
+def key_of(what: str, suspect: str) -> str:
+    """What is remembered of a rule, or a profiler, and a suspect. A rule alone stands for whomever it is about.
+
+    (That is all that versions of a state before the third knew.)
+    """
+    return f"{what} {suspect}" if suspect else what
 
 
 def opened(state: State, now_s: float) -> State:
@@ -132,15 +177,27 @@ def opened(state: State, now_s: float) -> State:
         state = replace(state, started_s=now_s)
     for capture_id, one in state.running.items():
         if one.deadline_s <= now_s:
-            state = _made(_without(state, capture_id), one)
+            state = _made(_without(state, capture_id), capture_id, one)
     return state
 
 
-def started(state: State, rule: str, requests: Sequence[CaptureRequest], now_s: float) -> State:
-    """The state once a rule has asked for captures."""
+def started(
+    state: State, rule: str, requests: Sequence[CaptureRequest], now_s: float, target: Target = NOBODY
+) -> State:
+    """The state once a rule has asked for captures because of a suspect, or somebody has because of nobody."""
+    # How long a stall was waited for compares with no step's time.
+    gain_s = target.gain_s if math.isfinite(target.gain_s) else 0.0
     begun = {
         request.capture_id: Running(
-            request.rank, now_s + request.max_seconds + GRACE_S, rule, now_s, request.role == "control"
+            rank=request.rank,
+            deadline_s=now_s + request.max_seconds + GRACE_S,
+            rule=rule,
+            fired_s=now_s,
+            control=request.role == "control",
+            suspect=target.suspect,
+            gain_s=gain_s,
+            attempt=target.attempt,
+            profiler=request.profiler,
         )
         for request in requests
     }
@@ -149,18 +206,21 @@ def started(state: State, rule: str, requests: Sequence[CaptureRequest], now_s: 
         captures=state.captures + len(requests),
         asked=max(state.asked, state.captures) + len(requests),
         running={**state.running, **begun},
-        hour_s=(*state.captures_within_hour(now_s), *(now_s for _ in requests)),
+        asked_s=(*state.captures_within(DAY_S, now_s), *(now_s for _ in requests)),
+        largest_gain_s=max(state.largest_gain_s, gain_s),
     )
 
 
-def finished(state: State, result: CaptureResult | str, now_s: float | None = None) -> State:
+def finished(
+    state: State, result: CaptureResult | str, now_s: float | None = None, *, reproduced: bool = False
+) -> State:
     """The state once a capture has ended. One that is not running changes nothing.
 
-    A capture that was refused or failed gives back its place in the run and its rule's cooldown, but not its place in
-    the hour: it may have touched the job. Its rule waits a while, and longer each time.
+    A capture that was refused or failed gives back its place in the run and its suspect's cooldown, but not its place
+    in the hour and the day: it may have touched the job. Its suspect waits a while, and longer each time.
 
     With its id alone in place of a result, it counts as made. ``now_s`` is when that was known, on the clock of
-    `decide`; by default when the capture was asked for.
+    `decide`; by default when the capture was asked for. One that is made has ``reproduced`` its fault, or not.
     """
     capture_id = result if isinstance(result, str) else result.capture_id
     one = state.running.get(capture_id)
@@ -168,15 +228,15 @@ def finished(state: State, result: CaptureResult | str, now_s: float | None = No
         return state
     state = _without(state, capture_id)
     if isinstance(result, str) or result.state == "stored":
-        return _made(state, one)
+        return _made(state, capture_id, one, reproduced=reproduced)
     state = replace(state, captures=max(0, state.captures - 1))
     # Of several ranks, one that was captured is what the rule wanted.
-    if not one.rule or one.control or state.fired_s.get(one.rule) == one.fired_s:
+    if not one.rule or one.control or state.fired_s.get(one.key) == one.fired_s:
         return state
-    known = state.failures.get(one.rule)
+    known = state.failures.get(one.key)
     count = 1 if known is None else known.count + (known.fired_s != one.fired_s)
     failures = Failures(count, one.fired_s, one.fired_s if now_s is None else now_s)
-    return replace(state, failures={**state.failures, one.rule: failures})
+    return replace(state, failures=remembered(state.failures, {one.key: failures}, lambda last: last.failed_s))
 
 
 def charged(state: State, cost_s: float) -> State:
@@ -194,15 +254,56 @@ def _without(state: State, capture_id: str) -> State:
     return replace(state, running={key: one for key, one in state.running.items() if key != capture_id})
 
 
-def _made(state: State, one: Running) -> State:
+def _made(state: State, capture_id: str, one: Running, *, reproduced: bool = False) -> State:
     if not one.rule or one.control:
         return state
-    fired_s = max(one.fired_s, state.fired_s.get(one.rule, one.fired_s))
+    fired_s = {one.key: max(one.fired_s, state.fired_s.get(one.key, one.fired_s))}
     # One of a later firing stays: that this one was made does not unmake it.
-    failures = {
-        rule: known for rule, known in state.failures.items() if rule != one.rule or known.fired_s > one.fired_s
-    }
-    return replace(state, fired_s={**state.fired_s, one.rule: fired_s}, failures=failures)
+    failures = {key: known for key, known in state.failures.items() if key != one.key or known.fired_s > one.fired_s}
+    state = replace(state, fired_s=remembered(state.fired_s, fired_s, lambda at_s: at_s), failures=failures)
+    return _reproduced(state, capture_id, one) if reproduced and one.profiler is not None else state
+
+
+def _reproduced(state: State, capture_id: str, one: Running) -> State:
+    key = key_of(one.profiler or "", one.suspect)
+    known = state.reproductions.get(key)
+    if known is not None and known.fired_s > one.fired_s:
+        return state
+    held = {key: Reproduction(capture_id, one.gain_s, one.attempt, one.fired_s)}
+    return replace(state, reproductions=remembered(state.reproductions, held, lambda last: last.fired_s))
+
+
+Entry = TypeVar("Entry")
+
+
+def remembered(
+    known: Mapping[str, Entry], new: Mapping[str, Entry], at_s: Callable[[Entry], float]
+) -> dict[str, Entry]:
+    """What is known with what is new, less what was so long ago that nothing waits for it."""
+    every = sorted({**known, **new}.items(), key=lambda entry: at_s(entry[1]))[-MOST_REMEMBERED:]
+    since_s = at_s(every[-1][1]) - MEMORY_S if every else 0.0
+    return {key: one for key, one in every if at_s(one) >= since_s}
+
+
+def _upgraded(text: str | bytes) -> str | bytes:
+    """The text of a state; one of version 1 or 2 as version 3. What is no state is left for others to refuse.
+
+    Before version 3 a cooldown was a rule's own, whoever it was about. Under the rule's name alone it goes on, and
+    holds for all of its suspects until it is over. How many windows in a row had shown a suspect is forgotten: what
+    counts is steps now, from the next window on.
+    """
+    try:
+        values = pydantic_core.from_json(text)
+    except ValueError:
+        return text
+    version = values.get("version") if isinstance(values, dict) else None
+    if version not in (1, 2) or isinstance(version, bool):
+        return text
+    kept = {name: value for name, value in values.items() if name not in ("hour_s", "streak")}
+    # Version 1 counted every capture as made, and knew nothing of the rest.
+    asked = {"asked": values.get("captures", 0)} if version == 1 else {}
+    third = {**kept, "asked_s": values.get("hour_s", []), **asked, "version": 3}
+    return pydantic_core.to_json(third, inf_nan_mode="constants")
 
 
 _ADAPTER = TypeAdapter(State)

@@ -3,8 +3,8 @@
     python tests/bench/policy_replay.py [--rules 1000] [--windows 10000] [--repeats 3] [--json]
 
 Three streams: `elsewhere` (most rules are about other stages), `under` (every rule is about the suspect, and its gain
-is under all but one in a hundred thresholds), and `waiting` (every rule matches in each window, and waits for a second
-window or for its cooldown). The plain loop asks every rule of every window whether label, scope, stage and gain match,
+is under all but one in a hundred thresholds), and `waiting` (every rule matches in each window, and waits for it to
+last or for its cooldown). The plain loop asks every rule of every window whether label, scope, stage and gain match,
 with the thresholds read beforehand: the least that could be done without looking anything up. Both take turns in one
 process, and what counts is their ratio: seconds are this machine's.
 """
@@ -41,7 +41,7 @@ def rule(stream: str, number: int) -> dict[str, Any]:
         match |= {"stage": [STAGES[number % len(STAGES)]], "gain": f">= {number % 90 + 1}%"}
     elif stream == "under":
         match |= {"gain": ">= 1%" if number % 100 == 99 else ">= 60%"}
-    waits = {"for": "2 windows"} if stream == "waiting" and number % 2 else {}
+    waits = {"for": "60 steps"} if stream == "waiting" and number % 2 else {}
     return {"name": f"rule-{number}", "match": match, "capture": {"max_seconds": 1}, "cooldown": "1d", **waits}
 
 

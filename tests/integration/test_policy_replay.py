@@ -169,6 +169,16 @@ def test_whoever_is_slow_is_named_and_nobody_else_nor_before(tmp_path, fault):
     assert [request.rank for request in captures(replayed)] == [int(rank)]
 
 
+def test_what_was_captured_before_hides_no_fault_of_another(tmp_path):
+    # GIVEN a rank that was slow for half of a job and then is no more, and from then on another one
+    faults = Fault("data", 0, 0.03, from_step(110, 250)), Fault("data", 3, 0.03, from_step(250))
+    replayed = replayed_on(record(tmp_path / "both.npz", Job(n_steps=500).run(*faults)), "default")
+    # THEN both are captured, well within ten minutes, and each once: after that there is a trace of it
+    assert [request.rank for request in captures(replayed)] == [0, 3]
+    assert replayed[-1].time_s < 600
+    assert {one.decision.reason for one in replayed if one.decision.outcome == "throttle"} == {"already_captured"}
+
+
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
@@ -209,9 +219,11 @@ def test_a_chronic_straggler_that_costs_much_is_told_of_once(recordings):
 def test_several_policies_are_tried_in_order_under_the_strictest_limits(recordings):
     both = replayed_on(recordings / "slow-data.npz", "slow-input", "stragglers-chronic")
     rules = [one.decision.rule for one in both if one.decision.requests]
-    # THEN the first that may, captures; and two captures an hour, of the second policy, are the suspect and its peer
+    # THEN the first that may, captures; and what its trace holds, the second captures no more
     assert rules == ["slow-input"]
-    assert any("captures_per_hour: 2 of 2" in reason_sentence(one.decision) for one in both)
+    (limits,) = [one.decision.numbers for one in both if one.decision.requests]
+    assert (limits["captures_per_hour"], limits["captures_per_day"], limits["overhead_budget"]) == (3, 9, 0.001)
+    assert {one.decision.reason for one in both if one.decision.outcome == "throttle"} == {"already_captured"}
 
 
 def test_the_hang_policy_takes_the_stacks_of_who_has_not_arrived(start, tmp_path):

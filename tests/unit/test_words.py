@@ -60,6 +60,29 @@ def test_every_code_has_words():
             "cooldown of rule slow-2",
         ),
         (
+            decided("pending", rule="a", lasted_steps=60, for_steps=100),
+            "rule a waits for it to last: 60 of 100 steps",
+            "rule a waits for it to last",
+        ),
+        (
+            decided("pending", rule="a", lasted_s=4.25, for_s=30.0),
+            "rule a waits for it to last: 4.25 s of 30 s",
+            "rule a waits for it to last",
+        ),
+        # In a month, seconds become many
+        (
+            decided("pending", rule="a", lasted_s=1234.5, for_s=86400.0),
+            "rule a waits for it to last: 1234 s of 86400 s",
+            "rule a waits for it to last",
+        ),
+        (
+            decided("place_kept", place_of="captures_per_hour", gain_s=0.01, largest_gain_s=0.02, until_s=1.8e9),
+            "the last place of captures_per_hour is kept for a suspect larger than any before: "
+            "10 ms a step, and 20 ms was captured; until 2027-01-15T08:00:00Z",
+            "the last place of captures_per_hour is kept for a suspect larger than any before",
+        ),
+        # Journals of before have it
+        (
             decided("waits_for_windows", rule="a", window=1, windows=3),
             "rule a: window 1 of 3",
             "rule a: window N of N",

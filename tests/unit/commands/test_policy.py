@@ -48,15 +48,15 @@ def test_the_timeline_says_what_would_have_happened_and_why(sftriage, policy, jo
     assert "rule slow-input: data of rank 2 would save" in lines[at]
     assert "rank 2: torch, steps " in lines[at + 1]
     assert "no more than 60 s and 512.0 MiB" in lines[at + 1]
-    # AND then it is held while the profiler runs, and throttled by the cooldown
+    # AND then it is held while the profiler runs, and after that there is a trace that holds it
     assert "hold      self_inflicted" in lines[at + 2]
-    assert "throttle  cooldown of rule slow-input until 2000-01-01T00:10:" in lines[at + 3]
+    assert "throttle  already captured: w" in lines[at + 3]
     assert "(rank 2 in data, " in lines[at + 3]
     # AND the summary is Markdown
     assert summary.startswith("Policy mine on job.npz\n\n")
     assert "; 1 capture." in summary
     assert "| capture | 1 | rule slow-input (1) |" in summary
-    assert "cooldown of rule slow-input (" in summary
+    assert "already captured (" in summary
 
 
 def test_json_has_every_window_with_its_decision(sftriage, policy, job):
@@ -118,8 +118,9 @@ def test_a_recording_shorter_than_a_window_and_its_warm_up_is_judged_as_it_is(sf
 
 
 def test_the_clock_starts_when_it_is_told_to(sftriage, policy, job):
+    policy.write_text(POLICY + "  active: {cron: '* 20 * * *'}\n", encoding="utf-8")
     outcome = sftriage("policy", "test", policy, "--on", job, "--start", "2026-07-01T08:00:00")
-    assert "cooldown of rule slow-input until 2026-07-01T08:10:" in outcome.out
+    assert "active: captures are not allowed until 2026-07-01T20:00:00Z" in outcome.out
 
 
 def test_a_run_is_called_by_its_name_and_its_stalls_are_replayed(sftriage, tmp_path):
@@ -180,6 +181,57 @@ def test_validate_tells_programs_where_each_mistake_is(sftriage, policy, tmp_pat
     assert (problem["line"], problem["field"]) == (7, "spec.rules[0].capture.stepz")
     assert 'did you mean "steps"' in problem["message"]
     assert (absent["valid"], "no policy 'no-such-policy'" in absent["problems"][0]["message"]) == (False, True)
+
+
+OLDER = """\
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: older}
+spec:
+  detection: {window_steps: 40, stride_steps: 20}
+  rules:
+    - {name: a, match: {}, for: 3 windows, capture: {}, cooldown: 10m}
+    - {name: b, match: {}, for: 1 window}
+  limits: {captures_per_run: 5}
+"""
+
+
+def test_an_older_policy_is_valid_and_what_has_changed_for_it_is_said_where_it_is(sftriage, policy, tmp_path):
+    # GIVEN a policy in the words of before
+    older = tmp_path / "older.yaml"
+    older.write_text(OLDER, encoding="utf-8")
+    outcome = sftriage("policy", "validate", older)
+    # THEN it is valid, and what it means now is said as notices
+    assert (outcome.code, outcome.out) == (0, "1 valid\n")
+    lines = [line.removeprefix(f"{older}:") for line in outcome.err.splitlines()]
+    assert [line.partition(": notice: ")[0] for line in lines] == [
+        "7:5: spec.rules",
+        "7:33: spec.rules[0].for",
+        "8:33: spec.rules[1].for",
+        "9:11: spec.limits",
+    ]
+    assert "a cooldown is of one suspect now" in lines[0]
+    assert "3 windows is 80 steps now: so many are in 3 windows that follow on one another; say 80 steps" in lines[1]
+    assert "1 window is 1 step now: whatever a window shows is there for one; say 1 step, or nothing" in lines[2]
+    assert "captures_per_day is new, and 12 where it is not said; captures_per_run: 5 still ends all" in lines[3]
+    # AND to programs the same
+    (checked,) = json.loads(sftriage("policy", "validate", older, "--json").out)
+    assert (checked["valid"], checked["problems"]) == (True, [])
+    assert [(one["line"], one["field"]) for one in checked["notices"]] == [
+        (7, "spec.rules"),
+        (7, "spec.rules[0].for"),
+        (8, "spec.rules[1].for"),
+        (9, "spec.limits"),
+    ]
+    # AND one that says no limit is told that three captures were the limit of a run
+    outcome = sftriage("policy", "validate", policy)
+    assert "captures_per_run, which was 3 where it was not said, is off now" in outcome.err
+
+
+@pytest.mark.parametrize("name", sorted(shipped()))
+def test_for_the_policies_that_ship_nothing_has_changed(sftriage, name):
+    outcome = sftriage("policy", "validate", name)
+    assert (outcome.code, outcome.out, outcome.err) == (0, "1 valid\n", "")
 
 
 def test_all_files_are_checked_and_not_only_up_to_the_first_that_is_not_there(sftriage, policy, tmp_path):

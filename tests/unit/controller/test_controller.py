@@ -9,7 +9,7 @@ from sftriage.controller.controller import Controller, settings_of
 from sftriage.errors import InputError
 from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
-from sftriage.records import CaptureResult, StageSchema, Window
+from sftriage.records import CaptureResult, Reproduced, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
 
 POLICY = """
@@ -72,6 +72,23 @@ def test_a_restart_neither_forgets_a_cooldown_nor_a_capture_under_way(start):
     assert second.take(window(40, late_s=0.02), now_s=100.0 + 601).decision.outcome == "capture"
 
 
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [("yes", "already_captured"), ("partly", "already_captured"), ("no", "rule_matched"), (None, "rule_matched")],
+)
+def test_a_suspect_whose_capture_holds_its_fault_waits_and_one_whose_does_not_is_tried_again(start, answer, reason):
+    # GIVEN a capture that ended, and whether the fault is in its steps, if that could be told
+    controller = start()
+    (request,) = controller.take(window(0, late_s=0.02), now_s=100.0).decision.requests
+    found = None if answer is None else Reproduced(answer, 3, 2, 0.02, 0.02)
+    controller.changed(CaptureResult(request.capture_id, 2, "stored", first_step=21, last_step=23), 105.0, found)
+    # WHEN the suspect is as it was after the cooldown, also for another controller
+    decision = start().take(window(40, late_s=0.02), now_s=701.0).decision
+    assert decision.reason == reason
+    # THEN the capture that stands for it is named
+    assert decision.parameters.get("capture_id") == (request.capture_id if reason == "already_captured" else None)
+
+
 def test_another_attempt_of_the_job_has_no_baseline_from_the_last(start):
     controller = start()
     for number in range(3):
@@ -103,18 +120,18 @@ metadata: {name: test}
 spec:
   rules:
     - {name: page, match: {gain: ">= 5%"}, notify: [{webhook: {url_from_env: HOOK}}], cooldown: 10m}
-    - {name: slow, match: {gain: ">= 5%"}, for: 3 windows, capture: {control_ranks: 1}}
+    - {name: slow, match: {gain: ">= 5%"}, for: 60 steps, capture: {control_ranks: 1}}
 """
 
 
-def test_a_restart_forgets_neither_who_was_told_nor_how_often_a_suspect_was_seen(tmp_path):
+def test_a_restart_forgets_neither_who_was_told_nor_how_long_a_suspect_has_lasted(tmp_path):
     def start(number):
         journal = Journal(tmp_path / "decisions.jsonl")
         return Controller(parse(NOTIFYING, "test.yaml"), journal, tmp_path / "state.json")
 
     # WHEN each window is judged by another controller
     decisions = [start(n).take(window(20 * n, late_s=0.02), now_s=100.0 + n).decision for n in range(3)]
-    # THEN somebody is told once, and the third window in a row is captured
+    # THEN somebody is told once, and what has lasted for three windows of 20 steps is captured
     assert [decision.notify for decision in decisions] == [("page",), (), ()]
     assert [decision.outcome for decision in decisions] == ["hold", "hold", "capture"]
     # AND a healthy rank is captured beside the suspect

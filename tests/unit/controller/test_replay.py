@@ -25,7 +25,7 @@ spec:
       match: {{gain: ">= 5%"}}
       capture: {{steps: {steps}, warmup_steps: 1, max_seconds: {max_seconds}}}
       cooldown: {cooldown}
-  limits: {{captures_per_run: 100, captures_per_hour: 100, overhead_budget: 100%}}
+  limits: {{captures_per_hour: 100, overhead_budget: 100%}}
 """
 
 
@@ -77,8 +77,10 @@ def test_a_capture_runs_its_steps_and_the_window_that_holds_them_is_its_own_doin
     # THEN the capture is of the steps after its window and its warm-up
     assert replayed[0].captured_steps == ((21, 23),)
     assert [request.rank for request in replayed[0].decision.requests] == [2]
-    # AND the window that holds them is held, and the one after it is captured again
-    assert outcomes(replayed) == ["capture", "hold", "capture"]
+    # AND the window that holds them is held, and after it there is a trace of the fault
+    assert outcomes(replayed) == ["capture", "hold", "throttle"]
+    assert replayed[2].decision.reason == "already_captured"
+    assert replayed[2].decision.parameters["capture_id"] == replayed[0].decision.requests[0].capture_id
     assert replayed[1].verdict.reasons == ("self_inflicted",)
     assert replayed[1].verdict.numbers["capturing_steps"] == 4.0
 
@@ -90,9 +92,11 @@ def test_a_recorded_profiler_is_still_one():
 
 
 def test_a_cooldown_is_told_by_the_recordings_clock():
-    # GIVEN a window each second, and a cooldown of two and a half
-    replayed = list(replay([window(20 * number) for number in range(6)], policy("2500ms"), 0.0))
+    # GIVEN a window each second, a cooldown of two and a half, and a fault that is worse each time
+    worse = [window(20 * number, 0.004 * 1.6**number) for number in range(6)]
+    replayed = list(replay(worse, policy("2500ms"), 0.0))
     assert outcomes(replayed) == ["capture", "hold", "throttle", "capture", "hold", "throttle"]
+    assert replayed[2].decision.reason == "cooldown"
 
 
 def test_a_capture_that_takes_more_steps_than_there_is_time_for_ends_with_its_time_box():
@@ -101,7 +105,24 @@ def test_a_capture_that_takes_more_steps_than_there_is_time_for_ends_with_its_ti
     # WHEN a second has passed
     replayed = list(replay([window(0), window(20), window(40)], wanted, 0.0))
     # THEN it is over, and what comes after is not its doing
-    assert outcomes(replayed) == ["capture", "hold", "capture"]
+    assert outcomes(replayed) == ["capture", "hold", "throttle"]
+    assert replayed[2].verdict.label == "suspect"
+
+
+def late(rank, first_step, late_s=0.02):
+    """A window in which a rank is late."""
+    order = [rank if at == 2 else 2 if at == rank else at for at in range(4)]
+    return window(first_step, late_s).of_ranks(order)
+
+
+def test_a_false_capture_of_one_rank_does_not_hide_another():
+    # GIVEN rank 0 is late for a moment and is captured, and from then on rank 3, for half a minute
+    windows = [late(0, 0), *(late(3, 20 * number) for number in range(1, 30))]
+    replayed = list(replay(windows, policy("10m"), 0.0))
+    # THEN rank 3 is captured as soon as the first capture has ended, and then has been
+    assert [one.decision.requests[0].rank for one in replayed if one.decision.requests] == [0, 3]
+    assert outcomes(replayed)[:4] == ["capture", "hold", "capture", "hold"]
+    assert {one.decision.reason for one in replayed[4:]} == {"already_captured"}
 
 
 def test_another_attempt_has_a_past_and_captures_of_its_own():

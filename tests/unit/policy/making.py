@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import TriagePolicy
-from sftriage.records import Pattern, Scope, Suspect, Verdict
+from sftriage.policy.state import State
+from sftriage.records import CaptureResult, Decision, Pattern, Scope, Suspect, Verdict
+
+NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z, a Friday
+BEGUN = State(started_s=NOW - 1000)
+CAPTURING: dict[str, Any] = {"name": "a", "match": {"gain": ">= 5%"}, "capture": {}, "cooldown": "10m"}
+OTHER = {**CAPTURING, "name": "b"}
 
 
 def make_policy(*rules: dict[str, Any], active: dict[str, str] | None = None, **limits: int | str) -> PolicySet:
@@ -34,10 +41,12 @@ def make_verdict(
     attempt: int = 0,
     pattern: Pattern = "chronic",
     scope: Scope | None = None,
+    onset_step: int | None = None,
 ) -> Verdict:
     one = len(ranks or ()) == 1
     scope = scope or ("rank" if one else "all")
-    suspects = () if ranks is None else (Suspect(scope, ranks, stage, gain_s, share, 0.9, pattern=pattern),)
+    suspect = Suspect(scope, ranks or (), stage, gain_s, share, 0.9, pattern=pattern, onset_step=onset_step)
+    suspects = () if ranks is None else (suspect,)
     return Verdict(
         first_step=first_step,
         last_step=first_step + 49,
@@ -50,3 +59,21 @@ def make_verdict(
         numbers={},
         attempt=attempt,
     )
+
+
+def in_a_row(*changes: dict[str, Any]) -> list[Verdict]:
+    """Windows of 50 steps, one every 10 from step 100 on, each of the same suspect but for its changes."""
+    return [make_verdict(first_step=100 + 10 * number, **change) for number, change in enumerate(changes)]
+
+
+def played(policy: PolicySet, *verdicts: Verdict, state: State = BEGUN) -> tuple[list[Decision], State]:
+    """Verdicts a second apart, through a restart before each."""
+    decisions = []
+    for number, verdict in enumerate(verdicts):
+        decision, state = decide(verdict, policy, State.from_json(state.to_json()), NOW + number)
+        decisions.append(decision)
+    return decisions, state
+
+
+def of(capture_id: str, state: str = "failed") -> CaptureResult:
+    return CaptureResult(capture_id, 2, state, "why")  # type: ignore[arg-type]  # a table names the states

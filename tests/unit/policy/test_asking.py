@@ -46,7 +46,7 @@ def test_what_is_asked_for_is_captured():
     # AND it counts, as every capture does, and starts no rule's cooldown
     assert (state.captures, state.asked, set(state.running)) == (2, 2, {one.capture_id for one in decision.requests})
     ended = finished(state, CaptureResult("asked-s120-r1-a2-1", 1, "stored"), NOW_S + 10)
-    assert (ended.fired_s, ended.failures) == ({}, {})
+    assert (ended.fired_s, ended.failures, ended.largest_gain_s) == ({}, {}, 0.0)
 
 
 def test_stacks_are_taken_at_once():
@@ -63,6 +63,7 @@ def test_stacks_are_taken_at_once():
         (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of 2"),
         (ask(1), (ask(0),), policies("{captures_per_run: 1, concurrent_ranks: 1}"), "captures_per_run: 1 of 1"),
         (ask(1), (ask(0),), policies("{captures_per_hour: 1, concurrent_ranks: 2}"), "captures_per_hour: 1 of 1"),
+        (ask(1), (ask(0),), policies("{captures_per_day: 1, concurrent_ranks: 2}"), "captures_per_day: 1 of 1"),
         (ask(1), (), policies(more='  active: {cron: "0 3 * * *"}\n'), "active: captures are not allowed until"),
     ],
 )

@@ -61,11 +61,13 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
         (
             {},
             [CAPTURING],
-            {"fired_s": {"slow-rank": NOW - 599}},
+            {"fired_s": {"slow-rank rank 2 data": NOW - 599}},
             "throttle",
             "cooldown of rule slow-rank until 2027-01-15T08:00:01Z",
         ),
-        ({}, [CAPTURING], {"captures": 3}, "throttle", "captures_per_run: 3 of 3 captures made"),
+        ({}, [CAPTURING], {"asked_s": (NOW,) * 4}, "throttle", "captures_per_hour: 4 of 4 captures asked for"),
+        ({}, [CAPTURING], {"asked_s": (NOW - 9000,) * 12}, "throttle", "captures_per_day: 12 of 12 captures asked"),
+        ({}, [CAPTURING], {"captures": 1000}, "capture", "rule slow-rank: "),
         ({}, [CAPTURING], {"running": RUNNING_2}, "throttle", "rank 2 is being captured already (w1-50-r2-x-1)"),
         (
             {},
@@ -97,8 +99,9 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
             "rule slow-rank: all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the steps",
         ),
         ({"share": 0.05}, [CAPTURING], {}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"fired_s": {"slow-rank": NOW - 600}}, "capture", "rule slow-rank: "),
-        ({}, [CAPTURING], {"fired_s": {"other": NOW}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 data": NOW - 600}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 3 data": NOW}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"other rank 2 data": NOW}}, "capture", "rule slow-rank: "),
         ({}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-input: "),
         ({"stage": "forward"}, [DATA_ONLY, CAPTURING], {}, "capture", "rule slow-rank: "),
         ({}, [OBSERVING, CAPTURING], {}, "capture", "rule slow-rank: "),
@@ -199,13 +202,14 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
         "min_share": 0.05,
         "min_gain_s": 0.0,
         "cooldown_s": 90.0,
-        "for_windows": 1,
         "sample": 1,
         "control_ranks": 0,
         "captures": 1,
-        "captures_per_run": 3,
         "captures_last_hour": 0,
         "captures_per_hour": 4,
+        "captures_last_day": 0,
+        "captures_per_day": 12,
+        "largest_gain_s": 0.0,
         "running_ranks": 0,
         "concurrent_ranks": 2,
         "spent_s": 0.0,
@@ -215,8 +219,13 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
     assert state == State(
         captures=2,
         asked=2,
-        hour_s=(NOW,),
-        running={request.capture_id: Running(2, NOW + 30 + GRACE_S, "slow-rank", NOW)},
+        asked_s=(NOW,),
+        running={
+            request.capture_id: Running(
+                2, NOW + 30 + GRACE_S, "slow-rank", NOW, suspect="rank 2 data", gain_s=0.02, attempt=1, profiler="torch"
+            )
+        },
+        largest_gain_s=0.02,
         started_s=NOW - 1000,
     )
 
@@ -286,9 +295,17 @@ def test_every_reason_of_the_design_says_what_would_resolve_it():
         '{"captures": -1}',
         '{"captures": "1"}',
         '{"captures": true}',
+        '{"asked_s": [NaN]}',
         '{"fired_s": {"a": NaN}}',
+        '{"hour_s": []}',
+        '{"reproductions": {"torch rank 2 data": {"capture_id": "c-1"}}}',
+        '{"fired_s": {"a": NaN}, "version": 2}',
+        '{"fired_s": [1.0], "version": 2}',
+        '{"hour_s": 1.0, "version": 2}',
+        '{"captures": "1", "version": 1}',
         '{"running": {"x": {"rank": 1}}}',
-        '{"version": 3}',
+        '{"version": 4}',
+        '{"version": true}',
         '{"streak": {"attempt": 0}}',
         '{"failures": {"a": {"count": 0, "fired_s": 0, "failed_s": 0}}}',
         '{"spent_s": -1}',
@@ -302,7 +319,7 @@ def test_what_is_no_state_is_refused(text):
 
 
 def test_deciding_changes_neither_verdict_nor_state():
-    state = State(captures=1, fired_s={"a": NOW}, running=RUNNING_2)
+    state = State(captures=1, fired_s={"slow-rank rank 5 data": NOW - 700}, running=RUNNING_2)
     before = replace(state, fired_s=dict(state.fired_s), running=dict(state.running))
     decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), state, NOW)
     assert state == before

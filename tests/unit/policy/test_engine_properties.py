@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.policy import suspects
 from sftriage.policy.engine import decide
+from sftriage.policy.limits import WORSE_TIMES
 from sftriage.policy.policy_set import PolicySet
+from sftriage.policy.quantities import Lasting
 from sftriage.policy.state import GRACE_S, State, charged, finished
 from sftriage.records import CaptureRequest, CaptureResult, Decision
 from sftriage.words import reason_sentence
@@ -23,7 +28,10 @@ START_S = 1_000_000_000.0
 
 @dataclass(frozen=True)
 class Event:
-    """A window, the time before it, and what becomes of the oldest capture in that time: "" for nothing."""
+    """A window, the time before it, and what becomes of the oldest capture in that time: "" for nothing.
+
+    A capture that is stored has ``found`` its fault, or not.
+    """
 
     label: str
     ranks: tuple[int, ...] | None
@@ -34,6 +42,8 @@ class Event:
     pattern: str = "chronic"
     cost_s: float = 0.0
     restart: bool = False
+    gain_s: float = 0.02
+    found: bool = False
 
 
 def numbered(number: int) -> Event:
@@ -57,6 +67,8 @@ EVENT: dict[str, list[Any]] = {
     "pattern": ["chronic"] * 4 + ["recurring", "one-off"],
     "cost_s": [0.0] * 8 + [-1.0, 0.05, 2.0],
     "restart": [False, True],
+    "gain_s": [0.02, 0.02, 0.02, 0.029, 0.03, 0.05, 0.01],
+    "found": [True, False],
 }
 N_EVENTS = math.prod(len(among) for among in EVENT.values())
 SPREAD = 7_709_321
@@ -75,7 +87,7 @@ RULES = st.lists(
                 optional={"stage": st.just(["data"]), "pattern": st.just(["chronic"])},
             ),
             "cooldown": st.sampled_from(["0s", "20s", "5m"]),
-            "for": st.sampled_from(["1 window", "1 window", "2 windows", "3 windows"]),
+            "for": st.sampled_from(["1 step", "1 step", "60 steps", "3 windows", "5s"]),
         },
         optional={"capture": CAPTURES, "notify": st.just([{"webhook": {"url_from_env": "A"}}])},
     ),
@@ -90,11 +102,12 @@ RULES = st.lists(
 )
 LIMITS = st.fixed_dictionaries(
     {
-        "captures_per_run": st.integers(2, 6),
         "captures_per_hour": st.integers(2, 4),
+        "captures_per_day": st.integers(2, 7),
         "concurrent_ranks": st.integers(2, 3),
         "overhead_budget": st.sampled_from(["0.5%", "100%"]),
-    }
+    },
+    optional={"captures_per_run": st.integers(2, 6)},
 )
 ACTIVE = st.sampled_from([None, {"cron": "0-29 * * * *"}])
 PEERS = st.sampled_from([(), (7, 3, 1)])
@@ -107,6 +120,8 @@ class Played:
     history: list[tuple[Event, Decision]] = field(default_factory=list)
     ended: dict[str, tuple[str, float]] = field(default_factory=dict)
     spent_s: list[float] = field(default_factory=list)
+    holds_fault: set[str] = field(default_factory=set)
+    state: State = field(default_factory=State)
 
     def captures(self) -> list[tuple[Event, Decision]]:
         return [(event, decision) for event, decision in self.history if decision.outcome == "capture"]
@@ -130,8 +145,10 @@ def played(
         if event.ends and state.running:
             oldest = min(state.running)
             result = CaptureResult(oldest, state.running[oldest].rank, event.ends)  # type: ignore[arg-type]
-            state = finished(state, result, now_s)
+            state = finished(state, result, now_s, reproduced=event.found)
             found.ended[oldest] = event.ends, now_s
+            if event.ends == "stored" and event.found:
+                found.holds_fault.add(oldest)
         state = charged(state, event.cost_s)
         spent_s += max(0.0, event.cost_s)
         verdict = make_verdict(
@@ -139,6 +156,7 @@ def played(
             ranks=event.ranks,
             stage=event.stage,
             share=event.share,
+            gain_s=event.gain_s,
             first_step=number * 10,
             reasons=("roaming",) if event.label in ("needs_evidence", "stalled") else (),
             pattern=event.pattern,
@@ -151,6 +169,7 @@ def played(
         assert len({one.rank for one in state.running.values()}) == len(state.running)
         assert len(state.running) <= policy.limits.concurrent_ranks
         assert {request.capture_id for request in decision.requests} <= set(state.running)
+        found.state = state
     return found
 
 
@@ -161,10 +180,11 @@ def test_no_limit_of_the_run_is_passed(events, rules, limits, active, peers):
     found = played(events, policy, peers)
     asked = [(decision.time_s, request) for _, decision in found.captures() for request in decision.requests]
     made = [request for _, request in asked if not found.came_to_nothing(request)]
-    assert len(made) <= limits["captures_per_run"]
+    assert len(made) <= limits.get("captures_per_run", math.inf)
     assert len({request.capture_id for _, request in asked}) == len(asked)
     for time_s, _ in asked:
         assert sum(time_s - 3600 < other_s <= time_s for other_s, _ in asked) <= limits["captures_per_hour"]
+        assert sum(time_s - 86400 < other_s <= time_s for other_s, _ in asked) <= limits["captures_per_day"]
     for (_, decision), spent_s in zip(found.history, found.spent_s, strict=True):
         if decision.outcome == "capture":
             earned_s = policy.limits.overhead_fraction * (decision.time_s - found.history[0][1].time_s)
@@ -200,21 +220,79 @@ def test_nothing_is_captured_without_a_suspect_that_its_rule_is_about(events, ru
         if event.label == "suspect":
             assert event.pattern != "one-off"
             assert not rule.match.pattern or event.pattern in rule.match.pattern
-            windows = [one for one in events[: number + 1] if one.label != "stalled"][-rule.windows :]
-            assert len(windows) == rule.windows
-            assert {(one.label, one.ranks, one.stage) for one in windows} == {("suspect", event.ranks, event.stage)}
+            assert lasted(events, number) >= steps_wanted(rule.lasts(policy.detection))
+
+
+def lasted(events: list[Event], number: int) -> int:
+    """The steps of the windows that name the suspect of an event, back to one that names another."""
+    steps: set[int] = set()
+    wanted = events[number].label, events[number].ranks, events[number].stage
+    for at in range(number, -1, -1):
+        one = events[at]
+        if one.label == "stalled":
+            continue
+        if (one.label, one.ranks, one.stage) != wanted:
+            break
+        steps |= set(range(10 * at, 10 * at + 50))
+    return len(steps)
+
+
+def steps_wanted(lasting: Lasting) -> float:
+    return lasting.steps or lasting.seconds / 0.07 - 1e-6
+
+
+@given(events=EVENTS, rules=RULES, limits=LIMITS, peers=PEERS)
+def test_the_last_place_goes_to_nobody_but_a_suspect_larger_than_any_before(events, rules, limits, peers):
+    found = played(events, make_policy(*rules, **limits), peers)
+    asked_s: list[float] = []
+    largest_s = 0.0
+    for event, decision in found.history:
+        asked_s += [decision.time_s] * len(decision.requests)
+        if decision.outcome == "capture" and event.label == "suspect":
+            for name, period_s in (("captures_per_hour", 3600), ("captures_per_day", 86400)):
+                taken = sum(decision.time_s - period_s < one_s for one_s in asked_s)
+                assert event.gain_s > largest_s or taken <= limits[name] - 1
+            largest_s = max(largest_s, event.gain_s)
+        # AND whoever is told that it is kept was not larger, and there was one
+        if decision.reason == "place_kept":
+            assert event.gain_s <= largest_s
+            name, period_s = str(decision.parameters["place_of"]), 3600
+            period_s = 3600 if name == "captures_per_hour" else 86400
+            assert sum(decision.time_s - period_s < one_s for one_s in asked_s) == limits[name] - 1
+
+
+@given(events=EVENTS, rules=RULES, rank=st.integers(8, 10), stage=st.sampled_from(["data", "forward", None]))
+def test_no_suspect_waits_for_what_was_captured_of_another(events, rules, rank, stage):
+    """GIVEN any captures of others, and places enough WHEN somebody else is suspected THEN it is captured at once."""
+    policy = make_policy(*rules, captures_per_hour=1000, concurrent_ranks=1000, overhead_budget="100%")
+    found = played([replace(event, cost_s=0.0) for event in events], policy)
+    now_s = found.history[-1][1].time_s
+    verdict = make_verdict(ranks=(rank,), stage=stage, gain_s=0.001, first_step=10_000)
+    decision, _ = decide(verdict, policy, found.state, now_s)
+    assert (decision.outcome, decision.requests[0].rank) == ("capture", rank)
 
 
 @given(events=EVENTS, rules=RULES, limits=LIMITS)
-def test_a_rule_waits_after_a_capture_and_after_one_that_failed(events, rules, limits):
+def test_a_rule_waits_with_a_suspect_after_a_capture_of_it_and_after_one_that_failed(events, rules, limits):
     policy = make_policy(*rules, **limits)
     found = played(events, policy)
     by_name = {rule.name: rule for rule in policy.rules}
-    earlier: dict[str, Decision] = {}
-    for _, decision in found.captures():
+    earlier: dict[tuple[str, str], Decision] = {}
+    held_s: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for event, decision in found.captures():
         rule = by_name[decision.rule or ""]
-        last = earlier.get(rule.name)
-        earlier[rule.name] = decision
+        whom = rule.name, suspects.key_of_ranks(event.label, event.ranks or (), event.stage)
+        last = earlier.get(whom)
+        earlier[whom] = decision
+        if event.label == "suspect":
+            # It is worse by half than when a capture was asked for that is known to hold the fault.
+            known = [
+                (found.ended[capture_id][1], gain_s)
+                for capture_id, gain_s in held_s[whom[1]]
+                if capture_id in found.holds_fault and found.ended[capture_id][1] <= decision.time_s
+            ]
+            assert not known or event.gain_s >= WORSE_TIMES * known[-1][1] - 1e-12
+            held_s[whom[1]] += [(one.capture_id, event.gain_s) for one in decision.requests if one.role == "suspect"]
         if last is None:
             continue
         # What was known when this one fired: a capture may have failed only after that.
@@ -230,15 +308,16 @@ def test_a_rule_waits_after_a_capture_and_after_one_that_failed(events, rules, l
 
 
 @given(events=EVENTS, rules=RULES)
-def test_nobody_is_told_twice_within_a_cooldown(events, rules):
+def test_nobody_is_told_of_a_suspect_twice_within_a_cooldown(events, rules):
     policy = make_policy(*rules)
     cooldowns_s = {rule.name: rule.cooldown_s for rule in policy.rules if rule.notify}
-    told_s: dict[str, float] = {}
-    for _, decision in played(events, policy).history:
+    told_s: dict[object, float] = {}
+    for event, decision in played(events, policy).history:
         assert decision.label in ("suspect", "stalled") or not decision.notify
         for name in decision.notify:
-            assert decision.time_s - told_s.get(name, float("-inf")) >= cooldowns_s[name]
-            told_s[name] = decision.time_s
+            whom = (name, event.ranks, event.stage) if event.label == "suspect" else name
+            assert decision.time_s - told_s.get(whom, float("-inf")) >= cooldowns_s[name]
+            told_s[whom] = decision.time_s
 
 
 @given(events=EVENTS, rules=RULES, limits=LIMITS, active=ACTIVE, peers=PEERS)
@@ -249,14 +328,32 @@ def test_a_restart_at_any_point_changes_no_decision(events, rules, limits, activ
     assert [repr(decision) for _, decision in kept.history] == [repr(decision) for _, decision in restarted.history]
 
 
-def test_the_streams_do_reach_the_limits():
-    """GIVEN suspects without end THEN exactly as many captures as the run allows: the properties above are not idle."""
-    policy = make_policy(
-        {"name": "r", "match": {}, "capture": {"max_seconds": 10}, "cooldown": "0s"},
-        captures_per_run=5,
-        captures_per_hour=100,
-    )
+@pytest.mark.parametrize(
+    ("limits", "captures", "kept_by"),
+    [
+        ({"captures_per_run": 5, "captures_per_hour": 100}, 5, "captures_per_run"),
+        # (of 4 the last is kept, and so is the last of 100; 40 events are 80 minutes)
+        ({"captures_per_hour": 4, "captures_per_day": 100}, 6, "place_kept"),
+        ({"captures_per_hour": 100, "captures_per_day": 9}, 8, "place_kept"),
+        ({"captures_per_hour": 1, "captures_per_day": 100}, 2, "captures_per_hour"),
+    ],
+)
+def test_the_streams_do_reach_the_limits(limits, captures, kept_by):
+    """GIVEN suspects without end THEN exactly as many captures as allowed: the properties above are not idle."""
+    rule = {"name": "r", "match": {}, "capture": {"max_seconds": 10}, "cooldown": "0s"}
+    policy = make_policy(rule, **limits)
     events = [Event("suspect", (index % 8,), "data", 0.5, GRACE_S, "") for index in range(40)]
-    outcomes = [decision.outcome for _, decision in played(events, policy).history]
-    assert outcomes.count("capture") == 5
-    assert outcomes.count("throttle") == 35
+    reasons = [decision.reason for _, decision in played(events, policy).history]
+    assert reasons.count("rule_matched") == captures
+    assert reasons.count(kept_by) == 40 - captures
+
+
+def test_the_streams_do_reach_what_keeps_a_suspect():
+    """GIVEN one suspect without end THEN it is captured once, waits, and again when it is worse."""
+    policy = make_policy({"name": "r", "match": {}, "capture": {"max_seconds": 10}, "cooldown": "0s"})
+    events = [Event("suspect", (1,), "data", 0.5, 200.0, "stored", gain_s=gain_s, found=True) for gain_s in GROWING]
+    reasons = [decision.reason for _, decision in played(events, policy).history]
+    assert reasons == ["rule_matched", "already_captured", "already_captured", "rule_matched", "already_captured"]
+
+
+GROWING = (0.02, 0.02, 0.029, 0.03, 0.044)

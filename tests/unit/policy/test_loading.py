@@ -81,8 +81,8 @@ def test_every_mistake_is_said_at_once_where_it_is():
         "p.yaml:18:7: spec.rules[2].cooldown: said twice: here and on line 17, column 7",
         "p.yaml:19:11: anchor &all refused: a policy has no aliases",
         "p.yaml:20:23: tag 'tag:yaml.org,2002:int' refused: a policy is plain data",
-        "p.yaml:21:5: spec.limits.colour: unknown field; there are: captures_per_hour, captures_per_run, "
-        "concurrent_ranks, overhead_budget",
+        "p.yaml:21:5: spec.limits.colour: unknown field; there are: captures_per_hour, captures_per_day, "
+        "captures_per_run, concurrent_ranks, overhead_budget",
     ]
 
 

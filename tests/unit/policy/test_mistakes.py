@@ -15,10 +15,16 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
 @pytest.mark.parametrize(
     ("label", "fields", "said"),
     [
-        ("suspect", "for: 2", ".for: expected a number of windows such as 2 windows, got 2"),
-        ("suspect", "for: 2 steps", ".for: expected a number of windows such as 2 windows, got '2 steps'"),
-        ("suspect", "for: 0 windows", ".for: expected 1 window to 1000 windows, got '0 windows'"),
-        ("suspect", "four: 2 windows", '.four: unknown field; did you mean "for"?'),
+        ("suspect", "for: 2", ".for: expected steps or a time such as 100 steps, 30s or 5m, got 2"),
+        ("suspect", "for: 2 stepz", ".for: expected steps or a time such as 100 steps, 30s or 5m, got '2 stepz'"),
+        ("suspect", "for: 30", ".for: expected steps or a time such as 100 steps, 30s or 5m, got 30"),
+        ("suspect", "for: 0 steps", ".for: expected 1 step to 1000000 steps, got '0 steps'"),
+        ("suspect", "for: 1000001 steps", ".for: expected 1 step to 1000000 steps, got '1000001 steps'"),
+        ("suspect", "for: 0 windows", ".for: expected 1 step to 1000000 steps, got '0 windows'"),
+        ("suspect", "for: 1001 windows", ".for: expected 1 step to 1000000 steps, got '1001 windows'"),
+        ("suspect", "for: 10ms", ".for: expected 1s to 30d, got '10ms'"),
+        ("suspect", "for: 31d", ".for: expected 1s to 30d, got '31d'"),
+        ("suspect", "four: 2 steps", '.four: unknown field; did you mean "for"?'),
         ("suspect, scope: [rnak]", "", ".match.scope[0]: expected rank or host or cohort or all, got 'rnak'; did yo"),
         ("suspect, scope: rank", "", ".match.scope: must be a list such as [rank, host], got 'rank'"),
         (
@@ -38,7 +44,8 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         ),
         ("stalled", "capture: {profiler: nsys}", ".match.label: no nsys capture on stalled, because it starts at a"),
         ("stalled, pattern: [chronic]", "", ".match.pattern: no pattern on stalled: the step has not ended"),
-        ("stalled", "for: 2 windows", ".for: no windows on stalled: a stall is reported once; detection.stalled_aft"),
+        ("stalled", "for: 2 windows", ".for: no `for` on stalled: a stall is reported once; detection.stalled_after"),
+        ("stalled", "for: 30s", ".for: no `for` on stalled: a stall is reported once; detection.stalled_after says"),
         ("needs_evidence", "notify: []", ".match.label: a rule on needs_evidence would do nothing; such windows"),
         (
             "needs_evidence",
@@ -79,7 +86,7 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         (
             "suspect",
             "capture: {sample: 3, control_ranks: 1}",
-            ".capture.sample: 3 captures at once (sample: 3), but limits.captures_per_run is 2",
+            ".capture.sample: 3 captures at once (sample: 3), but limits.captures_per_day is 2",
         ),
         (
             "suspect",
@@ -112,7 +119,7 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
 )
 def test_a_rule_that_cannot_be_meant_is_refused_with_its_reason(label, fields, said):
     """GIVEN a rule with one mistake THEN that is what is said, once, and of that field."""
-    (line,) = lines_of(HEAD + "  limits: {captures_per_run: 2}\n  rules:\n" + RULE % (label, fields))
+    (line,) = lines_of(HEAD + "  limits: {captures_per_day: 2}\n  rules:\n" + RULE % (label, fields))
     assert line.partition(": spec.rules[0]")[2].startswith(said), line
 
 
@@ -123,6 +130,7 @@ def test_a_rule_that_cannot_be_meant_is_refused_with_its_reason(label, fields, s
             "limits: {captures_per_hour: 0}",
             "limits.captures_per_hour: 0 would allow no capture ever; a policy that is only",
         ),
+        ("limits: {captures_per_day: 0}", "limits.captures_per_day: 0 would allow no capture ever"),
         ("limits: {captures_per_run: 0}", "limits.captures_per_run: 0 would allow no capture ever"),
         ("limits: {concurrent_ranks: 0}", "limits.concurrent_ranks: 0 would allow no capture ever"),
         ("limits: {overhead_budget: 0%}", "limits.overhead_budget: 0% would allow no capture ever"),

@@ -38,16 +38,18 @@ def test_rules_are_tried_in_the_order_of_the_files():
 
 
 def test_of_each_limit_the_strictest_wins():
-    one = "  limits: {captures_per_hour: 9, captures_per_run: 2, concurrent_ranks: 8, overhead_budget: 2%}\n"
+    one = "  limits: {captures_per_hour: 9, captures_per_day: 10, captures_per_run: 2, overhead_budget: 2%}\n"
     two = "  limits: {captures_per_hour: 3, captures_per_run: 5, concurrent_ranks: 4, overhead_budget: 0.1%}\n"
     first = loaded("one", INPUT, one + "  retention: {age: 5d}\n")
     third = loaded("three", "{name: x, match: {}}", "  retention: {age: 3d, bytes: 1Gi}\n")
     found = PolicySet((first, loaded("two", ANY, two), third))
     bounds = found.limits
-    assert (bounds.captures_per_hour, bounds.captures_per_run, bounds.concurrent_ranks) == (3, 2, 2)
+    assert (bounds.captures_per_hour, bounds.day_limit, bounds.captures_per_run) == (3, 10, 2)
+    assert bounds.concurrent_ranks == 2
     assert bounds.overhead_fraction == 0.001
     assert (found.retention_s, found.retention_bytes) == (3 * 86400, 2**30)
     alone = PolicySet((loaded("one", INPUT),))
+    assert (alone.limits.day_limit, alone.limits.captures_per_run) == (12, None)
     assert (alone.retention_s, alone.retention_bytes) == (None, None)
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sftriage.policy.quantities import AT_ONCE, Lasting
 from sftriage.policy.schema import TriagePolicy
 
 
@@ -72,7 +73,7 @@ FULL = {
                 "gain": ">= 5% and >= 10ms",
                 "pattern": ["chronic", "recurring"],
             },
-            "for": "2 windows",
+            "for": "60 steps",
             "capture": {
                 "profiler": "torch",
                 "sample": 2,
@@ -102,7 +103,13 @@ FULL = {
         {"name": "hang", "match": {"label": "stalled"}, "capture": {"profiler": "stacks", "stacks": {"native": True}}},
     ],
     "on_needs_evidence": {"hold": True, "gather": ["bucket_ready", "nvml", "next_windows"]},
-    "limits": {"captures_per_hour": 4, "captures_per_run": 50, "concurrent_ranks": 3, "overhead_budget": "0.5%"},
+    "limits": {
+        "captures_per_hour": 4,
+        "captures_per_day": 20,
+        "captures_per_run": 50,
+        "concurrent_ranks": 3,
+        "overhead_budget": "0.5%",
+    },
     "active": {"cron": "* * * * *", "timezone": "UTC"},
     "retention": {"age": "14d", "bytes": "50Gi"},
 }
@@ -110,8 +117,9 @@ FULL = {
 
 def test_the_whole_document_is_read():
     spec = TriagePolicy.model_validate(document(**FULL)).spec
+    assert (spec.limits.captures_per_hour, spec.limits.day_limit, spec.limits.captures_per_run) == (4, 20, 50)
     slow, page, deep, hang = spec.rules
-    assert (slow.windows, page.windows, page.capture) == (2, 1, None)
+    assert (slow.lasts(spec.detection).steps, page.lasts(spec.detection).steps, page.capture) == (60, 1, None)
     assert page.notify[0].webhook.url_from_env == "SFTRIAGE_WEBHOOK"
     assert slow.capture is not None
     assert deep.capture is not None
@@ -133,7 +141,7 @@ def test_a_policy_filled_in_says_the_same_and_is_valid():
     assert again == policy
     assert again.filled() == filled
     slow, _, deep, hang = filled["spec"]["rules"]
-    assert slow["for"] == "2 windows"
+    assert slow["for"] == "60 steps"
     assert not {"nsys", "stacks", "ranks"} & set(slow["capture"])
     assert not {"torch", "stacks", "sample"} & set(deep["capture"])
     assert not {"torch", "nsys", "steps", "warmup_steps"} & set(hang["capture"])
@@ -156,10 +164,48 @@ def test_defaults_are_those_of_the_documentation():
     assert (rule.capture.steps, rule.capture.warmup_steps, rule.capture.max_seconds) == (5, 1, 60)
     assert rule.capture.max_trace_bytes == 512 * 2**20
     assert rule.capture.torch.model_dump() == {"record_shapes": False, "with_stack": False, "profile_memory": False}
-    assert (rule.windows, rule.notify, rule.capture.sample, rule.capture.control_ranks) == (1, (), 1, 0)
-    assert (spec.limits.captures_per_hour, spec.limits.captures_per_run, spec.limits.concurrent_ranks) == (4, 3, 2)
+    assert (rule.lasts(spec.detection), rule.notify) == (AT_ONCE, ())
+    assert (rule.capture.sample, rule.capture.control_ranks) == (1, 0)
+    assert (spec.limits.captures_per_hour, spec.limits.day_limit, spec.limits.concurrent_ranks) == (4, 12, 2)
+    assert spec.limits.captures_per_run is None
     assert spec.limits.overhead_fraction == 0.005
     assert (spec.on_needs_evidence.hold, spec.on_needs_evidence.gather, spec.retention) == (True, (), None)
+
+
+@pytest.mark.parametrize(
+    ("limits", "of_day"),
+    [
+        ({}, 12),
+        ({"captures_per_hour": 12}, 12),
+        # Who allows more in an hour allows it in a day
+        ({"captures_per_hour": 100}, 100),
+        ({"captures_per_hour": 100, "captures_per_day": 30}, 30),
+        ({"captures_per_hour": 1, "captures_per_run": 2}, 12),
+    ],
+)
+def test_a_day_has_a_limit_where_none_is_said(limits, of_day):
+    policy = TriagePolicy.model_validate(document(limits=limits))
+    assert policy.spec.limits.day_limit == of_day
+    assert policy.filled()["spec"]["limits"]["captures_per_day"] == of_day
+    assert policy.filled()["spec"]["limits"].get("captures_per_run") == limits.get("captures_per_run")
+
+
+@pytest.mark.parametrize(
+    ("said", "lasting"),
+    [
+        ("1 step", Lasting(steps=1)),
+        ("250 steps", Lasting(steps=250)),
+        ("30s", Lasting(seconds=30.0)),
+        ("1h30m", Lasting(seconds=5400.0)),
+        ("1 window", Lasting(steps=1)),
+        ("2 windows", Lasting(steps=100 + 25)),
+        ("5 windows", Lasting(steps=100 + 4 * 25)),
+    ],
+)
+def test_for_is_steps_or_time_and_windows_are_the_steps_that_they_span(said, lasting):
+    rule = {"name": "r", "match": {}, "for": said}
+    spec = TriagePolicy.model_validate(document(rules=[rule], detection={"window_steps": 100, "stride_steps": 25})).spec
+    assert spec.rules[0].lasts(spec.detection) == lasting
 
 
 @pytest.mark.parametrize(
@@ -221,4 +267,4 @@ def test_a_model_made_without_yaml_is_checked_for_contradictions_too():
 def test_a_policy_cannot_be_changed_after_it_was_checked():
     policy = TriagePolicy.model_validate(document())
     with pytest.raises(ValidationError, match="frozen"):
-        policy.spec.limits.captures_per_run = 1000  # type: ignore[misc]  # that it cannot be done is the point
+        policy.spec.limits.captures_per_day = 1000  # type: ignore[misc]  # that it cannot be done is the point

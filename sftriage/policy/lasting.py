@@ -1,0 +1,82 @@
+"""For how long the same suspect has been there: what a rule's ``for`` asks for. Pure.
+
+A suspect is the same over windows that follow on one another and name the same scope, ranks and stage in the same
+attempt of the job. It counts from its first step in the window that named it first (its onset, or that window's first
+step where it was there already) to the last step of this one. Windows overlap, and a step counts once; a window that a
+capture disturbed says nothing of a suspect, and neither breaks nor counts. The time is what these steps took, by their
+windows' mean: a clock would count pauses of the job, and nothing where windows come late and all at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from sftriage.policy import suspects
+from sftriage.policy.explanations import Parameters
+from sftriage.policy.quantities import Lasting
+from sftriage.policy.schema import Rule
+from sftriage.policy.state import Lasted, State, Streak
+from sftriage.records import Suspect, Verdict
+
+
+def broken(state: State) -> State:
+    """The state once a window has shown that nobody, or somebody else, is suspected."""
+    return state if state.streak is None else replace(state, streak=None)
+
+
+def continued(
+    state: State, verdict: Verdict, suspect: Suspect, matching: Sequence[Rule], wanted: Mapping[str, Lasting]
+) -> State:
+    """The state with one more window for each rule that waits for the suspect to last."""
+    waiting = [rule.name for rule in matching if rule.name in wanted]
+    if not waiting:
+        return broken(state)
+    before, who = state.streak, suspects.key(suspect)
+    same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, who)
+    known = before.lasted if before is not None and same else {}
+    lasted = {name: _longer(known.get(name), wanted[name], verdict, suspect) for name in waiting}
+    streak = Streak(verdict.attempt, who, lasted)
+    return state if streak == before else replace(state, streak=streak)
+
+
+def reached(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> bool:
+    """Whether a rule that matches has matched for as long as it asks for."""
+    if rule.name not in wanted:
+        return True
+    lasted = _lasted(rule, state)
+    return lasted is not None and _is_long(lasted, wanted[rule.name])
+
+
+def progress(rule: Rule, wanted: Mapping[str, Lasting], state: State) -> Parameters:
+    """How long a rule has matched, and for how long it has to, in the unit that it says."""
+    lasted = _lasted(rule, state)
+    if wanted[rule.name].steps:
+        return {"lasted_steps": 0 if lasted is None else lasted.steps, "for_steps": wanted[rule.name].steps}
+    return {"lasted_s": 0.0 if lasted is None else lasted.seconds, "for_s": wanted[rule.name].seconds}
+
+
+def _lasted(rule: Rule, state: State) -> Lasted | None:
+    return None if state.streak is None else state.streak.lasted.get(rule.name)
+
+
+def _longer(known: Lasted | None, wanted: Lasting, verdict: Verdict, suspect: Suspect) -> Lasted:
+    # Once it is long enough, nothing changes any more: a state that changes is written.
+    if known is not None and _is_long(known, wanted):
+        return known
+    known = known or _begun(verdict, suspect)
+    new = max(0, verdict.last_step - max(known.last_step, verdict.first_step - 1))
+    took_s = new * verdict.exposed_s
+    seconds = known.seconds + (took_s if math.isfinite(took_s) else 0.0)
+    return Lasted(known.steps + new, seconds, max(known.last_step, verdict.last_step))
+
+
+def _begun(verdict: Verdict, suspect: Suspect) -> Lasted:
+    """Nothing yet, up to the step before the suspect's first in a window."""
+    onset = verdict.first_step if suspect.onset_step is None else suspect.onset_step
+    return Lasted(0, 0.0, min(max(onset, verdict.first_step), verdict.last_step) - 1)
+
+
+def _is_long(lasted: Lasted, wanted: Lasting) -> bool:
+    return lasted.steps >= wanted.steps if wanted.steps else lasted.seconds >= wanted.seconds

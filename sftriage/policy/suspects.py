@@ -1,0 +1,49 @@
+"""Whom captures are about, so that what is remembered of one suspect never concerns another."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from sftriage.records import Suspect
+
+_LONGEST = 60
+"""Characters. A cohort of a large job may be thousands of ranks in no order; a digest stands for these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom a rule would capture: the ``suspect``'s key, and what it costs the job in this ``attempt`` of it.
+
+    ``gain_s`` is seconds a step; of a stall, in which no step ends, it is without bound.
+    """
+
+    suspect: str
+    gain_s: float = 0.0
+    attempt: int = 0
+
+
+NOBODY = Target("")
+"""Whom a capture is about that no rule asks for."""
+
+
+def key(suspect: Suspect) -> str:
+    """Who and where, as a short text: scope, ranks and stage, such as ``rank 3 data``."""
+    return key_of_ranks(suspect.scope, suspect.ranks, suspect.stage)
+
+
+def key_of_ranks(scope: str, ranks: Sequence[int], stage: str | None) -> str:
+    """The same. ``*`` stands for all local stages: no stage is called so."""
+    named = ",".join(_spans(sorted(set(ranks))))
+    if len(named) > _LONGEST:
+        named = hashlib.sha256(named.encode()).hexdigest()
+    return f"{scope} {named} {stage or '*'}"
+
+
+def _spans(ranks: Iterable[int]) -> Iterator[str]:
+    """Ranks that follow on one another as one: ``0-7``."""
+    for _, numbered in groupby(enumerate(ranks), lambda one: one[1] - one[0]):
+        span = [rank for _, rank in numbered]
+        yield f"{span[0]}" if len(span) == 1 else f"{span[0]}-{span[-1]}"

@@ -1,0 +1,278 @@
+"""What a suspect's own captures keep from it: a cooldown, failures, and a trace that holds its fault already."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sftriage.policy.engine import decide
+from sftriage.policy.limits import EVIDENCE_S
+from sftriage.policy.state import GRACE_S, Failures, Running, State, finished
+from sftriage.words import reason_sentence, resolution
+
+from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
+
+DAY_S = 86400.0
+RANK_0 = {"ranks": (0,), "stage": "data"}
+
+
+def captured(found: bool, policy=None, now_s: float = NOW, state: State = BEGUN, **verdict) -> State:
+    """The state once a suspect was captured, and its capture has ended a second later."""
+    decision, state = decide(make_verdict(**verdict), policy or make_policy(CAPTURING), state, now_s)
+    assert decision.outcome == "capture", decision
+    for request in decision.requests:
+        state = finished(state, of(request.capture_id, "stored"), now_s + 1, reproduced=found)
+    return State.from_json(state.to_json())
+
+
+@pytest.mark.parametrize(
+    ("verdict", "outcome"),
+    [
+        (RANK_0, "throttle"),
+        ({**RANK_0, "ranks": (3,)}, "capture"),
+        ({**RANK_0, "stage": "forward"}, "capture"),
+        ({**RANK_0, "stage": None}, "capture"),
+        ({**RANK_0, "ranks": (0, 1), "scope": "host"}, "capture"),
+        ({**RANK_0, "scope": "cohort"}, "capture"),
+        # What it costs is no part of who and where, nor is how it comes and goes
+        ({**RANK_0, "gain_s": 0.2}, "throttle"),
+        ({**RANK_0, "pattern": "recurring"}, "throttle"),
+        ({**RANK_0, "attempt": 1}, "throttle"),
+    ],
+)
+@pytest.mark.parametrize("found", [False, True])
+def test_a_cooldown_is_of_who_and_where(found, verdict, outcome):
+    """GIVEN rank 0 was captured, falsely or not WHEN there is a suspect a minute later THEN only rank 0 waits."""
+    decision, _ = decide(make_verdict(**verdict), make_policy(CAPTURING), captured(found, **RANK_0), NOW + 60)
+    assert decision.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("found", "capture", "outcome"),
+    [
+        (False, {}, "capture"),
+        # What is in a trace is in it whichever rule asked for it; another profiler shows something else
+        (True, {}, "throttle"),
+        (True, {"profiler": "nsys"}, "capture"),
+    ],
+)
+def test_another_rule_has_a_cooldown_of_its_own_and_sees_the_traces_that_there_are(found, capture, outcome):
+    policy = make_policy(CAPTURING, {**OTHER, "capture": capture})
+    decision, _ = decide(make_verdict(), policy, captured(found), NOW + 60)
+    assert decision.outcome == outcome
+    assert decision.rule == ("b" if outcome == "capture" else "a")
+
+
+GAIN_S = 0.02
+
+
+@pytest.mark.parametrize(
+    ("found", "after_s", "verdict", "reason"),
+    [
+        # A capture that holds the fault stands for it, as long as that is no worse
+        (True, 60, {}, "already_captured"),
+        (True, 600, {}, "already_captured"),
+        (True, DAY_S, {"gain_s": 0.005}, "already_captured"),
+        (True, DAY_S, {"gain_s": 1.49 * GAIN_S}, "already_captured"),
+        (True, EVIDENCE_S - 1, {}, "already_captured"),
+        # Worse, after another start of the job, or much later it is captured again
+        (True, 600, {"gain_s": 1.5 * GAIN_S}, "rule_matched"),
+        (True, 600, {"attempt": 1}, "rule_matched"),
+        (True, EVIDENCE_S, {}, "rule_matched"),
+        # but not before it has cooled
+        (True, 599, {"gain_s": 1.5 * GAIN_S}, "cooldown"),
+        (True, 599, {"attempt": 1}, "cooldown"),
+        # One that does not hold the fault is tried again after the cooldown
+        (False, 599, {}, "cooldown"),
+        (False, 600, {}, "rule_matched"),
+    ],
+)
+def test_what_was_captured_and_has_not_changed_waits(found, after_s, verdict, reason):
+    state = captured(found, gain_s=GAIN_S)
+    decision, _ = decide(make_verdict(**verdict), make_policy(CAPTURING), state, NOW + after_s)
+    assert decision.reason == reason
+
+
+def test_that_it_was_captured_is_on_record_with_the_capture_and_the_gain_then_and_now():
+    decision, after = decide(make_verdict(gain_s=0.025), make_policy(CAPTURING), state := captured(True), NOW + 3600)
+    assert (decision.outcome, decision.rule, after) == ("throttle", "a", state)
+    assert decision.parameters == {
+        "rule": "a",
+        "capture_id": "w100-149-r2-a-1",
+        "captured_gain_s": 0.02,
+        "gain_s": 0.025,
+        "worse_gain_s": pytest.approx(0.03),
+        "until_s": NOW + EVIDENCE_S,
+    }
+    assert reason_sentence(decision) == (
+        "already captured: w100-149-r2-a-1 holds it, 20 ms a step then and 25 ms now; "
+        "again from 30 ms on, in another attempt of the job, or from 2027-01-22T08:00:00Z on"
+    )
+    assert resolution(decision) == "Look at the trace that there is, or ask for another (`sftriage capture`)."
+
+
+def test_a_fault_that_grows_is_captured_each_time_it_is_worse_by_half():
+    policy, state, found = make_policy(CAPTURING, captures_per_day=100), BEGUN, []
+    # GIVEN a fault that grows by a twentieth each day for a month, always captured with success
+    for day in range(30):
+        gain_s, now_s = 0.01 * 1.05**day, NOW + DAY_S / 8 * day
+        decision, state = decide(make_verdict(gain_s=gain_s), policy, state, now_s)
+        for request in decision.requests:
+            found.append(day)
+            state = finished(state, of(request.capture_id, "stored"), now_s, reproduced=True)
+    assert found == [0, 9, 18, 27]
+
+
+def test_a_capture_of_what_became_worse_that_misses_it_leaves_the_one_before_standing():
+    worse = {"gain_s": 0.03}
+    state = captured(False, state=captured(True), now_s=NOW + 600, **worse)
+    # THEN what is as it was is known, and what is worse is tried again
+    assert decide(make_verdict(), make_policy(CAPTURING), state, NOW + 1200)[0].reason == "already_captured"
+    assert decide(make_verdict(**worse), make_policy(CAPTURING), state, NOW + 1200)[0].outcome == "capture"
+
+
+def test_of_several_ranks_one_whose_trace_holds_the_fault_is_enough():
+    policy = make_policy({**CAPTURING, "capture": {"sample": 2}})
+    decision, state = decide(make_verdict(ranks=(2, 3)), policy, BEGUN, NOW)
+    for request, found in zip(decision.requests, (True, False), strict=True):
+        state = finished(state, of(request.capture_id, "stored"), NOW + 5, reproduced=found)
+    assert decide(make_verdict(ranks=(2, 3)), policy, state, NOW + 600)[0].reason == "already_captured"
+
+
+def test_a_trace_of_a_healthy_peer_holds_nobodys_fault():
+    policy = make_policy({**CAPTURING, "capture": {"control_ranks": 1}})
+    decision, state = decide(make_verdict(), policy, BEGUN, NOW, (0,))
+    suspect, control = decision.requests
+    state = finished(state, of(control.capture_id, "stored"), NOW + 5, reproduced=True)
+    state = finished(state, of(suspect.capture_id, "stored"), NOW + 5)
+    assert decide(make_verdict(), policy, state, NOW + 600)[0].outcome == "capture"
+
+
+def test_a_cooldown_begins_when_a_capture_is_asked_for():
+    """GIVEN a capture under way WHEN its suspect is seen again THEN the cooldown holds before the capture ends."""
+    _, state = decide(make_verdict(), make_policy(CAPTURING), BEGUN, NOW)
+    decision, _ = decide(make_verdict(), make_policy(CAPTURING), state, NOW + 1)
+    assert (decision.outcome, reason_sentence(decision)) == (
+        "throttle",
+        "cooldown of rule a until 2027-01-15T08:10:00Z",
+    )
+
+
+def test_a_rule_that_is_throttled_leaves_the_window_to_the_next():
+    policy = make_policy(CAPTURING, {**OTHER, "for": "60 steps"}, {**CAPTURING, "name": "c"})
+    cooling = replace(BEGUN, fired_s={"a rank 2 data": NOW - 60})
+    # WHEN the first rule is in its cooldown, and the second has not seen enough
+    decision, state = decide(make_verdict(), policy, cooling, NOW)
+    # THEN the third captures
+    assert (decision.outcome, decision.rule) == ("capture", "c")
+    # WHEN all have to wait, THEN the first says why
+    decision, _ = decide(make_verdict(), policy, state, NOW + 1)
+    assert (decision.outcome, reason_sentence(decision)) == (
+        "throttle",
+        "cooldown of rule a until 2027-01-15T08:09:00Z",
+    )
+
+
+@pytest.mark.parametrize("ended", ["failed", "refused"])
+def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(ended):
+    policy = make_policy({**CAPTURING, "cooldown": "10m"}, captures_per_run=1, captures_per_hour=9)
+    decision, state = decide(make_verdict(), policy, BEGUN, NOW)
+    (request,) = decision.requests
+    # WHEN the capture comes to nothing a minute later
+    state = finished(state, of(request.capture_id, ended), NOW + 60)
+    # THEN its place in the run and its cooldown are there again, and its place in the hour is not
+    assert (state.captures, state.asked, state.fired_s, state.asked_s) == (0, 1, {}, (NOW,))
+    assert state.failures == {"a rank 2 data": Failures(1, NOW, NOW + 60)}
+    # THEN the suspect waits a tenth of the cooldown, and another for nothing
+    assert decide(make_verdict(ranks=(3,)), policy, state, NOW + 61)[0].outcome == "capture"
+    throttled, _ = decide(make_verdict(), policy, state, NOW + 119)
+    assert reason_sentence(throttled) == (
+        "the last capture of rule a failed or was refused, next attempt from 2027-01-15T08:02:00Z on"
+    )
+    again, state = decide(make_verdict(), policy, state, NOW + 120)
+    assert again.requests[0].capture_id != request.capture_id
+    # WHEN that comes to nothing too, THEN it waits twice as long
+    state = finished(state, of(again.requests[0].capture_id, ended), NOW + 120)
+    assert reason_sentence(decide(make_verdict(), policy, state, NOW + 239)[0]).startswith(
+        "the last 2 captures of rule a failed"
+    )
+    third, state = decide(make_verdict(), policy, state, NOW + 240)
+    assert third.requests[0].capture_id not in (request.capture_id, again.requests[0].capture_id)
+    # WHEN one is made, THEN all is as if none had failed
+    state = finished(state, of(third.requests[0].capture_id, "stored"), NOW + 250)
+    assert (state.captures, state.fired_s, state.failures) == (1, {"a rank 2 data": NOW + 240}, {})
+
+
+@pytest.mark.parametrize(
+    ("count", "cooldown_s", "waits_s"),
+    [
+        (1, 0.0, 30),
+        (2, 0.0, 60),
+        (9, 0.0, 3600),
+        (10**9, 0.0, 3600),
+        (1, 6000.0, 600),
+        (4, 6000.0, 4800),
+        (5, 6e3, 6e3),
+    ],
+)
+def test_the_wait_doubles_up_to_the_cooldown_or_an_hour(count, cooldown_s, waits_s):
+    assert Failures(count, 0.0, 100.0).until_s(cooldown_s) == 100.0 + waits_s
+
+
+@pytest.mark.parametrize("order", [("stored", "failed"), ("failed", "stored")])
+def test_of_several_ranks_one_that_is_captured_is_what_the_rule_wanted(order):
+    policy = make_policy({**CAPTURING, "capture": {"sample": 2}})
+    decision, state = decide(make_verdict(ranks=(2, 3)), policy, BEGUN, NOW)
+    for request, ended in zip(decision.requests, order, strict=True):
+        state = finished(state, of(request.capture_id, ended), NOW + 5)
+    assert (state.captures, state.fired_s, state.failures, state.running) == (
+        1,
+        {"a all 2-3 data": NOW},
+        {},
+        {},
+    )
+
+
+def test_a_healthy_peer_alone_is_not_what_the_rule_wanted():
+    policy = make_policy({**CAPTURING, "capture": {"control_ranks": 1}})
+    decision, state = decide(make_verdict(), policy, BEGUN, NOW, (0,))
+    suspect, control = decision.requests
+    state = finished(finished(state, of(control.capture_id, "stored")), of(suspect.capture_id), NOW + 5)
+    failures = {"a rank 2 data": Failures(1, NOW, NOW + 5)}
+    assert (state.captures, state.fired_s, state.failures) == (1, {}, failures)
+
+
+def test_what_is_not_running_changes_nothing_when_it_ends():
+    state = replace(BEGUN, captures=2, running={"w1-50-r2-a-1": Running(2, NOW + 60, "a", NOW)})
+    assert finished(state, of("w1-50-r2-a-2")) is state
+    once = finished(state, of("w1-50-r2-a-1"), NOW)
+    assert finished(once, of("w1-50-r2-a-1"), NOW) is once
+    # A capture of which only the end is known counts as made
+    assert finished(state, "w1-50-r2-a-1") == replace(state, running={}, fired_s={"a": NOW})
+
+
+def test_a_capture_that_comes_late_does_not_unmake_a_later_failure():
+    # GIVEN a suspect that was captured twice on different ranks, and the second capture failed
+    running = {
+        "w1-50-r2-a-1": Running(2, NOW + 100, "a", NOW),
+        "w1-60-r3-a-2": Running(3, NOW + 110, "a", NOW + 10),
+    }
+    failed = finished(State(captures=2, running=running), of("w1-60-r3-a-2"), NOW + 12)
+    # WHEN the first one is done after that
+    state = finished(failed, of("w1-50-r2-a-1", "stored"), NOW + 20)
+    # THEN the rule still waits for what failed, and has fired when the first one did
+    assert state.failures == failed.failures != {}
+    assert state.fired_s == {"a": NOW}
+
+
+def test_a_capture_that_is_lost_counts_as_made():
+    """GIVEN a capture that nobody heard of again THEN its rank is free, and the rule's cooldown holds."""
+    policy = make_policy({**CAPTURING, "cooldown": "1h"})
+    _, begun = decide(make_verdict(), policy, BEGUN, NOW)
+    deadline = NOW + 60 + GRACE_S
+    assert decide(make_verdict("healthy"), policy, begun, deadline - 1)[1] == begun
+    assert decide(make_verdict("healthy"), policy, begun, deadline)[1].running == {}
+    decision, state = decide(make_verdict(), policy, begun, deadline)
+    assert (state.running, state.captures, state.fired_s) == ({}, 1, {"a rank 2 data": NOW})
+    assert reason_sentence(decision) == "cooldown of rule a until 2027-01-15T09:00:00Z"

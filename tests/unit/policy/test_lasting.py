@@ -1,0 +1,191 @@
+"""`for`: how long the same suspect has to be there, in steps or in time."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.policy.engine import decide
+from sftriage.policy.state import State
+from sftriage.words import reason_sentence, resolution
+
+from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, make_policy, make_verdict, played
+
+LASTING = {**CAPTURING, "for": "70 steps"}
+HELD = {"label": "needs_evidence", "reasons": ("self_inflicted",)}
+
+
+def test_a_rule_waits_for_as_many_steps_as_it_says():
+    # GIVEN windows of 50 steps, one every 10, and a rule that wants a suspect to last for 70
+    decisions, _ = played(make_policy(LASTING), *in_a_row({}, {}, {}))
+    # THEN each step counts once, however many windows hold it
+    assert [(one.outcome, reason_sentence(one)[:45]) for one in decisions] == [
+        ("hold", "rule a waits for it to last: 50 of 70 steps"),
+        ("hold", "rule a waits for it to last: 60 of 70 steps"),
+        ("capture", "rule a: data of rank 2 would save 20 ms a ste"),
+    ]
+    assert [one.reason for one in decisions] == ["pending", "pending", "rule_matched"]
+    assert decisions[0].parameters == {"rule": "a", "lasted_steps": 50, "for_steps": 70}
+    assert [(one.numbers["lasted_steps"], one.numbers["for_steps"]) for one in decisions] == [
+        (50, 70),
+        (60, 70),
+        (70, 70),
+    ]
+    assert resolution(decisions[0]) == "Wait whether it lasts, or lower the rule's `for`."
+
+
+def test_a_rule_waits_for_as_long_as_it_says_by_what_the_steps_took():
+    # GIVEN steps of 70 ms, and a rule that wants a suspect to last for 4.5 s
+    decisions, state = played(make_policy({**CAPTURING, "for": "4500ms"}), *in_a_row({}, {}, {}))
+    assert [one.outcome for one in decisions] == ["hold", "hold", "capture"]
+    assert reason_sentence(decisions[1]) == "rule a waits for it to last: 4.2 s of 4.5 s"
+    assert state.streak is not None
+    assert state.streak.lasted["a"].seconds == pytest.approx(70 * 0.07)
+
+
+def test_steps_that_took_nobody_knows_how_long_count_no_time():
+    unknown = [replace(one, exposed_s=math.nan) for one in in_a_row({}, {})]
+    decisions, _ = played(make_policy({**CAPTURING, "for": "1s"}), *unknown)
+    assert [reason_sentence(one) for one in decisions] == ["rule a waits for it to last: 0 s of 1 s"] * 2
+
+
+@pytest.mark.parametrize(
+    ("wanted", "captured_at"),
+    [
+        (None, 0),
+        ("1 step", 0),
+        ("50 steps", 0),
+        ("51 steps", 1),
+        ("100 steps", 5),
+        # What older policies say: the steps that so many windows in a row span
+        ("1 window", 0),
+        ("2 windows", 1),
+        ("5 windows", 4),
+        ("3s", 0),
+        ("4s", 1),
+        ("7s", 5),
+    ],
+)
+def test_the_window_that_is_captured(wanted, captured_at):
+    rule = {**CAPTURING, **({} if wanted is None else {"for": wanted})}
+    decisions, _ = played(make_policy(rule), *in_a_row(*[{}] * 7))
+    assert [one.outcome for one in decisions].index("capture") == captured_at
+
+
+@pytest.mark.parametrize(
+    ("onset_step", "lasted"),
+    [
+        (None, [50, 60, 70]),
+        # It began in the first window that names it
+        (140, [10, 20, 30]),
+        (149, [1, 11, 21]),
+        # It was there before, and was not seen
+        (60, [50, 60, 70]),
+        # What cannot be is taken for the last step
+        (150, [1, 11, 21]),
+    ],
+)
+def test_it_counts_from_where_the_suspect_begins_in_the_window_that_names_it_first(onset_step, lasted):
+    windows = in_a_row(*[{"onset_step": onset_step}] * 3)
+    decisions, _ = played(make_policy({**CAPTURING, "for": "100 steps"}), *windows)
+    assert [one.parameters["lasted_steps"] for one in decisions] == lasted
+    # AND an onset that is told otherwise later changes nothing of what was counted
+    windows[1:] = in_a_row({}, {"onset_step": 125}, {"onset_step": 105})[1:]
+    decisions, _ = played(make_policy({**CAPTURING, "for": "100 steps"}), *windows)
+    assert [one.parameters["lasted_steps"] for one in decisions] == lasted
+
+
+@pytest.mark.parametrize(
+    ("between", "outcome"),
+    [
+        ({"label": "healthy", "ranks": None}, "hold"),
+        ({"label": "needs_evidence", "reasons": ("roaming",)}, "hold"),
+        ({"label": "needs_evidence", "reasons": ("roaming", "self_inflicted")}, "hold"),
+        ({"ranks": (3,)}, "hold"),
+        ({"ranks": (2, 3)}, "hold"),
+        ({"stage": "forward"}, "hold"),
+        ({"stage": None}, "hold"),
+        ({"scope": "host"}, "hold"),
+        ({"share": 0.01}, "hold"),
+        ({"attempt": 1}, "hold"),
+        # What says nothing of the suspect neither counts nor breaks
+        (HELD, "capture"),
+        ({"label": "stalled", "reasons": ("in_sync",), "ranks": None}, "capture"),
+    ],
+)
+def test_only_windows_in_a_row_with_the_same_suspect_count(between, outcome):
+    """GIVEN a suspect, something in between and the suspect again THEN that is 70 steps only if nothing broke them."""
+    decisions, _ = played(make_policy(LASTING), *in_a_row({}, between, {}))
+    assert decisions[2].outcome == outcome
+
+
+def test_steps_that_only_disturbed_windows_saw_do_not_count():
+    # GIVEN a suspect, windows that a capture disturbed for 80 steps, and the suspect again
+    decisions, _ = played(make_policy({**CAPTURING, "for": "120 steps"}), *in_a_row({}, *[HELD] * 7, {}, {}, {}))
+    # THEN steps 150 to 179 count for nothing: 100 to 149 and 180 to 229 are 100 steps
+    assert [one.parameters.get("lasted_steps") for one in decisions if one.label == "suspect"] == [50, 100, 110, None]
+    assert decisions[-1].outcome == "capture"
+
+
+def test_each_rule_counts_its_own_steps_of_a_suspect():
+    """GIVEN a rule whose threshold only the later windows reach THEN its steps count from there."""
+    policy = make_policy({**LASTING, "match": {"gain": ">= 50%"}}, {**OTHER, "for": "60 steps", "capture": None})
+    decisions, state = played(policy, *in_a_row(*({"share": share} for share in (0.1, 0.6, 0.6, 0.6))))
+    assert [one.outcome for one in decisions] == ["ignore", "hold", "hold", "capture"]
+    # AND once they are enough nothing is counted any more: what does not change is not written
+    assert state.streak is not None
+    assert {name: one.steps for name, one in state.streak.lasted.items()} == {"a": 70, "b": 60}
+
+
+def test_what_has_lasted_long_enough_changes_no_state_any_more():
+    policy = make_policy({"name": "w", "match": {}, "for": "60 steps"})
+    first, second, third = in_a_row({}, {}, {})
+    _, state = played(policy, first, second)
+    assert decide(third, policy, state, NOW + 2)[1] is state
+
+
+def test_an_observing_rule_waits_as_well():
+    policy = make_policy({"name": "w", "match": {}, "for": "60 steps"})
+    decisions, _ = played(policy, *in_a_row({}, {}))
+    assert [(one.outcome, reason_sentence(one)) for one in decisions] == [
+        ("ignore", "rule w waits for it to last: 50 of 60 steps"),
+        ("ignore", "observe-only: rule w matched"),
+    ]
+
+
+def test_a_state_in_which_windows_were_counted_begins_anew():
+    state = '{"version": 2, "started_s": 1.0, "streak": {"attempt": 0, "scope": "rank", "ranks": [2], "stage": "data", '
+    read = State.from_json(state + '"windows": {"a": 2}}}')
+    decisions, _ = played(make_policy(LASTING), *in_a_row({}, {}, {}), state=read)
+    assert [one.outcome for one in decisions] == ["hold", "hold", "capture"]
+
+
+KINDS = [{}, {}, {}, HELD, {"ranks": (3,)}, {"label": "healthy", "ranks": None}]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 60)), min_size=1, max_size=30),
+    st.integers(1, 200),
+)
+def test_what_counts_is_the_steps_of_the_windows_that_named_it_since_something_else_was_seen(windows, wanted):
+    """GIVEN any windows, overlapping or apart THEN a capture comes with the first that makes the steps enough."""
+    policy = make_policy({**CAPTURING, "for": f"{wanted} steps"}, captures_per_hour=1000)
+    state, first_step, who, steps = BEGUN, 0, None, set()
+    for change, stride in windows:
+        first_step += stride
+        verdict = make_verdict(first_step=first_step, **change)
+        decision, state = decide(verdict, policy, state, NOW)
+        if change is HELD:
+            assert decision.outcome == "hold"
+            continue
+        named = verdict.suspects[0].ranks if verdict.label == "suspect" else None
+        steps = (steps if named == who else set()) | set(range(first_step, first_step + 50))
+        who = named
+        if named is not None:
+            assert (decision.reason == "pending") == (len(steps) < wanted)
+            # (running captures end at once, so that nothing else keeps the rule from it)
+            state = replace(state, running={}, fired_s={})

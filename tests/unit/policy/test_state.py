@@ -1,0 +1,103 @@
+"""What is remembered: read back from every version of it, and no more of it than is of use."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.policy.engine import decide
+from sftriage.policy.state import DAY_S, MEMORY_S, MOST_REMEMBERED, State, finished, remembered
+from sftriage.policy.suspects import key, key_of_ranks
+from sftriage.words import reason_sentence
+
+from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"captures": 2, "fired_s": {"a": 1800000000.0}, "running": {"w1-50-r2-a-2": {"rank": 2, '
+        '"deadline_s": 1800000180.0}}, "version": 1}',
+        '{"captures": 2, "asked": 2, "fired_s": {"a": 1800000000.0}, "running": {"w1-50-r2-a-2": {"rank": 2, '
+        '"deadline_s": 1800000180.0, "rule": "b", "fired_s": 1799990000.0, "control": false}}, '
+        '"hour_s": [1799999000.0], "failures": {"b": {"count": 2, "fired_s": 1799990000.0, "failed_s": 1799990001.0}}, '
+        '"notified_s": {"a": 1800000000.0}, "streak": null, "started_s": 1799000000.0, "spent_s": 0.5, "version": 2}',
+    ],
+    ids=["version 1", "version 2"],
+)
+def test_states_of_earlier_versions_are_read(text):
+    """GIVEN what an older controller wrote THEN nothing that it did is forgotten."""
+    state = State.from_json(text)
+    assert (state.version, state.captures, state.asked) == (3, 2, 2)
+    policy = make_policy({**CAPTURING, "notify": [{"webhook": {"url_from_env": "A"}}]}, OTHER)
+    throttled, after = decide(make_verdict(), policy, state, NOW + 10)
+    # THEN a cooldown, which was the whole rule's, goes on as that until it is over: whoever is suspected
+    assert reason_sentence(throttled) == "cooldown of rule a until 2027-01-15T08:10:00Z"
+    over = replace(after, running={}, failures={})
+    assert decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), over, NOW + 599)[0].reason == "cooldown"
+    assert decide(make_verdict(ranks=(5,)), make_policy(CAPTURING), over, NOW + 600)[0].outcome == "capture"
+    given, _ = decide(make_verdict(ranks=(5,)), policy, finished(after, of("w1-50-r2-a-2")), NOW + 20)
+    assert given.requests[0].capture_id.endswith("-3")
+    assert State.from_json(after.to_json()) == after
+
+
+def test_failures_and_messages_of_an_earlier_version_hold_for_the_whole_rule():
+    state = State.from_json(
+        '{"started_s": 1.0, "failures": {"a": {"count": 9, "fired_s": 1800000000.0, "failed_s": 1800000000.0}}, '
+        '"notified_s": {"a": 1800000000.0}, "version": 2}'
+    )
+    policy = make_policy({**CAPTURING, "notify": [{"webhook": {"url_from_env": "A"}}]})
+    decision, _ = decide(make_verdict(), policy, state, NOW + 1)
+    assert (decision.reason, decision.notify) == ("after_failures", ())
+    decision, _ = decide(make_verdict(), policy, state, NOW + 3600)
+    assert (decision.outcome, decision.notify) == ("capture", ("a",))
+
+
+@pytest.mark.parametrize(
+    ("scope", "ranks", "stage", "expected"),
+    [
+        ("rank", (3,), "data", "rank 3 data"),
+        ("rank", (3,), None, "rank 3 *"),
+        ("host", (8, 9, 10, 11), "forward", "host 8-11 forward"),
+        ("cohort", (11, 0, 8, 1, 2), None, "cohort 0-2,8,11 *"),
+        ("all", tuple(range(16_384)), "data", "all 0-16383 data"),
+    ],
+)
+def test_who_and_where(scope, ranks, stage, expected):
+    assert key(make_verdict(ranks=ranks, stage=stage, scope=scope).suspects[0]) == expected
+
+
+@given(st.lists(st.lists(st.integers(0, 300), min_size=1).map(tuple), min_size=2, max_size=2))
+def test_other_ranks_are_another_suspect_and_any_are_short(both):
+    one, other = (key_of_ranks("cohort", ranks, None) for ranks in both)
+    assert (one == other) == (set(both[0]) == set(both[1]))
+    assert max(len(one), len(other)) < 80
+
+
+def test_what_has_cooled_is_forgotten():
+    kept = remembered({"old": NOW - MEMORY_S - 1, "new": NOW - MEMORY_S}, {"last": NOW}, lambda at_s: at_s)
+    assert kept == {"new": NOW - MEMORY_S, "last": NOW}
+    many = remembered({f"s{n}": NOW + n for n in range(MOST_REMEMBERED)}, {"last": NOW + 1e5}, lambda at_s: at_s)
+    assert len(many) == MOST_REMEMBERED
+    assert "s0" not in many
+
+
+def test_the_state_of_a_month_is_small():
+    """GIVEN a month of a job in which another rank is suspected every hour THEN as much is kept as can matter."""
+    policy = make_policy({**CAPTURING, "notify": [{"webhook": {"url_from_env": "A"}}]}, captures_per_day=24)
+    state, captures, sizes = BEGUN, 0, []
+    for hour in range(60 * 24):
+        now_s = NOW + 3600 * hour
+        decision, state = decide(make_verdict(ranks=(hour % 5000,), gain_s=0.02 + hour * 1e-5), policy, state, now_s)
+        for number, request in enumerate(decision.requests):
+            result = of(request.capture_id, "failed" if (hour + number) % 3 == 0 else "stored")
+            state = finished(state, result, now_s + 60, reproduced=hour % 2 == 0)
+            captures += 1
+        sizes.append(len(state.to_json()))
+    assert captures == 60 * 24
+    assert sizes[-1] < 1.05 * sizes[30 * 24] < 200_000
+    assert len(state.asked_s) == 24
+    assert all(now_s - DAY_S < at_s for at_s in state.asked_s)
