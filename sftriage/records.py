@@ -333,8 +333,8 @@ class Suspect:
         stage: the stage, or None where all local stages of the scope are slow alike.
         gain_s: exposed seconds a step that would be saved if the suspect were as its reference: the mean over the steps
             that its fault fills (all of the window for a ``chronic`` one that was there from its start).
-        share: what it adds to those steps, as a fraction of their exposed time: ``gain_s``, or a little more, where that
-            is hardly worth a capture and the jitter of others hides a part of what is always there.
+        share: what it adds to those steps, as a fraction of their exposed time: ``gain_s``, or a little more, where
+            that is hardly worth a capture and the jitter of others hides a part of what is always there.
         persistence: fraction of the window's steps in which the suspect's gain was there.
         pattern: ``chronic``: it is there to stay; ``recurring``: it comes back; ``one-off``: it came, and has passed.
         period_steps: of a ``recurring`` one, the steps from one time to the next.
