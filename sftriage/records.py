@@ -315,6 +315,32 @@ def _joined(name: str, windows: Sequence[Window]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Regression:
+    """The job is slower than the best it has shown, by itself.
+
+    Attributes:
+        since_step: the step it began at, about: somewhere from ``since_first_step`` to ``since_last_step``.
+        fraction: by how much a typical step is longer than ``best_step_s``, as a fraction of that.
+        scope: ``all`` where the ranks have become slower alike, ``some`` where the step is longer for ranks that are
+            late in it, and what the ranks have in common is not.
+        stages: where, in the order of the step; none where it is in all of them alike, or only some ranks are slower.
+        best_step_s: what a typical step took when the job was at its best, with as much work.
+        kind: the kind of step that has become slower, "" for ordinary ones.
+        until_step: the step, about, from which on the job has been as good as its best again; None while it is not.
+    """
+
+    since_step: int
+    since_first_step: int
+    since_last_step: int
+    fraction: float
+    scope: Literal["all", "some"]
+    stages: tuple[str, ...]
+    best_step_s: float
+    kind: str = ""
+    until_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """Who and what would have to be mended: a scope, a stage, and what that would save.
 

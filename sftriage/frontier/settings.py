@@ -48,6 +48,16 @@ class Settings:
             (8: a hiccup of the machine lasts a few).
         keep_fraction: a suspect that was named in the window before stays named down to this fraction of the
             thresholds it had to pass (0.7: a gain that lies at its threshold must not make the verdict flap).
+        best_steps: steps whose median is one sample of what the job is at its best (50: a checkpoint, an evaluation
+            and the slow start of an epoch among them do not count).
+        best_fraction: of these samples, those that must have been as good for it to be the job's best (a quarter, and
+            two at least: the luckiest of a month is not what the job is held to).
+        slower_fraction: a step is slower than the best if it, or a stage of it, takes this much of a step longer (3 %:
+            under the 5 % that is told, so that these are found as well, and over what turns with a machine's clock).
+        slower_steps_fraction: of a job that has become slower, the steps that are (0.85; of one that has not, half of
+            them at most: whatever its times are distributed like).
+        min_evidence: the evidence from which on the job is told to have become slower, as the natural logarithm of the
+            odds (16: 31 steps of which every one is slower; by chance once in e^16 steps, or more seldom).
     """
 
     min_gain_fraction: float = 0.05
@@ -69,3 +79,8 @@ class Settings:
     shift_sigmas: float = 5.0
     min_run_steps: int = 8
     keep_fraction: float = 0.7
+    best_steps: int = 50
+    best_fraction: float = 0.25
+    slower_fraction: float = 0.03
+    slower_steps_fraction: float = 0.85
+    min_evidence: float = 16.0
