@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Regime
 from sftriage.frontier.settings import Settings
+from sftriage.frontier.whatif import MAD_TO_SIGMA
 from sftriage.records import Regression
 
 StepArray = NDArray[np.int64]
@@ -75,19 +76,50 @@ class StepMeasures:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Best:
-    """What is known of one regime's best: medians of blocks of steps, work beside them.
+class Level:
+    """The best of one regime.
 
-    ``block`` holds the steps of the block that is not full yet, ``samples`` the medians of every ``stride``-th of the
-    ``seen`` blocks. ``best_Q`` is the level that enough of them have kept to, reached at ``work``; None before then.
+    Attributes:
+        best_Q: what a typical step takes there, in seconds.
+        line_Q: from how much over it on a step is slower, as a fraction of the best step: more in a job that wanders
+            from block to block anyway.
+        work: how much work such a step is.
+    """
+
+    best_Q: FloatArray
+    line_Q: FloatArray
+    work: float
+
+    def over_NQ(self, times_NQ: FloatArray, work_N: FloatArray) -> FloatArray:
+        """By how much steps are over the best, as a fraction of the best step.
+
+        Work is told apart by about a fifth only. A step that is more work than the best one was may take as much more,
+        squared: nothing that is trained takes longer than that by its length.
+        """
+        ratio_N = np.maximum(1.0, work_N / self.work) if self.work > 0.0 else np.ones(len(work_N))
+        return np.asarray((times_NQ - self.best_Q * (ratio_N**2)[:, None]) / self.best_Q[STEP])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Best:
+    """What is known of one regime's best: medians of blocks of steps, with the work of a step behind the times (K).
+
+    Attributes:
+        block: the steps of the block that is not full yet.
+        seen: how many blocks were.
+        samples: the medians of every ``stride``-th of these.
+        last: the medians of the last one.
+        changes: from one block to the next, the latest.
+        level: what enough of the samples have kept to; None before there are any.
     """
 
     block: tuple[FloatArray, ...] = ()
-    samples: tuple[FloatArray, ...] = ()
     seen: int = 0
+    samples: tuple[FloatArray, ...] = ()
     stride: int = 1
-    best_Q: FloatArray | None = None
-    work: float = 0.0
+    last: FloatArray | None = None
+    changes: tuple[FloatArray, ...] = ()
+    level: Level | None = None
 
     def after(self, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
         """The best after more steps, no more than the block has room for; a job that is ``slower`` teaches nothing."""
@@ -96,26 +128,23 @@ class Best:
             return replace(self, block=block)
         if slower:
             return replace(self, block=())
-        seen, stride, samples = self.seen + 1, self.stride, self.samples
-        if self.seen % stride == 0:
-            samples = (*samples, medians(np.array(block).T.copy()))
+        typical = medians(np.array(block).T.copy())
+        samples = self.samples if self.seen % self.stride else (*self.samples, typical)
+        stride = self.stride
         if len(samples) > MAX_SAMPLES:
             samples, stride = samples[::2], 2 * stride
-        if len(samples) < 2:
-            return Best((), samples, seen, stride)
+        known = Best((), self.seen + 1, samples, stride, typical)
+        if self.last is None:
+            return known
+        changes = (*self.changes, np.abs(typical - self.last)[:-1])[-MAX_SAMPLES:]
         kept = max(2, math.ceil(settings.best_fraction * len(samples)))
         best = np.sort(np.array(samples), axis=0)[kept - 1]
-        return Best((), samples, seen, stride, best[:-1], float(best[-1]))
-
-    def over_NQ(self, times_NQ: FloatArray, work_N: FloatArray) -> FloatArray:
-        """By how much steps are over the best, as a fraction of the best step.
-
-        Work is told apart by about a fifth only. A step that is more work than the best one was may take as much more,
-        squared: nothing that is trained takes longer than that by its length.
-        """
-        assert self.best_Q is not None
-        ratio_N = np.maximum(1.0, work_N / self.work) if self.work > 0.0 else np.ones(len(work_N))
-        return np.asarray((times_NQ - self.best_Q * (ratio_N**2)[:, None]) / self.best_Q[STEP])
+        # Of two blocks that differ by chance, each has its half in the difference.
+        wander_Q = np.sort(np.array(changes), axis=0)[(len(changes) - 1) // 2] * MAD_TO_SIGMA / math.sqrt(2.0)
+        if best[STEP] <= 0.0:
+            return known
+        line_Q = np.maximum(settings.slower_fraction, settings.clear_sigmas * wander_Q / best[STEP])
+        return replace(known, changes=changes, level=Level(best[:-1], line_Q, float(best[-1])))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -194,10 +223,10 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
             room = settings.best_steps - len(best.block)
             rows, rows_N = rows_N[:room], rows_N[room:]
             test = tests.get(regime[0])
-            if best.best_Q is not None and best.best_Q[STEP] > 0.0:
-                over_NQ = best.over_NQ(times_NQ[rows], work_N[rows])
+            if best.level is not None:
+                over_NQ = best.level.over_NQ(times_NQ[rows], work_N[rows])
                 steps_N = measures.first_step + np.asarray(rows, dtype=np.int64)
-                test = _tested(test, regime[0], over_NQ, steps_N, best.best_Q, before.stages, settings)
+                test = _tested(test, regime[0], over_NQ, steps_N, best.level, before.stages, settings)
                 tests[regime[0]] = test
                 if len(tests) > MAX_KINDS:
                     del tests[min(tests, key=lambda kind: int(tests[kind].steps_K[-1]))]
@@ -215,7 +244,7 @@ def _tested(
     kind: str,
     over_NQ: FloatArray,
     steps_N: StepArray,
-    best_Q: FloatArray,
+    level: Level,
     stages: tuple[str, ...],
     settings: Settings,
 ) -> Evidence:
@@ -227,11 +256,11 @@ def _tested(
     test = test or _nothing(over_NQ.shape[1], int(steps_N[0]))
     rises = math.log(settings.slower_steps_fraction / 0.5)
     falls = math.log((1.0 - settings.slower_steps_fraction) / 0.5)
-    changes_NQ = np.where(over_NQ > settings.slower_fraction, rises, falls)
+    changes_NQ = np.where(over_NQ > level.line_Q, rises, falls)
     over_KQ, steps_K = np.concatenate([test.over_KQ, over_NQ]), np.concatenate([test.steps_K, steps_N])
     # Arrays of its own, which nobody else knows yet: they are counted on in place.
     names = ("evidence_Q", "since_Q", "first_Q", "last_Q", "until_Q", "stands_Q")
-    test = replace(test, best_Q=best_Q, **{name: getattr(test, name).copy() for name in names})
+    test = replace(test, best_Q=level.best_Q, **{name: getattr(test, name).copy() for name in names})
     for n, step in enumerate(steps_N.tolist()):
         _count(test, step, changes_NQ[n], settings)
         if not (test.stands_Q.any() or (test.evidence_Q == settings.min_evidence).any()):

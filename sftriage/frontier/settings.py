@@ -53,7 +53,8 @@ class Settings:
         best_fraction: of these samples, those that must have been as good for it to be the job's best (a quarter, and
             two at least: the luckiest of a month is not what the job is held to).
         slower_fraction: a step is slower than the best if it, or a stage of it, takes this much of a step longer (3 %:
-            under the 5 % that is told, so that these are found as well, and over what turns with a machine's clock).
+            under the 5 % that is told, so that these are found as well; more where blocks of ``best_steps`` differ by
+            chance, ``clear_sigmas`` of their standard deviations).
         slower_steps_fraction: of a job that has become slower, the steps that are (0.85; of one that has not, half of
             them at most: whatever its times are distributed like).
         min_evidence: the evidence from which on the job is told to have become slower, as the natural logarithm of the
