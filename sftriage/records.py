@@ -382,6 +382,8 @@ class Verdict:
 
     A ``stalled`` verdict is about the step in progress: it is both the first and the last step, ``exposed_s`` is how
     long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
+
+    ``regression`` is there while the job is slower than its own best, whoever is suspected, and once when that ends.
     """
 
     first_step: int
@@ -396,6 +398,7 @@ class Verdict:
     sync: tuple[str, ...] = ()
     clock: Clock = "host"
     attempt: int = 0
+    regression: Regression | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,9 @@ from sftriage.frontier.baseline import (
 )
 from sftriage.frontier.candidates import Candidate, Scene, Unit, group_candidates, rank_units, suspects_of
 from sftriage.frontier.hosts import host_units
+from sftriage.frontier.measuring import measured
 from sftriage.frontier.recurrence import History, recurrences
+from sftriage.frontier.regression import OwnBest, StepMeasures
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import replay
@@ -39,13 +41,14 @@ RANK_TELLS_FRACTION = 0.7
 class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
-    ``named`` is the suspect of the window before, ``device`` the same of the windows that were judged on the device's
-    clock; the rest is on the host's.
+    ``named`` is the suspect of the window before, ``own_best`` what the job's steps are held against, ``device`` the
+    same of the windows that were judged on the device's clock; the rest is on the host's.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
     history: History = field(default_factory=History)
     named: Suspect | None = None
+    own_best: OwnBest = field(default_factory=OwnBest)
     device: Past | None = None
 
 
@@ -56,7 +59,8 @@ class WindowEvidence:
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
     step by step, as a mean. ``clear_gain_R`` is that by rank, summed over the steps in which it stands out of jitter,
-    and ``clear_steps_R`` how many those are; ``history`` is that of the past with this window.
+    and ``clear_steps_R`` how many those are; ``history`` is that of the past with this window. ``measures`` are all
+    its steps, as the job is tested against itself.
     """
 
     exposed_s: float
@@ -72,6 +76,7 @@ class WindowEvidence:
     clear_gain_R: FloatArray
     clear_steps_R: FloatArray
     history: History
+    measures: StepMeasures
 
     @property
     def longer_s(self) -> float | None:
@@ -154,6 +159,7 @@ def weigh(
         clear_gain_R=counts[0],
         clear_steps_R=counts[1],
         history=history,
+        measures=measured(window, walks, whole, valid_N),
     )
 
 

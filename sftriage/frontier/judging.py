@@ -7,6 +7,7 @@ from dataclasses import replace
 from sftriage.frontier.baseline import learned
 from sftriage.frontier.clocks import Timed, on_its_clock, timed
 from sftriage.frontier.evidence import Past, WindowEvidence
+from sftriage.frontier.regression import OwnBest, advanced
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.verdicts import assess_times, coverage_of
 from sftriage.records import Verdict, Window
@@ -35,15 +36,40 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     """The verdict on a window and the past after it. A new attempt of the job starts from no past (None)."""
     past = past or Past()
     verdict, evidence = assess(window, past, settings)
-    if evidence is None:
-        return verdict, past
     # What was seen on one clock teaches nothing on another.
     on_device = verdict.clock == "device"
     before = past.device or Past() if on_device else past
+    if evidence is None:
+        return replace(verdict, regression=before.own_best.told(0, window.last_step + 1)), past
+    own_best = advanced(before.own_best, evidence.measures, settings)
+    verdict = against_itself(verdict, own_best, before.own_best.next_step, window, settings)
     after = replace(
         before,
+        own_best=own_best,
         baseline=learned(before.baseline, verdict, evidence.regime, evidence.like.typical),
         history=evidence.history,
         named=verdict.suspects[0] if verdict.label == "suspect" else None,
     )
     return verdict, replace(past, device=after) if on_device else after
+
+
+UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})
+"""Reasons why a window says nothing, of the job's own speed neither."""
+
+
+def against_itself(verdict: Verdict, known: OwnBest, new_from: int, window: Window, settings: Settings) -> Verdict:
+    """The verdict with what is told of the job against its own best: no longer healthy while it is slower than that.
+
+    Who is suspected stays so; a regression beside a suspect is told with it. Where the host's clock stands in for a
+    device's, a step's length is true, and its stages are not.
+    """
+    found = known.told(window.first_step, new_from)
+    verdict = replace(verdict, numbers={**verdict.numbers, **known.numbers(window.first_step, settings)})
+    if found is None:
+        return verdict
+    if window.on_device and verdict.clock == "host":
+        found = replace(found, stages=())
+    verdict = replace(verdict, regression=found)
+    if found.until_step is not None or verdict.label == "suspect" or UNDECIDED & set(verdict.reasons):
+        return verdict
+    return replace(verdict, label="needs_evidence", reasons=(*verdict.reasons, "regressed"))

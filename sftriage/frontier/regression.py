@@ -40,6 +40,9 @@ RECENT_STEPS = 50
 ALL_FRACTION = 0.5
 """Of what the step is slower by, what the ranks must have in common for the regression to be on all of them."""
 
+MOST = 1e6
+"""No step is taken to be slower by more, as a multiple of the best: every number stays one."""
+
 ONSET_EVIDENCE = 2.0
 """The onset is where the evidence began to rise, give or take this much (natural logarithm of the odds: about 95 %)."""
 
@@ -97,7 +100,9 @@ class Level:
         squared: nothing that is trained takes longer than that by its length.
         """
         ratio_N = np.maximum(1.0, work_N / self.work) if self.work > 0.0 else np.ones(len(work_N))
-        return np.asarray((times_NQ - self.best_Q * (ratio_N**2)[:, None]) / self.best_Q[STEP])
+        with np.errstate(over="ignore"):
+            over_NQ = (times_NQ - self.best_Q * (ratio_N**2)[:, None]) / self.best_Q[STEP]
+        return np.asarray(np.clip(over_NQ, -MOST, MOST))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -196,12 +201,30 @@ class OwnBest:
         That is the one that stands, of the kind of step met most often; or one that has ended, once. None while the
         job is as good as its best.
         """
-        here = [(kind, test) for kind, test in self.tests.items() if test.steps_K[-1] >= first_step]
-        for kind, test in sorted(here, key=lambda one: -one[1].n_steps):
+        here = self._met(first_step)
+        for kind, test in here:
             if test.onset is not None:
                 return _regression(test, kind, self.stages)
         ended = [test for _, test in here if test.ended is not None and test.ended_by >= new_from]
         return max(ended, key=lambda test: test.ended_by).ended if ended else None
+
+    def numbers(self, first_step: int, settings: Settings) -> dict[str, float]:
+        """What decides beside its thresholds, for the kind of step met most often of those met from a step on."""
+        here = self._met(first_step)
+        if not here:
+            return {}
+        _, test = here[0]
+        return {
+            "over_best_fraction": float(_recent_Q(test, 0)[STEP]),
+            "min_over_best_fraction": settings.min_gain_fraction,
+            "slower_evidence": float(test.evidence_Q.max()),
+            "min_slower_evidence": settings.min_evidence,
+        }
+
+    def _met(self, first_step: int) -> list[tuple[str, Evidence]]:
+        """The evidence of each kind of step that was met from a step on, of the one met most often first."""
+        here = [(kind, test) for kind, test in self.tests.items() if test.steps_K[-1] >= first_step]
+        return sorted(here, key=lambda one: -one[1].n_steps)
 
 
 def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings) -> OwnBest:
@@ -213,7 +236,7 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
         before = OwnBest(measures.stages)
     bests, tests = dict(before.bests), dict(before.tests)
     times_NQ, work_N = measures.times_NQ, measures.work_N
-    work_N = np.zeros(len(times_NQ)) if work_N is None else work_N
+    work_N = np.zeros(len(times_NQ)) if work_N is None else np.nan_to_num(work_N, posinf=0.0)
     counts_N = measures.counts_N & np.isfinite(times_NQ).all(axis=1) & (measures.step_N > 0.0)
     counts_N = counts_N & (measures.first_step + np.arange(len(counts_N)) >= before.next_step)
     for regime, group in groupby(np.flatnonzero(counts_N).tolist(), key=lambda n: measures.regimes[n]):

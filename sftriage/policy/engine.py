@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from sftriage.policy import explanations, limits
+from sftriage.policy import explanations, limits, regressions
 from sftriage.policy.capture import Capture
 from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.limits import Chosen
@@ -41,8 +41,8 @@ def decide(
         now_s: seconds on a clock that a restart does not reset (the Unix epoch).
         peers: ranks to compare a suspect with, the most typical of its cohort first.
     """
-    state = opened(state, now_s)
-    case = _Case(verdict, policies, state, now_s, peers)
+    due, state = regressions.told(policies.rules, verdict, opened(state, now_s), now_s)
+    case = _Case(verdict, policies, state, now_s, peers, due)
     if verdict.label == "stalled":
         return case.of_stall()
     suspect = verdict.suspects[0] if verdict.suspects else None
@@ -132,13 +132,15 @@ class _Case:
         )
         if due:
             state = replace(state, notified_s={**state.notified_s, **dict.fromkeys(due, self.now_s)})
-        return replace(self, state=state, due=due)
+        return replace(self, state=state, due=self.due + due)
 
     def without_suspect(self) -> Decision:
         if self.verdict.label == "healthy":
             return self.decision("ignore", Why("healthy"))
         if self.verdict.label == "needs_evidence":
-            return self.decision("hold", Why("undecided", {"reasons": self.verdict.reasons}))
+            # Rules on the job against itself only observe: the first that matches is put on record.
+            rule = next(iter(regressions.matching(self.policies.rules, self.verdict)), None)
+            return self.decision("hold", Why("undecided", {"reasons": self.verdict.reasons}), rule=rule)
         return self.decision("hold", Why("no_rank_named"))
 
     def of_stall(self) -> tuple[Decision, State]:

@@ -32,7 +32,7 @@ _UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff
 
 _FACE_STYLES = {
     "healthy": "bold green",
-    "held": "bold yellow",
+    **dict.fromkeys(("held", "regressed"), "bold yellow"),
     "throttled": "bold magenta",
     **dict.fromkeys(("suspect", "captured", "stalled"), "bold red"),
 }
