@@ -324,6 +324,32 @@ def _joined(name: str, windows: Sequence[Window]) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
+class Regression:
+    """The job is slower than the best it has shown, by itself.
+
+    Attributes:
+        since_step: the step it began at, about: somewhere from ``since_first_step`` to ``since_last_step``.
+        fraction: by how much a typical step is longer than ``best_step_s``, as a fraction of that.
+        scope: ``all`` where the ranks have become slower alike, ``some`` where the step is longer for ranks that are
+            late in it, and what the ranks have in common is not.
+        stages: where, in the order of the step; none where it is in all of them alike, or only some ranks are slower.
+        best_step_s: what a typical step took when the job was at its best, with as much work.
+        kind: the kind of step that has become slower, "" for ordinary ones.
+        until_step: the step, about, from which on the job has been as good as its best again; None while it is not.
+    """
+
+    since_step: int
+    since_first_step: int
+    since_last_step: int
+    fraction: float
+    scope: Literal["all", "some"]
+    stages: tuple[str, ...]
+    best_step_s: float
+    kind: str = ""
+    until_step: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Suspect:
     """Who and what would have to be mended: a scope, a stage, and what that would save.
 
@@ -371,6 +397,8 @@ class Verdict:
 
     A ``stalled`` verdict is about the step in progress: it is both the first and the last step, ``exposed_s`` is how
     long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
+
+    ``regression`` is there while the job is slower than its own best, whoever is suspected, and once when that ends.
     """
 
     first_step: int
@@ -385,6 +413,7 @@ class Verdict:
     sync: tuple[str, ...] = ()
     clock: Clock = "host"
     attempt: int = 0
+    regression: Regression | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from sftriage.records import Decision, Parameter, ReasonCode, Suspect, Verdict, plain
+from sftriage.records import Decision, Parameter, ReasonCode, Regression, Suspect, Verdict, plain
 
 REASONS: Mapping[str, str] = {
     "co_critical": "several ranks are late together, so mending one alone would save little",
@@ -19,6 +19,7 @@ REASONS: Mapping[str, str] = {
     "mixed_roles": "the ranks do different work, and no cohorts are declared",
     "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
     "self_inflicted": "a capture was running",
+    "regressed": "the job is slower than its own best, and nobody alone is why",
 }
 
 CLOCKS: Mapping[str, str] = {"host": "", "device": "by the devices' clock"}
@@ -54,6 +55,8 @@ RESOLVES: Mapping[str, str] = {
     "the wrong stage: record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). Where it is recorded, "
     "`sftriage explain` says whether too few steps have theirs or the two clocks contradict each other.",
     "self_inflicted": "A profiler was running inside this window and slowed it: wait for a window without a capture.",
+    "regressed": "The job has been quicker, and nobody alone is why it no longer is: look for what changed when that "
+    "began (the data and its lengths, neighbours on the machines, clocks and temperatures, a file system that fills).",
     "not_arrived": "The other ranks wait for the ranks that are named: "
     "look at their stacks (py-spy dump --pid), and at what their stage reads from or calls.",
     "died": "The process of a named rank is gone, and the others wait for it: "
@@ -152,9 +155,33 @@ def verdict_sentence(verdict: Verdict) -> str:
         case "stalled":
             sentence = _stall_sentence(verdict)
         case _:
-            reasons = "; ".join(REASONS.get(reason, reason) for reason in verdict.reasons)
+            reasons = "; ".join(_reason(reason, verdict.regression) for reason in verdict.reasons)
             sentence = f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
+    if verdict.regression is not None and "regressed" not in verdict.reasons:
+        sentence = f"{sentence[:-1]}; {regression_phrase(verdict.regression)}."
     return f"{sentence[:-1]}, {clock}." if clock else sentence
+
+
+def _reason(reason: str, regression: Regression | None) -> str:
+    if reason == "regressed" and regression is not None:
+        return regression_phrase(regression)
+    return REASONS.get(reason, reason)
+
+
+def regression_phrase(regression: Regression) -> str:
+    """By how much the job is slower than it has been, since about when, and where; or that this has ended."""
+    subject = f"steps of kind {regression.kind} are" if regression.kind else "the job is"
+    since = f"about step {regression.since_step}"
+    if regression.until_step is not None:
+        as_good = f"{subject} as good as {'their' if regression.kind else 'its'} best again"
+        return (
+            f"{as_good} since about step {regression.until_step}, after {regression.fraction:.0%} more from {since} on"
+        )
+    best = f"{'their' if regression.kind else 'its'} best of {milliseconds(regression.best_step_s)}"
+    between = f"({regression.since_first_step} to {regression.since_last_step})"
+    where_in = f", in {' and '.join(regression.stages)}" if regression.stages else ""
+    whom = "on all ranks" if regression.scope == "all" else "for ranks that are late, and not on all"
+    return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {whom}"
 
 
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:

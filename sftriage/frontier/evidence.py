@@ -25,6 +25,8 @@ from sftriage.frontier.candidates import Candidate, Scene, Unit, group_candidate
 from sftriage.frontier.clear_events import Arrivals, arrivals_of_hosts, arrivals_of_ranks, clear_events
 from sftriage.frontier.course import Onset, onset_of
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
+from sftriage.frontier.measuring import measured
+from sftriage.frontier.regression import OwnBest, StepMeasures
 from sftriage.frontier.roles import Roles, roles_of
 from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Ranks, Rhythm, advanced, rhythm
 from sftriage.frontier.settings import Settings
@@ -41,7 +43,8 @@ class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
     ``ranks`` and ``hosts`` are the evidence against them; ``onsets`` and ``rhythms``, when the faults began of those
-    that it names, and what comes back; ``named`` is the suspect of the window before. ``device`` is the same of the
+    that it names, and what comes back; ``named`` is the suspect of the window before, and
+    ``own_best`` what the job's steps are held against. ``device`` is the same of the
     windows that were judged on the device's clock; the rest is on the host's.
     """
 
@@ -51,6 +54,7 @@ class Past:
     onsets: Mapping[Ranks, Onset] = field(default_factory=dict)
     rhythms: Mapping[Ranks, Rhythm] = field(default_factory=dict)
     named: Suspect | None = None
+    own_best: OwnBest = field(default_factory=OwnBest)
     device: Past | None = None
 
 
@@ -61,7 +65,7 @@ class WindowEvidence:
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
     step by step, as a mean, and ``gain_R`` that by rank, summed. ``ranks`` and ``hosts`` are the evidence against them
-    with this window.
+    with this window, ``measures`` all its steps, as the job is tested against itself.
     """
 
     exposed_s: float
@@ -80,6 +84,7 @@ class WindowEvidence:
     onsets: Mapping[Ranks, Onset]
     rhythms: Mapping[Ranks, Rhythm]
     cohort_sizes_R: RankArray
+    measures: StepMeasures
 
     def log_odds(self, suspect: Suspect) -> float:
         """What the run says against a rank or a host."""
@@ -170,6 +175,7 @@ def weigh(
         onsets=scene.onsets,
         rhythms=scene.rhythms,
         cohort_sizes_R=np.asarray([len(members) for members in roles.members])[roles.role_R],
+        measures=measured(window, walks, whole, valid_N),
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from sftriage.records import Suspect, Verdict
 
-Unit = Literal["s", "fraction", "nats"]
+Unit = Literal["s", "fraction", "log odds"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,10 @@ EXCESS: tuple[tuple[str, str, str, Unit], ...] = (
     ("late_excess_s", "lateness of the last rank over what is normal", "min_lateness_s", "s"),
     ("shared_excess_s", "what all ranks have in common over what is normal", "min_group_s", "s"),
 )
+AGAINST_ITSELF: tuple[tuple[str, str, str, Unit], ...] = (
+    ("over_best_fraction", "the last steps over the job's own best", "min_over_best_fraction", "fraction"),
+    ("slower_evidence", "evidence that the job has become slower", "min_slower_evidence", "log odds"),
+)
 CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
     ("device_coverage", "steps whose device times are known", "min_device_coverage", "fraction"),
     ("clock_agreement", "a step's length on one clock, of that on the other", "min_clock_agreement", "fraction"),
@@ -51,7 +55,7 @@ CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
 )
 """Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
-    ("first_log_odds", "first suspect: log odds that it is no chance", "min_log_odds", "nats"),
+    ("first_log_odds", "first suspect: log odds that it is no chance", "min_log_odds", "log odds"),
     ("first_share", "first suspect: its gain or steady delay, of the step", "min_share", "fraction"),
     ("first_explained_s", "first suspect: what it explains of the excess", "wanted_s", "s"),
 )
@@ -60,7 +64,7 @@ FIRST: tuple[tuple[str, str, str, Unit], ...] = (
 def explain(verdict: Verdict) -> Explanation:
     """The verdict's numbers against their thresholds, the runner-up, and what would have changed the label."""
     numbers = verdict.numbers
-    tables = CLOCK + EXCESS + (FIRST if "first_share" in numbers else ())
+    tables = CLOCK + EXCESS + (FIRST if "first_share" in numbers else ()) + AGAINST_ITSELF
     checks = tuple(
         Check(name, what, numbers[name], numbers[threshold], unit)
         for name, what, threshold, unit in tables
@@ -88,6 +92,8 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         return tuple(f"judged by the devices' clock, if this reached its threshold: {what}" for what in missed)
     if "self_inflicted" in verdict.reasons:
         return ("looked into, without a capture in it",)
+    if verdict.reasons == ("regressed",):
+        return ("healthy, once its steps are as good as its best again",)
     missed = [check.what for check in of_first if not check.met]
     if verdict.label == "healthy":
         found = [f"no longer healthy, if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]

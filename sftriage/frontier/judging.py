@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from sftriage.frontier.baseline import learned
 from sftriage.frontier.clocks import Timed, on_its_clock, timed
 from sftriage.frontier.evidence import Past, WindowEvidence
+from sftriage.frontier.regression import advanced
 from sftriage.frontier.scheduling import with_scheduling
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.verdicts import assess_times, coverage_of
-from sftriage.records import Verdict, Window
+from sftriage.records import Regression, Verdict, Window
 
 
 def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, WindowEvidence | None]:
@@ -36,22 +38,53 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     """The verdict on a window and the past after it. A new attempt of the job starts from no past (None)."""
     past = past or Past()
     verdict, evidence = assess(window, past, settings)
-    if evidence is None:
-        return verdict, past
-    verdict = with_scheduling(verdict, window, settings)
     # What was seen on one clock teaches nothing on another.
     on_device = verdict.clock == "device"
     before = past.device or Past() if on_device else past
+    if evidence is None:
+        known = before.own_best.told(0, window.last_step + 1)
+        return against_itself(verdict, known, {}, window), past
+    verdict = with_scheduling(verdict, window, settings)
+    own_best = advanced(before.own_best, evidence.measures, settings)
+    slower = own_best.told(window.first_step, before.own_best.next_step)
+    baseline = before.baseline
+    # Ranks that are late leave the level as it is; one that all have become slower by is no healthy one.
+    if slower is None or slower.scope == "some" or slower.until_step is not None:
+        baseline = learned(baseline, verdict, evidence.regime, evidence.like.typical)
     named = verdict.suspects[0] if verdict.label == "suspect" else None
     if "self_inflicted" in verdict.reasons:
         named = before.named
     after = replace(
         before,
-        baseline=learned(before.baseline, verdict, evidence.regime, evidence.like.typical),
+        own_best=own_best,
+        baseline=baseline,
         ranks=evidence.ranks,
         hosts=evidence.hosts,
         onsets=evidence.onsets,
         rhythms=evidence.rhythms,
         named=named,
     )
+    verdict = against_itself(verdict, slower, own_best.numbers(window.first_step, settings), window)
     return verdict, replace(past, device=after) if on_device else after
+
+
+UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})
+"""Reasons why a window says nothing, of the job's own speed neither."""
+
+
+def against_itself(
+    verdict: Verdict, slower: Regression | None, numbers: Mapping[str, float], window: Window
+) -> Verdict:
+    """The verdict with what is told of the job against its own best: not healthy while it is slower than that.
+
+    Who is suspected stays so; a regression beside a suspect is told with it. Where the host's clock stands in for a
+    device's, a step's length is true, and its stages are not.
+    """
+    verdict = replace(verdict, numbers={**verdict.numbers, **numbers})
+    if slower is None:
+        return verdict
+    stages = () if window.on_device and verdict.clock == "host" else slower.stages
+    verdict = replace(verdict, regression=replace(slower, stages=stages))
+    if slower.until_step is not None or verdict.label == "suspect" or UNDECIDED & set(verdict.reasons):
+        return verdict
+    return replace(verdict, label="needs_evidence", reasons=(*verdict.reasons, "regressed"))

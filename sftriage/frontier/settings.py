@@ -75,6 +75,20 @@ class Settings:
             but a device time that lacks half of the step is not that of the step).
         shift_sigmas: a change inside a window that has no baseline must stand this many standard errors out of the
             steps' own spread (5: steps are correlated, so nominal significance overstates).
+        clear_sigmas: what is more than this many standard deviations out is no chance (3: one time in a thousand).
+
+    Whether the job has become slower than its own best:
+
+    Attributes:
+        best_steps: steps whose median is one sample of what the job is at its best (50: a checkpoint, an evaluation
+            and the slow start of an epoch among them do not count).
+        best_fraction: of these samples, those that must have been as good for it to be the job's best (a quarter, and
+            two at least: the luckiest of a month is not what the job is held to).
+        slower_fraction: a step is slower than the best if it, or a stage of it, takes this much of a step longer (3 %:
+            under the 5 % that is told, so that these are found as well; more where blocks of ``best_steps`` differ by
+            chance, ``clear_sigmas`` of their standard deviations).
+        slower_steps_fraction: of a job that has become slower, the steps that are (0.85; of one that has not, half of
+            them at most: whatever its times are distributed like).
     """
 
     min_gain_fraction: float = 0.04
@@ -105,6 +119,12 @@ class Settings:
     min_device_fraction: float = 0.5
     min_clock_agreement: float = 0.5
     shift_sigmas: float = 5.0
+    clear_sigmas: float = 3.0
+
+    best_steps: int = 50
+    best_fraction: float = 0.25
+    slower_fraction: float = 0.03
+    slower_steps_fraction: float = 0.85
 
     @property
     def min_event_fraction(self) -> float:

@@ -88,7 +88,9 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
     capture = _mapping(rule, "capture")
     if label in ("healthy", "needs_evidence"):
         yield (*where, "match", "label"), _idle_label(label, captures, bool(rule.get("notify")))
-    if label == "stalled":
+    if match.get("reason") == "regressed":
+        yield from _in_regressed(rule, match, where)
+    elif label == "stalled":
         profiler = capture.get("profiler", PROFILER)
         if captures and profiler in PROFILERS and profiler != "stacks":
             yield (*where, "match", "label"), _STALLED_CAPTURE.format(profiler)
@@ -110,6 +112,21 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
     notify = rule.get("notify")
     for index, one in enumerate(notify if isinstance(notify, list | tuple) else ()):
         yield from _in_webhook(one, (*where, "notify", index))
+
+
+def _in_regressed(rule: dict[str, Any], match: dict[str, Any], where: Location) -> Iterator[tuple[Location, str]]:
+    if rule.get("capture") is not None:
+        yield (*where, "capture"), "no capture on regressed, because nobody alone is why the job is slower"
+    if "label" in match:
+        yield (*where, "match", "label"), "no label beside regressed, which is told whatever the label is"
+    for name in ("scope", "pattern"):
+        if match.get(name):
+            yield (
+                (*where, "match", name),
+                f"no {name} on regressed: it is about the job, and not about who is suspected",
+            )
+    if rule.get("for") not in (None, "1 window", "1 windows"):
+        yield (*where, "for"), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
 
 
 def _in_capture(capture: dict[str, Any], where: Location) -> Iterator[tuple[Location, str]]:

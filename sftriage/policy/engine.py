@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from sftriage.policy import explanations, lasting, limits, suspects
+from sftriage.policy import explanations, lasting, limits, regressions, suspects
 from sftriage.policy.capture import Capture
 from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.limits import Chosen
@@ -46,8 +46,8 @@ def decide(
         now_s: seconds on a clock that a restart does not reset (the Unix epoch).
         peers: ranks to compare a suspect with, the most typical of its cohort first.
     """
-    state = opened(state, now_s)
-    case = _Case(verdict, policies, state, now_s, peers)
+    due, state = regressions.told(policies.rules, verdict, opened(state, now_s), now_s)
+    case = _Case(verdict, policies, state, now_s, peers, due)
     if verdict.label == "stalled":
         return case.of_stall()
     suspect = verdict.suspects[0] if verdict.suspects else None
@@ -103,7 +103,7 @@ class _Case:
         if due:
             told = dict.fromkeys(due, self.now_s)
             state = replace(state, notified_s=remembered(state.notified_s, told, lambda at_s: at_s))
-        return replace(self, state=state, due=tuple(due.values()))
+        return replace(self, state=state, due=(*self.due, *due.values()))
 
     def _is_due(self, rule: Rule, suspect: str, state: State) -> bool:
         told_s = (state.notified_s.get(key, -math.inf) for key in (key_of(rule.name, suspect), rule.name))
@@ -113,7 +113,9 @@ class _Case:
         if self.verdict.label == "healthy":
             return self.decision("ignore", Why("healthy"))
         if self.verdict.label == "needs_evidence":
-            return self.decision("hold", Why("undecided", {"reasons": self.verdict.reasons}))
+            # Rules on the job against itself only observe: the first that matches is put on record.
+            rule = next(iter(regressions.matching(self.policies.rules, self.verdict)), None)
+            return self.decision("hold", Why("undecided", {"reasons": self.verdict.reasons}), rule=rule)
         return self.decision("hold", Why("no_rank_named"))
 
     def of_stall(self) -> tuple[Decision, State]:

@@ -92,6 +92,12 @@ def left_out(schema: JsonDict) -> None:
         schema.update(choices[0])
 
 
+def one_left_out(schema: JsonDict) -> None:
+    """Describe a field that has one value, or is left out."""
+    left_out(schema)
+    only_one(schema)
+
+
 def only_one(schema: JsonDict) -> None:
     """Describe a field that has one value as a choice of one: a CRD knows no `const`."""
     schema["enum"] = [schema.pop("const")]

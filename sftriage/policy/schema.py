@@ -43,6 +43,7 @@ from sftriage.policy.fields import (
     StoreSize,
     TimeZone,
     left_out,
+    one_left_out,
     only_one,
 )
 from sftriage.records import Label, Pattern, Scope, Suspect
@@ -90,6 +91,12 @@ class Match(PolicyModel):
     label: Label = Field(
         default="suspect",
         description="The verdict's label: `suspect`, or `stalled`, of which only stacks can be taken.",
+    )
+    reason: Literal["regressed"] | None = Field(
+        default=None,
+        description="In place of a label `regressed`: the job is slower than its own best. `gain` is then by how much, "
+        "`stage` where; such a rule tells somebody, and captures nothing.",
+        json_schema_extra=one_left_out,
     )
     scope: Listed[Scope] = Field(
         default=(),
@@ -183,7 +190,7 @@ class Rule(PolicyModel):
         """Whether label, scope, stage and pattern are what the rule is not about; one that is not said is any."""
         match = self.match
         return (
-            match.label != label,
+            match.label != label or match.reason is not None,
             bool(match.scope) and suspect.scope not in match.scope,
             bool(match.stage) and suspect.stage not in match.stage,
             bool(match.pattern) and suspect.pattern not in match.pattern,
@@ -351,6 +358,8 @@ class TriagePolicy(PolicyModel):
         filled = self.model_dump(mode="json", by_alias=True, exclude_none=True)
         filled["spec"]["limits"]["captures_per_day"] = self.spec.limits.day_limit
         for rule in filled["spec"]["rules"]:
+            if "reason" in rule["match"]:
+                del rule["match"]["label"]
             capture = rule.get("capture")
             if capture is None:
                 continue

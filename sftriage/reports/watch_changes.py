@@ -86,7 +86,8 @@ def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[Reques
 def _kind(row: WindowRow) -> tuple[object, ...]:
     """What two windows share of which the second is no news."""
     first = row.suspects[0] if row.label == "suspect" and row.suspects else None
-    return (row.attempt, row.label, row.named if first else "", first and first.pattern, row.outcome)
+    slower = row.regression and (row.regression.since_step, row.regression.until_step)
+    return (row.attempt, row.label, row.named if first else "", first and first.pattern, row.outcome, slower)
 
 
 def _said(row: WindowRow) -> str:

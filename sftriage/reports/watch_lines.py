@@ -32,7 +32,7 @@ _UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff
 
 _FACE_STYLES = {
     "healthy": "bold green",
-    "held": "bold yellow",
+    **dict.fromkeys(("held", "regressed"), "bold yellow"),
     "throttled": "bold magenta",
     **dict.fromkeys(("suspect", "captured", "stalled"), "bold red"),
 }
@@ -215,8 +215,11 @@ def _about(shown: Picture, width: int) -> list[list[Text]]:
 
 def _named_stage(shown: Picture) -> str | None:
     telling = shown.telling
-    trouble = telling is not None and telling.label != "healthy" and telling.suspects
-    return trouble[0].stage if trouble else None
+    if telling is None or telling.label == "healthy":
+        return None
+    if telling.suspects:
+        return telling.suspects[0].stage
+    return next(iter(telling.regression.stages), None) if telling.regression is not None else None
 
 
 def _frontier(frontier: Frontier, named: str | None, width: int, blocks: bool) -> _Part:

@@ -30,6 +30,7 @@ from sftriage.events import (
 from sftriage.recorder import files
 from sftriage.records import (
     ENDED,
+    MAX_STAGES,
     CaptureResult,
     CaptureState,
     Clock,
@@ -39,6 +40,7 @@ from sftriage.records import (
     Parameter,
     Pattern,
     ReasonCode,
+    Regression,
     Role,
     Suspect,
     Verdict,
@@ -124,7 +126,8 @@ class WindowRow(_DecisionRow):
     ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``. ``named`` is the first suspect in a
     few words, "" where there is none, and ``onset_step`` where that one began. ``suspects`` are the first few, each
     with the first few of its ranks, ``coverage`` the fraction of the window's vectors that were there, and ``clock``
-    the one that its times are on. ``parameters`` are those that ``reason`` is said with.
+    the one that its times are on. ``parameters`` are those that ``reason`` is said with. ``regression`` is there while
+    the job is slower than its own best, and once when that ends.
     """
 
     first_step: int
@@ -142,6 +145,7 @@ class WindowRow(_DecisionRow):
     suspects: tuple[NamedSuspect, ...]
     coverage: float | None
     clock: Clock
+    regression: Regression | None = None
 
 
 @dataclass(slots=True)
@@ -250,7 +254,15 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
         suspects=tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks),
         coverage=coverage if 0.0 <= coverage <= 1.0 else None,
         clock=verdict.clock,
+        regression=None if verdict.regression is None else _regression(verdict.regression),
     )
+
+
+def _regression(found: Regression) -> Regression:
+    if not all(abs(number) < MAX_S for number in (found.fraction, found.best_step_s)):
+        raise ValueError("a slowdown that cannot be")
+    stages = tuple(stage[:MAX_TEXT] for stage in found.stages[:MAX_STAGES])
+    return replace(found, stages=stages, kind=found.kind[:MAX_TEXT])
 
 
 def _decided(decision: Decision) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Literal
 from sftriage.records import CaptureResult, Label
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 
-Face = Literal["no_run", "warming_up", "healthy", "suspect", "captured", "held", "throttled", "stalled"]
+Face = Literal["no_run", "warming_up", "healthy", "suspect", "captured", "held", "regressed", "throttled", "stalled"]
 
 HEADLINES: Mapping[Face, str] = {
     "no_run": "No run yet",
@@ -21,6 +21,7 @@ HEADLINES: Mapping[Face, str] = {
     "suspect": "Slow",
     "captured": "Slow, and captured",
     "held": "Undecided: held",
+    "regressed": "Slower than its own best",
     "throttled": "Slow, capture throttled",
     "stalled": "Stalled",
 }
@@ -105,6 +106,8 @@ def outlook(
     of_named = [row for row in trouble if named and row.named == named] or trouble
     first = of_named[0]
     onsets = [row.onset_step for row in of_named if named and row.onset_step is not None]
+    if not named and telling.regression is not None and "regressed" in telling.reasons:
+        onsets = [telling.regression.since_step]
     asked = [one for row in reversed(trouble) for one in row.asked]
     for ask in asks:
         if ask.beside and any(one.capture_id == ask.beside for one in asked):
@@ -153,7 +156,7 @@ def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> Face:
     if row.label == "stalled":
         return "stalled"
     if row.label == "needs_evidence":
-        return "held"
+        return "regressed" if "regressed" in row.reasons else "held"
     if any(not one.lost for one in captures):
         return "captured"
     if row.outcome == "throttle":

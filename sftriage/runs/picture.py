@@ -249,6 +249,7 @@ def window_values(row: WindowRow) -> dict[str, Any]:
         "exposed_s": row.exposed_s,
         "advances_s": dict(zip(row.stages, row.advances_s, strict=True)),
         "suspects": row.suspects,
+        "regression": row.regression,
         "coverage": row.coverage,
         "decision": {
             "outcome": row.outcome,

@@ -40,6 +40,7 @@ from sftriage.records import (
     JobStatus,
     Label,
     Profiler,
+    Regression,
     Suspect,
     Window,
 )
@@ -149,6 +150,18 @@ class Metrics(Sink):
         self._share = gauge(
             "sftriage_suspect_share_ratio", "The same as a fraction of the step's exposed time.", ["stage", "scope"]
         )
+        self._slower = gauge(
+            "sftriage_regression_ratio",
+            "By how much a step takes longer than the best that the job has shown, as a fraction of that, on all ranks "
+            "or on some. Absent while it does not.",
+            ["scope"],
+        )
+        self._regressions = counter(
+            "sftriage_regressions", "Times that the job has become slower than its own best.", ["scope"]
+        )
+        for scope in ("all", "some"):
+            self._regressions.labels(scope)
+        self._regression: tuple[int, str, int] | None = None
         self._decisions = counter("sftriage_decisions", "Decisions, by their outcome and why.", ["outcome", "reason"])
 
     def _about_captures(self, counter: Counters, gauge: Gauges) -> None:
@@ -245,6 +258,8 @@ class Metrics(Sink):
         for label in get_args(Label):
             self._verdict.labels(label).set(label == verdict.label)
         self._suspected(verdict.suspects if verdict.label in ("suspect", "stalled") else ())
+        if verdict.label != "stalled":
+            self._compared(verdict.regression, verdict.attempt)
         self._decided(decision)
         if (seen := window_of(self._seen, verdict)) is None:
             return
@@ -307,6 +322,17 @@ class Metrics(Sink):
             self._share.labels(*where).set(first.share)
         if self._per_rank is not None:
             self._per_rank.suspected(suspects[:1], self._label_of)
+
+    def _compared(self, found: Regression | None, attempt: int) -> None:
+        """The job against its own best."""
+        self._slower.clear()
+        if found is None or found.until_step is not None:
+            return
+        self._slower.labels(found.scope).set(found.fraction)
+        begun = (attempt, found.kind, found.since_step)
+        if begun != self._regression:
+            self._regressions.labels(found.scope).inc()
+        self._regression = begun
 
     def _label_of(self, stage: str | None) -> str:
         """A stage's name as a label."""

@@ -35,7 +35,7 @@ from sftriage.events import (
     WindowSeen,
 )
 from sftriage.frontier.accounting import by_step
-from sftriage.records import ENDED, Decision, Suspect, Verdict, Window
+from sftriage.records import ENDED, Decision, Regression, Suspect, Verdict, Window
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import on_clock
 
@@ -123,6 +123,7 @@ class SpanSink(Sink):
             "reasons": list(verdict.reasons),
             **{f"advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
             **(_of_suspect(verdict.suspects[0]) if verdict.suspects else {}),
+            **(_of_regression(verdict.regression) if verdict.regression is not None else {}),
             **{name: getattr(decision, name) for name in ("outcome", "reason", "rule")},
         }
         kind = "stall" if verdict.label == "stalled" else "window"
@@ -249,6 +250,12 @@ def _of_suspect(suspect: Suspect) -> Mapping[str, Value | None]:
     names = ("scope", "gain_s", "share", "pattern", "stage", "host")
     about = {f"suspect.{name}": getattr(suspect, name) for name in names}
     return {**about, "suspect.ranks": list(suspect.ranks[:MAX_RANKS])}
+
+
+def _of_regression(found: Regression) -> Mapping[str, Value | None]:
+    names = ("since_step", "until_step", "fraction", "scope", "best_step_s")
+    about = {f"regression.{name}": getattr(found, name) for name in names}
+    return {**about, "regression.stages": list(found.stages)}
 
 
 def _named(about: Mapping[str, Value | None]) -> dict[str, Value]:

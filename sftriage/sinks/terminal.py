@@ -27,7 +27,7 @@ class Reporter(Sink):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last: tuple[object, ...] = ("healthy", None, None)
+        self._last: tuple[object, ...] = ("healthy", None, None, None)
         self.windows = self.captures = 0
 
     def take(self, seen: Event | Sight) -> None:
@@ -45,8 +45,9 @@ class Reporter(Sink):
             return
         self.windows += 1
         suspect = verdict.suspects[0] if verdict.label == "suspect" else None
-        now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage, suspect.pattern))
-        if now[0] != self._last[0] or (suspect and now != self._last):
+        slower = verdict.regression and (verdict.regression.since_step, verdict.regression.until_step)
+        now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage, suspect.pattern), slower)
+        if now[0] != self._last[0] or (suspect and now != self._last) or (slower and slower != self._last[3]):
             self.say(verdict_sentence(verdict))
         self._last = now
         if decision.outcome == "capture":

@@ -11,7 +11,16 @@ import pytest
 
 from sftriage.recorder import RingInfo, StepLog
 from sftriage.recorder.layout import DURATIONS, READY, SEQ, START, STEP, WORD_BYTES
-from sftriage.records import CaptureRequest, CaptureResult, Decision, ReasonCode, StageSchema, Suspect, Verdict
+from sftriage.records import (
+    CaptureRequest,
+    CaptureResult,
+    Decision,
+    ReasonCode,
+    Regression,
+    StageSchema,
+    Suspect,
+    Verdict,
+)
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.following import WindowRow, row_of
 from sftriage.runs.source import RunSource
@@ -36,13 +45,15 @@ def verdict(
     onset: int | None = None,
     attempt: int = 0,
     advances: Mapping[str, float] = ADVANCES,
+    regression: Regression | None = None,
 ) -> Verdict:
     suspects = (Suspect("rank", (rank,), stage, 0.02, 0.2, 0.9, rank, onset_step=onset),) if label == "suspect" else ()
     advances = {} if label == "stalled" else advances
     exposed_s = sum(advances.values()) if advances else 75.0
     leaders = dict.fromkeys(advances, rank)
+    about = {"attempt": attempt, "regression": regression}
     return Verdict(
-        first, first + 49, label, reasons, suspects, exposed_s, advances, leaders, {}, ("backward",), attempt=attempt
+        first, first + 49, label, reasons, suspects, exposed_s, advances, leaders, {}, ("backward",), **about
     )
 
 

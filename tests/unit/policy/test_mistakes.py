@@ -46,6 +46,7 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         ("stalled, pattern: [chronic]", "", ".match.pattern: no pattern on stalled: the step has not ended"),
         ("stalled", "for: 2 windows", ".for: no `for` on stalled: a stall is reported once; detection.stalled_after"),
         ("stalled", "for: 30s", ".for: no `for` on stalled: a stall is reported once; detection.stalled_after says"),
+        ("suspect, reason: regressed", "", ".match.label: no label beside regressed, which is told whatever the label"),
         ("needs_evidence", "notify: []", ".match.label: a rule on needs_evidence would do nothing; such windows"),
         (
             "needs_evidence",

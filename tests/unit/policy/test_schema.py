@@ -100,6 +100,7 @@ FULL = {
                 "nsys": {"trace": ["cuda"], "sample": "cpu", "sqlite": False},
             },
         },
+        {"name": "slower", "match": {"reason": "regressed", "stage": ["backward"], "gain": ">= 10%"}},
         {"name": "hang", "match": {"label": "stalled"}, "capture": {"profiler": "stacks", "stacks": {"native": True}}},
     ],
     "on_needs_evidence": {"hold": True, "gather": ["bucket_ready", "nvml", "next_windows"]},
@@ -118,7 +119,7 @@ FULL = {
 def test_the_whole_document_is_read():
     spec = TriagePolicy.model_validate(document(**FULL)).spec
     assert (spec.limits.captures_per_hour, spec.limits.day_limit, spec.limits.captures_per_run) == (4, 20, 50)
-    slow, page, deep, hang = spec.rules
+    slow, page, deep, _, hang = spec.rules
     assert (slow.lasts(spec.detection).steps, page.lasts(spec.detection).steps, page.capture) == (60, 1, None)
     assert page.notify[0].webhook.url_from_env == "SFTRIAGE_WEBHOOK"
     assert slow.capture is not None
@@ -140,7 +141,7 @@ def test_a_policy_filled_in_says_the_same_and_is_valid():
     again = TriagePolicy.model_validate(filled)
     assert again == policy
     assert again.filled() == filled
-    slow, _, deep, hang = filled["spec"]["rules"]
+    slow, _, deep, _, hang = filled["spec"]["rules"]
     assert slow["for"] == "60 steps"
     assert not {"nsys", "stacks", "ranks"} & set(slow["capture"])
     assert not {"torch", "stacks", "sample"} & set(deep["capture"])

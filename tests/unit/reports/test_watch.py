@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from sftriage.records import CaptureResult, ManualRequest, plain
+from sftriage.records import CaptureResult, ManualRequest, Regression, plain
 from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage, Watcher
@@ -390,3 +390,17 @@ def test_what_is_no_run_is_an_error(sftriage, tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").touch()
     assert "not a run directory" in sftriage("watch", "--run", tmp_path / "other").err
+
+
+def test_that_the_job_is_slower_than_its_own_best_is_said_when_it_begins_and_ends(run):
+    # GIVEN a job with a suspect, which becomes slower than it has been on all ranks beside it, and is as good again
+    slower = Regression(40, 38, 45, 0.21, "all", ("backward",), 0.05)
+    windows = [None, slower, slower, replace(slower, until_step=60), None]
+    told = all_of(run.source.view())
+    for n, found in enumerate(windows):
+        run.decide(verdict(20 + 10 * n, "suspect", regression=found), "throttle", "too early")
+    # THEN each change is said, and what is as before is not
+    _, lines = news(told, run.source.view(), NOW_S)
+    assert ["best" in line for line in lines] == [False, True, True, False]
+    assert "slower than its best of 50.0 ms by 21% since about step 40 (38 to 45), in backward" in lines[1]
+    assert "as good as its best again since about step 60" in lines[2]

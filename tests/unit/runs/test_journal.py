@@ -1,12 +1,13 @@
 """What was decided is on record, whatever happens to the one who decided."""
 
 import os
+from dataclasses import replace
 
 import pytest
 
 from sftriage.errors import InputError
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.records import CaptureResult, Decision, Verdict
+from sftriage.records import CaptureResult, Decision, Regression, Verdict
 from sftriage.runs.journal import Journal, read_journal
 
 VERDICT = Verdict(20, 69, "healthy", (), (), 0.05, {"data": 0.05}, {"data": 1}, {"coverage": 1.0})
@@ -53,3 +54,16 @@ def test_a_journal_that_cannot_be_read_is_said(path):
     path.mkdir()
     with pytest.raises(InputError, match="decisions"):
         list(read_journal(path))
+
+
+def test_a_verdict_says_since_when_the_job_is_slower_than_its_best(path):
+    # GIVEN a verdict with a regression, and one as it was written before there were any
+    found = Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)
+    journal = Journal(path)
+    journal.append(WindowJudged(replace(VERDICT, regression=found), DECISION))
+    journal.append(WindowJudged(VERDICT, DECISION))
+    journal.close()
+    path.write_text(path.read_text(encoding="utf-8").replace(',"regression":null', ""), encoding="utf-8")
+    assert path.read_text(encoding="utf-8").count("regression") == 1
+    # THEN both are read
+    assert [entry.verdict.regression for entry in read_journal(path)] == [found, None]

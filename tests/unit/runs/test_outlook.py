@@ -1,10 +1,12 @@
 import pytest
 
-from sftriage.records import ENDED, CaptureResult
+from sftriage.records import ENDED, CaptureResult, Regression
 from sftriage.runs.outlook import outlook
 from tests.unit.recorded import request_of, row
 
 DISTURBED = {"label": "needs_evidence", "outcome": "hold", "reasons": ("self_inflicted",)}
+SLOWER = Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)
+REGRESSED = {"label": "needs_evidence", "outcome": "hold", "reasons": ("regressed",), "regression": SLOWER}
 ASKED = (request_of("c-1"),)
 
 
@@ -18,6 +20,7 @@ ASKED = (request_of("c-1"),)
         ([row(20), row(30, "suspect", "capture", requests=ASKED)], "captured"),
         ([row(20), row(30, "suspect", "capture", requests=ASKED), row(40, "suspect", "throttle")], "captured"),
         ([row(20), row(30, "needs_evidence", "hold", reasons=("co_critical",))], "held"),
+        ([row(20), row(30, **REGRESSED)], "regressed"),
         ([row(20), row(30, "stalled", "hold", reasons=("in_sync",))], "stalled"),
         ([row(30, "suspect", "throttle"), row(40)], "healthy"),
         # A window that a capture disturbed says nothing: what was so before is so still.
@@ -66,3 +69,9 @@ def test_a_healthy_job_remembers_its_last_trouble():
     seen = outlook(rows, {})
     assert (seen.face, seen.since_step, seen.before) == ("healthy", None, rows[0])
     assert seen.captures == ()
+
+
+def test_a_job_slower_than_its_own_best_is_so_since_its_onset_and_not_since_that_was_known():
+    seen = outlook([row(20), row(660, **REGRESSED), row(670, **REGRESSED)], {})
+    assert (seen.headline, seen.since_step, seen.named) == ("Slower than its own best", 640, "")
+    assert "by 21% since about step 640 (632 to 655), in backward, on all ranks" in seen.sentence

@@ -30,6 +30,7 @@ from sftriage.records import (
     JobStatus,
     ManualRequest,
     RankStatus,
+    Regression,
     Reproduced,
     StageSchema,
     Suspect,
@@ -383,3 +384,20 @@ def test_the_sum_is_never_seen_half_way():
     thread.join(60)
     assert not thread.is_alive()
     assert apart == []
+
+
+def test_the_job_against_its_own_best():
+    # GIVEN a job that becomes slower than its own best, stays so, and is as good again
+    found, slower = metrics(), Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)
+    assert value(found, "sftriage_regressions_total", scope="all") == 0
+    for fraction in (0.21, 0.25):
+        about = judged("needs_evidence", reasons=["regressed"])
+        found.take(WindowJudged(replace(about.verdict, regression=replace(slower, fraction=fraction)), about.decision))
+    # THEN it is counted once, with how much slower it is now; a stall says nothing of it
+    found.take(judged("stalled", [suspect("backward")], reasons=["not_arrived"]))
+    assert value(found, "sftriage_regressions_total", scope="all") == 1
+    assert value(found, "sftriage_regression_ratio", scope="all") == 0.25
+    # AND that goes with it
+    found.take(WindowJudged(replace(judged().verdict, regression=replace(slower, until_step=700)), judged().decision))
+    assert value(found, "sftriage_regression_ratio", scope="all") is None
+    assert value(found, "sftriage_regressions_total", scope="all") == 1

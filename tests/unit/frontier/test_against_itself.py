@@ -1,0 +1,126 @@
+"""A verdict on a job that is slower than its own best: windows of one run, judged one after the other."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from sftriage.frontier import Settings, judge
+from sftriage.words import verdict_sentence
+
+from .windows import Fault, Job, every, from_step
+
+SETTINGS = Settings()
+WINDOW, STRIDE = 50, 10
+
+
+def judged(job, *faults, seed=0):
+    """The verdicts on a run's windows: its steps are those of the job."""
+    run, past, verdicts = job.run(*faults, seed=seed), None, []
+    for first in range(0, job.n_steps - WINDOW + 1, STRIDE):
+        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def labels(verdicts):
+    """What was said, each once, in its order."""
+    return list(dict.fromkeys((one.label, *one.reasons) for one in verdicts))
+
+
+def test_a_job_that_all_ranks_make_slower_is_held_and_says_since_when_and_where():
+    # GIVEN a job whose forward becomes slower by a third on all ranks, by less than what is a suspect
+    verdicts = judged(Job(n_steps=700), Fault("forward", None, 0.010, from_step(400)))
+    # THEN it is healthy until then, and held for it from soon after on
+    assert labels(verdicts) == [("healthy",), ("needs_evidence", "regressed")]
+    first = next(one for one in verdicts if one.label != "healthy")
+    assert 430 <= first.last_step <= 445
+    found = verdicts[-1].regression
+    assert (found.scope, found.stages, found.kind, found.until_step) == ("all", ("forward",), "", None)
+    assert found.since_step == pytest.approx(400, abs=3)
+    assert found.fraction == pytest.approx(0.10, abs=0.02)
+    assert found.best_step_s == pytest.approx(0.1015, abs=0.003)
+    # AND what decided is in the verdict, beside its thresholds
+    numbers = verdicts[-1].numbers
+    assert numbers["over_best_fraction"] == pytest.approx(found.fraction)
+    assert numbers["slower_evidence"] == numbers["min_slower_evidence"] == SETTINGS.naming_log_odds
+    assert "slower than its best of 101" in verdict_sentence(verdicts[-1])
+    assert "since about step 400 (399 to 403), in forward, on all ranks" in verdict_sentence(verdicts[-1])
+
+
+def test_slow_windows_teach_neither_the_best_nor_the_baseline():
+    # GIVEN a job that was slower for long
+    slower = [Fault("forward", None, 0.010, from_step(300))]
+    run, past = Job(n_steps=900).run(*slower), None
+    baselines = []
+    for first in range(0, 851, STRIDE):
+        _, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+        baselines.append(past.baseline.n_windows)
+    # THEN neither has moved since it was known
+    assert baselines[35:] == [baselines[35]] * len(baselines[35:])
+    assert past.own_best.told(850, 0).best_step_s == pytest.approx(0.1015, abs=0.003)
+
+
+def test_its_end_is_told_once_and_the_job_is_healthy_again():
+    verdicts = judged(Job(n_steps=800), Fault("forward", None, 0.010, from_step(300, 500)))
+    assert labels(verdicts) == [("healthy",), ("needs_evidence", "regressed")]
+    ended = [one for one in verdicts if one.regression is not None and one.regression.until_step is not None]
+    assert [one.label for one in ended] == ["healthy"]
+    assert ended[0].regression.until_step == pytest.approx(500, abs=3)
+    assert ended[0].last_step <= 530
+    assert "as good as its best again since about step 500" in verdict_sentence(ended[0])
+    assert verdicts[-1].regression is None
+
+
+def test_a_suspect_stays_one_and_the_step_is_longer_for_some_ranks_only():
+    # GIVEN a rank that becomes late by a fifth of the step
+    verdicts = judged(Job(n_steps=600), Fault("data", 2, 0.020, from_step(300)))
+    # THEN it is the suspect, and beside it that the job is slower, not on all ranks
+    assert {one.label for one in verdicts[-10:]} == {"suspect"}
+    assert all((one.regression.scope, one.regression.stages) == ("some", ()) for one in verdicts[-10:])
+    assert "not on all" in verdict_sentence(verdicts[-1])
+
+
+def test_what_the_host_sees_of_devices_is_a_steps_length_and_not_its_stages():
+    # GIVEN a job on devices whose times are not recorded
+    run, past = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300))), None
+    for first in range(0, 551, STRIDE):
+        window = replace(run.steps(first, first + WINDOW - 1), on_device=True)
+        verdict, past = judge(window, past, SETTINGS)
+    # THEN that it is slower holds, and no stage is named
+    assert "regressed" in verdict.reasons
+    assert verdict.regression.stages == ()
+
+
+def test_a_capture_leaves_what_is_known_as_it_is():
+    # GIVEN a job that is slower, and a window in which a profiler ran
+    run, past = Job(n_steps=600).run(Fault("forward", None, 0.010, from_step(300))), None
+    for first in range(0, 401, STRIDE):
+        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+    disturbed = replace(run.steps(410, 459), capturing_N=np.ones(50, dtype=bool))
+    held, after = judge(disturbed, past, SETTINGS)
+    # THEN that window says nothing new, and the job is no less slower for it
+    assert held.reasons == ("self_inflicted",)
+    assert after.own_best is past.own_best
+    assert held.regression.since_step == verdict.regression.since_step
+
+
+def test_steps_of_another_kind_and_what_they_leave_behind_are_no_slowdown():
+    # GIVEN a job that saves in every 25th step, and says so, and whose rank 0 is late after that
+    n_steps = 1000
+    saves_N = every(25)(n_steps)
+    kinds = tuple("checkpoint" if saves else "" for saves in saves_N)
+    faults = (Fault("other", 0, 0.3, every(25)), Fault("data", None, 0.2, every(25, 1)))
+    # THEN nothing is slower than its best
+    assert all(one.regression is None for one in judged(Job(n_steps=n_steps, kinds=kinds), *faults))
+
+
+@pytest.mark.parametrize("stride", [5, 50])
+def test_steps_are_taken_once_however_windows_overlap(stride):
+    # GIVEN a job that becomes slower, judged every few steps or every window
+    run, past = Job(n_steps=700).run(Fault("forward", None, 0.010, from_step(400))), None
+    for first in range(0, 651, stride):
+        verdict, past = judge(run.steps(first, first + WINDOW - 1), past, SETTINGS)
+    # THEN it is told as of the same step
+    assert verdict.regression.since_step == pytest.approx(400, abs=2)
+    assert past.own_best.next_step == 700

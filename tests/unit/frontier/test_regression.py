@@ -1,0 +1,405 @@
+"""The truth table of the job against itself: what happened in a job, and what is told of it.
+
+Each job has 8 ranks and steps of 49 ms (data 4, forward 15, backward 25 inside the sync, optimizer 5) with 4 %
+log-normal jitter of every stage on every rank, and is looked at in windows of 50 steps, one every 10, as a job is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.frontier.baseline import MAX_REGIMES
+from sftriage.frontier.regression import MAX_KINDS, RECENT_STEPS, OwnBest, StepMeasures, advanced
+from sftriage.frontier.settings import Settings
+
+SETTINGS = Settings()
+STAGES = ("data", "forward", "backward", "optimizer")
+BASE_S = np.array([0.004, 0.015, 0.025, 0.005])
+SYNC = STAGES.index("backward")
+WINDOW, STRIDE = 50, 10
+
+
+def measured(factors_NS, seed=0, jitter=0.04, late=None, **given_NS):
+    """The steps of a job whose stages take so many times their time; ``late`` adds seconds to one rank's forward."""
+    n_steps, n_ranks = len(factors_NS), 8
+    rng = np.random.default_rng(seed)
+    own_NRS = (BASE_S * factors_NS)[:, None] * np.exp(jitter * rng.standard_normal((n_steps, n_ranks, len(STAGES))))
+    if late is not None:
+        own_NRS[:, 3, 1] += late
+    sync_NS, level_NS = np.zeros((2, n_steps, len(STAGES)))
+    sync_NS[:, SYNC] = own_NRS[:, :, SYNC].max(axis=1)
+    level_NS[:] = np.sort(own_NRS, axis=1)[:, (n_ranks - 1) // 4]
+    level_NS[:, SYNC] = 0.0
+    step_N = own_NRS[:, :, :SYNC].sum(axis=2).max(axis=1) + sync_NS[:, SYNC] + own_NRS[:, :, SYNC + 1].max(axis=1)
+    given_NS.setdefault("counts_N", np.ones(n_steps, dtype=bool))
+    given_NS.setdefault("regimes", (("", None),) * n_steps)
+    return StepMeasures(0, STAGES, step_N, level_NS, sync_NS, **given_NS)
+
+
+def part(measures, first, last):
+    """The steps from one to before another."""
+    arrays = {one.name: getattr(measures, one.name) for one in fields(measures) if one.name not in ("stages",)}
+    cut = {name: value[first:last] for name, value in arrays.items() if name != "first_step" and value is not None}
+    return replace(measures, first_step=measures.first_step + first, **cut)
+
+
+def watched(measures, state=None):
+    """What is told at the end of each window: (last step, regression), and what is known in the end."""
+    told = []
+    for last in range(WINDOW, len(measures.step_N) + 1, STRIDE):
+        window = part(measures, last - WINDOW, last)
+        new_from = 0 if state is None else state.next_step
+        state = advanced(state, window, SETTINGS)
+        told.append((measures.first_step + last - 1, state.told(window.first_step, new_from)))
+    return told, state
+
+
+def steady(n_steps):
+    return np.ones((n_steps, len(STAGES)))
+
+
+def slower(n_steps, stages, factor, first, last=None):
+    factors_NS = steady(n_steps)
+    factors_NS[first:last, [STAGES.index(stage) for stage in stages]] *= factor
+    return factors_NS
+
+
+def creeping(n_steps, stage, factor, first, last):
+    factors_NS = steady(n_steps)
+    factors_NS[first:last, STAGES.index(stage)] = np.linspace(1.0, factor, last - first)
+    factors_NS[last:, STAGES.index(stage)] = factor
+    return factors_NS
+
+
+def times(values_N):
+    """All stages alike, step by step."""
+    return np.repeat(np.asarray(values_N, dtype=float)[:, None], len(STAGES), axis=1)
+
+
+def every(period, n_steps):
+    return np.arange(n_steps) % period == period - 1
+
+
+def drawn(n_steps, seed=1):
+    return np.random.default_rng(seed).random(n_steps)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A situation, and each regression that is told in it: since about when, until when, by how much, where."""
+
+    situation: str
+    measures: Callable[[], StepMeasures]
+    told: tuple[dict[str, Any], ...] = ()
+    within: int = 45  # steps from its onset until it is told, the end of a window included
+
+
+def row(situation, factors_NS, *told, within=45, **more):
+    return Row(situation, lambda: measured(factors_NS, **more), told, within)
+
+
+def regressed(since, fraction, *stages, until=None, scope="all", kind="", about=5):
+    return {
+        "since": since,
+        "fraction": fraction,
+        "stages": stages,
+        "until": until,
+        "scope": scope,
+        "kind": kind,
+        "about": about,
+    }
+
+
+def lengths(n_steps):
+    """A curriculum: sequences grow to twice their length over the run; forward and backward with them."""
+    work_N = np.linspace(1000.0, 2000.0, n_steps)
+    factors_NS = steady(n_steps)
+    factors_NS[:, 1:3] = (work_N / 1000.0)[:, None] ** 1.5
+    regimes = tuple(("", int(np.round(4 * np.log2(work)))) for work in work_N)
+    return factors_NS, work_N, regimes
+
+
+GROWN_NS, GROWN_N, GROWN = lengths(6000)
+STEPPED_NS = slower(1500, ("forward", "backward"), 2.0, 700)
+LATE_N = np.where(np.arange(1500) >= 700, 0.012, 0.0)
+
+TRUTH = [
+    # As good as its best.
+    row("nothing happens", steady(2000)),
+    row("nothing happens, without any jitter", steady(1000), jitter=0.0),
+    row("nothing happens, amid 10 % jitter", steady(5000), jitter=0.1),
+    row("the first steps are slow: what is compiled, caches that fill", slower(1500, STAGES, 3.0, 0, 130)),
+    row("it becomes quicker", slower(1500, STAGES, 1.3, 0, 700)),
+    row("each epoch begins with a slow step", times(np.where(every(100, 2000), 8.0, 1.0))),
+    row("an evaluation every 20 steps", times(np.where(every(20, 2000), 3.0, 1.0))),
+    row("another learning rate: the same work", steady(2000), seed=3),
+    row("steps of any length", times(0.5 + drawn(5000))),
+    row("steps of two lengths, in no order", times(np.where(drawn(5000) < 0.5, 2.0, 1.0))),
+    row("every second step twice as long", times(np.where(every(2, 2000), 2.0, 1.0))),
+    row("a hiccup of ten steps", slower(1500, STAGES, 3.0, 700, 710)),
+    row("slower by 2 % from then on", slower(3000, STAGES, 1.02, 700)),
+    row("sequences that grow, and say so", GROWN_NS, work_N=GROWN_N, regimes=GROWN),
+    row("one block of 50 steps without the jitter of others", slower(3000, STAGES, 0.85, 400, 450)),
+    row("the first block was lucky", slower(1500, STAGES, 0.85, 0, 50)),
+    row("slower in a job too short to have shown its best", slower(150, STAGES, 1.5, 50)),
+    row(
+        "time that moved from one stage to another", steady(1500) + np.outer(np.arange(1500) >= 700, [1.0, -0.25, 0, 0])
+    ),
+    # Slower than it.
+    row("backward +20 % at once", slower(1500, ("backward",), 1.2, 700), regressed(700, 0.10, "backward")),
+    row("forward +30 % at once", slower(1500, ("forward",), 1.3, 700), regressed(700, 0.09, "forward")),
+    row("all of it +29 % at once", slower(1500, STAGES, 1.29, 700), regressed(700, 0.29)),
+    row("+20 % once 120 steps have shown its best", slower(300, STAGES, 1.2, 120), regressed(120, 0.2)),
+    row(
+        "backward creeps by 60 % over 2,000 steps",
+        creeping(2600, "backward", 1.6, 300, 2300),
+        # (3 % of the step at step 504, 5 % at step 640)
+        regressed(500, 0.30, "backward", about=60),
+        within=200,
+    ),
+    row(
+        "a slowdown that comes, goes, and comes back",
+        slower(2500, ("backward",), 1.2, 700, 1200) * slower(2500, ("backward",), 1.2, 1800),
+        regressed(700, 0.1, "backward", until=1200),
+        regressed(1800, 0.1, "backward"),
+    ),
+    row(
+        "sequences that became twice as long, and nobody said so",
+        STEPPED_NS,
+        regressed(700, 0.81, "forward", "backward"),
+    ),
+    row(
+        "a machine that is loaded for 600 steps",
+        slower(2500, STAGES, 1.25, 1000, 1600),
+        regressed(1000, 0.25, until=1600),
+    ),
+    row("+20 % amid 10 % jitter", slower(1500, STAGES, 1.2, 700), regressed(700, 0.2, about=8), jitter=0.1),
+    row(
+        "evaluations every 20 steps, and +20 %",
+        slower(1500, STAGES, 1.2, 700) * times(np.where(every(20, 1500), 3.0, 1.0)),
+        regressed(700, 0.2),
+    ),
+    # One rank: the step is longer, what the ranks have in common is not.
+    row("one rank late by a quarter of a step", steady(1500), regressed(700, 0.23, scope="some"), late=LATE_N),
+]
+
+
+@pytest.mark.parametrize("case", TRUTH, ids=lambda case: case.situation)
+def test_the_truth_table(case):
+    # GIVEN a job, WHEN it is looked at window by window
+    told, _ = watched(case.measures())
+    # THEN each regression in it is told, and nothing else
+    found = {one.since_step: one for _, one in told if one is not None}  # what was told of each last
+    assert len(found) == len(case.told), found
+    for (since, one), wanted in zip(found.items(), case.told, strict=True):
+        assert since == pytest.approx(wanted["since"], abs=wanted["about"])
+        assert one.since_first_step <= since <= one.since_last_step
+        assert one.fraction == pytest.approx(wanted["fraction"], abs=0.025)
+        assert (one.stages, one.scope, one.kind) == (wanted["stages"], wanted["scope"], wanted["kind"])
+        assert (one.until_step is None) == (wanted["until"] is None)
+        # AND soon, with its end
+        first = next(step for step, other in told if other is not None and other.since_step == since)
+        assert first - wanted["since"] <= case.within
+        if one.until_step is not None:
+            assert one.until_step == pytest.approx(wanted["until"], abs=5)
+            ended = [step for step, other in told if other == one]
+            assert len(ended) == 1
+            assert ended[0] - wanted["until"] <= 30
+
+
+def test_a_creep_is_told_from_about_5_percent_on():
+    # GIVEN a job in which backward creeps, WHEN told for the first time
+    told, _ = watched(measured(creeping(2600, "backward", 1.6, 300, 2300)))
+    step, first = next((step, one) for step, one in told if one is not None)
+    # THEN it has become slower by little more than what is told at all
+    assert 0.05 <= first.fraction <= 0.07
+    assert step <= 720
+
+
+def test_a_hundred_thousand_steps_of_jitter_say_nothing():
+    # GIVEN a healthy job of a hundred thousand steps, WHEN taken in
+    measures, state = measured(steady(10_000), seed=5), None
+    for n in range(10):
+        state = advanced(state, replace(measured(steady(10_000), seed=n), first_step=n * 10_000), SETTINGS)
+        # THEN nothing is told of it
+        assert state.told(0, 0) is None
+    # AND what is kept of it is no more than of a short one
+    best = state.bests["", None]
+    assert len(best.samples) <= 32
+    assert len(state.tests[""].steps_K) == RECENT_STEPS
+    # AND its best has not drifted down by the luck of many
+    typical_s = np.median(measures.step_N)
+    assert best.level.best_Q[0] == pytest.approx(typical_s, rel=0.01)
+
+
+def test_a_slow_job_never_becomes_its_own_best():
+    # GIVEN a job that became slower after 300 steps, WHEN it runs on for forty times as long
+    state = advanced(None, measured(slower(12_000, STAGES, 1.2, 300)), SETTINGS)
+    # THEN that is told as on the first day
+    one = state.told(0, 0)
+    assert one.fraction == pytest.approx(0.2, abs=0.02)
+    assert one.since_step == pytest.approx(300, abs=5)
+
+
+def test_each_kind_of_step_has_a_best_and_evidence_of_its_own():
+    # GIVEN a job that says which steps are evaluations, three times as long, and these alone become slower
+    n_steps = 12_000
+    special_N = every(20, n_steps)
+    kinds = tuple(("eval" if special else "", None) for special in special_N)
+    slow_N = np.where(special_N, np.where(np.arange(n_steps) >= 6000, 3.9, 3.0), 1.0)
+    # WHEN watched
+    told, _ = watched(measured(times(slow_N), regimes=kinds))
+    found = [one for _, one in told if one is not None]
+    # THEN that is told of the evaluations, about as many of them later
+    assert {one.kind for one in found} == {"eval"}
+    assert found[0].since_step == pytest.approx(6019, abs=40)
+    assert found[-1].fraction == pytest.approx(0.3, abs=0.02)
+
+
+def test_steps_of_many_lengths_that_say_so_are_judged_together():
+    # GIVEN steps of eight lengths in no order, which say so, and the job becomes slower by a fifth
+    n_steps = 6000
+    work_N = 1000.0 * 2 ** (np.floor(8 * drawn(n_steps)) / 4)
+    regimes = tuple(("", int(np.round(4 * np.log2(work)))) for work in work_N)
+    factors_NS = times(work_N / 1000.0) * slower(n_steps, STAGES, 1.2, 3000)
+    # WHEN watched
+    told, _ = watched(measured(factors_NS, work_N=work_N, regimes=regimes))
+    # THEN every length is evidence: it takes no longer than with one
+    step, first = next((step, one) for step, one in told if one is not None)
+    assert first.since_step == pytest.approx(3000, abs=5)
+    assert step <= 3050
+
+
+def test_what_does_not_count_is_left_out():
+    # GIVEN a job in which a profiler slows fifty steps, which do not count
+    slow_NS = slower(1500, STAGES, 1.5, 700, 750)
+    counts_N = np.ones(1500, dtype=bool)
+    counts_N[700:750] = False
+    # WHEN watched, THEN nothing is told; and of the same where they count it is
+    assert not any(one for _, one in watched(measured(slow_NS, counts_N=counts_N))[0])
+    assert any(one for _, one in watched(measured(slow_NS))[0])
+
+
+def test_steps_that_are_no_numbers_or_take_no_time_are_left_out():
+    # GIVEN steps with times that cannot be, WHEN taken in
+    measures = measured(steady(400))
+    measures.step_N[::7] = np.nan
+    measures.step_N[3::7] = 0.0
+    measures.level_NS[5::7] = np.inf
+    state = advanced(None, measures, SETTINGS)
+    # THEN they are neither best nor evidence
+    assert np.isfinite(state.bests["", None].level.best_Q).all()
+    assert state.told(0, 0) is None
+
+
+def test_other_stages_begin_anew():
+    # GIVEN a job that is known, WHEN its steps have other stages
+    known = advanced(None, measured(steady(300)), SETTINGS)
+    other = replace(measured(steady(300)), stages=("a", "b", "c", "d"), first_step=300)
+    state = advanced(known, other, SETTINGS)
+    # THEN it is another job
+    assert state.stages == ("a", "b", "c", "d")
+    assert state.bests["", None].seen == 6
+
+
+def test_what_is_kept_is_bounded_however_many_kinds_there_are():
+    # GIVEN a job that invents kinds and sizes without end, WHEN taken in
+    n_steps = 300 * 100
+    regimes = tuple((f"kind {n // 300}", n // 300) for n in range(n_steps))
+    state = advanced(None, measured(steady(n_steps), regimes=regimes), SETTINGS)
+    # THEN the last are kept
+    assert len(state.bests) == MAX_REGIMES
+    assert len(state.tests) == MAX_KINDS
+    assert "kind 99" in state.tests
+
+
+def test_the_uncertainty_of_the_onset_holds_it():
+    # GIVEN twenty jobs that become slower by a little more than is told, amid noise
+    held, widths = 0, []
+    for seed in range(20):
+        told, _ = watched(measured(slower(1200, STAGES, 1.09, 600), seed=seed, jitter=0.06))
+        first = next(one for _, one in told if one is not None)
+        held += first.since_first_step <= 600 <= first.since_last_step
+        widths.append(first.since_last_step - first.since_first_step)
+    # THEN nine in ten say an interval that holds it, and no wide one
+    assert held >= 17
+    assert np.median(widths) <= 15
+
+
+def same(one, other):
+    """Whether two states are the same, arrays and all."""
+    if isinstance(one, np.ndarray):
+        return np.array_equal(one, other)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if hasattr(one, "__dataclass_fields__") and hasattr(other, "__dataclass_fields__"):
+        return all(same(getattr(one, name), getattr(other, name)) for name in one.__dataclass_fields__)
+    return one == other
+
+
+@st.composite
+def jobs(draw):
+    """Jobs of some kinds of steps with a slowdown somewhere, and steps left out."""
+    n_steps = draw(st.integers(150, 700))
+    begin, end = sorted((draw(st.integers(0, n_steps)), draw(st.integers(0, n_steps))))
+    stages = draw(st.lists(st.sampled_from(STAGES), min_size=1, unique=True))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    kinds = [("", None), ("", 3), ("eval", None)][: draw(st.integers(1, 3))]
+    return measured(
+        slower(n_steps, stages, draw(st.floats(0.5, 2.0)), begin, end),
+        seed=draw(st.integers(0, 2**32 - 1)),
+        counts_N=rng.random(n_steps) < draw(st.sampled_from([1.0, 0.9])),
+        regimes=tuple(kinds[int(k)] for k in rng.integers(len(kinds), size=n_steps)),
+        work_N=1.0 + rng.random(n_steps),
+    )
+
+
+@given(jobs(), st.data())
+@settings(deadline=None)
+def test_however_the_steps_are_split_into_windows_the_same_is_known(measures, data):
+    # GIVEN a job, and windows over it that leave no gap and overlap as they like
+    n_steps, state, end = len(measures.step_N), None, 0
+    # WHEN taken in window by window
+    while end < n_steps:
+        first = end - data.draw(st.integers(0, min(end, 60)))
+        end = data.draw(st.integers(end + 1, min(n_steps, end + 200)))
+        state = advanced(state, part(measures, first, end), SETTINGS)
+    # THEN the same is known as from all of it at once
+    assert same(state, advanced(None, measures, SETTINGS))
+
+
+@given(jobs(), st.integers(-10, 10))
+@settings(deadline=None)
+def test_slower_clocks_tell_the_same(measures, octaves):
+    # GIVEN a job, and the same on a machine that takes twice, or half as long for all of it, WHEN taken in
+    factor = 2.0**octaves
+    scaled = {name: factor * getattr(measures, name) for name in ("step_N", "level_NS", "sync_NS")}
+    one, other = (advanced(None, m, SETTINGS).told(0, 0) for m in (measures, replace(measures, **scaled)))
+    # THEN the same is told, but for how long a step takes
+    if one is not None:
+        one = replace(one, best_step_s=factor * one.best_step_s)
+    assert one == other
+
+
+@given(jobs())
+@settings(deadline=None)
+def test_what_is_told_makes_sense(measures):
+    # GIVEN a job, WHEN watched
+    told, state = watched(measures)
+    for step, one in told:
+        if one is None:
+            continue
+        # THEN the onset lies in its interval and in the past, and the end after it
+        assert 0 <= one.since_first_step <= one.since_step <= one.since_last_step <= step
+        assert one.until_step is None or one.since_step < one.until_step <= step
+        assert set(one.stages) < set(STAGES)
+        assert one.scope == "all" or not one.stages
+        assert one.best_step_s > 0.0
+    assert isinstance(state, OwnBest)
