@@ -72,6 +72,7 @@ def settings_of(detection: Detection) -> Settings:
     """The thresholds of a policy's ``detection``; the others are as they are."""
     return Settings(
         min_gain_fraction=detection.min_gain_fraction,
+        false_names_per_million_steps=detection.false_names_per_million_steps,
         min_persistence_fraction=detection.min_persistence,
         min_coverage_fraction=detection.min_coverage,
     )

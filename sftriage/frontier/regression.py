@@ -216,7 +216,7 @@ class OwnBest:
         _, test = here[0]
         return {
             "over_best_fraction": float(_recent_Q(test, 0)[STEP]),
-            "min_over_best_fraction": settings.min_gain_fraction,
+            "min_over_best_fraction": settings.min_over_best_fraction,
             "slower_evidence": float(test.evidence_Q.max()),
             "min_slower_evidence": settings.naming_log_odds,
         }
@@ -340,7 +340,7 @@ def _begun(test: Evidence, settings: Settings) -> Evidence:
         recent_Q = _recent_Q(test, int(test.since_Q[q]))
         # What became slower must be most of it: time may also have moved from one stage to another.
         mostly = recent_Q[q] >= settings.min_explained_fraction * recent_Q[STEP]
-        if mostly and recent_Q[STEP] >= settings.min_gain_fraction:
+        if mostly and recent_Q[STEP] >= settings.min_over_best_fraction:
             test.stands_Q[q] = True
             onset = (int(test.since_Q[q]), int(test.first_Q[q]), int(test.last_Q[q]))
             test = test if test.onset is not None else replace(test, onset=onset)

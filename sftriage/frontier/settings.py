@@ -84,6 +84,7 @@ class Settings:
             and the slow start of an epoch among them do not count).
         best_fraction: of these samples, those that must have been as good for it to be the job's best (a quarter, and
             two at least: the luckiest of a month is not what the job is held to).
+        min_over_best_fraction: how much slower than its best a job must be to be told so, of its step (5 %).
         slower_fraction: a step is slower than the best if it, or a stage of it, takes this much of a step longer (3 %:
             under the 5 % that is told, so that these are found as well; more where blocks of ``best_steps`` differ by
             chance, ``clear_sigmas`` of their standard deviations).
@@ -123,6 +124,7 @@ class Settings:
 
     best_steps: int = 50
     best_fraction: float = 0.25
+    min_over_best_fraction: float = 0.05
     slower_fraction: float = 0.03
     slower_steps_fraction: float = 0.85
 

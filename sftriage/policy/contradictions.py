@@ -28,6 +28,9 @@ _LIMITS: dict[str, int | None] = {
 }
 """Limits that count captures, with their defaults. Without one, a limit that is not said contradicts nothing."""
 
+NO_WAIT = (None, "1 step", "1 steps", "1 window", "1 windows")
+"""What `for` says of a rule that waits for nothing."""
+
 
 def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
     """What is wrong between fields that are each right, as (location, message).
@@ -96,7 +99,7 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
             yield (*where, "match", "label"), _STALLED_CAPTURE.format(profiler)
         if pattern:
             yield (*where, "match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
-        if rule.get("for") not in (None, "1 step", "1 steps", "1 window", "1 windows"):
+        if rule.get("for") not in NO_WAIT:
             yield (
                 (*where, "for"),
                 "no `for` on stalled: a stall is reported once; detection.stalled_after says how long it must last",
@@ -125,7 +128,7 @@ def _in_regressed(rule: dict[str, Any], match: dict[str, Any], where: Location) 
                 (*where, "match", name),
                 f"no {name} on regressed: it is about the job, and not about who is suspected",
             )
-    if rule.get("for") not in (None, "1 window", "1 windows"):
+    if rule.get("for") not in NO_WAIT:
         yield (*where, "for"), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
 
 

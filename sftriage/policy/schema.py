@@ -57,9 +57,20 @@ class Detection(PolicyModel):
     warmup_steps: int = Field(
         default=20, ge=0, le=1_000_000, description="Steps at the start of a job that are not judged."
     )
-    min_gain: Share = Field(default="5%", description="Share of the exposed step time a suspect must be worth.")
+    min_gain: Share = Field(default="4%", description="Share of the exposed step time a suspect must be worth.")
+    false_names_per_million_steps: float = Field(
+        default=0.1,
+        ge=1e-6,
+        le=1e5,
+        description="How often chance alone may name somebody; the fewer, the longer a fault must last to be named "
+        "(docs/verdicts.md has the trade-off).",
+    )
     min_persistence: float = Field(
-        default=0.6, ge=0, le=1, description="Fraction of the window's steps in which the gain must be there."
+        default=0.6,
+        ge=0,
+        le=1,
+        description="Fraction of the window's steps in which what all ranks share must be there, and of the captured "
+        "steps in which a fault must be to be reproduced.",
     )
     min_coverage: float = Field(
         default=0.95, ge=0, le=1, description="Fraction of the window's ranks and steps that must be present."

@@ -153,7 +153,7 @@ def test_defaults_are_those_of_the_documentation():
     spec = TriagePolicy.model_validate(document()).spec
     assert (spec.detection.window_steps, spec.detection.stride_steps, spec.detection.warmup_steps) == (50, 10, 20)
     assert (spec.detection.min_gain_fraction, spec.detection.min_persistence, spec.detection.min_coverage) == (
-        0.05,
+        0.04,
         0.6,
         0.95,
     )
