@@ -113,15 +113,17 @@ def of_the_suspect(rule: Rule, target: Target, fired_s: Mapping[str, float], sta
 
     ``fired_s`` is the state's `last_fired_s`. What lasts longest is said first.
     """
-    key = key_of(rule.name, target.suspect)
-    unchanged = _already_captured(rule, target, state, now_s)
+    # (there may be a thousand rules)
+    unchanged = _already_captured(rule, target, state, now_s) if state.reproductions else None
     if unchanged is not None:
         return unchanged
+    key = key_of(rule.name, target.suspect)
     last_s = max(fired_s.get(key, -math.inf), fired_s.get(rule.name, -math.inf))
-    failures = state.failures.get(key) or state.failures.get(rule.name)
+    known = state.failures
+    failures = known.get(key) or known.get(rule.name) if known else None
     cooled_s = last_s + rule.cooldown_s
     again_s = -math.inf if failures is None else failures.until_s(rule.cooldown_s)
-    if now_s >= max(cooled_s, again_s):
+    if now_s >= cooled_s and now_s >= again_s:
         return None
     if failures is None or again_s < cooled_s:
         return Why("cooldown", {"rule": rule.name, "until_s": cooled_s})
