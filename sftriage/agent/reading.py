@@ -13,7 +13,7 @@ from sftriage.agent.scheduling import Scheduling
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, RingReader, StepLog, find_rings
 from sftriage.records import JobStatus, RankStatus
-from sftriage.windows.decoding import StepArrays, decode, together
+from sftriage.windows.decoding import decode, together
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
 
 log = logging.getLogger("sftriage")
@@ -39,7 +39,7 @@ class RankRings:
     def rows(self) -> list[Rows]:
         """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
         self.look()
-        found: dict[int, list[StepArrays]] = {}
+        found: dict[int, list[tuple[int, bytes]]] = {}
         on_device: dict[int, list[RingInfo]] = {}
         for path, (reader, kept) in list(self._readers.items()):
             try:
@@ -54,20 +54,21 @@ class RankRings:
             self.telemetry.steps += batch.steps
             self.telemetry.missed += batch.missed
             self.telemetry.torn += batch.torn
-            steps = self._scheduling.laid_over(reader.info, decode([(reader.info.rank, batch.raw)], reader.info.schema))
-            found.setdefault(reader.info.attempt, []).append(steps)
+            if batch.steps:
+                self._scheduling.look(reader.info)
+            found.setdefault(reader.info.attempt, []).append((reader.info.rank, batch.raw))
             if reader.on_device:
                 on_device.setdefault(reader.info.attempt, []).append(reader.info)
         self._position += 1
         # A step's own clock is the host's monotonic one, which nobody else can read.
         wall_ns = time.time_ns() - time.monotonic_ns()
         return [
-            self._rows(generation, steps, on_device.get(generation, ()), wall_ns)
-            for generation, steps in sorted(found.items())
+            self._rows(generation, raws, on_device.get(generation, ()), wall_ns)
+            for generation, raws in sorted(found.items())
         ]
 
     def _rows(
-        self, generation: int, steps: list[StepArrays], on_device: list[RingInfo] | tuple[()], wall_ns: int
+        self, generation: int, raws: list[tuple[int, bytes]], on_device: list[RingInfo] | tuple[()], wall_ns: int
     ) -> Rows:
         first = self._first_info[generation]
         read = [(info.rank, *self._device.read(info)) for info in on_device]
@@ -77,7 +78,7 @@ class RankRings:
             schema=first.schema,
             world_size=first.world_size,
             ranks={info.rank: RankLocation(info.host, info.cohort) for info in of_generation},
-            steps=together(steps),
+            steps=self._scheduling.laid_over(generation, decode(raws, first.schema)),
             device_steps=together([steps for _, steps, _ in read]) if read else None,
             device_over=tuple(rank for rank, steps, over in read if over and not len(steps)),
             wall_ns=wall_ns,

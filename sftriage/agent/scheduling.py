@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic_ns
 
@@ -18,9 +18,9 @@ from sftriage.errors import RingError
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import start_ticks
 from sftriage.windows.decoding import IntArray, StepArrays
-from sftriage.windows.scheduling import NO_READINGS, SchedulingLog, laid_over
+from sftriage.windows.scheduling import SchedulingLog, none_taken, of_ranks_laid_over
 
-KEPT_READINGS = 16
+KEPT_READINGS = 8
 """Readings that are remembered: steps that have just ended began after the last few."""
 
 _STATUS_BYTES = 16384
@@ -91,9 +91,9 @@ class _Rank:
     ``unseen`` counts how often steps have come of a process that is not to be seen.
     """
 
+    readings_TK: IntArray
     log: SchedulingLog | None = None
     thread: TrainingThread | None = None
-    readings_TK: IntArray = field(default_factory=lambda: NO_READINGS)
     unseen: int = 0
     over: bool = False
 
@@ -108,17 +108,27 @@ class Scheduling:
         self._steps, self._say = steps, say
         self._ranks: dict[tuple[int, int], _Rank] = {}
 
-    def laid_over(self, info: RingInfo, steps: StepArrays) -> StepArrays:
-        """New steps of a rank, with what its training thread waited in them, as far as that is known."""
-        one = self._ranks.setdefault((info.attempt, info.rank), _Rank())
-        if not len(steps) or one.over:
+    def look(self, info: RingInfo) -> None:
+        """Take a reading of a rank, after its new steps have been read."""
+        one = self._ranks.get((info.attempt, info.rank))
+        if one is None:
+            one = self._ranks[info.attempt, info.rank] = _Rank(none_taken(KEPT_READINGS))
+        reading = None if one.over else self._reading(one, info)
+        if reading is not None:
+            self._keep(one, info, reading)
+            one.readings_TK[:-1] = one.readings_TK[1:]
+            one.readings_TK[-1] = reading
+
+    def laid_over(self, attempt: int, steps: StepArrays) -> StepArrays:
+        """New steps of ranks, each of which was looked at after that, with what their threads waited where it is known.
+
+        All of them at once: those of one rank would take as long.
+        """
+        if not len(steps):
             return steps
-        reading = self._reading(one, info)
-        if reading is None:
-            return steps
-        self._keep(one, info, reading)
-        one.readings_TK = np.concatenate([one.readings_TK[1 - KEPT_READINGS :], np.array([reading], dtype=np.int64)])
-        return laid_over(one.readings_TK, steps)
+        ranks = np.unique(steps.rank_B)
+        readings_RTK = np.stack([self._ranks[attempt, rank].readings_TK for rank in ranks.tolist()])
+        return of_ranks_laid_over(readings_RTK, np.searchsorted(ranks, steps.rank_B), steps)
 
     def close(self) -> None:
         """Close every file."""

@@ -42,18 +42,28 @@ _WORDS = 4
 _BYTES = (_WORDS + 1) * WORD_BYTES
 _READING, _SUM = struct.Struct(f"={_WORDS}q"), struct.Struct("=q")
 _UNITS = np.array([NS, 1.0])
-NO_READINGS: IntArray = np.zeros((0, _WORDS), dtype=np.int64)
+
+
+def none_taken(count: int) -> IntArray:
+    """So many readings (T × K) in place of those that were not taken: further from any step than they may lie apart."""
+    found_TK = np.zeros((count, _WORDS), dtype=np.int64)
+    found_TK[:, 0] = np.arange(count) - 2**60
+    return found_TK
 
 
 def laid_over(readings_TK: IntArray, steps: StepArrays) -> StepArrays:
     """The steps of one rank with what each has of what passed between readings, which are in order of time."""
-    found_B2 = spread(readings_TK, *_times_ns(steps))
-    return replace(steps, scheduled_B2=found_B2 if np.isfinite(found_B2).any() else None)
+    return _with(steps, spread(readings_TK, *_times_ns(steps)))
 
 
-def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
-    """When steps began, with what is between them and the step before, and when they ended (B, B)."""
-    return steps.start_ns_B - steps.between_ns_B, steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
+def of_ranks_laid_over(readings_RTK: IntArray, row_B: IntArray, steps: StepArrays) -> StepArrays:
+    """The same for steps of several ranks at once, with for each the row of its rank's last few readings.
+
+    A rank of which there are fewer has some of `none_taken` before them.
+    """
+    times_ns_X, row_X = np.concatenate(_times_ns(steps)), np.concatenate([row_B, row_B])
+    after_X = (readings_RTK[row_X, :, 0] < times_ns_X[:, None]).sum(axis=1).clip(1, readings_RTK.shape[1] - 1)
+    return _with(steps, _passed(readings_RTK[row_X, after_X - 1], readings_RTK[row_X, after_X], times_ns_X))
 
 
 def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> FloatArray:
@@ -62,23 +72,36 @@ def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> F
     NaN where no reading was taken before or after it, or none near enough, and where the thread did not run meanwhile:
     then it is another one that trains.
     """
-    n_steps = len(begin_ns_B)
     if len(readings_TK) < 2:
-        return np.full((n_steps, 2), np.nan)
-    times_ns_X, at_ns_T = np.concatenate([begin_ns_B, end_ns_B]), readings_TK[:, 0]
-    after_X = np.searchsorted(at_ns_T, times_ns_X).clip(1, len(at_ns_T) - 1)
-    low_XK, high_XK = readings_TK[after_X - 1], readings_TK[after_X]
-    passed_XK = high_XK - low_XK
-    # Whole numbers first: what is counted since a machine started may be more than a float holds exactly.
-    passed_X2 = (times_ns_X - low_XK[:, 0])[:, None] / passed_XK[:, :1] * passed_XK[:, 2:]
-    counted_X2 = (low_XK[:, 2:] - readings_TK[0, 2:]) + passed_X2
+        return np.full((len(begin_ns_B), 2), np.nan)
+    times_ns_X = np.concatenate([begin_ns_B, end_ns_B])
+    after_X = np.searchsorted(readings_TK[:, 0], times_ns_X).clip(1, len(readings_TK) - 1)
+    return _passed(readings_TK[after_X - 1], readings_TK[after_X], times_ns_X)
+
+
+def _passed(low_XK: IntArray, high_XK: IntArray, times_ns_X: IntArray) -> FloatArray:
+    """What passed (B × 2) from the first half of the times to the second, each between a reading and the next one."""
+    n_steps = len(times_ns_X) // 2
+    begin_ns_B, end_ns_B = times_ns_X[:n_steps], times_ns_X[n_steps:]
+    part_X1 = ((times_ns_X - low_XK[:, 0]) / (high_XK[:, 0] - low_XK[:, 0]))[:, None]
+    # Differences of whole numbers first: a count since the machine started may be more than a float holds exactly.
+    counted_X2 = part_X1 * (high_XK[:, 2:] - low_XK[:, 2:])
+    counted_X2[n_steps:] += low_XK[n_steps:, 2:] - low_XK[:n_steps, 2:]
     found_B2 = (counted_X2[n_steps:] - counted_X2[:n_steps]) * _UNITS
     around_BK = high_XK[n_steps:] - low_XK[:n_steps]
-    known_B = (begin_ns_B >= at_ns_T[0]) & (end_ns_B <= at_ns_T[-1]) & (around_BK[:, 1] > 0)
-    known_B &= around_BK[:, 0] - (end_ns_B - begin_ns_B) <= MAX_APART_NS
-    # (of a thread that has given its place to another, counts are smaller)
-    found_B2[~known_B | (found_B2 < 0.0).any(axis=1)] = np.nan
-    return np.asarray(found_B2)
+    known_B = (low_XK[:n_steps, 0] <= begin_ns_B) & (end_ns_B <= high_XK[n_steps:, 0])
+    known_B &= (around_BK[:, 0] - (end_ns_B - begin_ns_B) <= MAX_APART_NS) & (around_BK[:, 1] > 0)
+    found_B2[~known_B] = np.nan
+    return np.asarray(np.maximum(found_B2, 0.0))
+
+
+def _with(steps: StepArrays, found_B2: FloatArray) -> StepArrays:
+    return replace(steps, scheduled_B2=found_B2 if np.isfinite(found_B2).any() else None)
+
+
+def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
+    """When steps began, with what is between them and the step before, and when they ended (B, B)."""
+    return steps.start_ns_B - steps.between_ns_B, steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
 
 
 class SchedulingLog(OpenFile):

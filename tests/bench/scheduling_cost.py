@@ -61,7 +61,8 @@ def turns_us(agent: RankRings, looks: int) -> dict[str, list[float]]:
         time.sleep(LOOK_S)
         with contextlib.ExitStack() as patched:
             if which == "without":
-                patched.enter_context(mock.patch.object(Scheduling, "laid_over", lambda self, info, steps: steps))
+                patched.enter_context(mock.patch.object(Scheduling, "look"))
+                patched.enter_context(mock.patch.object(Scheduling, "laid_over", lambda self, attempt, steps: steps))
             before_ns = time.thread_time_ns()
             agent.rows()
             took[which].append((time.thread_time_ns() - before_ns) / 1e3)

@@ -11,7 +11,7 @@ from tests.integration.processes import DEADLINE_S
 from tests.integration.runs import named, verdicts
 
 JOB = Path(__file__).parent / "jobs" / "on_a_busy_cpu.py"
-STEPS = 200
+STEPS = 160
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize(("what", "least", "most"), [("waits", 0.6, 1.0), ("sleeps", 0.0, 0.2)])
+@pytest.mark.parametrize(("what", "least", "most"), [("waits", 0.6, 1.0), ("sleeps", 0.0, 0.4)])
 def test_that_a_rank_waited_for_its_cpu_is_found_and_that_it_slept_is_not_taken_for_it(
     start, tmp_path, what, least, most
 ):

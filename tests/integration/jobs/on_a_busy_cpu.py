@@ -1,7 +1,7 @@
 """A job without torch whose last rank has another busy process on its CPU.
 
 ``on_a_busy_cpu.py waits|sleeps STEPS``: three ranks that meet at a barrier, pinned, the last one to a CPU of its own
-with a loop beside it. In ``data`` it computes for 20 ms (``waits``) or sleeps for 40 ms (``sleeps``); the others sleep
+with a loop beside it. In ``data`` it computes for 20 ms (``waits``) or sleeps for 80 ms (``sleeps``); the others sleep
 for 20 ms.
 """
 
@@ -40,7 +40,7 @@ def train(rank: int, what: str, steps: int, barrier, cpu: int) -> None:
                 if last and what == "waits":
                     compute(OWN_S)
                 else:
-                    time.sleep(2 * OWN_S if last else OWN_S)
+                    time.sleep(4 * OWN_S if last else OWN_S)
             with monitor.stage("backward"):
                 barrier.wait()
     monitor.close()

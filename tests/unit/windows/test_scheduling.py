@@ -13,11 +13,12 @@ from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.scheduling import (
     MAX_APART_NS,
-    NO_READINGS,
     KeptReadings,
     SchedulingLog,
     kept_readings,
     laid_over,
+    none_taken,
+    of_ranks_laid_over,
     spread,
 )
 from tests.unit.recorded import info_of
@@ -28,9 +29,13 @@ SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 INFO = info_of(0, schema=SCHEMA)
 
 
+ROWS = tuple((1000 + 250 * n, 10 * n + 1, 100 * n, n) for n in range(40))
+
+
 def readings(*rows: tuple[float, float, float, int]) -> np.ndarray:
     """Readings by when they were taken, how long the thread had run and been queued (ms), and its preemptions."""
-    return np.array([(at * MS, run * MS, queued * MS, times) for at, run, queued, times in rows], dtype=np.int64)
+    values = [(at * MS, run * MS, queued * MS, times) for at, run, queued, times in rows]
+    return np.array(values, dtype=np.int64).reshape(-1, 4)
 
 
 def step(number: int, start_ms: float, *took_ms: float, between_ms: float = 0.0) -> StepRecord:
@@ -64,7 +69,7 @@ def test_the_time_before_a_step_is_the_steps_too():
 @pytest.mark.parametrize(
     ("situation", "found"),
     [
-        ("nobody has looked", NO_READINGS),
+        ("nobody has looked", readings()),
         ("nobody has looked before", readings((1060, 0, 0, 0), (1100, 50, 50, 5))),
         ("nobody has looked since", readings((1000, 0, 0, 0), (1090, 50, 50, 5))),
         ("only once", readings((1000, 0, 0, 0))),
@@ -115,6 +120,22 @@ def test_over_steps_that_follow_one_another_nothing_is_lost_or_made_up(gaps_ms, 
         np.testing.assert_allclose(near[0], values, atol=1e-9)
 
 
+def test_the_steps_of_several_ranks_have_the_same_at_once():
+    # GIVEN ranks that were looked at differently often, and at other times
+    found = [readings(*((at + n, run, n * queued, n) for at, run, queued, n in ROWS[m:15])) for m in (0, 7, 13, 14)]
+    steps = batch(*(replace(step(n, 1000 + 40 * n, 35, between_ms=5), rank=n % 4) for n in range(90)), schema=SCHEMA)
+    # WHEN all of their steps are laid over at once
+    padded_RTK = np.stack([np.concatenate([none_taken(15 - len(one)), one]) for one in found])
+    together_B2 = of_ranks_laid_over(padded_RTK, steps.rank_B, steps).scheduled_B2
+    # THEN each rank's have what they would have by themselves
+    for rank, one in enumerate(found):
+        alone_B2 = laid_over(one, steps[steps.rank_B == rank]).scheduled_B2
+        its_B2 = together_B2[steps.rank_B == rank]
+        assert (alone_B2 is None) == np.isnan(its_B2).all() == (rank == 3)
+        if alone_B2 is not None:
+            np.testing.assert_allclose(its_B2, alone_B2, atol=1e-12)
+
+
 def test_steps_keep_what_was_laid_over_them_wherever_they_are_put():
     # GIVEN steps of one rank that are known, and of another that are not
     known = laid_over(readings((1000, 0, 0, 0), (1100, 50, 50, 5)), batch(step(1, 1050, 50), step(0, 1000, 50)))
@@ -134,9 +155,6 @@ def written(folder, *rows, info=INFO):
         log.append(tuple(row.tolist()))
     log.close()
     return log.path
-
-
-ROWS = tuple((1000 + 250 * n, 10 * n + 1, 100 * n, n) for n in range(40))
 
 
 def test_kept_readings_give_the_steps_what_they_had_when_they_came(tmp_path):
