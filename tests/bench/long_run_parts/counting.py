@@ -145,7 +145,8 @@ def poisson_interval(count: int, alpha: float = 0.05) -> tuple[float, float]:
 
 def _mean_where(count: int, probability: float) -> float:
     """The Poisson mean of which no more than ``count`` come with this probability."""
-    low, high = 0.0, count + 10.0 * math.sqrt(count + 1.0) + 10.0
+    reach = 10.0 * math.sqrt(count + 1.0) + 10.0
+    low, high = max(0.0, count - reach), count + reach
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
         low, high = (middle, high) if _at_most(count, middle) > probability else (low, middle)
@@ -156,6 +157,9 @@ def _at_most(count: int, mean: float) -> float:
     """The probability of no more than ``count``, in logarithms: of thousands of names the terms are tiny."""
     if mean == 0.0:
         return 1.0
-    logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(max(0, count - 2000), count + 1)]
+    least = max(0, int(mean - 10.0 * math.sqrt(mean) - 10.0))
+    if least > count:
+        return 0.0
+    logs = [k * math.log(mean) - mean - math.lgamma(k + 1) for k in range(least, count + 1)]
     most = max(logs)
     return min(1.0, math.exp(most) * math.fsum(math.exp(one - most) for one in logs))
