@@ -25,7 +25,7 @@ RIVALS_EVERY = 10
 VARIANTS_EVERY = 5
 """Our other sensitivities the same, and so of the faults."""
 MOST_RANKS = 64
-"""Jobs of more ranks are judged by ours alone: some of the other rules look at each rank by itself, in Python."""
+"""Jobs of more ranks are judged by ours alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +102,6 @@ def _faulty(amount: Amount, cells: list[Cell], first_job: int) -> list[Task]:
             split = bool(JOB_TYPES[cell.job].values.get("split", True))
             fault = dealer.deal(size, course, scope, np.array(hosts_of(cell, n_ranks)), split=split)
             n_steps = -(-(LEAD_STEPS[1] + LASTS_STEPS) // period) * period
-            rules = rules_of(rivals=True, varied=number % VARIANTS_EVERY == 0)
+            rules = rules_of(rivals=True, varied=(job + number) % VARIANTS_EVERY == 0)
             tasks.append(Task(job, cell, n_ranks, n_steps, amount.seed, rules, fault))
     return tasks
