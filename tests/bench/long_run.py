@@ -25,7 +25,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.bench.long_run_parts import plotting, report
-from tests.bench.long_run_parts.jobs import cells
+from tests.bench.long_run_parts.jobs import USUAL_S, cells
 from tests.bench.long_run_parts.plan import SHARE_OF_RANKS, Amount, tasks_of
 from tests.bench.long_run_parts.recording import kept, record
 from tests.bench.long_run_parts.simulating import Result, recordings, run
@@ -74,7 +74,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the recordings in a new directory")
     parser.add_argument("--from", dest="from_", type=Path, metavar="DIR", help="judge kept recordings, record nothing")
     parser.add_argument("--record-only", action="store_true", help="record, and judge nothing")
-    parser.add_argument("--record-s", type=float, help="seconds of each recorded job (20; 6 with --quick)")
+    parser.add_argument("--record-s", type=float, help="seconds of each recorded job (15; 6 with --quick)")
     parser.add_argument("--healthy-steps", type=float, help="healthy steps over all (1e7; 1e5 with --quick)")
     parser.add_argument("--faults", type=int, help="faults of each size, course and scope (15; 1 with --quick)")
     parser.add_argument("--ranks", type=lambda text: [int(one) for one in text.split(",")], help="of what is resampled")
@@ -82,7 +82,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="that judge")
     parser.add_argument("--quick", action="store_true", help="a few jobs, some two minutes: for trying out")
     options = parser.parse_args()
-    usual = (6.0, 1e5, 1, [4, 8, 64]) if options.quick else (20.0, 1e7, 15, list(SHARE_OF_RANKS))
+    usual = (6.0, 1e5, 1, [4, 8, 64]) if options.quick else (USUAL_S, 1e7, 15, list(SHARE_OF_RANKS))
     for name, value in zip(("record_s", "healthy_steps", "faults", "ranks"), usual, strict=True):
         if getattr(options, name) is None:
             setattr(options, name, value)

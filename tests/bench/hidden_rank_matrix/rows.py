@@ -133,6 +133,7 @@ class Row:
         collect_every: about every so many steps, each by its own count, a rank collects garbage; 0 for never.
         says_kinds: whether the job says of what kind its checkpoints and evaluations are.
         lasts_s: about how long it is recorded, if that is over before ``n_steps``; 0 for all of them.
+        least_steps: so many steps are recorded, however long they take.
         missing: a rank that records nothing.
         truth: what is to be said.
     """
@@ -156,6 +157,7 @@ class Row:
     collect_every: int = 0
     says_kinds: bool = True
     lasts_s: float = 0.0
+    least_steps: int = 0
     missing: int | None = None
 
     @property
@@ -170,7 +172,9 @@ class Row:
 
     def steps_at(self, healthy_step_s: float) -> int:
         """How many steps are recorded if a healthy one takes so long."""
-        return min(self.n_steps, int(self.lasts_s / healthy_step_s)) if self.lasts_s else self.n_steps
+        if not self.lasts_s:
+            return self.n_steps
+        return min(self.n_steps, max(self.least_steps, int(self.lasts_s / healthy_step_s)))
 
     def fraction_at(self, step: int) -> float:
         """All that slows this step from inside or outside; what comes from outside counts as one."""

@@ -14,7 +14,9 @@ LOADS = ("alone", "one busy", "two busy", "bursts")
 """What else runs on the machine: nothing of ours, one or two processes that are always busy, or two in bursts."""
 
 WARMUP_STEPS = 20
-MOST_STEPS = 20_000
+USUAL_S = 15.0
+LEAST_STEPS, MOST_STEPS = 300, 20_000
+"""Steps of a job recorded for the usual time, however fast or slow it is: fewer leave no blocks to choose from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,9 @@ def cells(*, quick: bool) -> list[Cell]:
 
 def row_of(cell: Cell, number: int, lasts_s: float, seed: int) -> Row:
     """The job that a recording is of."""
-    usual: dict[str, object] = {"split": True, "checkpoint_ranks": (0,), "lasts_s": lasts_s, "seed": seed + number}
+    least_steps = min(LEAST_STEPS, int(LEAST_STEPS * lasts_s / USUAL_S))
+    usual: dict[str, object] = {"split": True, "checkpoint_ranks": (0,), "seed": seed + number}
+    usual |= {"lasts_s": lasts_s, "least_steps": least_steps}
     name, truth = cell.job.replace(" ", "-"), Truth("healthy")
     values = {**usual, **JOB_TYPES[cell.job].values}
     return Row(number, "healthy", name, cell.n_ranks, MOST_STEPS, truth=truth, **values)  # type: ignore[arg-type]

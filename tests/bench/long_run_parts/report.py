@@ -168,8 +168,10 @@ def text(found: Row) -> str:
     """The report in tables."""
     lines = [" ".join(f"{name} {value}" for name, value in found.items() if not isinstance(value, (dict, list))), ""]
     lines += ["false names and captures per million healthy steps (95 % interval), every job judged in windows of 50"]
-    for name in ("total", "by_load_and_ranks", "by_job"):
-        lines += ["", *_table(found["healthy"][name], _HEALTHY)]
+    for name in ("total", "by_load", "by_load_and_ranks", "by_job"):
+        rows = found["healthy"][name]
+        # Of the others what is told by load is enough.
+        lines += ["", *_table(rows if name in ("total", "by_load") else _of(rows, OURS), _HEALTHY)]
     lines += ["", "faults: found, steps from onset to name and to capture (median, 95 %), jobs with a wrong name"]
     for name in ("from_5_percent", "by_size", "by_course", "by_place", "by_load", "by_ranks"):
         rows = found["faults"][name]
