@@ -8,6 +8,7 @@ One process does row after row, each with a model and a monitor of its own; what
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import random
@@ -58,6 +59,12 @@ PROFILES = {
     ),
     # It never waits for anything but a core and the others: what takes cores from a rank slows all of it.
     "hungry": Profile(samples=2048, waits_s={}),
+    # The first two once more, with steps short enough for many of them to be recorded in a minute.
+    "brisk": Profile(
+        samples=64,
+        waits_s={"data": 0.005, "h2d": 0.002, "forward": 0.006, "backward": 0.007, "optimizer": 0.002},
+    ),
+    "busy": Profile(samples=512, waits_s={"data": 0.003, "h2d": 0.001, "forward": 0.002, "backward": 0.002}),
 }
 
 
@@ -90,6 +97,9 @@ class Pace:
         self._waits_s = PROFILES[row.profile].waits_s
         self._jitter = random.Random(f"{row.seed}-{rank}")
         self._work = random.Random(row.seed)
+        # Draws of its own, so that what a job does beside its steps changes nothing about these.
+        self._beside = random.Random(f"{row.seed}-{rank}-beside")
+        self._uncollected = 0.0
         self.step = -1
         self.size = 1.0
         self.healthy_step_s = 0.0
@@ -99,6 +109,8 @@ class Pace:
         self.step = step
         if self._row.work == "varied":
             self.size = self._work.uniform(0.6, 1.4)
+        elif self._row.work == "uneven":
+            self.size = self._beside.uniform(0.85, 1.15)
         elif self._row.work == "doubled" and step >= self._row.n_steps // 2:
             self.size = 2.0
 
@@ -118,8 +130,36 @@ class Pace:
     @property
     def checkpoints(self) -> bool:
         """Whether this step is a checkpoint."""
-        every = self._row.checkpoint_every
-        return bool(every) and self.step % every == every - 1
+        return self._comes_round(self._row.checkpoint_every)
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether an evaluation ends this step."""
+        return self._comes_round(self._row.evaluate_every)
+
+    @property
+    def kind(self) -> str:
+        """What the job says this step is."""
+        if not self._row.says_kinds:
+            return ""
+        return "checkpoint" if self.checkpoints else "evaluation" if self.evaluates else ""
+
+    def batches(self) -> list[int]:
+        """The samples of each batch that this rank evaluates: its share of a data set has lengths of its own."""
+        return [self._beside.randrange(96, 161) for _ in range(4)]
+
+    def collects(self) -> bool:
+        """Whether garbage is due: so much of it has come together since the last time, some more in some steps."""
+        if not self._row.collect_every or self.step < 0:
+            return False
+        self._uncollected += self._beside.uniform(0.5, 1.5)
+        due = self._uncollected >= self._row.collect_every
+        if due:
+            self._uncollected = 0.0
+        return due
+
+    def _comes_round(self, every: int) -> bool:
+        return bool(every) and self.step >= 0 and self.step % every == every - 1
 
 
 def take(seconds: float, *, busy: bool) -> None:
@@ -142,6 +182,7 @@ class Job:
         self.pace = Pace(row, rank)
         network = Network(lambda: self.pace("backward"))
         # Small buckets, so that there are several, as in a large model.
+        self._network = network
         self._model = DistributedDataParallel(network, bucket_cap_mb=0.5)
         self._optimizer = torch.optim.SGD(self._model.parameters(), lr=1e-4, momentum=0.9)
         self._samples = PROFILES[row.profile].samples // row.n_ranks
@@ -177,17 +218,19 @@ class Job:
         ) as monitor:
             if row.split:
                 monitor.watch(self._model)
-            for step in range(row.n_steps):
+            for step in range(row.steps_at(self.pace.healthy_step_s)):
                 self._step(monitor, step)
 
     def _step(self, monitor: Monitor, step: int) -> None:
         pace = self.pace
         pace.begin(step)
         pace("between")
-        with monitor.step(kind="checkpoint" if pace.checkpoints else ""):
+        with monitor.step(kind=pace.kind):
             if self._row.work != "even":
                 monitor.note(work=round(1000 * pace.size))
             with monitor.stage("data"):
+                if pace.collects():
+                    gc.collect()
                 source = torch.randn(max(1, int(self._samples * pace.size)), WIDTH)
                 pace("data")
             with monitor.stage("h2d"):
@@ -203,7 +246,16 @@ class Job:
                 self._optimizer.step()
                 self._optimizer.zero_grad()
                 pace("optimizer")
+            if pace.evaluates:
+                self._evaluate()
             pace("after")
+
+    @torch.no_grad()
+    def _evaluate(self) -> None:
+        """Every rank its share of a data set, without the others: no rank waits for another before the next step."""
+        for n_samples in self.pace.batches():
+            self._network(torch.randn(n_samples, WIDTH))
+            take(0.1 * self.pace.healthy_step_s, busy=False)
 
 
 def _next(control: Path, number: int, parent: int) -> dict | None:

@@ -175,12 +175,12 @@ def own_speed(seen: Columns, earlier: Sequence[Columns] = ()) -> Said:
     for before in earlier:
         if not before.empty and (before.names, before.rank_R) == (seen.names, seen.rank_R):
             best_RK = np.minimum(best_RK, np.median(before.values_NRK, axis=0))
-    past_RK = medians_RK - best_RK
+    past_RK, least_s = medians_RK - best_RK, 0.01 * seen.step_s
     named = [
         Named(rank, name, 1.0 - float(best_RK[r, k] / medians_RK[r, k]))
         for r, rank in enumerate(seen.rank_R)
         for k, name in enumerate(seen.names)
-        if seen.local_K[k] and past_RK[r, k] >= 0.01 * seen.step_s
+        if seen.local_K[k] and past_RK[r, k] >= least_s
     ]
     ranked = _ranked(named)
     return Said(ranked, bool(ranked) and ranked[0].score > 0.25)

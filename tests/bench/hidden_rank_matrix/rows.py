@@ -120,14 +120,20 @@ class Row:
         n_steps: recorded steps.
         seed: of all that the job draws.
         profile: ``wait`` (its ranks mostly sleep, as a GPU job's host does), ``compute`` (they share the cores) or
-            ``hungry`` (they do nothing but compute).
+            ``hungry`` (they do nothing but compute); ``brisk`` and ``busy`` are the first two with shorter steps.
         split: whether the moment of the last ready gradient is recorded.
         hosts: the host of each rank.
         delays: what slows it from inside.
         pressure: what slows it from outside.
         checkpoint_every: every so many steps is one of kind ``checkpoint``, which takes longer; 0 for none.
         checkpoint_ranks: who takes longer then.
-        work: ``even``, ``varied`` (each step its own size, the same on all ranks) or ``doubled`` (from the middle on).
+        work: ``even``, ``varied`` (each step its own size, the same on all ranks), ``uneven`` (each step and rank its
+            own) or ``doubled`` (from the middle on).
+        evaluate_every: every so many steps all ranks evaluate after the step's last stage; 0 for never.
+        collect_every: about every so many steps, each by its own count, a rank collects garbage; 0 for never.
+        says_kinds: whether the job says of what kind its checkpoints and evaluations are.
+        lasts_s: about how long it is recorded, if that is over before ``n_steps``; 0 for all of them.
+        least_steps: so many steps are recorded, however long they take.
         missing: a rank that records nothing.
         truth: what is to be said.
     """
@@ -147,6 +153,11 @@ class Row:
     checkpoint_every: int = 0
     checkpoint_ranks: tuple[int, ...] = ()
     work: str = "even"
+    evaluate_every: int = 0
+    collect_every: int = 0
+    says_kinds: bool = True
+    lasts_s: float = 0.0
+    least_steps: int = 0
     missing: int | None = None
 
     @property
@@ -158,6 +169,12 @@ class Row:
     def fraction(self) -> float:
         """The size of its greatest delay, as drawn."""
         return max((delay.fraction for delay in self.delays), default=0.0)
+
+    def steps_at(self, healthy_step_s: float) -> int:
+        """How many steps are recorded if a healthy one takes so long."""
+        if not self.lasts_s:
+            return self.n_steps
+        return min(self.n_steps, max(self.least_steps, int(self.lasts_s / healthy_step_s)))
 
     def fraction_at(self, step: int) -> float:
         """All that slows this step from inside or outside; what comes from outside counts as one."""
@@ -176,6 +193,9 @@ class Row:
             parts.append(f"checkpoint every {self.checkpoint_every} on {len(self.checkpoint_ranks)} ranks")
         if self.work != "even":
             parts.append(f"{self.work} work")
+        for what, every in (("evaluation", self.evaluate_every), ("garbage collection", self.collect_every)):
+            if every:
+                parts.append(f"{what} every {every}")
         return f"{self.sort}/{self.name} ({self.profile}{', split' if self.split else ''})" + (
             ": " + "; ".join(parts) if parts else ""
         )

@@ -188,7 +188,7 @@ class Runner:
             if self._crew is None:
                 self._crew = Crew(self._n_ranks, self._shm)
             outcome.healthy_step_s = self._crew.do(row, rings)
-            _keep(rings, run, row)
+            _keep(rings, run, row.steps_at(outcome.healthy_step_s))
         except RowFailedError as error:
             outcome.failed = str(error)
             self.close()
@@ -219,7 +219,7 @@ def _info(row: Row, rings: Path) -> RunInfo:
     )
 
 
-def _keep(rings: Path, run: RunDirectory, row: Row) -> None:
+def _keep(rings: Path, run: RunDirectory, n_steps: int) -> None:
     """Every step out of the rings into the run's step logs.
 
     Raises:
@@ -228,8 +228,8 @@ def _keep(rings: Path, run: RunDirectory, row: Row) -> None:
     for path in find_rings(rings):
         with RingReader(path) as ring:
             batch = ring.read()
-            if batch.steps != row.n_steps:
-                raise RowFailedError(f"{path.name}: {batch.steps} steps of {row.n_steps}, {batch.torn} torn")
+            if batch.steps != n_steps:
+                raise RowFailedError(f"{path.name}: {batch.steps} steps of {n_steps}, {batch.torn} torn")
             log = StepLog(run.steps, ring.info)
             log.append(batch.raw)
             log.close()

@@ -1,0 +1,80 @@
+"""Long jobs of many ranks out of short recordings of few, by blocks.
+
+A block is 100 to 400 consecutive recorded steps with all ranks of the recording, so that what belongs together (a
+burst of load, ranks that fight over a core, the step after a hiccup) stays together. Blocks follow one another until
+there are steps enough; a job that does the same again every so many steps has blocks of whole periods, so that its
+evaluations come as regularly as they did, on all ranks alike. More ranks than were recorded are several such rows of
+blocks side by side, each a host of its own, all of the same sort of job and load; they wait for each other
+(`synchronous`).
+
+Within a **stretch** (2,000 steps) a rank stays who it is: if it was a little slower through all of its recording, it is
+so through all of the stretch. Between stretches the ranks of a host change places. So what a rank has for minutes shows
+(and is held against whoever names it: the jobs are healthy), and what it would have for hours does not.
+
+What this can show: how often the hiccups of these jobs under these loads add up to a name. What it cannot: anything
+rarer than the recordings are long, and noise that hosts share, for hosts are drawn apart. The intervals that are given
+with the counts are those of the count; the recordings' own chance is not in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.bench.long_run_parts.synchronous import OwnTimes, one_after_the_other, side_by_side
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """How recordings are cut up.
+
+    Attributes:
+        least: steps of the shortest block.
+        most: steps of the longest one.
+        stretch: steps after which the ranks of a host change places.
+    """
+
+    least: int = 100
+    most: int = 400
+    stretch: int = 2000
+
+
+def block(recorded: OwnTimes, period: int, blocks: Blocks, rng: np.random.Generator) -> OwnTimes:
+    """Some consecutive steps of a recording, whole periods of them."""
+    there = len(recorded) // period
+    least, most = (min(max(1, steps // period), there) for steps in (blocks.least, blocks.most))
+    length = int(rng.integers(least, most + 1))
+    first = int(rng.integers(0, there - length + 1))
+    return recorded.steps(slice(first * period, (first + length) * period))
+
+
+def row_of_blocks(
+    recordings: Sequence[OwnTimes], period: int, n_steps: int, blocks: Blocks, rng: np.random.Generator
+) -> OwnTimes:
+    """Blocks of recordings of as many ranks, one after the other, as long as asked for."""
+    parts: list[OwnTimes] = []
+    while sum(map(len, parts)) < n_steps:
+        parts.append(block(recordings[int(rng.integers(len(recordings)))], period, blocks, rng))
+    return one_after_the_other(parts).steps(slice(0, n_steps))
+
+
+def stretches(
+    recordings: Sequence[OwnTimes], period: int, n_ranks: int, n_steps: int, blocks: Blocks, rng: np.random.Generator
+) -> Iterator[OwnTimes]:
+    """A job of so many ranks and steps, a stretch at a time.
+
+    Raises:
+        ValueError: the ranks are no multiple of those recorded, or a stretch is none of the period.
+    """
+    recorded_ranks = recordings[0].n_ranks
+    if n_ranks % recorded_ranks or blocks.stretch % period:
+        raise ValueError(f"{n_ranks} ranks of {recorded_ranks}, stretches of {blocks.stretch} steps of {period}")
+    for first in range(0, n_steps, blocks.stretch):
+        length = min(blocks.stretch, n_steps - first)
+        parts = []
+        for _ in range(n_ranks // recorded_ranks):
+            one = row_of_blocks(recordings, period, length, blocks, rng)
+            parts.append(one.ranks(rng.permutation(recorded_ranks)))
+        yield side_by_side(parts)
