@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.frontier.accounting import Accounting, Walk
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
+from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.baseline import (
     Baseline,
     Excess,
@@ -83,7 +83,7 @@ class WindowEvidence:
     hosts: Evidence
     onsets: Mapping[Ranks, Onset]
     rhythms: Mapping[Ranks, Rhythm]
-    cohort_sizes_R: RankArray
+    roles: Roles
     measures: StepMeasures
 
     def log_odds(self, suspect: Suspect) -> float:
@@ -106,14 +106,19 @@ class WindowEvidence:
 
     def of_two(self, suspect: Suspect) -> bool:
         """Whether a suspect is one of two ranks: slow only as much as the other is quick. Its own past decides."""
-        return suspect.rank is not None and bool(self.cohort_sizes_R[suspect.rank] == 2)
+        return suspect.rank is not None and len(self.roles.members[self.roles.role_R[suspect.rank]]) == 2
 
-    def rose_s(self, candidate: Candidate) -> float:
-        """By how much a rank is slower than it was, in the steps that it fills; -∞ where that is not known."""
+    def alone_s(self, candidate: Candidate) -> float:
+        """By how much one of two ranks is slower than it was, in the steps that it fills, and the other one is not.
+
+        What both are slower by, as on a machine that others use too, is neither's. -∞ where that is not known.
+        """
         rank, course = candidate.suspect.rank, candidate.course
         if self.normal is None or rank is None or course is None:
             return -np.inf
-        return float(self.seen.own_NR[course.filled_N[self.used_N], rank].mean() - self.normal.own_R[rank])
+        rose_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - self.normal.own_R
+        others_s = [float(rose_R[other]) for other in self.roles.members[self.roles.role_R[rank]] if other != rank]
+        return float(rose_R[rank]) - 2.0 * max(0.0, *others_s)
 
     @property
     def longer_s(self) -> float | None:
@@ -174,7 +179,7 @@ def weigh(
         hosts=hosts,
         onsets=scene.onsets,
         rhythms=scene.rhythms,
-        cohort_sizes_R=np.asarray([len(members) for members in roles.members])[roles.role_R],
+        roles=roles,
         measures=measured(window, walks, whole, valid_N),
     )
 

@@ -104,7 +104,9 @@ def advanced(evidence: Evidence, events: Sequence[ClearEvent], next_step: int, s
         units = {unit: one for unit, one in units.items() if event.step - last_step[unit] <= settings.max_pause_steps}
         own = units.pop(event.unit, None) or Standing((0.0,) * len(tests), (event.step,) * len(tests))
         units = {
-            unit: lowered for unit, one in units.items() if any((lowered := _of_another(one, event, tests)).log_odds)
+            unit: lowered
+            for unit, one in units.items()
+            if any((lowered := _of_another(one, event, tests, settings)).log_odds)
         }
         units[event.unit] = _of_its_own(own, event, tests, settings)
         last_step[event.unit] = event.step
@@ -117,12 +119,12 @@ Tests: TypeAlias = "tuple[tuple[float, float, float], ...]"
 """Of each test: from which share of the step on an event counts; the log odds it adds for its own, and for another."""
 
 
-def _of_another(one: Standing, event: ClearEvent, tests: Tests) -> Standing:
-    odds = (
+def _of_another(one: Standing, event: ClearEvent, tests: Tests, settings: Settings) -> Standing:
+    log_odds = tuple(
         max(0.0, odds + miss) if event.share > size else odds
         for odds, (size, _, miss) in zip(one.log_odds, tests, strict=True)
     )
-    return replace(one, log_odds=tuple(odds))
+    return Standing(log_odds, one.since, one.named and _named(True, log_odds, settings))
 
 
 def _of_its_own(one: Standing, event: ClearEvent, tests: Tests, settings: Settings) -> Standing:
@@ -132,7 +134,12 @@ def _of_its_own(one: Standing, event: ClearEvent, tests: Tests, settings: Settin
         min(cap, odds + hit) if event.share > size else odds
         for odds, (size, hit, _) in zip(one.log_odds, tests, strict=True)
     )
-    return Standing(log_odds, since, one.named or max(log_odds) >= settings.naming_log_odds)
+    return Standing(log_odds, since, _named(one.named, log_odds, settings))
+
+
+def _named(before: bool, log_odds: tuple[float, ...], settings: Settings) -> bool:
+    """Whether these odds name a unit, or keep the name of one that has it."""
+    return max(log_odds) >= settings.naming_log_odds * (settings.keep_fraction if before else 1.0)
 
 
 @lru_cache(maxsize=32)

@@ -26,8 +26,8 @@ class Settings:
             being last all day).
         max_jitter_fraction: lateness that jitter explains is forgiven up to here (15 %: two ranks that take turns at
             being late look like two that jitter, and a job that loses more to either is not healthy).
-        keep_fraction: a suspect that was named in the window before stays named down to this fraction of the
-            thresholds it had to pass (0.7: a gain that lies at its threshold must not make the verdict flap).
+        keep_fraction: who was named stays named down to this fraction of the thresholds it had to pass, in evidence and
+            in size (0.7: what lies at a threshold must not make the verdict flap).
 
     Who it is (docs/verdicts.md, "The evidence"):
 

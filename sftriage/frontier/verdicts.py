@@ -125,7 +125,7 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
         return False
     if (
         evidence.of_two(suspect)
-        and evidence.rose_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s
+        and evidence.alone_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s
     ):
         return False
     if not single and suspect.persistence < settings.min_persistence_fraction * keep:
