@@ -164,6 +164,7 @@ class Evidence:
         over_KQ, steps_K: by how much the last steps were over the best, and their numbers.
         best_Q: the best that the last of them was held against.
         onset: of what stands, the step it began at, and between which.
+        full: what stood when its evidence was last enough: it may take long until that is 0.
         ended: the last one that stood and does so no longer, which was known by step ``ended_by``.
         n_steps: steps that were tested.
     """
@@ -178,6 +179,7 @@ class Evidence:
     steps_K: StepArray
     best_Q: FloatArray
     onset: tuple[int, int, int] | None = None
+    full: Regression | None = None
     ended: Regression | None = None
     ended_by: int = -1
     n_steps: int = 0
@@ -288,9 +290,12 @@ def _tested(
         _count(test, step, changes_NQ[n], settings)
         if not (test.stands_Q.any() or (test.evidence_Q == settings.naming_log_odds).any()):
             continue
-        through = len(steps_K) - len(steps_N) + n + 1
-        so_far = replace(test, over_KQ=over_KQ[:through], steps_K=steps_K[:through])
-        test = _begun(_ended(so_far, step, kind, stages), settings)
+        before = len(steps_K) - len(steps_N) + n
+        test = replace(test, over_KQ=over_KQ[:before], steps_K=steps_K[:before])
+        if (test.stands_Q & (test.until_Q == step) & (test.evidence_Q < settings.min_evidence)).any():
+            test = replace(test, full=_regression(test, kind, stages))
+        test = _ended(test, step)
+        test = _begun(replace(test, over_KQ=over_KQ[: before + 1], steps_K=steps_K[: before + 1]), settings)
     n_steps = test.n_steps + len(steps_N)
     return replace(test, over_KQ=over_KQ[-RECENT_STEPS:], steps_K=steps_K[-RECENT_STEPS:], n_steps=n_steps)
 
@@ -322,16 +327,14 @@ def _count(test: Evidence, step: int, changes_Q: FloatArray, settings: Settings)
     np.clip(evidence_Q, 0.0, settings.naming_log_odds, out=evidence_Q)
 
 
-def _ended(test: Evidence, step: int, kind: str, stages: tuple[str, ...]) -> Evidence:
+def _ended(test: Evidence, step: int) -> Evidence:
     """The evidence without what has come to nothing: once that is all of it, the regression has ended."""
     over_Q = test.stands_Q & (test.evidence_Q == 0.0)
     test.stands_Q[over_Q] = False
-    if test.onset is None or test.stands_Q.any():
+    if test.onset is None or test.full is None or test.stands_Q.any():
         return test
-    until = int(test.until_Q[over_Q].max())
-    stood_K = test.steps_K < until
-    ended = _regression(replace(test, over_KQ=test.over_KQ[stood_K], steps_K=test.steps_K[stood_K]), kind, stages)
-    return replace(test, onset=None, ended=replace(ended, until_step=until), ended_by=step)
+    ended = replace(test.full, until_step=int(test.until_Q[over_Q].max()))
+    return replace(test, onset=None, full=None, ended=ended, ended_by=step)
 
 
 def _begun(test: Evidence, settings: Settings) -> Evidence:

@@ -331,6 +331,18 @@ def test_the_uncertainty_of_the_onset_holds_it():
     assert np.median(widths) <= 15
 
 
+def test_one_that_fades_says_how_slow_the_job_was():
+    # GIVEN a slowdown by a fifth that fades over 400 steps
+    factors_NS = steady(2000)
+    factors_NS[600:1000] = 1.2
+    factors_NS[1000:1400] = np.linspace(1.2, 1.0, 400)[:, None]
+    # WHEN its end is told
+    ended = next(one for _, one in watched(measured(factors_NS))[0] if one is not None and one.until_step is not None)
+    # THEN with what it was when there was evidence enough
+    assert 1200 <= ended.until_step <= 1400
+    assert 0.03 <= ended.fraction <= 0.1
+
+
 def same(one, other):
     """Whether two states are the same, arrays and all."""
     if isinstance(one, np.ndarray):
