@@ -253,7 +253,9 @@ class TestResampling:
         # THEN it evaluates every 20 steps, across blocks and stretches
         kinds = [kind for part in parts for kind in part.kinds_N.tolist()]
         assert kinds == list(self.kinds(3000, 20))
-        assert [part.n_ranks for part in parts] == [8, 8]
+        assert {part.n_ranks for part in parts} == {8}
+        # AND no stretch is longer than what was recorded
+        assert [len(part) for part in parts] == [500] * 6
 
     def test_ranks_stay_who_they_are_within_a_stretch_and_change_places_between_two(self):
         # GIVEN a recording whose ranks can be told
