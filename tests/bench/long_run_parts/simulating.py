@@ -19,7 +19,7 @@ from tests.bench.long_run_parts.faults import Fault, slowed
 from tests.bench.long_run_parts.jobs import Cell
 from tests.bench.long_run_parts.recording import Recording, kept, read
 from tests.bench.long_run_parts.resampling import Blocks, stretches
-from tests.bench.long_run_parts.rules import RIVALS, rule_of
+from tests.bench.long_run_parts.rules import OURS, RIVALS, rule_of
 from tests.bench.long_run_parts.synchronous import OwnTimes, one_after_the_other
 
 WINDOW_STEPS, STRIDE_STEPS = 50, 10
@@ -79,6 +79,12 @@ def recordings(directory: Path) -> dict[Cell, list[Recording]]:
     for recording in filter(None, map(read, kept(directory))):
         found.setdefault(recording.cell, []).append(recording)
     return found
+
+
+def as_recorded(recording: Recording) -> Healthy:
+    """What ours says of a recording as it is, not resampled: too little for a rate, and a check on those that are."""
+    judged = list(rule_of(OURS)(windows_of([recording.own], WINDOW_STEPS)))
+    return healthy_count(judged, len(judged) * WINDOW_STEPS, float(recording.own.exposed_N().sum()))
 
 
 def _run(task: Task) -> Result:

@@ -18,7 +18,7 @@ from tests.bench.long_run_parts.recording import Recording
 from tests.bench.long_run_parts.report import document, text
 from tests.bench.long_run_parts.resampling import Blocks, block, stretches
 from tests.bench.long_run_parts.rules import OURS, RIVALS, Judged, rule_of
-from tests.bench.long_run_parts.simulating import WINDOW_STEPS, Task, result_of, windows_of
+from tests.bench.long_run_parts.simulating import WINDOW_STEPS, Task, as_recorded, result_of, windows_of
 from tests.bench.long_run_parts.synchronous import own_times, side_by_side
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)
@@ -431,7 +431,7 @@ class TestWhole:
         assert 0 < found.named_after <= 60
         assert found.captured_after >= found.named_after
         # AND it can be told and drawn
-        told = document(results, {"seed": 0}, [])
+        told = document(results, {"seed": 0}, [{"ours": as_recorded(recording)}])
         assert "ours" in text(told)
         assert {"found.svg", "delay.svg"} <= set(pictures(told))
         assert all(picture.startswith("<svg") for picture in pictures(told).values())
