@@ -28,7 +28,7 @@ from tests.bench.long_run_parts import plotting, report
 from tests.bench.long_run_parts.jobs import USUAL_S, cells
 from tests.bench.long_run_parts.plan import SHARE_OF_RANKS, Amount, tasks_of
 from tests.bench.long_run_parts.recording import kept, record
-from tests.bench.long_run_parts.simulating import Result, recordings, run
+from tests.bench.long_run_parts.simulating import Result, as_recorded, recordings, run
 
 SAY_EVERY_S = 15.0
 
@@ -59,10 +59,10 @@ def simulate(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         "machine": platform.machine(),
         "python": platform.python_version(),
     }
+    every = [recording for alike in recorded.values() for recording in alike]
     told = [
-        {**recording.about, "steps": len(recording.own), "step_ms": round(1e3 * recording.step_s, 2)}
-        for alike in recorded.values()
-        for recording in alike
+        {**one.about, "steps": len(one.own), "step_ms": round(1e3 * one.step_s, 2), "ours": as_recorded(one)}
+        for one in every
     ]
     return report.document(results, about, told)
 

@@ -22,8 +22,9 @@ def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -
     plain = sorted(results, key=lambda result: result.task.job)
     return {
         **about,
-        "recordings": list(recordings),
+        "recordings": [{**one, "ours": healthy_row(one["ours"], captures=True)} for one in recordings],
         "healthy": {
+            "as_recorded": _as_recorded([one["ours"] for one in recordings]),
             "total": _healthy(plain, lambda task: {}),
             "by_load_and_ranks": _healthy(plain, lambda task: {"load": task.cell.load, "ranks": task.n_ranks}),
             "by_load": _healthy(plain, lambda task: {"load": task.cell.load}),
@@ -45,6 +46,11 @@ def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -
 
 
 Key = Callable[[Task], Row]
+
+
+def _as_recorded(found: Sequence[Healthy]) -> list[Row]:
+    """Ours on the recordings themselves: what is resampled should come out like it, within its interval."""
+    return [{"rule": OURS, **healthy_row(sum(found, Healthy()), captures=True)}] if found else []
 
 
 def _scope(task: Task) -> str:
@@ -168,6 +174,7 @@ def text(found: Row) -> str:
     """The report in tables."""
     lines = [" ".join(f"{name} {value}" for name, value in found.items() if not isinstance(value, (dict, list))), ""]
     lines += ["false names and captures per million healthy steps (95 % interval), every job judged in windows of 50"]
+    lines += ["", "as recorded, not resampled", *_table(found["healthy"]["as_recorded"], _HEALTHY), "", "resampled"]
     for name in ("total", "by_load", "by_load_and_ranks", "by_job"):
         rows = found["healthy"][name]
         # Of the others what is told by load is enough.

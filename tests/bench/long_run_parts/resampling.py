@@ -7,9 +7,11 @@ evaluations come as regularly as they did, on all ranks alike. More ranks than w
 blocks side by side, each a host of its own, all of the same sort of job and load; they wait for each other
 (`synchronous`).
 
-Within a **stretch** (2,000 steps) a rank stays who it is: if it was a little slower through all of its recording, it is
-so through all of the stretch. Between stretches the ranks of a host change places. So what a rank has for minutes shows
-(and is held against whoever names it: the jobs are healthy), and what it would have for hours does not.
+Within a **stretch** a rank stays who it is: if it was a little slower through all of its recording, it is so through
+all of the stretch. A stretch is as long as the recording that its blocks are taken from (2,000 steps at most): were it
+longer, a hiccup that a rank had once would come to it again and again, and make it guilty. Between stretches the ranks
+of a host change places. So what a rank has for as long as was recorded shows (and is held against whoever names it: the
+jobs are healthy), and what it would have for longer does not.
 
 What this can show: how often the hiccups of these jobs under these loads add up to a name. What it cannot: anything
 rarer than the recordings are long, and noise that hosts share, for hosts are drawn apart. The intervals that are given
@@ -18,6 +20,7 @@ with the counts are those of the count; the recordings' own chance is not in the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -33,12 +36,14 @@ class Blocks:
     Attributes:
         least: steps of the shortest block.
         most: steps of the longest one.
-        stretch: steps after which the ranks of a host change places.
+        stretch: steps after which the ranks of a host change places, if the recordings are as long.
+        whole: steps that a stretch is a multiple of: no window lies across the border of two.
     """
 
     least: int = 100
     most: int = 400
     stretch: int = 2000
+    whole: int = 50
 
 
 def block(recorded: OwnTimes, period: int, blocks: Blocks, rng: np.random.Generator) -> OwnTimes:
@@ -50,14 +55,18 @@ def block(recorded: OwnTimes, period: int, blocks: Blocks, rng: np.random.Genera
     return recorded.steps(slice(first * period, (first + length) * period))
 
 
-def row_of_blocks(
-    recordings: Sequence[OwnTimes], period: int, n_steps: int, blocks: Blocks, rng: np.random.Generator
-) -> OwnTimes:
-    """Blocks of recordings of as many ranks, one after the other, as long as asked for."""
+def row_of_blocks(recorded: OwnTimes, period: int, n_steps: int, blocks: Blocks, rng: np.random.Generator) -> OwnTimes:
+    """Blocks of a recording, one after the other, as long as asked for."""
     parts: list[OwnTimes] = []
     while sum(map(len, parts)) < n_steps:
-        parts.append(block(recordings[int(rng.integers(len(recordings)))], period, blocks, rng))
+        parts.append(block(recorded, period, blocks, rng))
     return one_after_the_other(parts).steps(slice(0, n_steps))
+
+
+def stretch_steps(recordings: Sequence[OwnTimes], period: int, blocks: Blocks) -> int:
+    """How long a stretch is: no longer than any of the recordings, whole periods and whole windows."""
+    whole = math.lcm(period, blocks.whole)
+    return max(1, min(blocks.stretch, *map(len, recordings)) // whole) * whole
 
 
 def stretches(
@@ -66,15 +75,17 @@ def stretches(
     """A job of so many ranks and steps, a stretch at a time.
 
     Raises:
-        ValueError: the ranks are no multiple of those recorded, or a stretch is none of the period.
+        ValueError: the ranks are no multiple of those recorded.
     """
     recorded_ranks = recordings[0].n_ranks
-    if n_ranks % recorded_ranks or blocks.stretch % period:
-        raise ValueError(f"{n_ranks} ranks of {recorded_ranks}, stretches of {blocks.stretch} steps of {period}")
-    for first in range(0, n_steps, blocks.stretch):
-        length = min(blocks.stretch, n_steps - first)
+    if n_ranks % recorded_ranks:
+        raise ValueError(f"{n_ranks} ranks of {recorded_ranks}")
+    stretch = stretch_steps(recordings, period, blocks)
+    for first in range(0, n_steps, stretch):
         parts = []
         for _ in range(n_ranks // recorded_ranks):
-            one = row_of_blocks(recordings, period, length, blocks, rng)
+            # Which rank is which in two recordings is chance: a host's stretch is of one.
+            recorded = recordings[int(rng.integers(len(recordings)))]
+            one = row_of_blocks(recorded, period, min(stretch, n_steps - first), blocks, rng)
             parts.append(one.ranks(rng.permutation(recorded_ranks)))
         yield side_by_side(parts)

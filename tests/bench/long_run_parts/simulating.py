@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from tests.bench.long_run_parts.faults import Fault, slowed
 from tests.bench.long_run_parts.jobs import Cell
 from tests.bench.long_run_parts.recording import Recording, kept, read
 from tests.bench.long_run_parts.resampling import Blocks, stretches
-from tests.bench.long_run_parts.rules import RIVALS, rule_of
-from tests.bench.long_run_parts.synchronous import OwnTimes
+from tests.bench.long_run_parts.rules import OURS, RIVALS, rule_of
+from tests.bench.long_run_parts.synchronous import OwnTimes, one_after_the_other
 
 WINDOW_STEPS, STRIDE_STEPS = 50, 10
 
@@ -81,6 +81,12 @@ def recordings(directory: Path) -> dict[Cell, list[Recording]]:
     return found
 
 
+def as_recorded(recording: Recording) -> Healthy:
+    """What ours says of a recording as it is, not resampled: too little for a rate, and a check on those that are."""
+    judged = list(rule_of(OURS)(windows_of([recording.own], WINDOW_STEPS)))
+    return healthy_count(judged, len(judged) * WINDOW_STEPS, float(recording.own.exposed_N().sum()))
+
+
 def _run(task: Task) -> Result:
     return result_of(task, _recordings[task.cell])
 
@@ -90,10 +96,10 @@ def result_of(task: Task, recorded: Sequence[Recording]) -> Result:
     return _healthy(task, recorded) if task.fault is None else _faulty(task, task.fault, recorded)
 
 
-def _stretches(task: Task, recorded: Sequence[Recording], blocks: Blocks) -> Iterator[OwnTimes]:
+def _stretches(task: Task, recorded: Sequence[Recording]) -> Iterator[OwnTimes]:
     rng = np.random.default_rng([task.seed, task.job])
     own = [one.own for one in recorded]
-    return stretches(own, recorded[0].period_steps, task.n_ranks, task.n_steps, blocks, rng)
+    return stretches(own, recorded[0].period_steps, task.n_ranks, task.n_steps, Blocks(), rng)
 
 
 def windows_of(parts: Iterable[OwnTimes], stride: int) -> Iterator[Window]:
@@ -107,7 +113,7 @@ def windows_of(parts: Iterable[OwnTimes], stride: int) -> Iterator[Window]:
 
 
 def _healthy(task: Task, recorded: Sequence[Recording]) -> Result:
-    parts = list(_stretches(task, recorded, Blocks()))
+    parts = list(_stretches(task, recorded))
     seconds = sum(float(part.exposed_N().sum()) for part in parts)
     found: dict[str, Healthy] = {}
     for name in task.rules:
@@ -117,8 +123,8 @@ def _healthy(task: Task, recorded: Sequence[Recording]) -> Result:
 
 
 def _faulty(task: Task, fault: Fault, recorded: Sequence[Recording]) -> Result:
-    # One stretch: windows that overlap want all steps at once.
-    (own,) = _stretches(task, recorded, replace(Blocks(), stretch=task.n_steps))
+    # Windows that overlap want all steps at once.
+    own = one_after_the_other(list(_stretches(task, recorded)))
     step_s = float(np.median(own.exposed_N()))
     parts = [slowed(own, fault.place, fault.delay_NR(len(own), own.n_ranks, step_s))]
     found: dict[str, Detected] = {}

@@ -18,7 +18,7 @@ from tests.bench.long_run_parts.recording import Recording
 from tests.bench.long_run_parts.report import document, text
 from tests.bench.long_run_parts.resampling import Blocks, block, stretches
 from tests.bench.long_run_parts.rules import OURS, RIVALS, Judged, rule_of
-from tests.bench.long_run_parts.simulating import WINDOW_STEPS, Task, result_of, windows_of
+from tests.bench.long_run_parts.simulating import WINDOW_STEPS, Task, as_recorded, result_of, windows_of
 from tests.bench.long_run_parts.synchronous import own_times, side_by_side
 
 SCHEMA = StageSchema((*STAGES, "other"), SYNC)
@@ -253,7 +253,9 @@ class TestResampling:
         # THEN it evaluates every 20 steps, across blocks and stretches
         kinds = [kind for part in parts for kind in part.kinds_N.tolist()]
         assert kinds == list(self.kinds(3000, 20))
-        assert [part.n_ranks for part in parts] == [8, 8]
+        assert {part.n_ranks for part in parts} == {8}
+        # AND no stretch is longer than what was recorded
+        assert [len(part) for part in parts] == [500] * 6
 
     def test_ranks_stay_who_they_are_within_a_stretch_and_change_places_between_two(self):
         # GIVEN a recording whose ranks can be told
@@ -429,7 +431,7 @@ class TestWhole:
         assert 0 < found.named_after <= 60
         assert found.captured_after >= found.named_after
         # AND it can be told and drawn
-        told = document(results, {"seed": 0}, [])
+        told = document(results, {"seed": 0}, [{"ours": as_recorded(recording)}])
         assert "ours" in text(told)
         assert {"found.svg", "delay.svg"} <= set(pictures(told))
         assert all(picture.startswith("<svg") for picture in pictures(told).values())
