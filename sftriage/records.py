@@ -50,6 +50,7 @@ ReasonCode = Literal[
     "standstill",
     "no_rank_named",
     "one_off",
+    "descheduled",
     "no_rule_matched",
     "observe_only",
     "pending",
@@ -367,7 +368,7 @@ class Suspect:
         onset_step: the step it most likely began at; of a ``recurring`` one, one of its own steps.
         onset_range: the earliest and the latest step that it may have begun at instead.
         descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
-            known. It decides nothing.
+            known. It decides nothing about who is named.
     """
 
     scope: Scope
@@ -384,6 +385,11 @@ class Suspect:
     onset_step: int | None = None
     onset_range: tuple[int, int] | None = None
     descheduled_fraction: float | None = None
+
+    @property
+    def mostly_descheduled(self) -> bool:
+        """Whether its lateness was waiting for a CPU more than anything else."""
+        return self.descheduled_fraction is not None and self.descheduled_fraction >= 0.5
 
 
 @dataclass(frozen=True, slots=True)

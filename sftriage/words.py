@@ -100,18 +100,10 @@ def onset(suspect: Suspect) -> str:
     return f"step {suspect.onset_step}" if sure else f"about step {suspect.onset_step} ({earliest} to {latest})"
 
 
-MOSTLY_FRACTION = 0.5
-"""From so much of a suspect's lateness on, it is said in one sentence with it that it was waiting for a CPU."""
-
-
 def descheduled(suspect: Suspect) -> str:
     """How much of a suspect's lateness was waiting for a CPU; "" where that is not known."""
     known = suspect.descheduled_fraction
     return "" if known is None else f"of its lateness {known:.0%} was waiting for a CPU"
-
-
-def _mostly_descheduled(suspect: Suspect) -> bool:
-    return suspect.descheduled_fraction is not None and suspect.descheduled_fraction >= MOSTLY_FRACTION
 
 
 def scheduling_sentence(verdict: Verdict) -> str:
@@ -121,7 +113,7 @@ def scheduling_sentence(verdict: Verdict) -> str:
     numbers, suspect = verdict.numbers, verdict.suspects[0]
     each = [f"{milliseconds(numbers['queued_s'])} a step"] if "queued_s" in numbers else []
     each += [f"preempted {numbers['preempted']:.1f} times"] if "preempted" in numbers else []
-    advice = "; see what else runs on its cores, or limits its CPU time" if _mostly_descheduled(suspect) else ""
+    advice = "; see what else runs on its cores, or limits its CPU time" if suspect.mostly_descheduled else ""
     return descheduled(suspect) + (f" ({', '.join(each)})" if each else "") + advice
 
 
@@ -188,7 +180,7 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
     slow = f"{who(suspect).capitalize()} is slow in {where(suspect)}"
     gain, share = milliseconds(suspect.gain_s), f"({suspect.share:.0%})"
-    queued = f"; {descheduled(suspect)}" if _mostly_descheduled(suspect) else ""
+    queued = f"; {descheduled(suspect)}" if suspect.mostly_descheduled else ""
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
         return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}{queued}."
@@ -222,6 +214,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "standstill": ("{reasons}", "{named}"),
     "no_rank_named": ("{label}, but no rank is named", ""),
     "one_off": ("one-off, and has passed", ""),
+    "descheduled": ("waiting for a CPU", ": {descheduled_share} of its lateness, which no trace of its own would show"),
     "no_rule_matched": ("{missed}", ""),
     "observe_only": ("observe-only", ": rule {rule} matched{found}"),
     "pending": ("rule {rule} waits for it to last", ": {lasted}"),
@@ -263,6 +256,8 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
 RESOLUTIONS: Mapping[ReasonCode, str] = {
     "one_off": "Nothing to capture any more: wait whether it comes back; "
     "`sftriage explain` says in which steps it was.",
+    "descheduled": "See what else runs on its cores, or limits its CPU time; `sftriage capture` takes a trace all the "
+    "same, and a rule with nsys does.",
     "pending": "Wait whether it lasts, or lower the rule's `for`.",
     "waits_for_windows": "Wait whether the next windows match too.",
     "captures_per_run": "Raise limits.captures_per_run, or start another run.",
@@ -455,7 +450,7 @@ _NUMBERS: Mapping[str, Callable[[float], str]] = {
     "until_s": clock,
     **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s"), _seconds),
     **dict.fromkeys(("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"), _ms),
-    **dict.fromkeys(("share", "min_share", "persistence", "budget_share"), _percent),
+    **dict.fromkeys(("share", "min_share", "persistence", "budget_share", "descheduled_share"), _percent),
 }
 
 

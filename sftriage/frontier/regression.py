@@ -292,7 +292,7 @@ def _tested(
             continue
         before = len(steps_K) - len(steps_N) + n
         test = replace(test, over_KQ=over_KQ[:before], steps_K=steps_K[:before])
-        if (test.stands_Q & (test.until_Q == step) & (test.evidence_Q < settings.min_evidence)).any():
+        if (test.stands_Q & (test.until_Q == step) & (test.evidence_Q < settings.naming_log_odds)).any():
             test = replace(test, full=_regression(test, kind, stages))
         test = _ended(test, step)
         test = _begun(replace(test, over_KQ=over_KQ[: before + 1], steps_K=steps_K[: before + 1]), settings)

@@ -64,6 +64,11 @@ def decide(
     if suspect.pattern == "one-off":
         # A trace of the steps after it would show healthy ones.
         return case.decision("hold", Why("one_off")), case.state
+    if suspect.mostly_descheduled and any(rule.capture is not None for rule in matching):
+        # Of all profilers nsys alone sees who had the CPU instead.
+        matching = [rule for rule in matching if rule.capture is not None and rule.capture.profiler == "nsys"]
+        if not matching:
+            return case.decision("hold", Why("descheduled", explanations.descheduled(suspect))), case.state
     if not matching:
         return case.decision("ignore", explanations.missed(nearest, verdict, suspect)), case.state
     return case.decided(matching, lambda _: (suspect.ranks, target), explanations.saved(suspect))

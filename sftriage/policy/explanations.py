@@ -54,6 +54,11 @@ def saved(suspect: Suspect) -> Parameters:
     }
 
 
+def descheduled(suspect: Suspect) -> Parameters:
+    """How much of a suspect's lateness was waiting for a CPU."""
+    return {**_named(suspect), "descheduled_share": suspect.descheduled_fraction or 0.0}
+
+
 def standstill(verdict: Verdict) -> Parameters:
     """Why a job stands still, and for whom, if that is known."""
     if not verdict.suspects:

@@ -118,7 +118,8 @@ class Accounted:
     why_not: str
 
 
-def _for_one_look(settings: Settings) -> Settings:
+def for_one_look(settings: Settings) -> Settings:
+    """The thresholds for a few steps that are looked at once."""
     return replace(settings, false_names_per_million_steps=FALSE_NAMES_PER_MILLION_STEPS)
 
 
@@ -130,7 +131,7 @@ def account(reductions: Sequence[Reduction], settings: Settings) -> Accounted:
         window = together(reductions)
     except InputError as error:
         return Accounted(None, str(error))
-    verdict, _ = judge(window, None, _for_one_look(settings))
+    verdict, _ = judge(window, None, for_one_look(settings))
     return Accounted(verdict, "")
 
 
@@ -223,7 +224,7 @@ def confirm(
     if accounted.verdict is not None and all(number in recorded for number in range(first, last + 1)):
         whole = Window.joined([recorded[number] for number in range(first, last + 1)])
         # A profiler ran in all of these steps: that is what is compared here, and no reason to say nothing.
-        verdict, _ = judge(replace(whole, capturing_N=None), None, _for_one_look(settings))
+        verdict, _ = judge(replace(whole, capturing_N=None), None, for_one_look(settings))
         verdicts_agree = _named(verdict) == _named(accounted.verdict)
     return Confirmation(overall(agreements, verdicts_agree=verdicts_agree), agreements, verdict, verdicts_agree)
 

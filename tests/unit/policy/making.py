@@ -42,10 +42,16 @@ def make_verdict(
     pattern: Pattern = "chronic",
     scope: Scope | None = None,
     onset_step: int | None = None,
+    descheduled_fraction: float | None = None,
 ) -> Verdict:
     one = len(ranks or ()) == 1
     scope = scope or ("rank" if one else "all")
-    suspect = Suspect(scope, ranks or (), stage, gain_s, share, 0.9, pattern=pattern, onset_step=onset_step)
+    suspect = Suspect(
+        *(scope, ranks or (), stage, gain_s, share, 0.9),
+        pattern=pattern,
+        onset_step=onset_step,
+        descheduled_fraction=descheduled_fraction,
+    )
     suspects = () if ranks is None else (suspect,)
     return Verdict(
         first_step=first_step,

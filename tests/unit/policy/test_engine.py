@@ -16,6 +16,7 @@ NOW = 1_800_000_000.0  # 2027-01-15T08:00:00Z
 BEGUN = State(started_s=NOW - 1000)
 CAPTURING = {"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": {}, "cooldown": "10m"}
 DATA_ONLY = {"name": "slow-input", "match": {"stage": ["data", "h2d"], "gain": ">= 5% and >= 10ms"}, "capture": {}}
+WITH_NSYS = {"name": "deep", "match": {"gain": ">= 5%"}, "capture": {"profiler": "nsys"}}
 OBSERVING = {"name": "watch", "match": {"gain": ">= 1%"}}
 ON_STALLS = {"name": "stalls", "match": {"label": "stalled"}}
 ON_STALLED_DATA = {"name": "stalled-data", "match": {"label": "stalled", "stage": ["data"], "scope": ["rank"]}}
@@ -58,6 +59,16 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
         ({"stage": None}, [DATA_ONLY], {}, "ignore", "a whole rank is not one of data, h2d of rule slow-input"),
         ({"share": 0.02, "stage": "h2d"}, [DATA_ONLY, CAPTURING], {}, "ignore", "gain 2% under 5% of rule slow-rank"),
         ({}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
+        (
+            {"descheduled_fraction": 0.83},
+            [OBSERVING, CAPTURING],
+            {},
+            "hold",
+            "waiting for a CPU: 83% of its lateness, which no trace of its own would show",
+        ),
+        ({"descheduled_fraction": 0.83}, [CAPTURING, WITH_NSYS], {}, "capture", "rule deep: "),
+        ({"descheduled_fraction": 0.83}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
+        ({"descheduled_fraction": 0.4}, [CAPTURING], {}, "capture", "rule slow-rank: "),
         (
             {},
             [CAPTURING],
@@ -111,7 +122,8 @@ def test_truth_table(verdict, rules, state, outcome, reason):
     decision, _ = decide(make_verdict(**verdict), make_policy(*rules), State(**state), NOW)
     assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
     assert bool(decision.requests) == (outcome == "capture")
-    assert bool(resolution(decision)) == (outcome == "throttle" or bool(verdict.get("reasons")))
+    advised = outcome == "throttle" or decision.reason == "descheduled" or bool(verdict.get("reasons"))
+    assert bool(resolution(decision)) == advised
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from sftriage.errors import InputError
 from sftriage.frontier import Settings, judge
 from sftriage.reduce.together import together
+from sftriage.runtime.reducing import for_one_look
 from tests.unit.reduce.heavy import EPOCH_NS, job_events, mark, reduced
 
 DAY_NS = 86_400 * 10**9
@@ -23,7 +24,7 @@ def test_the_accounting_on_all_traces_names_the_slow_rank(tmp_path, slow):
     # GIVEN the traces of four ranks, one of them 20 ms late in data, in no order
     window = together(ranks(tmp_path, slow)[::-1])
     # WHEN they are judged as the recorded signal is
-    verdict, _ = judge(window, None, Settings())
+    verdict, _ = judge(window, None, for_one_look(Settings()))
     # THEN rank and stage are named
     assert (verdict.label, verdict.suspects[0].ranks, verdict.suspects[0].stage) == ("suspect", (slow,), "data")
     assert (window.first_step, window.last_step) == (100, 107)
