@@ -41,7 +41,9 @@ class Settings:
             others, most (90 %, 65 %).
         min_chance: of many ranks an event says no more than of eight: a hiccup lasts for several steps, and all of them
             are its own (1/8).
-        cap_fraction: log odds stand no higher than this over those that name: a name must be possible to lose (1.25).
+        whole_factor: of the log odds that name, those that it takes to name a rank as a whole, without a stage (2:
+            whose core another process has for a second or two is slow in all it does, for a dozen steps).
+        cap_fraction: log odds stand no higher than this over those that name: a name must be possible to lose (2.5).
         max_pause_steps: a fault that stays away for longer has ended, and the next one is another (64, the longest
             period that is looked for).
         rhythm_log_odds: of a unit's events, that their falling into one phase is no chance; and of the others', that
@@ -103,7 +105,8 @@ class Settings:
     event_fractions: tuple[float, ...] = (0.1, 0.3, 1.0)
     guilty_fractions: tuple[float, ...] = (0.9, 0.65)
     min_chance: float = 0.125
-    cap_fraction: float = 1.25
+    whole_factor: float = 2.0
+    cap_fraction: float = 2.5
     max_pause_steps: int = 64
     rhythm_log_odds: float = 5.0
     max_rival_fraction: float = 0.5

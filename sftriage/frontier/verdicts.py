@@ -123,6 +123,8 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
     min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
     if candidate.course is None or suspect.share < min_share:
         return False
+    if suspect.scope == "rank" and evidence.log_odds(suspect) < _wanted_log_odds(suspect, evidence, settings) * keep:
+        return False
     if (
         evidence.of_two(suspect)
         and evidence.alone_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s
@@ -132,6 +134,12 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
         return False
     wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
     return _explained_s(suspect, evidence) >= wanted_s
+
+
+def _wanted_log_odds(suspect: Suspect, evidence: WindowEvidence, settings: Settings) -> float:
+    """The log odds that name a suspect; of a rank that is slow in all it does, more."""
+    whole = any(one.suspect.stage is None and one.suspect.rank == suspect.rank for one in evidence.candidates)
+    return settings.naming_log_odds * (settings.whole_factor if whole and suspect.scope == "rank" else 1.0)
 
 
 def _weighty_s(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
@@ -246,5 +254,8 @@ def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) 
         "wanted_s": settings.min_explained_fraction * keep * _weighty_s(first, evidence, settings),
     }
     if single:
-        found |= {"first_log_odds": evidence.log_odds(first.suspect), "min_log_odds": settings.naming_log_odds}
+        found |= {
+            "first_log_odds": evidence.log_odds(first.suspect),
+            "min_log_odds": _wanted_log_odds(first.suspect, evidence, settings),
+        }
     return found
