@@ -23,7 +23,7 @@ FAULTY_RANKS = {"rank": (4, 8, 64), "host": (8, 64)}
 RIVALS_EVERY = 10
 """The other rules judge one healthy job in so many, but at least one of each cell."""
 VARIANTS_EVERY = 5
-"""Our other sensitivities the same, and so of the faults."""
+"""Our other sensitivities judge one job in so many, healthy or not."""
 MOST_RANKS = 64
 """Jobs of more ranks are judged by ours alone."""
 
@@ -78,7 +78,7 @@ def _healthy(amount: Amount, cells: list[Cell]) -> list[Task]:
         for cell in found:
             for number in range(max(1, round(steps / run_steps))):
                 rivals = number % RIVALS_EVERY == 0 and n_ranks <= MOST_RANKS
-                varied = number % VARIANTS_EVERY == 0 and n_ranks <= MOST_RANKS
+                varied = job % VARIANTS_EVERY == 0 and n_ranks <= MOST_RANKS
                 rules = rules_of(rivals=rivals, varied=varied)
                 tasks.append(Task(job, cell, n_ranks, run_steps, amount.seed, rules))
                 job += 1

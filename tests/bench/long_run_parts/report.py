@@ -29,6 +29,8 @@ def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -
             "by_load_and_ranks": _healthy(plain, lambda task: {"load": task.cell.load, "ranks": task.n_ranks}),
             "by_load": _healthy(plain, lambda task: {"load": task.cell.load}),
             "by_job": _healthy(plain, lambda task: {"job": task.cell.job}),
+            # One host is as it was recorded; several were not busy at the same time, and one of them was the slowest.
+            "by_hosts": _healthy(plain, lambda task: {"hosts": task.n_ranks // task.cell.n_ranks}),
         },
         "faults": {
             "from_5_percent": _faults(plain, lambda task: {"scope": _scope(task)}, least=BAR),
@@ -95,6 +97,8 @@ def healthy_row(found: Healthy, *, captures: bool) -> Row:
     }
     if captures:
         row |= {
+            "false_rank_names": found.whom["rank"],
+            "false_rank_names_per_million": _rounded(per_million(found.whom["rank"], found.steps)),
             "false_captures": found.captures,
             "false_captures_per_million": _rounded(per_million(found.captures, found.steps)),
             "labels": dict(sorted(found.labels.items(), key=lambda one: -one[1])),
@@ -175,7 +179,7 @@ def text(found: Row) -> str:
     lines = [" ".join(f"{name} {value}" for name, value in found.items() if not isinstance(value, (dict, list))), ""]
     lines += ["false names and captures per million healthy steps (95 % interval), every job judged in windows of 50"]
     lines += ["", "as recorded, not resampled", *_table(found["healthy"]["as_recorded"], _HEALTHY), "", "resampled"]
-    for name in ("total", "by_load", "by_load_and_ranks", "by_job"):
+    for name in ("total", "by_load", "by_load_and_ranks", "by_job", "by_hosts"):
         rows = found["healthy"][name]
         # Of the others what is told by load is enough.
         lines += ["", *_table(rows if name in ("total", "by_load") else _of(rows, OURS), _HEALTHY)]
@@ -195,6 +199,8 @@ _HEALTHY = {
     "steps": "steps",
     "false_names": "names",
     "false_names_per_million": "a million",
+    "false_rank_names": "of ranks",
+    "false_rank_names_per_million": "a million",
     "false_captures": "captures",
     "false_captures_per_million": "a million",
 }
@@ -219,7 +225,11 @@ def _table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
     """Rows of one grouping, their keys first."""
     if not rows:
         return []
-    keys = [name for name in rows[0] if name in ("rule", "load", "ranks", "job", "scope", "size", "course", "place")]
+    keys = [
+        name
+        for name in rows[0]
+        if name in ("rule", "load", "ranks", "job", "hosts", "scope", "size", "course", "place")
+    ]
     cells = [[*keys, *columns.values()]]
     cells += [[_cell(row.get(name)) for name in (*keys, *columns)] for row in rows]
     wide = [max(len(line[at]) for line in cells) for at in range(len(cells[0]))]

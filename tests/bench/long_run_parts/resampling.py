@@ -14,8 +14,11 @@ of a host change places. So what a rank has for as long as was recorded shows (a
 jobs are healthy), and what it would have for longer does not.
 
 What this can show: how often the hiccups of these jobs under these loads add up to a name. What it cannot: anything
-rarer than the recordings are long, and noise that hosts share, for hosts are drawn apart. The intervals that are given
-with the counts are those of the count; the recordings' own chance is not in them.
+rarer than the recordings are long, and noise that hosts share, for hosts are drawn apart. Of hosts under a load that
+comes and goes one is busier than the others for some hundred steps, and is named for it: that is counted as a false
+name, though somebody who looked would find a busy host. The report tells names of ranks, and jobs of one host (they are
+as they were recorded), apart. The intervals that are given with the counts are those of the count; the recordings' own
+chance is not in them.
 """
 
 from __future__ import annotations
