@@ -74,27 +74,17 @@ class Profile:
             common_CS=np.median(self.common_NCS, axis=0),
             sync_S=np.median(self.sync_NS, axis=0),
             lateness_s=float(self.lateness_N.mean()),
-            own_R=np.median(self.own_NR, axis=0),
         )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Typical:
-    """A typical step, in seconds: by cohort and stage the local level and what is common of it; sync work; lateness.
-
-    And the local time of each rank, where a cohort has only two.
-    """
+    """A typical step, in seconds: by cohort and stage the local level and what is common of it; sync work; lateness."""
 
     level_CS: FloatArray
     common_CS: FloatArray
     sync_S: FloatArray
     lateness_s: float
-    own_R: FloatArray = field(default_factory=lambda: np.zeros(0))
-
-    def is_of(self, seen: Profile) -> bool:
-        """Whether it is one of the same ranks and cohorts."""
-        shapes = self.level_CS.shape, self.own_R.shape
-        return shapes == (seen.level_NCS.shape[1:], seen.own_NR.shape[1:])
 
     @property
     def total_s(self) -> float:
@@ -121,7 +111,6 @@ class Known:
             common_CS=np.median([one.common_CS for one in self.samples], axis=0),
             sync_S=np.median([one.sync_S for one in self.samples], axis=0),
             lateness_s=float(np.median([one.lateness_s for one in self.samples])),
-            own_R=np.median([one.own_R for one in self.samples], axis=0),
         )
 
     def after(self, typical: Typical) -> Known:
@@ -132,6 +121,29 @@ class Known:
         if len(samples) > MAX_SAMPLES:
             return Known(samples[::2], self.seen + 1, 2 * self.stride)
         return Known(samples, self.seen + 1, self.stride)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnTimes:
+    """Each rank's own local time in the job's steps so far, where a cohort has two ranks: the other one is no measure.
+
+    Of each regime, the medians of the last windows in which nobody was named, healthy or not.
+    """
+
+    samples: Mapping[Regime, tuple[FloatArray, ...]] = field(default_factory=dict)
+
+    def typical(self, regime: Regime, n_ranks: int) -> FloatArray | None:
+        """The usual local time by rank (R), or None where it is not known."""
+        known = [one for one in self.samples.get(regime, ()) if len(one) == n_ranks]
+        return np.median(known, axis=0) if known else None
+
+    def after(self, regime: Regime, seen: Profile) -> OwnTimes:
+        """With one more window."""
+        if not seen.own_NR.shape[1]:
+            return self
+        kept = (*self.samples.get(regime, ()), np.median(seen.own_NR, axis=0))[-MAX_SAMPLES:]
+        others = [one for one in self.samples if one != regime][-(MAX_REGIMES - 1) :]
+        return OwnTimes({**{one: self.samples[one] for one in others}, regime: kept})
 
 
 @dataclass(frozen=True, slots=True, eq=False)

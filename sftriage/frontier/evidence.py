@@ -13,6 +13,7 @@ from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.baseline import (
     Baseline,
     Excess,
+    OwnTimes,
     Profile,
     Regime,
     Typical,
@@ -43,7 +44,7 @@ class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
     ``ranks`` and ``hosts`` are the evidence against them; ``onsets`` and ``rhythms``, when the faults began of those
-    that it names, and what comes back; ``named`` is the suspect of the window before, and
+    that it names, and what comes back; ``own`` is what each of two ranks takes by itself; ``named`` is the suspect of the window before, and
     ``own_best`` what the job's steps are held against. ``device`` is the same of the
     windows that were judged on the device's clock; the rest is on the host's.
     """
@@ -53,6 +54,7 @@ class Past:
     hosts: Evidence = field(default_factory=Evidence)
     onsets: Mapping[Ranks, Onset] = field(default_factory=dict)
     rhythms: Mapping[Ranks, Rhythm] = field(default_factory=dict)
+    own: OwnTimes = field(default_factory=OwnTimes)
     named: Suspect | None = None
     own_best: OwnBest = field(default_factory=OwnBest)
     device: Past | None = None
@@ -84,6 +86,7 @@ class WindowEvidence:
     onsets: Mapping[Ranks, Onset]
     rhythms: Mapping[Ranks, Rhythm]
     roles: Roles
+    own_R: FloatArray | None
     measures: StepMeasures
 
     def log_odds(self, suspect: Suspect) -> float:
@@ -114,9 +117,9 @@ class WindowEvidence:
         What both are slower by, as on a machine that others use too, is neither's. -∞ where that is not known.
         """
         rank, course = candidate.suspect.rank, candidate.course
-        if self.normal is None or rank is None or course is None:
+        if self.own_R is None or rank is None or course is None:
             return -np.inf
-        rose_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - self.normal.own_R
+        rose_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - self.own_R
         others_s = [float(rose_R[other]) for other in self.roles.members[self.roles.role_R[rank]] if other != rank]
         return float(rose_R[rank]) - 2.0 * max(0.0, *others_s)
 
@@ -140,7 +143,7 @@ def weigh(
     regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
     seen, like = whole.of(used_N), whole.of(used_N & np.asarray([one == regime for one in regime_N]))
     normal = past.baseline.typical(regime)
-    if normal is not None and not normal.is_of(like):
+    if normal is not None and normal.level_CS.shape != like.level_NCS.shape[1:]:
         normal = None  # the job has other cohorts than it had
     exposed_s = float(exposed_N[used_N].mean()) or accounting.exposed_s / accounting.n_steps
     ranks, hosts, units = _evidence(window, replays, roles, exposed_N, used_N, past, settings)
@@ -180,6 +183,7 @@ def weigh(
         onsets=scene.onsets,
         rhythms=scene.rhythms,
         roles=roles,
+        own_R=past.own.typical(regime, n_ranks),
         measures=measured(window, walks, whole, valid_N),
     )
 

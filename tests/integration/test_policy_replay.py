@@ -37,17 +37,16 @@ JOBS = {
 }
 
 TORCH, NSYS = "torch", "nsys"
-WATCHED = ["ignore", "capture", "hold", "throttle"]
 AWAITED = ["ignore", "hold", "capture", "hold", "throttle"]
 HICCUPS = ["hold", "capture"]
 
 EXPECTED = {
     # policy: {job: (what happens, in order; who is captured, and how)}; elsewhere, nothing is ever captured
     "default": {
-        "slow-data": (WATCHED, {(2, "suspect", TORCH)}),
-        "slow-forward": (WATCHED, {(1, "suspect", TORCH)}),
-        "slow-backward": (WATCHED, {(1, "suspect", TORCH)}),
-        "slow-rank": (WATCHED, {(3, "suspect", TORCH)}),
+        "slow-data": (AWAITED, {(2, "suspect", TORCH)}),
+        "slow-forward": (AWAITED, {(1, "suspect", TORCH)}),
+        "slow-backward": (AWAITED, {(1, "suspect", TORCH)}),
+        "slow-rank": (AWAITED, {(3, "suspect", TORCH)}),
         "data-hiccups": (HICCUPS, {(2, "suspect", TORCH)}),
     },
     "slow-input": {

@@ -74,7 +74,7 @@ def test_a_policy_that_is_broken_to_begin_with_starts_nothing(start, tmp_path):
 def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp_path, observing):
     notifying, end, out = tmp_path / "notifying.yaml", tmp_path / "end", tmp_path / "run"
     notify = "notify: [{webhook: {url_from_env: HOOK}}]"
-    wide = policy("page-me").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 40")
+    wide = policy("page-me").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 0")
     notifying.write_text(wide.replace('">= 5%"}', '">= 5%"}, ' + notify), encoding="utf-8")
     # GIVEN a webhook that fails at first
     with hooked(500) as hook:
@@ -97,7 +97,7 @@ def test_who_wants_to_be_told_of_a_suspect_is_told_while_the_job_runs(start, tmp
 
 def test_a_profiler_that_is_not_there_is_refused_and_no_other_runs_in_its_place(start, tmp_path):
     wanting, end, out = tmp_path / "wanting.yaml", tmp_path / "end", tmp_path / "run"
-    wide = policy("wanting").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 40")
+    wide = policy("wanting").replace("20, stride_steps: 10, warmup_steps: 10", "40, stride_steps: 40, warmup_steps: 0")
     wanting.write_text(wide.replace('">= 5%"}', '">= 5%"}, capture: {profiler: nsys}'), encoding="utf-8")
     run = start("run", "--policy", wanting, "--out", out, "--", sys.executable, STUCK, end)
     (refused, *_) = wait_until(lambda: entries(out, "capture"))

@@ -1,4 +1,4 @@
-"""Two ranks in one process tree, rank 1 late in data; after 80 steps neither takes another step until told to end.
+"""Two ranks in one process tree, rank 1 late in data from step 40 on; after 80 steps neither takes another one.
 
 ``stuck.py END``: the ranks end when the file END appears.
 """
@@ -15,10 +15,10 @@ def train(rank: int, barrier, end: Path) -> None:
     import sftriage
 
     monitor = sftriage.Monitor()
-    for _ in range(80):
+    for step in range(80):
         with monitor.step():
             with monitor.stage("data"):
-                time.sleep(0.012 if rank == 1 else 0.002)
+                time.sleep(0.012 if rank == 1 and step >= 40 else 0.002)
             with monitor.stage("backward"):
                 barrier.wait()
     while not end.exists():
