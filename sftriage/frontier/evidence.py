@@ -44,9 +44,9 @@ class Past:
     """What the windows before have taught: all that a verdict needs to know besides the window itself.
 
     ``ranks`` and ``hosts`` are the evidence against them; ``onsets`` and ``rhythms``, when the faults began of those
-    that it names, and what comes back; ``own`` is what each of two ranks takes by itself; ``named`` is the suspect of the window before, and
-    ``own_best`` what the job's steps are held against. ``device`` is the same of the
-    windows that were judged on the device's clock; the rest is on the host's.
+    that it names, and what comes back; ``own`` is what each of two ranks takes by itself, ``own_best`` what the job's
+    steps are held against, and ``named`` the suspect of the window before. ``device`` is the same of the windows that
+    were judged on the device's clock; the rest is on the host's.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
@@ -86,7 +86,7 @@ class WindowEvidence:
     onsets: Mapping[Ranks, Onset]
     rhythms: Mapping[Ranks, Rhythm]
     roles: Roles
-    own_R: FloatArray | None
+    own: OwnTimes
     measures: StepMeasures
 
     def log_odds(self, suspect: Suspect) -> float:
@@ -117,9 +117,10 @@ class WindowEvidence:
         What both are slower by, as on a machine that others use too, is neither's. -∞ where that is not known.
         """
         rank, course = candidate.suspect.rank, candidate.course
-        if self.own_R is None or rank is None or course is None:
+        own_R = self.own.typical(self.regime, len(self.roles.role_R))
+        if own_R is None or rank is None or course is None:
             return -np.inf
-        rose_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - self.own_R
+        rose_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - own_R
         others_s = [float(rose_R[other]) for other in self.roles.members[self.roles.role_R[rank]] if other != rank]
         return float(rose_R[rank]) - 2.0 * max(0.0, *others_s)
 
@@ -141,7 +142,8 @@ def weigh(
     used_N = ordinary_steps(steps_of_a_kind(window, valid_N), whole, exposed_N, settings)
     regime_N = regimes_of(window)
     regime = Counter(one for one, used in zip(regime_N, used_N, strict=True) if used).most_common(1)[0][0]
-    seen, like = whole.of(used_N), whole.of(used_N & np.asarray([one == regime for one in regime_N]))
+    like_N = used_N & np.asarray([one == regime for one in regime_N])
+    seen, like = whole.of(used_N), whole.of(like_N)
     normal = past.baseline.typical(regime)
     if normal is not None and normal.level_CS.shape != like.level_NCS.shape[1:]:
         normal = None  # the job has other cohorts than it had
@@ -183,9 +185,19 @@ def weigh(
         onsets=scene.onsets,
         rhythms=scene.rhythms,
         roles=roles,
-        own_R=past.own.typical(regime, n_ranks),
+        own=_own_times(past.own, whole, regime, like_N, scene, settings),
         measures=measured(window, walks, whole, valid_N),
     )
+
+
+def _own_times(
+    before: OwnTimes, whole: Profile, regime: Regime, like_N: BoolArray, scene: Scene, settings: Settings
+) -> OwnTimes:
+    """What each of two ranks takes by itself, with the steps before anybody's fault that is known began."""
+    began = min((onset.step for ranks, onset in scene.onsets.items() if len(ranks) == 1), default=None)
+    if began is not None:
+        like_N = like_N & (scene.first_step + np.arange(len(like_N)) < began)
+    return before.after(regime, whole.of(like_N)) if like_N.sum() >= settings.min_away_steps else before
 
 
 def _exposed(walks: list[Walk], n_steps: int) -> FloatArray:

@@ -54,9 +54,6 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     named = verdict.suspects[0] if verdict.label == "suspect" else None
     if "self_inflicted" in verdict.reasons:
         named = before.named
-    own = before.own
-    if not any(one.named for one in evidence.ranks.units.values()):
-        own = own.after(evidence.regime, evidence.like)
     after = replace(
         before,
         own_best=own_best,
@@ -65,7 +62,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         hosts=evidence.hosts,
         onsets=evidence.onsets,
         rhythms=evidence.rhythms,
-        own=own,
+        own=evidence.own,
         named=named,
     )
     verdict = against_itself(verdict, slower, own_best.numbers(window.first_step, settings), window)

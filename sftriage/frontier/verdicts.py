@@ -202,7 +202,8 @@ def _late_reason(evidence: WindowEvidence, settings: Settings) -> str:
         return "roaming"
     named = next((one.suspect for one in evidence.candidates if one.course is not None), None)
     if named is not None and evidence.of_two(named):
-        return "no_baseline" if evidence.own_R is None else "mixed_roles"
+        known = evidence.own.typical(evidence.regime, len(evidence.gain_R)) is not None
+        return "mixed_roles" if known else "no_baseline"
     return "intermittent"
 
 
