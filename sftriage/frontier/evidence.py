@@ -185,18 +185,25 @@ def weigh(
         onsets=scene.onsets,
         rhythms=scene.rhythms,
         roles=roles,
-        own=_own_times(past.own, whole, regime, like_N, scene, settings),
+        own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
         measures=measured(window, walks, whole, valid_N),
     )
 
 
 def _own_times(
-    before: OwnTimes, whole: Profile, regime: Regime, like_N: BoolArray, scene: Scene, settings: Settings
+    before: OwnTimes,
+    whole: Profile,
+    regime: Regime,
+    like_N: BoolArray,
+    ranks: Evidence,
+    first_step: int,
+    settings: Settings,
 ) -> OwnTimes:
-    """What each of two ranks takes by itself, with the steps before anybody's fault that is known began."""
-    began = min((onset.step for ranks, onset in scene.onsets.items() if len(ranks) == 1), default=None)
+    """What each of two ranks takes by itself, with the steps before anything began that is hardly chance."""
+    likely = settings.keep_fraction * settings.naming_log_odds
+    began = min((one.onset for one in ranks.units.values() if max(one.log_odds) >= likely), default=None)
     if began is not None:
-        like_N = like_N & (scene.first_step + np.arange(len(like_N)) < began)
+        like_N = like_N & (first_step + np.arange(len(like_N)) < began)
     return before.after(regime, whole.of(like_N)) if like_N.sum() >= settings.min_away_steps else before
 
 

@@ -24,7 +24,7 @@ apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
 metadata: {name: hasty}
 spec:
-  detection: {window_steps: 40, stride_steps: 40, warmup_steps: 40}
+  detection: {window_steps: 40, stride_steps: 40, warmup_steps: 0}
   rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3, max_seconds: 1}, cooldown: 0s}]
 """
 
@@ -82,7 +82,7 @@ def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(watc
     assert not list((started.directory.path / "captures").glob("w*"))
     # AND both the decision and what became of it are on record
     assert entries(started.directory.decisions, "capture")[0]["result"]["state"] == "expired"
-    decision, *_ = decisions_of(started.directory)
+    (decision,) = [one for one in decisions_of(started.directory) if one.get("results")]
     assert [(made["state"], made["rank"]) for made in decision["results"]] == [("expired", 1)]
     # AND what it left in the spool is gone
     assert list(started.directory.spool.iterdir()) == []
