@@ -82,7 +82,7 @@ def test_a_rank_that_never_answers_costs_a_capture_its_time_box_and_no_more(watc
     assert not list((started.directory.path / "captures").glob("w*"))
     # AND both the decision and what became of it are on record
     assert entries(started.directory.decisions, "capture")[0]["result"]["state"] == "expired"
-    (decision,) = [one for one in decisions_of(started.directory) if one.get("results")]
+    decision, *_ = [one for one in decisions_of(started.directory) if one.get("results")]
     assert [(made["state"], made["rank"]) for made in decision["results"]] == [("expired", 1)]
     # AND what it left in the spool is gone
     assert list(started.directory.spool.iterdir()) == []
