@@ -54,6 +54,10 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     named = verdict.suspects[0] if verdict.label == "suspect" else None
     if "self_inflicted" in verdict.reasons:
         named = before.named
+    own = evidence.own
+    if own.typical(evidence.regime, len(evidence.gain_R)) is None:
+        # Where two ranks have differed from the first step on, this is what a change is held against.
+        own = own.after(evidence.regime, evidence.like)
     after = replace(
         before,
         own_best=own_best,
@@ -62,7 +66,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         hosts=evidence.hosts,
         onsets=evidence.onsets,
         rhythms=evidence.rhythms,
-        own=evidence.own,
+        own=own,
         named=named,
     )
     verdict = against_itself(verdict, slower, own_best.numbers(window.first_step, settings), window)

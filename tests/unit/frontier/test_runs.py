@@ -152,3 +152,15 @@ def test_a_fault_of_five_percent_is_found_and_one_of_two_is_not_worth_it(seconds
         assert not named or first_named(found) <= 200
         # AND worth what the policy asks
         assert all(v.suspects[0].share >= SETTINGS.min_gain_fraction for v in found[-1:] if v.label == "suspect")
+
+
+def test_of_two_ranks_that_always_differed_the_one_that_becomes_slower_still_is_named():
+    # GIVEN a rank that has been a little later than the other from the first step on, and from step 150 on is by much
+    faults = Fault("data", 1, 0.008), Fault("forward", 1, 0.060, from_step(150))
+    found = verdicts(Job(n_ranks=2, n_steps=300).run(*faults))
+    # THEN as long as it only differs nobody is named
+    assert {v.label for v in found if v.last_step < 150} == {"needs_evidence"}
+    # AND then it is
+    assert {ranks for ranks, _ in names(found)} == {(1,)}
+    assert next(reversed([v for v in found if v.label == "suspect"])).suspects[0].stage == "forward"
+    assert first_named(found) < 190
