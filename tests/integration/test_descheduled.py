@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,7 +37,7 @@ def test_that_a_rank_waited_for_its_cpu_is_found_and_that_it_slept_is_not_taken_
     # GIVEN a job whose last rank is late, and has a busy process on its CPU
     run, policy = tmp_path / "run", tmp_path / "policy.yaml"
     policy.write_text(POLICY, encoding="utf-8")
-    job = start("run", "--policy", policy, "--out", run, "--", "python", JOB, what, STEPS)
+    job = start("run", "--policy", policy, "--out", run, "--", sys.executable, JOB, what, STEPS)
     _, err = job.communicate(timeout=DEADLINE_S)
     assert job.returncode == 0, err
     # WHEN it waits for the CPU in each step, or sleeps
