@@ -41,7 +41,7 @@ class Settings:
             others, most (90 %, 65 %).
         min_chance: of many ranks an event says no more than of eight: a hiccup lasts for several steps, and all of them
             are its own (1/8).
-        whole_factor: of the log odds that name, those that it takes to name a rank as a whole, without a stage (2:
+        whole_factor: of the log odds that name, those that it takes to name a rank or a host without a stage (2:
             whose core another process has for a second or two is slow in all it does, for a dozen steps).
         cap_fraction: log odds stand no higher than this over those that name: a name must be possible to lose (2.5).
         max_pause_steps: a fault that stays away for longer has ended, and the next one is another (64, the longest

@@ -123,7 +123,7 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
     min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
     if candidate.course is None or suspect.share < min_share:
         return False
-    if suspect.scope == "rank" and evidence.log_odds(suspect) < _wanted_log_odds(suspect, evidence, settings) * keep:
+    if single and evidence.log_odds(suspect) < _wanted_log_odds(suspect, evidence, settings) * keep:
         return False
     if (
         evidence.of_two(suspect)
@@ -137,9 +137,9 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
 
 
 def _wanted_log_odds(suspect: Suspect, evidence: WindowEvidence, settings: Settings) -> float:
-    """The log odds that name a suspect; of a rank that is slow in all it does, more."""
-    whole = any(one.suspect.stage is None and one.suspect.rank == suspect.rank for one in evidence.candidates)
-    return settings.naming_log_odds * (settings.whole_factor if whole and suspect.scope == "rank" else 1.0)
+    """The log odds that name a suspect; of a rank or a host that is slow in all it does, more."""
+    whole = any(one.suspect.stage is None and one.suspect.ranks == suspect.ranks for one in evidence.candidates)
+    return settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
 
 
 def _weighty_s(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:

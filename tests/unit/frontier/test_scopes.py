@@ -49,7 +49,15 @@ PIPELINE = Job(n_ranks=8, cohorts=("pp0",) * 4 + ("pp1",) * 4)
 TRUTH = [
     # A bad node slows all its ranks, which are co-critical with one another.
     Case("a slow node, in one stage", TWO_NODES, (Fault("data", NODE_1, 0.020),), suspect=("host", NODE_1, "data")),
-    Case("a slow node, in all local stages", TWO_NODES, slow(NODE_1, 1.5), suspect=("host", NODE_1, None)),
+    Case(
+        "a slow node, in all local stages",
+        replace(TWO_NODES, n_steps=100),
+        slow(NODE_1, 1.5),
+        suspect=("host", NODE_1, None),
+    ),
+    Case(
+        "a slow node of two, for as long as a neighbour may be", TWO_NODES, slow(NODE_1, 1.5), reasons=("co_critical",)
+    ),
     Case("a slow node, after the sync", TWO_NODES, (Fault("other", NODE_1, 0.02),), suspect=("host", NODE_1, "other")),
     Case("a slow node of four", FOUR_NODES, (Fault("forward", NODE_1, 0.02),), suspect=("host", NODE_1, "forward")),
     Case(
