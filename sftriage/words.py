@@ -15,7 +15,7 @@ REASONS: Mapping[str, str] = {
     "roaming": "the rank that comes last changes from step to step",
     "low_coverage": "steps of some ranks are missing",
     "no_baseline": "all ranks became slower alike, before the job's normal step was known",
-    "intermittent": "the suspect is there, but in few steps of the window, and in no order",
+    "intermittent": "one rank causes most of it, but not often enough yet to tell it from chance",
     "mixed_roles": "the ranks do different work, and no cohorts are declared",
     "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
     "self_inflicted": "a capture was running",
