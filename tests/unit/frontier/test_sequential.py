@@ -159,6 +159,19 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
         assert not any(one.named for one in evidence.units.values())
 
 
+@given(steps=st.lists(st.integers(0, 511), max_size=1200), rate=st.integers(1, 5))
+def test_a_step_may_be_told_twice_and_counts_once(steps, rate):
+    # GIVEN events in any steps, and steps that have two of one rank: in time before its sync, and after it
+    found = [event for step in range(0, 512, rate) for event in events(step, step)]
+    twice = sorted(found + events(*steps, rank=(2,)), key=lambda one: one.step)
+    # WHEN a rhythm is looked for, however many there are, THEN it is that of the steps
+    evidence, once = after(twice, 512), after(sorted(set(twice), key=lambda one: one.step), 512)
+    for rank in (RANK, (2,)):
+        one, other = rhythm(evidence, rank, SETTINGS), rhythm(once, rank, SETTINGS)
+        if one is not None and other is not None:
+            assert (one.period, one.phase, one.onset) == (other.period, other.phase, other.onset)
+
+
 def test_what_came_back_and_has_ended_is_no_rhythm():
     steps = range(100, 300, 10)
     assert rhythm(after(events(*steps), 305), RANK, SETTINGS) is not None
