@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray
-from sftriage.frontier.roles import MEDIAN_RANKS, sampled
 from sftriage.frontier.segments import Segment, SegmentColumn, complete_steps, segments
 from sftriage.records import Window
 
@@ -36,75 +35,109 @@ class Walk:
 
     Attributes:
         arrival_MR: when each rank was through with the local columns.
-        leader_M: the rank that arrived last, at ``last_M``.
+        leader_M: the rank that arrived last, at ``last_M``; the last of the others arrived at ``second_M`` (0: none).
         end_M: when the segment ended: its exposed time.
         boundaries: for each column its stage, and row by row the frontier's advance over it and the rank in front.
-        some_KNX: for each local column the times of `MEDIAN_RANKS` sampled ranks, taken in passing (single precision);
-            none where there are not more than these.
+        some_KNX: for each local column the times of the ranks that were asked for, taken in passing (single precision).
     """
 
     segment: Segment
     arrival_MR: FloatArray
     leader_M: RankArray
     last_M: FloatArray
+    second_M: FloatArray
     end_M: FloatArray
     boundaries: tuple[tuple[int, FloatArray, RankArray], ...]
-    some_KNX: tuple[SingleArray, ...] = ()
+    some_KNX: tuple[SingleArray, ...]
 
+
+NO_RANKS: RankArray = np.zeros(0, dtype=np.intp)
 
 BLOCK_BYTES = 1 << 20
 """Rows that are walked together: what the ranks have reached in them stays in the cache from column to column."""
 
 
-def walk(segment: Segment) -> Walk:
+def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
     """Go through a segment's columns once, keeping the frontier."""
     n_rows, n_ranks, n_local = segment.n_rows, segment.n_ranks, len(segment.local)
-    sample = sampled(np.arange(n_ranks), MEDIAN_RANKS)
-    some_KNX = [np.empty((one.n_steps, len(sample)), np.float32) for one in segment.local if len(sample) < n_ranks]
-    arrival_MR = np.empty((n_rows, n_ranks))
+    some_KNX = tuple(np.empty((column.n_steps, len(some_X)), np.float32) for column in segment.local)
+    # The first local column writes all of it.
+    arrival_MR = (np.empty if n_local else np.zeros)((n_rows, n_ranks))
     # After each column the frontier, and who leads; before the first column, everybody is at the start.
     frontier_KM = np.zeros((len(segment.columns) + 1, n_rows))
     ahead_KM = np.zeros(frontier_KM.shape, dtype=np.intp)
+    second_M = np.zeros(n_rows)
     n_together = max(1, BLOCK_BYTES // max(1, 8 * n_ranks))
     for begin in range(0, n_rows if n_ranks else 0, n_together):
         rows = slice(begin, min(begin + n_together, n_rows))
         reached_BR = arrival_MR[rows]
-        reached_BR.fill(0.0)
-        for k, column in enumerate(segment.columns):
-            if k == n_local:
-                reached_BR = reached_BR.copy()
-            # The steps that the column has in these rows.
-            first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
-            start, values_BR = first + column.offset - rows.start, column.at(slice(first, last))
-            reached_BR[start : start + last - first] += values_BR
-            ahead_B = reached_BR.argmax(axis=1)
-            frontier_KM[k + 1, rows], ahead_KM[k + 1, rows] = reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
-            if some_KNX and k < n_local:
-                some_KNX[k][first:last] = values_BR.take(sample, axis=1)
+        for k, column in enumerate(segment.local):
+            there, steps = _overlap(column, rows)
+            values_BR = column.at(steps)
+            if k == 0:
+                reached_BR[: there.start], reached_BR[there.stop :] = 0.0, 0.0
+                np.copyto(reached_BR[there], values_BR)
+            else:
+                reached_BR[there] += values_BR
+            frontier_KM[k + 1, rows], ahead_KM[k + 1, rows] = _in_front(reached_BR)
+            if len(some_X):
+                some_KNX[k][steps] = values_BR.take(some_X, axis=1)
+        second_M[rows] = _second(reached_BR, ahead_KM[n_local, rows])
+        if segment.own is not None:
+            frontier_KM[-1, rows], ahead_KM[-1, rows] = frontier_KM[n_local, rows], ahead_KM[n_local, rows]
+            there, steps = _overlap(segment.own, rows)
+            through = slice(begin + there.start, begin + there.stop)
+            frontier_KM[-1, through], ahead_KM[-1, through] = _in_front(reached_BR[there] + segment.own.at(steps))
     advances = zip(segment.columns, np.diff(frontier_KM, axis=0), ahead_KM[1:], strict=True) if n_ranks else ()
     return Walk(
         segment=segment,
         arrival_MR=arrival_MR,
         leader_M=ahead_KM[n_local],
         last_M=frontier_KM[n_local],
+        second_M=second_M,
         end_M=frontier_KM[-1],
         boundaries=tuple((column.stage, advance_M, ahead_M) for column, advance_M, ahead_M in advances),
-        some_KNX=tuple(some_KNX),
+        some_KNX=some_KNX,
     )
 
 
-def walked(window: Window) -> tuple[list[Walk], BoolArray]:
-    """The walks through a window's segments, and its complete steps (N).
+def _overlap(column: SegmentColumn, rows: slice) -> tuple[slice, slice]:
+    """Of some rows of a segment those that a column has, counted from the first of them, and which of its steps."""
+    first, last = (min(max(row - column.offset, 0), column.n_steps) for row in (rows.start, rows.stop))
+    start = first + column.offset - rows.start
+    return slice(start, start + last - first), slice(first, last)
+
+
+def _in_front(reached_BR: FloatArray) -> tuple[FloatArray, RankArray]:
+    """For each row how far the rank in front has come, and which it is."""
+    ahead_B = reached_BR.argmax(axis=1)
+    return reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
+
+
+def _second(arrival_BR: FloatArray, leader_B: RankArray) -> FloatArray:
+    """The last arrival but the leader's in each row; 0 where there is one rank: nobody else is waited for."""
+    if arrival_BR.shape[1] == 1:
+        return np.zeros(len(leader_B))
+    rows = np.arange(len(leader_B))
+    last_B = arrival_BR[rows, leader_B]
+    arrival_BR[rows, leader_B] = -np.inf
+    second_B = arrival_BR.max(axis=1)
+    arrival_BR[rows, leader_B] = last_B
+    return np.asarray(second_B)
+
+
+def walked(window: Window, some_X: RankArray = NO_RANKS) -> tuple[list[Walk], BoolArray]:
+    """The walks through a window's segments, with the times of some ranks, and its complete steps (N).
 
     Mostly all steps are complete, and no pass is spent on looking: what is missing is NaN, and in front of everybody.
     """
     complete_N = np.ones(len(window.durations_NRS), dtype=np.bool_)
     with np.errstate(invalid="ignore", over="ignore"):
-        walks = [walk(segment) for segment in segments(window, complete_N)]
+        walks = [walk(segment, some_X) for segment in segments(window, complete_N)]
     if all(np.isfinite(one.end_M).all() for one in walks):
         return walks, complete_N
     complete_N = complete_steps(window)
-    return [walk(segment) for segment in segments(window, complete_N)], complete_N
+    return [walk(segment, some_X) for segment in segments(window, complete_N)], complete_N
 
 
 def plain(window: Window) -> Accounting:

@@ -14,13 +14,10 @@ from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.baseline import Profile, Typical
 from sftriage.frontier.course import Course, Onset, course_of, recurring
 from sftriage.frontier.roles import Roles
-from sftriage.frontier.sequential import Ranks, Rhythm
+from sftriage.frontier.sequential import Rhythm, UnitName
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Scope, StageSchema, Suspect
-
-MAX_LOOKED_AT = 16
-"""Ranks, and hosts, that are looked at closely: those that held up most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,11 +41,15 @@ class Unit:
     time over that of the peers.
     """
 
-    scope: Scope
+    name: UnitName
     ranks: tuple[int, ...]
-    name: str
     gain_NS: FloatArray
     over_NS: FloatArray
+
+    @property
+    def scope(self) -> Scope:
+        """What it is."""
+        return "host" if isinstance(self.name, str) else "rank"
 
     @property
     def late_NS(self) -> FloatArray:
@@ -69,20 +70,15 @@ class Scene:
     exposed_N: FloatArray
     first_step: int
     present_s: float
-    onsets: Mapping[Ranks, Onset]
-    rhythms: Mapping[Ranks, Rhythm]
+    onsets: Mapping[UnitName, Onset]
+    rhythms: Mapping[UnitName, Rhythm]
     settings: Settings
 
 
-def rank_units(replays: Sequence[SegmentReplay], roles: Roles, n_steps: int) -> list[Unit]:
-    """The ranks that held the others up most, each with its gains."""
-    n_ranks, n_stages = len(roles.role_R), replays[0].excess_MS.shape[1]
-    led_R = np.zeros(n_ranks)
-    for one in replays:
-        led_R += np.bincount(one.walk.leader_M, one.whole_gain_M, minlength=n_ranks)
-    ranks = np.argsort(-led_R, kind="stable")[:MAX_LOOKED_AT]
-    ranks = ranks[led_R[ranks] > 0.0]
-    over_NCS = np.sum([one.over_NCS(ranks, roles, n_steps) for one in replays], axis=0)
+def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Roles, n_steps: int) -> list[Unit]:
+    """Some ranks, each with its gains."""
+    n_stages = replays[0].excess_MS.shape[1]
+    over_NCS = np.sum([one.over_NCS(np.asarray(ranks, np.intp), roles, n_steps) for one in replays], axis=0)
     units = []
     for c, rank in enumerate(ranks):
         gain_NS = np.zeros((n_steps, n_stages + 1))
@@ -90,7 +86,7 @@ def rank_units(replays: Sequence[SegmentReplay], roles: Roles, n_steps: int) -> 
             mine_M = one.walk.leader_M == rank
             gain_MS = np.column_stack([one.gain_MS, one.whole_gain_M]) * mine_M[:, None]
             gain_NS += by_step(gain_MS, one.offset_S, n_steps)
-        units.append(Unit("rank", (int(rank),), "", gain_NS, over_NCS[:, c]))
+        units.append(Unit(rank, (rank,), gain_NS, over_NCS[:, c]))
     return units
 
 
@@ -133,15 +129,15 @@ def suspects_of(unit: Unit, scene: Scene) -> list[Candidate]:
 
 def _course(unit: Unit, present_N: BoolArray, scene: Scene) -> Course | None:
     """When a unit that the evidence of the run has named was there; None of any other, and where it was not."""
-    rhythm = scene.rhythms.get(unit.ranks)
+    rhythm = scene.rhythms.get(unit.name)
     if rhythm is not None:
         back = recurring(rhythm, scene.first_step, scene.used_N)
         between_N = scene.used_N & ~back.filled_N
         if 2 * (present_N & between_N).sum() <= between_N.sum():
             return back if back.filled_N.any() else None
-    if unit.ranks not in scene.onsets:
+    if unit.name not in scene.onsets:
         return None
-    course = course_of(present_N, scene.first_step, scene.onsets[unit.ranks], scene.settings)
+    course = course_of(present_N, scene.first_step, scene.onsets[unit.name], scene.settings)
     filled_N = scene.used_N if course is None else course.filled_N & scene.used_N
     return None if course is None or not filled_N.any() else replace(course, filled_N=filled_N)
 
@@ -180,7 +176,7 @@ def _candidate(
         scope=unit.scope,
         ranks=unit.ranks,
         rank=unit.ranks[0] if unit.scope == "rank" else None,
-        host=unit.name if unit.scope == "host" else None,
+        host=unit.name if isinstance(unit.name, str) else None,
         stage=stage,
         gain_s=gain_s,
         # (what comes after a step's last sync is that step's, and held up the next one)

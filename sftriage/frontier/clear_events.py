@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,8 +10,11 @@ import numpy as np
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.roles import Roles
-from sftriage.frontier.sequential import ClearEvent, Ranks
+from sftriage.frontier.sequential import MIN_TIMES, ClearEvent, Evidence, UnitName
 from sftriage.frontier.whatif import SegmentReplay
+
+MAX_LOOKED_AT = 16
+"""Ranks, and hosts, that are looked at closely: those that held up most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,18 +22,21 @@ class Arrivals:
     """Who arrived last in a window, among ranks or among hosts, and by how much that one alone held up the others.
 
     ``last`` has for each segment the number of the last (M) and what mending it would have saved (M, seconds);
-    ``members`` the ranks of each.
+    ``places`` the hosts, None where ranks are the units.
     """
 
-    members: tuple[Ranks, ...]
+    n_units: int
     last: tuple[tuple[RankArray, FloatArray], ...]
+    places: Roles | None = None
+
+    def unit(self, number: int) -> UnitName:
+        """The name of a unit."""
+        return number if self.places is None else self.places.names[number]
 
 
 def arrivals_of_ranks(replays: Sequence[SegmentReplay], n_ranks: int) -> Arrivals:
     """Ranks."""
-    return Arrivals(
-        tuple((rank,) for rank in range(n_ranks)), tuple((one.walk.leader_M, one.whole_gain_M) for one in replays)
-    )
+    return Arrivals(n_ranks, tuple((one.walk.leader_M, one.whole_gain_M) for one in replays))
 
 
 def arrivals_of_hosts(
@@ -43,7 +50,20 @@ def arrivals_of_hosts(
         )
         for one, elsewhere_M in zip(replays, last_elsewhere, strict=True)
     )
-    return Arrivals(tuple(tuple(ranks.tolist()) for ranks in places.members), last)
+    return Arrivals(len(places.names), last, places)
+
+
+def who_held_up(arrivals: Arrivals, evidence: Evidence, least_s: float) -> list[int]:
+    """The numbers of the units to be looked at closely: those that held the others up most, not more than a few.
+
+    Whoever did for less than ``least_s`` is no candidate, unless it is one that comes back.
+    """
+    led_U = np.zeros(arrivals.n_units)
+    for number_M, held_M in arrivals.last:
+        led_U += np.bincount(number_M, held_M, len(led_U))
+    times = Counter(one.unit for one in evidence.events)
+    first = [n for n in np.argsort(-led_U, kind="stable")[:MAX_LOOKED_AT].tolist() if led_U[n] > 0.0]
+    return [n for n in first if led_U[n] >= least_s or times[arrivals.unit(n)] >= MIN_TIMES]
 
 
 def clear_events(
@@ -70,5 +90,5 @@ def clear_events(
     for step in sorted(found):
         number, held_s = max(found[step].items(), key=lambda one: one[1])
         if held_s > min_share * usual_s:
-            events.append(ClearEvent(first_step + step, arrivals.members[number], held_s / usual_s))
+            events.append(ClearEvent(first_step + step, arrivals.unit(number), held_s / usual_s))
     return events

@@ -23,13 +23,19 @@ from sftriage.frontier.baseline import (
     regimes_of,
 )
 from sftriage.frontier.candidates import Candidate, Scene, Unit, group_candidates, rank_units, suspects_of
-from sftriage.frontier.clear_events import Arrivals, arrivals_of_hosts, arrivals_of_ranks, clear_events
+from sftriage.frontier.clear_events import (
+    Arrivals,
+    arrivals_of_hosts,
+    arrivals_of_ranks,
+    clear_events,
+    who_held_up,
+)
 from sftriage.frontier.course import Onset, onset_of
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
 from sftriage.frontier.measuring import measured
 from sftriage.frontier.regression import OwnBest, StepMeasures
 from sftriage.frontier.roles import Roles, roles_of
-from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Ranks, Rhythm, advanced, rhythm
+from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Rhythm, UnitName, advanced, rhythm
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
 from sftriage.frontier.whatif import SegmentReplay, replay
@@ -52,8 +58,8 @@ class Past:
     baseline: Baseline = field(default_factory=Baseline)
     ranks: Evidence = field(default_factory=Evidence)
     hosts: Evidence = field(default_factory=Evidence)
-    onsets: Mapping[Ranks, Onset] = field(default_factory=dict)
-    rhythms: Mapping[Ranks, Rhythm] = field(default_factory=dict)
+    onsets: Mapping[UnitName, Onset] = field(default_factory=dict)
+    rhythms: Mapping[UnitName, Rhythm] = field(default_factory=dict)
     own: OwnTimes = field(default_factory=OwnTimes)
     named: Suspect | None = None
     own_best: OwnBest = field(default_factory=OwnBest)
@@ -83,17 +89,18 @@ class WindowEvidence:
     gain_R: FloatArray
     ranks: Evidence
     hosts: Evidence
-    onsets: Mapping[Ranks, Onset]
-    rhythms: Mapping[Ranks, Rhythm]
+    onsets: Mapping[UnitName, Onset]
+    rhythms: Mapping[UnitName, Rhythm]
     roles: Roles
     own: OwnTimes
     measures: StepMeasures
 
     def log_odds(self, suspect: Suspect) -> float:
         """What the run says against a rank or a host."""
-        evidence = self.ranks if suspect.scope == "rank" else self.hosts
-        rhythm = self.rhythms.get(suspect.ranks)
-        return max(evidence.log_odds(suspect.ranks), 0.0 if rhythm is None else rhythm.log_odds)
+        evidence, name = (self.hosts, suspect.host) if suspect.rank is None else (self.ranks, suspect.rank)
+        assert name is not None
+        rhythm = self.rhythms.get(name)
+        return max(evidence.log_odds(name), 0.0 if rhythm is None else rhythm.log_odds)
 
     @property
     def single_s(self) -> float:
@@ -230,24 +237,30 @@ def _evidence(
 
     def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
         """With the steps that it has not seen."""
-        if before.n_units != len(arrivals.members):
-            before = Evidence(len(arrivals.members), before.next_step)
+        if before.n_units != arrivals.n_units:
+            before = Evidence(arrivals.n_units, before.next_step)
         new_N = used_N & (window.first_step + np.arange(n_steps) >= before.next_step)
         least = settings.min_event_fraction
         events = clear_events(arrivals, replays, new_N, window.first_step, usual_s, least)
         return advanced(before, events, max(before.next_step, window.last_step + 1), settings)
 
-    ranks = advance(past.ranks, arrivals_of_ranks(replays, n_ranks))
-    units = rank_units(replays, roles, n_steps)
+    least_s = LISTED_FRACTION * float(exposed_N[used_N].sum())
+    of_ranks = arrivals_of_ranks(replays, n_ranks)
+    ranks = advance(past.ranks, of_ranks)
+    units = rank_units(replays, who_held_up(of_ranks, ranks, least_s), roles, n_steps)
     places = places_of(window.hosts)
     if places is None:
         return ranks, past.hosts, units
     elsewhere = [last_elsewhere(one, places) for one in replays]
-    hosts = advance(past.hosts, arrivals_of_hosts(replays, elsewhere, places))
-    return ranks, hosts, units + host_units(replays, places, elsewhere, roles, n_steps, settings)
+    of_hosts = arrivals_of_hosts(replays, elsewhere, places)
+    hosts = advance(past.hosts, of_hosts)
+    looked_at = who_held_up(of_hosts, hosts, least_s)
+    return ranks, hosts, units + host_units(replays, places, elsewhere, looked_at, roles, n_steps, settings)
 
 
-def _onsets(evidences: Sequence[Evidence], before: Mapping[Ranks, Onset], settings: Settings) -> dict[Ranks, Onset]:
+def _onsets(
+    evidences: Sequence[Evidence], before: Mapping[UnitName, Onset], settings: Settings
+) -> dict[UnitName, Onset]:
     """When the faults of the units began that are named. What is too long ago for the events of then is as it was."""
     found = {}
     for evidence in evidences:
@@ -264,16 +277,16 @@ def _onsets(evidences: Sequence[Evidence], before: Mapping[Ranks, Onset], settin
 
 
 def _rhythms(
-    units: Sequence[Unit], ranks: Evidence, hosts: Evidence, before: Mapping[Ranks, Rhythm], settings: Settings
-) -> dict[Ranks, Rhythm]:
+    units: Sequence[Unit], ranks: Evidence, hosts: Evidence, before: Mapping[UnitName, Rhythm], settings: Settings
+) -> dict[UnitName, Rhythm]:
     """What comes back, by whose it is; since when is what was said first."""
     found = {}
     for unit in units:
-        one = rhythm(ranks if unit.scope == "rank" else hosts, unit.ranks, settings)
+        one = rhythm(ranks if unit.scope == "rank" else hosts, unit.name, settings)
         if one is not None:
-            known = before.get(unit.ranks, one)
+            known = before.get(unit.name, one)
             same = (known.period, known.phase) == (one.period, one.phase)
-            found[unit.ranks] = replace(one, onset=known.onset) if same else one
+            found[unit.name] = replace(one, onset=known.onset) if same else one
     return found
 
 

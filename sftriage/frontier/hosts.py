@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sftriage.frontier.arrays import FloatArray, RankArray, medians
-from sftriage.frontier.candidates import MAX_LOOKED_AT, Unit, by_step
-from sftriage.frontier.clear_events import arrivals_of_hosts
-from sftriage.frontier.roles import Roles, grouped, sampled
+from sftriage.frontier.candidates import Unit, by_step
+from sftriage.frontier.roles import LEAST_SAMPLE_RANKS, SAMPLE_RANKS, Roles, grouped, sampled
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.whatif import LARGE_COHORT, SegmentReplay
+from sftriage.frontier.whatif import SegmentReplay
 
 Peers = Sequence[FloatArray]
 """For each local column of a segment the medians on hosts other than the one looked at, by step and cohort."""
@@ -27,25 +26,23 @@ def host_units(
     replays: Sequence[SegmentReplay],
     places: Roles,
     elsewhere: Sequence[FloatArray],
+    hosts: Sequence[int],
     roles: Roles,
     n_steps: int,
     settings: Settings,
 ) -> list[Unit]:
-    """The hosts of several ranks that held the others up most, each with its gains, if its ranks are slow alike.
+    """Of some hosts those of several ranks, each with its gains, if its ranks are slow alike.
 
     ``elsewhere`` has for each segment what `last_elsewhere` says.
     """
-    led_H = np.zeros(len(places.names))
-    for host_M, held_M in arrivals_of_hosts(replays, elsewhere, places).last:
-        led_H += np.bincount(host_M, held_M, len(led_H))
     units = []
-    for h in np.argsort(-led_H, kind="stable")[:MAX_LOOKED_AT]:
+    for h in hosts:
         ranks = places.members[h]
         apart = _apart(ranks, roles)
-        if len(ranks) < 2 or led_H[h] <= 0.0 or apart is None:
+        if len(ranks) < 2 or apart is None:
             continue
         peers = [_peers(one, apart, n_steps) for one in replays]
-        over_NXS = _over(replays, peers, sampled(ranks), roles, n_steps)
+        over_NXS = _over(replays, peers, sampled(ranks, LEAST_SAMPLE_RANKS), roles, n_steps)
         over_X = over_NXS.sum(axis=2).mean(axis=0)
         if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.min_alike_fraction):
             continue
@@ -56,7 +53,7 @@ def host_units(
             gain_MS[led_L] = _gains(one, mine, ranks, roles, led_L, second_M[led_L])
             gain_NS += by_step(gain_MS, one.offset_S, n_steps)
         over_NS = medians(over_NXS.swapaxes(1, 2))
-        units.append(Unit("host", tuple(int(rank) for rank in ranks), places.names[h], gain_NS, over_NS))
+        units.append(Unit(places.names[h], tuple(ranks.tolist()), gain_NS, over_NS))
     return units
 
 
@@ -87,7 +84,7 @@ def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
     elsewhere_R[ranks] = False
     for c in np.flatnonzero(np.bincount(roles.role_R[ranks])).tolist():
         members = roles.members[c]
-        if len(members) < LARGE_COHORT or len(ranks) > len(members) // 10:
+        if len(members) <= SAMPLE_RANKS or len(ranks) > len(members) // 10:
             apart[c] = sampled(members[elsewhere_R[members]])
             if not len(apart[c]):
                 return None
@@ -99,7 +96,8 @@ def _peers(one: SegmentReplay, apart: dict[int, RankArray], n_steps: int) -> Pee
     for column, reference_MC in zip(one.walk.segment.local, one.reference_KMC, strict=True):
         median_NC = reference_MC[column.offset : column.offset + n_steps].copy()
         for c, ranks in apart.items():
-            median_NC[:, c] = medians(column.of(ranks))
+            times_NX = column.of(ranks)
+            median_NC[:, c] = medians(times_NX if len(ranks) < SAMPLE_RANKS else times_NX.astype(np.float32))
         peers.append(median_NC)
     return peers
 

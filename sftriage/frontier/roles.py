@@ -7,34 +7,64 @@ from functools import lru_cache
 
 import numpy as np
 
-from sftriage.frontier.arrays import BoolArray, RankArray
+from sftriage.frontier.arrays import FloatArray, RankArray
 from sftriage.records import Window
 
 SAMPLE_RANKS = 512
-"""Statistics that many ranks have in common are taken from so many of them, drawn once: more would say the same."""
+"""What many ranks have in common is taken from so many of them, drawn once.
 
-MEDIAN_RANKS = 2048
-"""Of more ranks than these the median is that of a sample: its error is 1.25 / √2048, 3 %, of one rank's jitter."""
+The error of a median is then 1.25 / √512, 6 %, of one rank's jitter; and so many single-precision numbers are sorted
+in one go, several times as quickly as a few more (x86-simd-sort, which numpy uses)."""
+
+ALL_SAMPLES_RANKS, LEAST_SAMPLE_RANKS = 2048, 64
+"""Of several cohorts together so many ranks at most, and so many of each, or all that it has: then one rank more or
+less does not move the median, nor does single precision."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """The ranks that stand for their cohorts, of some cohorts of which as many are looked at.
+
+    Attributes:
+        roles_C: which cohorts.
+        ranks_CX: of each cohort the ranks.
+        whole: whether these are all that the cohorts have.
+    """
+
+    roles_C: RankArray
+    ranks_CX: RankArray
+    whole: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roles:
     """The cohorts of a window's ranks (C of them), by name: the role of each rank, and the ranks of each role.
 
-    Hosts are told apart in the same way.
+    ``samples`` has the ranks that stand for each of them. Hosts are told apart in the same way.
     """
 
     names: tuple[str, ...]
     role_R: RankArray
     members: tuple[RankArray, ...]
+    samples: tuple[Sample, ...]
+
+    @property
+    def some_X(self) -> RankArray:
+        """The ranks of the samples that are not whole, one sample after the other."""
+        parts = [one.ranks_CX.ravel() for one in self.samples if not one.whole]
+        return np.concatenate(parts) if parts else np.zeros(0, dtype=np.intp)
 
 
 def roles_of(window: Window) -> Roles:
     """The window's cohorts; one nameless cohort where none are declared."""
     n_ranks = window.durations_NRS.shape[1]
-    if window.cohorts is None:
-        return Roles(("",), np.zeros(n_ranks, dtype=np.intp), (np.arange(n_ranks),))
-    return grouped(window.cohorts)
+    return _alike(n_ranks) if window.cohorts is None else grouped(window.cohorts)
+
+
+@lru_cache(maxsize=8)
+def _alike(n_ranks: int) -> Roles:
+    ranks = np.arange(n_ranks)
+    return _roles(("",), np.zeros(n_ranks, dtype=np.intp), (ranks,))
 
 
 @lru_cache(maxsize=8)
@@ -47,9 +77,21 @@ def grouped(names: tuple[str, ...]) -> Roles:
     role_R = np.asarray([number.setdefault(name, len(number)) for name in names], dtype=np.intp)
     by_role_R = np.argsort(role_R, kind="stable")
     ends = np.cumsum(np.bincount(role_R, minlength=len(number)))
-    for shared in (role_R, by_role_R):
+    return _roles(tuple(number), role_R, tuple(np.split(by_role_R, ends[:-1])[: len(number)]))
+
+
+def _roles(names: tuple[str, ...], role_R: RankArray, members: tuple[RankArray, ...]) -> Roles:
+    at_most = min(SAMPLE_RANKS, max(LEAST_SAMPLE_RANKS, ALL_SAMPLES_RANKS // max(1, len(members))))
+    of_size: dict[tuple[int, bool], list[int]] = {}
+    for c, ranks in enumerate(members):
+        of_size.setdefault((min(len(ranks), at_most), len(ranks) <= at_most), []).append(c)
+    samples = tuple(
+        Sample(np.asarray(cohorts), np.stack([sampled(members[c], at_most) for c in cohorts]), whole)
+        for (_, whole), cohorts in of_size.items()
+    )
+    for shared in (role_R, *members, *(one.ranks_CX for one in samples)):
         shared.setflags(write=False)
-    return Roles(tuple(number), role_R, tuple(np.split(by_role_R, ends[:-1])[: len(number)]))
+    return Roles(names, role_R, members, samples)
 
 
 def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
@@ -62,22 +104,17 @@ def _sample(count: int, size: int) -> RankArray:
     return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
 
 
-def differ(window: Window, valid_N: BoolArray, local_S: BoolArray, min_s: float) -> bool:
-    """Whether the ranks look like several roles: each is high in some local stage in which another is low.
+def differ(level_SX: FloatArray, min_s: float) -> bool:
+    """Whether ranks look like several roles: each is high in some local stage in which another is low.
 
     A straggler is high somewhere and low nowhere, and its peers are neither; of ranks with different roles (pipeline
     stages, a rank that also evaluates) every one is high in what is its own, and low in what is the others'. A local
-    stage tells ranks apart where they differ by at least ``min_s`` in the complete steps, and by half.
+    stage tells ranks apart where they differ by at least ``min_s`` in the mean complete step (``level_SX``: of some
+    ranks), and by half.
     """
-    ranks = sampled(np.arange(window.durations_NRS.shape[1]))
-    # (stage by stage, as a window's times lie in memory)
-    columns = (window.durations_NRS[:, :, s].take(ranks, axis=1) for s in np.flatnonzero(local_S))
-    level_SR = [values_NX[valid_N].mean(axis=0) for values_NX in columns]
-    level_RS = np.stack(level_SR, axis=1) if level_SR else np.zeros((len(ranks), 0))
-    low_S, high_S = level_RS.min(axis=0, initial=np.inf), level_RS.max(axis=0, initial=0.0)
+    low_S, high_S = level_SX.min(axis=1, initial=np.inf), level_SX.max(axis=1, initial=0.0)
     tells_S = (high_S - low_S >= min_s) & (low_S <= 0.5 * high_S)
     if tells_S.sum() < 2:
         return False
-    middle_S = (low_S + high_S) / 2
-    high_RS = (level_RS > middle_S)[:, tells_S]
-    return bool(high_RS.any(axis=1).all() and not high_RS.all(axis=1).any())
+    high_SX = (level_SX > ((low_S + high_S) / 2)[:, None])[tells_S]
+    return bool(high_SX.any(axis=0).all() and not high_SX.all(axis=0).any())

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from sftriage.frontier.settings import Settings
 
-Ranks: TypeAlias = "tuple[int, ...]"
-"""A unit by its ranks: one rank, or those of a host."""
+UnitName: TypeAlias = "int | str"
+"""A rank by its number, or a host by its name."""
 
 HISTORY_STEPS = 512
 """Steps whose events are remembered."""
@@ -44,7 +44,7 @@ class ClearEvent:
     """A step that one unit alone held up, by this share of the usual step."""
 
     step: int
-    unit: Ranks
+    unit: UnitName
     share: float
 
 
@@ -81,14 +81,14 @@ class Evidence:
 
     n_units: int = 0
     next_step: int = 0
-    units: Mapping[Ranks, Standing] = field(default_factory=dict)
+    units: Mapping[UnitName, Standing] = field(default_factory=dict)
     events: tuple[ClearEvent, ...] = ()
 
-    def named(self, unit: Ranks) -> bool:
+    def named(self, unit: UnitName) -> bool:
         """Whether the odds have named a unit, and its fault is not known to have ended."""
         return unit in self.units and self.units[unit].named
 
-    def log_odds(self, unit: Ranks) -> float:
+    def log_odds(self, unit: UnitName) -> float:
         """The best that any test says against a unit."""
         return max(self.units[unit].log_odds, default=0.0) if unit in self.units else 0.0
 
@@ -152,7 +152,7 @@ def _tests(n_units: int, settings: Settings) -> Tests:
     )
 
 
-def rhythm(evidence: Evidence, unit: Ranks, settings: Settings) -> Rhythm | None:
+def rhythm(evidence: Evidence, unit: UnitName, settings: Settings) -> Rhythm | None:
     """What a unit does at regular steps, where its odds name the unit; None where there is no such thing.
 
     Most of its events fall into one phase, and those of the others do not: else the rhythm is the job's. Who causes the

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from sftriage.frontier.accounting import account, walked
-from sftriage.frontier.arrays import BoolArray
+from sftriage.frontier.accounting import Walk, account, walked
+from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
-from sftriage.frontier.roles import differ
+from sftriage.frontier.roles import differ, roles_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import undisturbed_steps
 from sftriage.records import Label, Suspect, Verdict, Window
@@ -29,7 +29,7 @@ def assess_times(
 
     ``coverage`` is the fraction of (step, rank) vectors that are there, where it is not that of these durations.
     """
-    walks, valid_N = walked(window)
+    walks, valid_N = walked(window, roles_of(window).some_X)
     accounting = account(walks, window, int(valid_N.sum()))
     if coverage is None:
         coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
@@ -71,7 +71,7 @@ def assess_times(
         evidence = replace(evidence, candidates=(first, *others))
     numbers |= _numbers(evidence, past, settings)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
-    if _roles_differ(window, valid_N, evidence, settings):
+    if _roles_differ(window, walks, valid_N, evidence, settings):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
         return verdict("suspect", (), suspects), evidence
@@ -85,7 +85,9 @@ def coverage_of(window: Window) -> float:
     return float(finite_NR.mean()) if finite_NR.size else 0.0
 
 
-def _roles_differ(window: Window, valid_N: BoolArray, evidence: WindowEvidence, settings: Settings) -> bool:
+def _roles_differ(
+    window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence, settings: Settings
+) -> bool:
     """Whether the lateness of this window is that of ranks which do different work, and nobody has said so.
 
     A job whose healthy steps are known has shown that its ranks are alike.
@@ -93,8 +95,13 @@ def _roles_differ(window: Window, valid_N: BoolArray, evidence: WindowEvidence, 
     min_s = settings.min_gain_fraction * evidence.exposed_s
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
         return False
-    local_S = np.asarray([stage not in window.schema.sync for stage in window.schema.stages])
-    return differ(window, valid_N, local_S, min_s)
+    level_X: dict[int, FloatArray] = {}
+    for one in walks:
+        for column, some_NX in zip(one.segment.local, one.some_KNX, strict=True):
+            if window.schema.stages[column.stage] not in window.schema.sync:
+                times_NX = some_NX if some_NX.size else column.values_NR
+                level_X[column.stage] = level_X.get(column.stage, 0.0) + times_NX[valid_N].mean(axis=0)
+    return bool(level_X) and differ(np.stack(list(level_X.values())), min_s)
 
 
 def unambiguous(evidence: WindowEvidence, past: Past, settings: Settings) -> Candidate | None:

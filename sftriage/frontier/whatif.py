@@ -8,20 +8,22 @@ that arrives last can have a gain by itself, so a step costs one look at its lea
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from sftriage.frontier.accounting import BLOCK_BYTES, Walk
+from sftriage.frontier.accounting import Walk
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray, medians
-from sftriage.frontier.roles import MEDIAN_RANKS, Roles, sampled
-from sftriage.frontier.segments import SegmentColumn
+from sftriage.frontier.roles import Roles
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
 
-LARGE_COHORT = 256
-"""From so many ranks on, one of them more or less does not move their median, and single precision will do for it."""
+JITTER_RANKS = 128
+"""Of each cohort so many ranks say how much all of them jitter: some thousand residuals."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +31,6 @@ class SegmentReplay:
     """One kind of segment, row by row (M rows; a row is a step, see `Segment`), in seconds.
 
     Attributes:
-        second_M: the second last arrival.
         lateness_M: the last arrival less the median arrival of the leader's peers.
         reference_KMC: for each local column, the median of each cohort, the leader left out.
         common_KMC: for each local column, what three quarters of each cohort's ranks take at least: what raises it
@@ -40,7 +41,6 @@ class SegmentReplay:
     """
 
     walk: Walk
-    second_M: FloatArray
     lateness_M: FloatArray
     reference_KMC: tuple[FloatArray, ...]
     common_KMC: tuple[FloatArray, ...]
@@ -51,7 +51,7 @@ class SegmentReplay:
     @property
     def margin_M(self) -> FloatArray:
         """The last arrival less the second last: no single rank can save more."""
-        return self.walk.last_M - self.second_M
+        return self.walk.last_M - self.walk.second_M
 
     @property
     def gain_MS(self) -> FloatArray:
@@ -83,13 +83,14 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     excess_MS = np.zeros((len(rows), n_stages))
     weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
     references, commons = [], []
-    for k, column in enumerate(segment.local):
-        some_NX = walk.some_KNX[k] if walk.some_KNX else None
+    some_MX = np.zeros((len(rows), len(roles.some_X)), np.float32)
+    for column, some_NX in zip(segment.local, walk.some_KNX, strict=True):
         at = slice(column.offset, column.offset + column.n_steps)
         reference_MC, common_MC = (np.zeros((len(rows), len(roles.members))) for _ in range(2))
-        reference_MC[at], common_MC[at] = _levels(column, some_NX, leader_M[at], roles)
         own_M = np.zeros(len(rows))
         own_M[at] = column.at((np.arange(column.n_steps), leader_M[at]))
+        by_sample = _by_sample(column.of, some_NX, roles)
+        reference_MC[at], common_MC[at] = _levels(by_sample, own_M[at], leader_M[at], roles)
         excess_M = own_M - reference_MC[rows, roles.role_R[leader_M]]
         excess_MS[:, column.stage] += excess_M
         weight = float(np.abs(excess_M).sum())
@@ -97,99 +98,84 @@ def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
             weight_S[column.stage], offset_S[column.stage] = weight, column.offset
         references.append(reference_MC)
         commons.append(common_MC)
-    arrival_MC, _ = _levels(SegmentColumn(-1, walk.arrival_MR), None, leader_M, roles)
+        some_MX[at] += some_NX
+    by_sample = _by_sample(lambda ranks: walk.arrival_MR.take(ranks, axis=1), some_MX, roles)
+    arrival_MC, _ = _levels(by_sample, walk.last_M, leader_M, roles)
     return SegmentReplay(
         walk=walk,
-        second_M=_second_largest(walk.arrival_MR, leader_M),
         lateness_M=walk.last_M - arrival_MC[rows, roles.role_R[leader_M]],
         reference_KMC=tuple(references),
         common_KMC=tuple(commons),
         excess_MS=excess_MS,
         offset_S=offset_S,
-        jitter_s=jitter_s(walk.arrival_MR, roles),
+        jitter_s=jitter_s(by_sample),
     )
 
 
-def _levels(
-    column: SegmentColumn, some_NX: SingleArray | None, leader_N: RankArray, roles: Roles
-) -> tuple[FloatArray, FloatArray]:
-    """For each step and cohort the median without the leader, and what three quarters reach: (N × C, N × C)."""
-    median_NC, common_NC = (np.empty((column.n_steps, len(roles.members))) for _ in range(2))
-    for c, ranks in enumerate(roles.members):
-        if len(ranks) >= LARGE_COHORT:
-            sample = sampled(ranks, MEDIAN_RANKS)
-            whole = len(roles.members) == 1
-            median_NC[:, c], common_NC[:, c] = _levels_of_many(column, sample, some_NX if whole else None)
+Samples = list[NDArray[Any]]
+"""Times of the ranks that stand for their cohorts, of each of `Roles.samples`: rows x cohorts x ranks."""
+
+
+def _by_sample(take: Callable[[RankArray], FloatArray], some_NX: SingleArray, roles: Roles) -> Samples:
+    """Times by sample: of whole cohorts as ``take`` has them, of the others those that were taken in passing."""
+    found: Samples = []
+    begin = 0
+    for sample in roles.samples:
+        if sample.whole:
+            times: NDArray[Any] = take(sample.ranks_CX.ravel())
         else:
-            sorted_NX = np.sort(column.of(ranks), axis=1)
-            own_N = column.at((np.arange(column.n_steps), leader_N))
-            median_NC[:, c] = median_without(sorted_NX, own_N, roles.role_R[leader_N] == c)
-            common_NC[:, c] = sorted_NX[:, (len(ranks) - 1) // 4]
+            times = some_NX[:, begin : begin + sample.ranks_CX.size]
+            begin += sample.ranks_CX.size
+        found.append(times.reshape(len(times), *sample.ranks_CX.shape))
+    return found
+
+
+def _levels(times: Samples, own_N: FloatArray, leader_N: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
+    """For each step and cohort the median without the leader, and what three quarters reach: (N x C, N x C).
+
+    ``own_N`` is the leader's time. Of a sample the median is the lower one, and nobody is left out.
+    """
+    median_NC, common_NC = (np.empty((len(own_N), len(roles.members))) for _ in range(2))
+    for sample, times_NCX in zip(roles.samples, times, strict=True):
+        sorted_NCX = np.sort(times_NCX, axis=2)
+        n_ranks = sorted_NCX.shape[2]
+        if sample.whole:
+            leads_NC = roles.role_R[leader_N][:, None] == sample.roles_C
+            median_NC[:, sample.roles_C] = median_without(sorted_NCX, own_N[:, None], leads_NC)
+        else:
+            median_NC[:, sample.roles_C] = sorted_NCX[:, :, (n_ranks - 1) // 2]
+        common_NC[:, sample.roles_C] = sorted_NCX[:, :, (n_ranks - 1) // 4]
     return median_NC, common_NC
 
 
-def _levels_of_many(
-    column: SegmentColumn, ranks: RankArray, some_NX: SingleArray | None
-) -> tuple[FloatArray, FloatArray]:
-    """For each step the (lower) median of many ranks, and what three quarters of them reach: (N, N).
-
-    In single precision, and a few steps at a time, so that they stay in the cache; ``some_NX`` are their times, where
-    these have been taken already.
-    """
-    middle, quarter = (len(ranks) - 1) // 2, (len(ranks) - 1) // 4
-    median_N, common_N = np.empty(column.n_steps), np.empty(column.n_steps)
-    n_together = max(1, BLOCK_BYTES // (8 * len(ranks)))
-    for first in range(0, column.n_steps, n_together):
-        steps = slice(first, first + n_together)
-        some_BX = column.at(steps).take(ranks, axis=1) if some_NX is None else some_NX[steps]
-        some_BX = some_BX.astype(np.float32)
-        some_BX.partition(middle, axis=1)
-        median_N[steps] = some_BX[:, middle]
-        some_BX[:, :middle].partition(quarter, axis=1)
-        common_N[steps] = some_BX[:, quarter]
-    return median_N, common_N
-
-
-def median_without(sorted_MR: FloatArray, own_M: FloatArray, leave_out_M: BoolArray) -> FloatArray:
-    """For each row the median; where ``leave_out_M``, of all but its value ``own_M`` (itself where it has no peers).
+def median_without(sorted_X: FloatArray, own: FloatArray, leave_out: BoolArray) -> FloatArray:
+    """The medians along the last axis; where ``leave_out``, of all but the value ``own`` (itself where alone).
 
     Leaving the suspect out matters in small groups: in two ranks, the median of both is half the straggler.
     """
-    n_ranks = sorted_MR.shape[1]
+    n_ranks = sorted_X.shape[-1]
     if n_ranks == 1:
-        return sorted_MR[:, 0].copy()
-    all_M = (sorted_MR[:, (n_ranks - 1) // 2] + sorted_MR[:, n_ranks // 2]) / 2
+        return sorted_X[..., 0].copy()
+    all_ = (sorted_X[..., (n_ranks - 1) // 2] + sorted_X[..., n_ranks // 2]) / 2
     # Taking one value out of a sorted row moves what lies above it down by one place.
     medians = [
-        np.where(own_M <= sorted_MR[:, at], sorted_MR[:, min(at + 1, n_ranks - 1)], sorted_MR[:, at])
+        np.where(own <= sorted_X[..., at], sorted_X[..., min(at + 1, n_ranks - 1)], sorted_X[..., at])
         for at in ((n_ranks - 2) // 2, (n_ranks - 1) // 2)
     ]
-    return np.asarray(np.where(leave_out_M, (medians[0] + medians[1]) / 2, all_M))
+    return np.asarray(np.where(leave_out, (medians[0] + medians[1]) / 2, all_))
 
 
-def jitter_s(arrival_MR: FloatArray, roles: Roles) -> float:
+def jitter_s(arrivals: Samples) -> float:
     """Scale (σ) of arrivals when the level of each step and of each rank is taken out; robust to rare large delays.
 
     Rows in which nobody was anywhere (steps left out) do not count.
     """
     residuals = []
-    for members in roles.members:
-        part_MR = arrival_MR.take(sampled(members), axis=1)
-        part_MR = part_MR[part_MR.any(axis=1)]
-        if part_MR.size:
-            late_MR = part_MR - medians(part_MR)[:, None]
-            late_MR -= medians(late_MR.T.copy())
-            residuals.append(np.abs(late_MR, out=late_MR).ravel())
+    for arrival_MCX in arrivals:
+        part_MCX = arrival_MCX[:, :, :: -(-arrival_MCX.shape[2] // JITTER_RANKS)]
+        part_MCX = part_MCX[part_MCX.any(axis=(1, 2))]
+        if part_MCX.size:
+            late_MCX = part_MCX - medians(part_MCX)[:, :, None]
+            late_MCX -= medians(np.moveaxis(late_MCX, 0, 2))
+            residuals.append(np.abs(late_MCX, out=late_MCX).ravel())
     return float(MAD_TO_SIGMA * medians(np.concatenate(residuals))) if residuals else 0.0
-
-
-def _second_largest(values_MR: FloatArray, leader_M: RankArray) -> FloatArray:
-    """The largest of each row without the leader (M); zero where there is one rank: nobody else is waited for."""
-    if values_MR.shape[1] == 1:
-        return np.zeros(values_MR.shape[0])
-    rows = np.arange(len(values_MR))
-    last_M = values_MR[rows, leader_M]
-    values_MR[rows, leader_M] = -np.inf
-    second_M = values_MR.max(axis=1)
-    values_MR[rows, leader_M] = last_M
-    return np.asarray(second_M)

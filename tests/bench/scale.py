@@ -1,7 +1,7 @@
 """What one core needs for the windows of a large job: gathering its steps, accounting for them, and a verdict.
 
     python tests/bench/scale.py [--ranks 16384] [--stages 8] [--window 50] [--stride 10] [--hosts 2048]
-                                 [--scattered] [--json]
+                                 [--cohorts 16] [--scattered] [--json]
 
 The job is synthetic: every rank jitters, one is slow in `data`, and the others wait for it in `backward`. Making it up
 is not timed. Times are of the processor, which neighbours on the machine do not lengthen as they do the clock's, and
@@ -48,6 +48,7 @@ class Options:
     stride: int
     hosts: int
     rounds: int
+    cohorts: int = 1
     scattered: bool = False
 
     @property
@@ -78,7 +79,8 @@ class Job:
         gatherer = Gatherer(self.schema, self.options.ranks, self.shape)
         for rank in range(self.options.ranks):
             host = rank * self.options.hosts // self.options.ranks
-            gatherer.describe(rank, f"host-{rank % self.options.hosts if self.options.scattered else host}")
+            cohort = f"role-{rank * self.options.cohorts // self.options.ranks}" if self.options.cohorts > 1 else ""
+            gatherer.describe(rank, f"host-{rank % self.options.hosts if self.options.scattered else host}", cohort)
         return gatherer
 
     def steps(self) -> StepArrays:
@@ -178,6 +180,7 @@ def measure(options: Options) -> dict[str, Any]:
         "window_steps": options.window,
         "stride_steps": options.stride,
         "hosts": options.hosts,
+        "cohorts": options.cohorts,
         "scattered": options.scattered,
         "rounds": options.rounds,
         "python": platform.python_version(),
@@ -235,6 +238,7 @@ def main() -> None:
     parser.add_argument("--window", type=int, default=50, help="steps in a window")
     parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
     parser.add_argument("--hosts", type=int, default=2048)
+    parser.add_argument("--cohorts", type=int, default=1, help="roles that the ranks have, as many of each")
     parser.add_argument("--scattered", action="store_true", help="deal the ranks out to the hosts, not in rows")
     parser.add_argument("--rounds", type=int, default=7, help="windows that are timed")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -11,13 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 
+from sftriage.agent.scheduling import Scheduling
+from sftriage.errors import RingError
 from sftriage.policy.loading import find
 from sftriage.recorder import RingReader, StepLog, find_rings
 from sftriage.runs.directory import RunDirectory, RunInfo, create
@@ -29,6 +31,7 @@ START_S = 120.0
 """How long the ranks may take to import torch and find each other, on a machine with far fewer cores than ranks."""
 STEP_S = 1.0
 """How long a step may take on average before a row has failed; a healthy one takes less than a tenth."""
+READINGS_APART_S = 0.25
 PULSE_S = 0.010
 """One stop and one continuation: shorter than any stage that it is to slow."""
 NICE_RANK, NICE_NEIGHBOUR = 10, 8
@@ -62,8 +65,10 @@ class Crew:
             for rank in range(n_ranks)
         ]
 
-    def do(self, row: Row, rings: Path) -> float:
+    def do(self, row: Row, rings: Path, steps: Path) -> float:
         """Run one row's job, its steps going into ``rings``; the healthy step it measured, in seconds.
+
+        What the scheduler did with the ranks meanwhile is kept in ``steps``, as an agent keeps it.
 
         Raises:
             RowFailedError: a rank ended, or it took too long. The crew is of no more use.
@@ -74,10 +79,11 @@ class Crew:
         partial.write_text(json.dumps({"row": asdict(row), "rings": str(rings)}))
         partial.replace(self._control / f"{number}.json")
         done = [self._control / f"{number}.{rank}.done" for rank in range(len(self._ranks))]
-        with outside(row.pressure, self._ranks, rings, deadline) as press:
+        with outside(row.pressure, self._ranks, rings, deadline) as press, _looking(rings, steps) as look:
             while not all(path.exists() for path in done):
                 self._check(deadline)
                 press()
+                look()
         return float((self._control / f"{number}.healthy").read_text())
 
     def close(self) -> None:
@@ -100,6 +106,26 @@ class Crew:
             what = f"rank {ended[0]} ended" if ended else "took too long"
             lines = (self._control / "log").read_text(errors="replace").strip().splitlines()
             raise RowFailedError(f"{what}: {lines[-1] if lines else 'it said nothing'}")
+
+
+@contextmanager
+def _looking(rings: Path, steps: Path) -> Iterator[Callable[[], None]]:
+    """Gives a function that takes readings of the ranks' training threads, where some are due."""
+    scheduling, due_s = Scheduling(steps, lambda _: None), 0.0
+
+    def look() -> None:
+        nonlocal due_s
+        if time.monotonic() < due_s:
+            return
+        for path in find_rings(rings):
+            with suppress(RingError), RingReader(path) as ring:
+                scheduling.look(ring.info)
+        due_s = time.monotonic() + READINGS_APART_S
+
+    try:
+        yield look
+    finally:
+        scheduling.close()
 
 
 @contextmanager
@@ -187,7 +213,7 @@ class Runner:
             run = create(path, _info(row, rings), find("default").read_text(encoding="utf-8"))
             if self._crew is None:
                 self._crew = Crew(self._n_ranks, self._shm)
-            outcome.healthy_step_s = self._crew.do(row, rings)
+            outcome.healthy_step_s = self._crew.do(row, rings, run.steps)
             _keep(rings, run, row.steps_at(outcome.healthy_step_s))
         except RowFailedError as error:
             outcome.failed = str(error)

@@ -38,6 +38,8 @@ class OwnTimes:
         rest_NRG: by how much a rank stays longer in it than the median rank; may be negative.
         work_NR: how much work the step is; 0 where nobody says.
         kinds_N: of what kind it is.
+        queued_NR: how long the rank waited for a CPU; NaN where nobody knows.
+        preempted_NR: how often one was taken from it; NaN where nobody knows.
         hosts_R: where the ranks are.
         split: whether the moment of the last ready gradient is known.
     """
@@ -50,6 +52,8 @@ class OwnTimes:
     rest_NRG: FloatArray
     work_NR: FloatArray
     kinds_N: NDArray[np.str_]
+    queued_NR: FloatArray
+    preempted_NR: FloatArray
     hosts_R: NDArray[np.str_]
     split: bool
 
@@ -121,6 +125,8 @@ class OwnTimes:
             hosts=tuple(self.hosts_R.tolist()),
             kinds=kinds if any(kinds) else None,
             work_NR=self.work_NR if self.work_NR.any() else None,
+            queued_NR=self.queued_NR if np.isfinite(self.queued_NR).any() else None,
+            preempted_NR=self.preempted_NR if np.isfinite(self.preempted_NR).any() else None,
         )
 
     def _taken(self, axis: str, index: Index) -> OwnTimes:
@@ -155,7 +161,7 @@ def own_times(window: Window) -> OwnTimes:
         ready_NR = np.where(np.isfinite(window.ready_NR), window.ready_NR, usual_R)
         local_NRS[:, :, syncs[0]] = np.minimum(ready_NR, left_NRG[:, :, 0])
         left_NRG[:, :, 0] -= local_NRS[:, :, syncs[0]]
-    zeros_NRG = np.zeros_like(outside_NRG)
+    zeros_NRG, unknown_NR = np.zeros_like(outside_NRG), np.full((n_steps, n_ranks), np.nan)
     alone = OwnTimes(
         schema=schema,
         local_NRS=local_NRS,
@@ -165,6 +171,8 @@ def own_times(window: Window) -> OwnTimes:
         rest_NRG=zeros_NRG,
         work_NR=np.zeros((n_steps, n_ranks)) if window.work_NR is None else window.work_NR,
         kinds_N=np.array(window.kinds or ("",) * n_steps),
+        queued_NR=unknown_NR if window.queued_NR is None else window.queued_NR,
+        preempted_NR=unknown_NR if window.preempted_NR is None else window.preempted_NR,
         hosts_R=np.array(window.hosts or ("",) * n_ranks),
         split=split,
     )

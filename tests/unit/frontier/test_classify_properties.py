@@ -33,7 +33,7 @@ REASONS = {
 def past_of(window, factor):
     """As if the job's healthy step were this window's, times a factor."""
     valid_N, roles = complete_steps(window), roles_of(window)
-    replays = replay([walk(segment) for segment in segments(window)], roles, len(window.schema.stages))
+    replays = replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
     typical = profile(replays, len(valid_N), roles).of(valid_N).typical
     parts = {name: getattr(typical, name) * factor for name in ("level_CS", "common_CS", "sync_S", "lateness_s")}
     return Past(Baseline({("", None): Known((replace(typical, **parts),), 10)}))

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from sftriage.frontier import Settings
 from sftriage.frontier.accounting import walk
+from sftriage.frontier.clear_events import arrivals_of_hosts, who_held_up
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
-from sftriage.frontier.roles import grouped, roles_of
+from sftriage.frontier.roles import SAMPLE_RANKS, grouped, roles_of
 from sftriage.frontier.segments import segments
-from sftriage.frontier.whatif import LARGE_COHORT, replay
+from sftriage.frontier.sequential import Evidence
+from sftriage.frontier.whatif import replay
 
 from .strategies import windows
 from .windows import Fault, Job
@@ -22,11 +24,14 @@ SETTINGS = Settings()
 
 def found(window):
     roles, n_steps = roles_of(window), len(window.durations_NRS)
-    replays = replay([walk(segment) for segment in segments(window)], roles, len(window.schema.stages))
+    replays = replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
     before = [one.walk.arrival_MR.copy() for one in replays]
     places = places_of(window.hosts)
     elsewhere = [] if places is None else [last_elsewhere(one, places) for one in replays]
-    units = [] if places is None else host_units(replays, places, elsewhere, roles, n_steps, SETTINGS)
+    units = []
+    if places is not None:
+        led = who_held_up(arrivals_of_hosts(replays, elsewhere, places), Evidence(), 0.0)
+        units = host_units(replays, places, elsewhere, led, roles, n_steps, SETTINGS)
     for one, arrival_MR in zip(replays, before, strict=True):
         assert (one.walk.arrival_MR == arrival_MR).all()
     return replays, {unit.name: unit for unit in units}
@@ -35,7 +40,7 @@ def found(window):
 def peers_N(one, k, column, rank, mine, roles):
     """What a rank is held against: its cohort on other hosts; all of its cohort where the host is little of it."""
     cohort = roles.members[roles.role_R[rank]]
-    if len(cohort) >= LARGE_COHORT and len(mine) <= len(cohort) // 10:
+    if len(cohort) > SAMPLE_RANKS and len(mine) <= len(cohort) // 10:
         steps = slice(column.offset, column.offset + column.n_steps)
         return one.reference_KMC[k][steps, roles.role_R[rank]]
     return np.median(column.values_NR[:, [peer for peer in cohort if peer not in mine]], axis=1)

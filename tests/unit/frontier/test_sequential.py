@@ -11,7 +11,7 @@ from sftriage.frontier import Settings
 from sftriage.frontier.sequential import HISTORY_STEPS, ClearEvent, Evidence, advanced, rhythm
 
 SETTINGS = Settings()
-RANK = (1,)
+RANK = 1
 
 
 def events(*steps, rank=RANK, share=0.2):
@@ -35,7 +35,7 @@ def by_chance(n_steps, seed, n_units=4, rate=0.5):
     """Events of which each is anybody's."""
     random = np.random.default_rng(seed)
     steps = np.flatnonzero(random.random(n_steps) < rate)
-    return [ClearEvent(int(step), (int(random.integers(n_units)),), float(random.exponential(0.2))) for step in steps]
+    return [ClearEvent(int(step), int(random.integers(n_units)), float(random.exponential(0.2))) for step in steps]
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_rhythm_of_all_is_nobodys(period, seed):
     # GIVEN an evaluation in which somebody is last, another one each time; or that is late in two of three
     random = np.random.default_rng(seed)
     found = [
-        ClearEvent(step, (int(random.integers(4)),), float(random.exponential(0.2)))
+        ClearEvent(step, int(random.integers(4)), float(random.exponential(0.2)))
         for step in range(0, 2000, period)
         if random.random() < 2 / 3
     ]
@@ -185,7 +185,7 @@ def test_what_came_back_and_has_ended_is_no_rhythm():
 def test_it_does_not_matter_in_which_parts_the_steps_come(steps, cuts):
     # GIVEN any events, and any way to cut them into parts
     at = np.cumsum([step for step, _, _ in steps])
-    found = [ClearEvent(int(step), (rank,), share) for step, (_, rank, share) in zip(at, steps, strict=True)]
+    found = [ClearEvent(int(step), rank, share) for step, (_, rank, share) in zip(at, steps, strict=True)]
     whole = after(found, int(at[-1]) + 1)
     parts = Evidence(4)
     borders = sorted({0, len(found), *(min(cut, len(found)) for cut in cuts)})
@@ -202,6 +202,6 @@ def test_it_does_not_matter_in_which_parts_the_steps_come(steps, cuts):
 @given(seed=st.integers(0, 1000), ranks=st.permutations(range(4)))
 def test_ranks_are_not_known_by_their_numbers(seed, ranks):
     found = in_order(by_chance(200, seed), events(*range(100, 200, 2), share=1.5))
-    renamed = [ClearEvent(one.step, (ranks[one.unit[0]],), one.share) for one in found]
+    renamed = [ClearEvent(one.step, ranks[one.unit], one.share) for one in found]
     one, other = after(found, 200), after(renamed, 200)
-    assert {(ranks[unit[0]],): standing for unit, standing in one.units.items()} == dict(other.units)
+    assert {ranks[unit]: standing for unit, standing in one.units.items()} == dict(other.units)

@@ -1,7 +1,5 @@
 """What mending one suspect would have saved, against a replay that does it the long way."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from sftriage.frontier.accounting import walk
 from sftriage.frontier.arrays import medians
-from sftriage.frontier.roles import MEDIAN_RANKS, Roles, roles_of
+from sftriage.frontier.roles import SAMPLE_RANKS, roles_of
 from sftriage.frontier.segments import segments
 from sftriage.frontier.whatif import jitter_s, median_without, replay
 
@@ -21,7 +19,8 @@ VALUES = hnp.arrays(np.float64, hnp.array_shapes(min_dims=2, max_dims=2, max_sid
 
 
 def replayed(window):
-    return replay([walk(segment) for segment in segments(window)], roles_of(window), len(window.schema.stages))
+    roles = roles_of(window)
+    return replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
 
 
 def local(segment):
@@ -111,28 +110,23 @@ def test_jitter_is_what_is_left_without_levels_of_steps_and_ranks():
     arrival_MR[:10, 6] += 0.050
     arrival_MR[20:25] += 0.200
     # WHEN its scale is estimated, THEN none of that shows, nor do steps that were left out
-    alike = Roles(("",), np.zeros(64, dtype=np.intp), (np.arange(64),))
-    assert jitter_s(arrival_MR, alike) == pytest.approx(0.001, rel=0.1)
-    assert jitter_s(np.vstack([arrival_MR, np.zeros((500, 64))]), alike) == pytest.approx(0.001, rel=0.1)
-    assert jitter_s(np.zeros((5, 64)), alike) == 0.0
+    assert jitter_s([arrival_MR[:, None]]) == pytest.approx(0.001, rel=0.1)
+    assert jitter_s([np.vstack([arrival_MR, np.zeros((500, 64))])[:, None]]) == pytest.approx(0.001, rel=0.1)
+    assert jitter_s([np.zeros((5, 1, 64))]) == 0.0
 
 
 def test_of_very_many_ranks_a_sample_tells_the_median():
     # GIVEN a job of more ranks than are sorted, one of them late
-    window = Job(n_ranks=2 * MEDIAN_RANKS, n_steps=4).run(Fault("data", 7, 0.050))
-    walks, roles = [walk(segment) for segment in segments(window)], roles_of(window)
-    seen = replay(walks, roles, len(window.schema.stages))[0]
-    # WHEN replayed, THEN the references are within a tenth of one rank's jitter of the medians of all of them
+    window = Job(n_ranks=2 * SAMPLE_RANKS, n_steps=4).run(Fault("data", 7, 0.050))
+    seen = replayed(window)[0]
     assert seen.walk.segment.local
     for column, reference_MC in zip(seen.walk.segment.local, seen.reference_KMC, strict=True):
         reference_N = reference_MC[column.offset : column.offset + 4, 0]
         jitter_N = column.values_NR.std(axis=1)
-        assert (np.abs(reference_N - np.median(column.values_NR, axis=1)) <= 0.1 * jitter_N).all()
+        assert (
+            np.abs(reference_N - np.median(column.values_NR, axis=1)) <= 3 * 1.25 / SAMPLE_RANKS**0.5 * jitter_N
+        ).all()
     assert seen.gain_MS[:4, 0].sum() == pytest.approx(4 * 0.050, rel=0.1)
-    # AND it is the same whether the sample was taken in passing or is taken now
-    again = replay([replace(one, some_KNX=()) for one in walks], roles, len(window.schema.stages))[0]
-    for ours, theirs in zip(seen.reference_KMC + seen.common_KMC, again.reference_KMC + again.common_KMC, strict=True):
-        assert (ours == theirs).all()
 
 
 @given(values=VALUES)
