@@ -24,11 +24,13 @@ from sftriage.records import Scope, StageSchema, Suspect
 class Candidate:
     """A suspect, and when it was there.
 
-    ``gain_N`` is what mending it would have saved, step by step, and ``total_s`` over the window.
+    ``gain_N`` is what mending it would have saved, step by step, and ``total_s`` over the window; ``lateness_N`` how
+    late the last of all was where it was the last.
     """
 
     suspect: Suspect
     gain_N: FloatArray
+    lateness_N: FloatArray
     total_s: float
     course: Course | None
 
@@ -38,13 +40,14 @@ class Unit:
     """One rank, or the ranks of one host, and what mending it would have saved.
 
     ``gain_NS`` is by step and stage, and in its last column for all local stages together; ``over_NS`` is the local
-    time over that of the peers.
+    time over that of the peers; ``lateness_N`` how late the last of all was where it was the last.
     """
 
     name: UnitName
     ranks: tuple[int, ...]
     gain_NS: FloatArray
     over_NS: FloatArray
+    lateness_N: FloatArray
 
     @property
     def scope(self) -> Scope:
@@ -81,12 +84,13 @@ def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Ro
     over_NCS = np.sum([one.over_NCS(np.asarray(ranks, np.intp), roles, n_steps) for one in replays], axis=0)
     units = []
     for c, rank in enumerate(ranks):
-        gain_NS = np.zeros((n_steps, n_stages + 1))
+        gain_NS, lateness_N = np.zeros((n_steps, n_stages + 1)), np.zeros(n_steps)
         for one in replays:
             mine_M = one.walk.leader_M == rank
+            lateness_N += (one.lateness_M * mine_M)[:n_steps]
             gain_MS = np.column_stack([one.gain_MS, one.whole_gain_M]) * mine_M[:, None]
             gain_NS += by_step(gain_MS, one.offset_S, n_steps)
-        units.append(Unit(rank, (rank,), gain_NS, over_NCS[:, c]))
+        units.append(Unit(rank, (rank,), gain_NS, over_NCS[:, c], lateness_N))
     return units
 
 
@@ -187,7 +191,7 @@ def _candidate(
         onset_step=course.onset.step if course is not None else None,
         onset_range=(course.onset.earliest, course.onset.latest) if course is not None else None,
     )
-    return Candidate(suspect, gain_N, float(gain_N.sum()), course)
+    return Candidate(suspect, gain_N, unit.lateness_N, float(gain_N.sum()), course)
 
 
 def _added_s(unit: Unit, stage: str | None, gain_s: float, course: Course | None, scene: Scene) -> float:
@@ -265,7 +269,7 @@ def _group(
         )
         course = Course("chronic", slow_N, Onset(*(scene.first_step,) * 3))
         gain_N = np.full(len(scene.used_N), gain_s)
-        found.append(Candidate(suspect, gain_N, gain_s * len(slow_N), course))
+        found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), gain_s * len(slow_N), course))
 
     for s in np.flatnonzero(rise_S):
         half_s = (np.median(level_NS[:, s]) + normal_S[s]) / 2

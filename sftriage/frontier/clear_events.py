@@ -42,15 +42,15 @@ def arrivals_of_ranks(replays: Sequence[SegmentReplay], n_ranks: int) -> Arrival
 def arrivals_of_hosts(
     replays: Sequence[SegmentReplay], last_elsewhere: Sequence[FloatArray], places: Roles
 ) -> Arrivals:
-    """Hosts; ``last_elsewhere`` has for each segment the last arrival on another host than the leader's (M)."""
-    last = tuple(
-        (
-            places.role_R[one.walk.leader_M],
-            np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0)),
-        )
-        for one, elsewhere_M in zip(replays, last_elsewhere, strict=True)
-    )
-    return Arrivals(len(places.names), last, places)
+    """Hosts; ``last_elsewhere`` has for each segment the last arrival on another host than the leader's (M).
+
+    Where mending the last rank alone would have saved half of that or more, it was the rank's doing and not the host's.
+    """
+    last = []
+    for one, elsewhere_M in zip(replays, last_elsewhere, strict=True):
+        held_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
+        last.append((places.role_R[one.walk.leader_M], np.where(one.margin_M < held_M / 2, held_M, 0.0)))
+    return Arrivals(len(places.names), tuple(last), places)
 
 
 def who_held_up(arrivals: Arrivals, evidence: Evidence, least_s: float) -> list[int]:

@@ -46,14 +46,16 @@ def host_units(
         over_X = over_NXS.sum(axis=2).mean(axis=0)
         if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.min_alike_fraction):
             continue
-        gain_NS = np.zeros((n_steps, over_NXS.shape[2] + 1))
+        gain_NS, lateness_N = np.zeros((n_steps, over_NXS.shape[2] + 1)), np.zeros(n_steps)
         for one, mine, second_M in zip(replays, peers, elsewhere, strict=True):
             gain_MS = np.zeros((len(second_M), gain_NS.shape[1]))
-            led_L = np.flatnonzero(places.role_R[one.walk.leader_M] == h)
+            led_M = places.role_R[one.walk.leader_M] == h
+            led_L = np.flatnonzero(led_M)
+            lateness_N += (one.lateness_M * led_M)[:n_steps]
             gain_MS[led_L] = _gains(one, mine, ranks, roles, led_L, second_M[led_L])
             gain_NS += by_step(gain_MS, one.offset_S, n_steps)
         over_NS = medians(over_NXS.swapaxes(1, 2))
-        units.append(Unit(places.names[h], tuple(ranks.tolist()), gain_NS, over_NS))
+        units.append(Unit(places.names[h], tuple(ranks.tolist()), gain_NS, over_NS, lateness_N))
     return units
 
 

@@ -152,13 +152,15 @@ def _wanted_log_odds(suspect: Suspect, evidence: WindowEvidence, settings: Setti
 def _weighty_s(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
     """The excess that wants explaining in the steps that the candidate fills.
 
-    What all ranks share counts from its threshold on, and is drift below it.
+    Of lateness that where it was the last itself: else another was almost as late, and either may be the cause. Who
+    else was late in other steps is another matter. What all ranks share counts from its threshold on, and is drift
+    below it.
     """
     excess = evidence.excess
     late_s = excess.late_s
     if candidate.course is not None and candidate.suspect.scope in ("rank", "host"):
-        filled_s = evidence.seen.lateness_N[candidate.course.filled_N[evidence.used_N]].mean()
-        late_s = max(0.0, float(filled_s) - evidence.normal_late_s)
+        lateness_F = candidate.lateness_N[candidate.course.filled_N]
+        late_s = max(0.0, float(lateness_F.mean()) - evidence.normal_late_s * float((lateness_F > 0.0).mean()))
     shared_s = evidence.shared_s
     return late_s + (shared_s if shared_s >= settings.min_group_fraction * evidence.exposed_s else 0.0)
 

@@ -19,7 +19,7 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule
 from sftriage.policy.state import State, key_of, opened, remembered, started
 from sftriage.policy.suspects import Target
-from sftriage.records import CaptureRequest, Decision, Outcome, Verdict
+from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
 
 _MAX_ID_LENGTH = 100
 
@@ -64,14 +64,27 @@ def decide(
     if suspect.pattern == "one-off":
         # A trace of the steps after it would show healthy ones.
         return case.decision("hold", Why("one_off")), case.state
-    if suspect.mostly_descheduled and any(rule.capture is not None for rule in matching):
-        # Of all profilers nsys alone sees who had the CPU instead.
-        matching = [rule for rule in matching if rule.capture is not None and rule.capture.profiler == "nsys"]
-        if not matching:
-            return case.decision("hold", Why("descheduled", explanations.descheduled(suspect))), case.state
+    capturing = [rule for rule in matching if rule.capture is not None]
+    showing = [rule for rule in capturing if _shows(rule, suspect)]
+    if capturing and not showing:
+        return case.decision("hold", Why("descheduled", explanations.descheduled(suspect))), case.state
+    if len(showing) < len(capturing):
+        matching = showing
     if not matching:
         return case.decision("ignore", explanations.missed(nearest, verdict, suspect)), case.state
     return case.decided(matching, lambda _: (suspect.ranks, target), explanations.saved(suspect))
+
+
+def _shows(rule: Rule, suspect: Suspect) -> bool:
+    """Whether a capture by this rule can show why a suspect is late.
+
+    Where it waited for a CPU, nsys alone sees who had it instead; the others show what is left without the waiting, if
+    that is worth it.
+    """
+    if rule.capture is not None and rule.capture.profiler == "nsys":
+        return True
+    left = 1.0 - (suspect.descheduled_fraction or 0.0)
+    return not suspect.mostly_descheduled and rule.reached(suspect.share * left, suspect.gain_s * left)
 
 
 def _waited_for(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:

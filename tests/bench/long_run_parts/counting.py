@@ -23,6 +23,7 @@ class Healthy:
         seconds: that they took.
         windows: that they were judged in.
         names: false ones: as often as somebody was named anew.
+        descheduled: of these, those of whom it was said that they mostly waited for a CPU.
         windows_with_name: how many windows named somebody.
         captures: false ones.
         labels: how many windows had each label with its reasons.
@@ -33,6 +34,7 @@ class Healthy:
     seconds: float = 0.0
     windows: int = 0
     names: int = 0
+    descheduled: int = 0
     windows_with_name: int = 0
     captures: int = 0
     labels: Counter[str] = field(default_factory=Counter)
@@ -44,6 +46,7 @@ class Healthy:
             self.seconds + other.seconds,
             self.windows + other.windows,
             self.names + other.names,
+            self.descheduled + other.descheduled,
             self.windows_with_name + other.windows_with_name,
             self.captures + other.captures,
             self.labels + other.labels,
@@ -53,7 +56,12 @@ class Healthy:
 
 def episodes(judged: Iterable[Judged]) -> list[Name]:
     """Whom a rule named: once for each run of windows, one after the other, that name the same."""
-    return [name for name, _ in groupby(one.name for one in judged) if name is not None]
+    return [one.name for one in _firsts(judged) if one.name is not None]
+
+
+def _firsts(judged: Iterable[Judged]) -> list[Judged]:
+    """The first window of each run of windows that name the same, or nobody."""
+    return [next(run) for _, run in groupby(judged, lambda one: one.name)]
 
 
 def healthy_count(judged: Sequence[Judged], steps: int, seconds: float) -> Healthy:
@@ -64,6 +72,7 @@ def healthy_count(judged: Sequence[Judged], steps: int, seconds: float) -> Healt
         seconds=seconds,
         windows=len(judged),
         names=len(names),
+        descheduled=sum(one.descheduled for one in _firsts(judged)),
         windows_with_name=sum(one.name is not None for one in judged),
         captures=sum(bool(one.captured) for one in judged),
         labels=Counter(one.label for one in judged if one.label),
@@ -83,6 +92,7 @@ class Detected:
         wrong_names: how often somebody who has no fault was named from the onset on.
         wrong_captures: how many captures were of ranks without it from the onset on.
         early_names: how often somebody was named before the onset.
+        cost_fraction: by how much the job's steps take longer for it, from the onset on: who waits anyway loses less.
     """
 
     named_after: int | None
@@ -92,9 +102,10 @@ class Detected:
     wrong_names: int
     wrong_captures: int
     early_names: int
+    cost_fraction: float
 
 
-def detected(judged: Sequence[Judged], fault: Fault, *, knows_hosts: bool) -> Detected:
+def detected(judged: Sequence[Judged], fault: Fault, *, knows_hosts: bool, cost_fraction: float = 0.0) -> Detected:
     """What was said of a job with a fault. Of rules that know ranks only, any rank of a slow host is the host."""
     after = [one for one in judged if one.last_step >= fault.onset]
     right = [one for one in after if one.name is not None and _is(one.name, fault, knows_hosts=knows_hosts)]
@@ -110,6 +121,7 @@ def detected(judged: Sequence[Judged], fault: Fault, *, knows_hosts: bool) -> De
         wrong_names=len(wrong),
         wrong_captures=len(taken) - len(hit),
         early_names=len(episodes(one for one in judged if one.last_step < fault.onset)),
+        cost_fraction=cost_fraction,
     )
 
 

@@ -7,11 +7,14 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from tests.bench.long_run_parts.counting import Detected, Healthy, per_million, quantile
+from tests.bench.long_run_parts.faults import SCOPES
 from tests.bench.long_run_parts.rules import OURS, RIVALS, shipped_settings, variants
 from tests.bench.long_run_parts.simulating import Result, Task
 
 BAR = 0.05
 """Faults from this size on are to be found."""
+COST_BARS, COSTS = (0.01, 0.02, 0.05), ("under 1 %", "1 to 2 %", "2 to 5 %", "from 5 %")
+"""What a fault costs the job, of its steps' time from the onset on."""
 RULES = (OURS, *RIVALS)
 
 Row = dict[str, Any]
@@ -34,6 +37,7 @@ def document(results: Sequence[Result], about: Row, recordings: Sequence[Row]) -
         },
         "faults": {
             "from_5_percent": _faults(plain, lambda task: {"scope": _scope(task)}, least=BAR),
+            "by_cost": _by_cost(plain),
             "by_size": _faults(plain, lambda task: {"scope": _scope(task), "size": _size(task)}),
             "by_course": _faults(plain, lambda task: {"scope": _scope(task), "course": _course(task)}, least=BAR),
             "by_size_and_course": _faults(
@@ -97,6 +101,7 @@ def healthy_row(found: Healthy, *, captures: bool) -> Row:
     }
     if captures:
         row |= {
+            "false_names_descheduled": found.descheduled,
             "false_rank_names": found.whom["rank"],
             "false_rank_names_per_million": _rounded(per_million(found.whom["rank"], found.steps)),
             "false_captures": found.captures,
@@ -125,6 +130,17 @@ def _faults(results: Iterable[Result], key: Key, least: float = 0.0, scope: str 
             keys[at] = {"rule": rule, **fields}
     ordered = sorted(keys, key=lambda at: (RULES.index(at[0]), at[1]))
     return [{**keys[at], **faults_row(found[at], captures=at[0] == OURS)} for at in ordered]
+
+
+def _by_cost(results: Iterable[Result]) -> list[Row]:
+    """Ours, by what a fault of any size costs the job: less than is worth a name, or more."""
+    found: defaultdict[tuple[str, str], list[Detected]] = defaultdict(list)
+    for result in results:
+        if OURS in result.detected:
+            one = result.detected[OURS]
+            found[_scope(result.task), COSTS[sum(one.cost_fraction >= least for least in COST_BARS)]].append(one)
+    keys = [(scope, cost) for scope in SCOPES for cost in COSTS if (scope, cost) in found]
+    return [{"rule": OURS, "scope": at[0], "cost": at[1], **faults_row(found[at], captures=True)} for at in keys]
 
 
 def faults_row(found: Sequence[Detected], *, captures: bool) -> Row:
@@ -184,7 +200,7 @@ def text(found: Row) -> str:
         # Of the others what is told by load is enough.
         lines += ["", *_table(rows if name in ("total", "by_load") else _of(rows, OURS), _HEALTHY)]
     lines += ["", "faults: found, steps from onset to name and to capture (median, 95 %), jobs with a wrong name"]
-    for name in ("from_5_percent", "by_size", "by_course", "by_place", "by_load", "by_ranks"):
+    for name in ("from_5_percent", "by_cost", "by_size", "by_course", "by_place", "by_load", "by_ranks"):
         rows = found["faults"][name]
         lines += ["", *_table(rows if name == "from_5_percent" else _of(rows, OURS), _FAULTS)]
     lines += ["", "sensitivities of ours, all on the same jobs"]
@@ -199,6 +215,7 @@ _HEALTHY = {
     "steps": "steps",
     "false_names": "names",
     "false_names_per_million": "a million",
+    "false_names_descheduled": "descheduled",
     "false_rank_names": "of ranks",
     "false_rank_names_per_million": "a million",
     "false_captures": "captures",
@@ -228,7 +245,7 @@ def _table(rows: Sequence[Row], columns: dict[str, str]) -> list[str]:
     keys = [
         name
         for name in rows[0]
-        if name in ("rule", "load", "ranks", "job", "hosts", "scope", "size", "course", "place")
+        if name in ("rule", "load", "ranks", "job", "hosts", "scope", "cost", "size", "course", "place")
     ]
     cells = [[*keys, *columns.values()]]
     cells += [[_cell(row.get(name)) for name in (*keys, *columns)] for row in rows]

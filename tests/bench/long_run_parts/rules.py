@@ -39,6 +39,7 @@ class Judged:
         stage: for which stage.
         label: of ours, its label and its reasons.
         captured: of ours as shipped, the ranks that would have been captured for it.
+        descheduled: of ours, that the verdict says that whom it names mostly waited for a CPU.
     """
 
     last_step: int
@@ -46,6 +47,7 @@ class Judged:
     stage: str | None = None
     label: str = ""
     captured: tuple[int, ...] = ()
+    descheduled: bool = False
 
 
 Namer = Callable[[Iterable[Window]], Iterator[Judged]]
@@ -73,7 +75,8 @@ def judged(verdict: Verdict, captured: tuple[int, ...] = ()) -> Judged:
     if verdict.label != "suspect":
         return Judged(verdict.last_step, label=label, captured=captured)
     first = verdict.suspects[0]
-    return Judged(verdict.last_step, (first.scope, first.ranks), first.stage, label, captured)
+    name = (first.scope, first.ranks)
+    return Judged(verdict.last_step, name, first.stage, label, captured, first.mostly_descheduled)
 
 
 def named(settings: Settings) -> Namer:

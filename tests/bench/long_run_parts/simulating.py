@@ -127,8 +127,10 @@ def _faulty(task: Task, fault: Fault, recorded: Sequence[Recording]) -> Result:
     own = one_after_the_other(list(_stretches(task, recorded)))
     step_s = float(np.median(own.exposed_N()))
     parts = [slowed(own, fault.place, fault.delay_NR(len(own), own.n_ranks, step_s))]
+    healthy_s, slowed_s = (float(one.exposed_N()[fault.onset :].sum()) for one in (own, *parts))
+    cost = slowed_s / healthy_s - 1.0
     found: dict[str, Detected] = {}
     for name in task.rules:
         judged = list(rule_of(name)(windows_of(parts, STRIDE_STEPS)))
-        found[name] = detected(judged, fault, knows_hosts=name not in RIVALS)
+        found[name] = detected(judged, fault, knows_hosts=name not in RIVALS, cost_fraction=cost)
     return Result(task, {}, found)

@@ -1,12 +1,21 @@
 """What the long-run bench counts, plans and tells."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.bench.long_run_parts.charts import Axis
-from tests.bench.long_run_parts.counting import Healthy, detected, episodes, per_million, poisson_interval, quantile
+from tests.bench.long_run_parts.counting import (
+    Healthy,
+    detected,
+    episodes,
+    healthy_count,
+    per_million,
+    poisson_interval,
+    quantile,
+)
 from tests.bench.long_run_parts.faults import Fault, slowed
 from tests.bench.long_run_parts.jobs import JOB_TYPES, cells, row_of
 from tests.bench.long_run_parts.plan import Amount, hosts_of, rules_of, sources, tasks_of
@@ -48,8 +57,15 @@ class TestCounting:
         assert len(episodes(one)) == 3
 
     def test_counts_add_up(self):
-        both = Healthy(100, 1.0, 2, 1, 1, 0) + Healthy(50, 0.5, 1, 1, 1, 1)
-        assert (both.steps, both.windows, both.names, both.captures) == (150, 3, 2, 1)
+        both = Healthy(100, 1.0, 2, 1, 1, 1, 0) + Healthy(50, 0.5, 1, 1, 0, 1, 1)
+        assert (both.steps, both.windows, both.names, both.descheduled, both.captures) == (150, 3, 2, 1, 1)
+
+    def test_who_waited_for_a_cpu_is_counted_apart(self):
+        # GIVEN two names, of the second of which the verdict says that it waited for a CPU
+        waited = replace(said(2)[0], last_step=90, descheduled=True)
+        # WHEN counted, THEN it is one of two
+        count = healthy_count([*said(1, 1, None), waited, waited], 250, 5.0)
+        assert (count.names, count.descheduled) == (2, 1)
 
     FAULT = Fault(0.1, "constant", "rank", "data", (1,), 65)
     SLOW_HOST = Fault(0.1, "constant", "host", "data", (0, 1), 65)

@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from sftriage.frontier import Settings
 from sftriage.frontier.accounting import walk
-from sftriage.frontier.clear_events import arrivals_of_hosts, who_held_up
+from sftriage.frontier.clear_events import arrivals_of_hosts
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
 from sftriage.frontier.roles import SAMPLE_RANKS, grouped, roles_of
 from sftriage.frontier.segments import segments
-from sftriage.frontier.sequential import Evidence
 from sftriage.frontier.whatif import replay
 
 from .strategies import windows
@@ -30,8 +29,7 @@ def found(window):
     elsewhere = [] if places is None else [last_elsewhere(one, places) for one in replays]
     units = []
     if places is not None:
-        led = who_held_up(arrivals_of_hosts(replays, elsewhere, places), Evidence(), 0.0)
-        units = host_units(replays, places, elsewhere, led, roles, n_steps, SETTINGS)
+        units = host_units(replays, places, elsewhere, range(len(places.names)), roles, n_steps, SETTINGS)
     for one, arrival_MR in zip(replays, before, strict=True):
         assert (one.walk.arrival_MR == arrival_MR).all()
     return replays, {unit.name: unit for unit in units}
@@ -147,3 +145,16 @@ def test_ranks_are_grouped_by_name_in_the_order_in_which_the_names_appear():
     with pytest.raises(ValueError, match="read-only"):
         groups.role_R[0] = 1
     assert grouped(()).members == ()
+
+
+@pytest.mark.parametrize(("late", "blamed"), [((0, 1), True), ((0,), False)])
+def test_what_one_rank_alone_held_up_is_not_its_hosts_doing(late, blamed):
+    # GIVEN two ranks on each of two hosts, of which both ranks of one are late, or one alone
+    window = Job(hosts=("a", "a", "b", "b")).run(Fault("data", late, 0.020))
+    replays, _ = found(window)
+    places = places_of(window.hosts)
+    # WHEN it is asked what the hosts held up
+    last = arrivals_of_hosts(replays, [last_elsewhere(one, places) for one in replays], places).last
+    held_s = sum(held_M[host_M == 0].sum() for host_M, held_M in last)
+    # THEN it is nothing where mending the one rank would have saved most of it
+    assert held_s == pytest.approx(50 * 0.020 if blamed else 0.0, rel=0.2)

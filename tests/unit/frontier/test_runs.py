@@ -164,3 +164,18 @@ def test_of_two_ranks_that_always_differed_the_one_that_becomes_slower_still_is_
     assert {ranks for ranks, _ in names(found)} == {(1,)}
     assert next(reversed([v for v in found if v.label == "suspect"])).suspects[0].stage == "forward"
     assert first_named(found) < 190
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_who_is_always_late_is_named_however_late_others_are_in_other_steps(seed):
+    # GIVEN 16 ranks that each collect garbage for 150 ms in one step of 60, by chance: 40 % of the job's time
+    def collects(rank):
+        return Fault("data", rank, 0.150, lambda n: np.random.default_rng([seed, rank]).random(n) < 1 / 60)
+
+    job, garbage = Job(n_ranks=16, n_steps=500), [collects(rank) for rank in range(16)]
+    # THEN nobody is named
+    assert names(verdicts(job.run(*garbage, seed=seed))) == set()
+    # BUT who takes 20 ms more in every step from 200 on is, though most of all lateness is not its own
+    found = verdicts(job.run(*garbage, Fault("forward", 5, 0.020, from_step(200)), seed=seed))
+    assert names(found) == {((5,), "forward")}
+    assert first_named(found) < 250

@@ -69,6 +69,7 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
         ({"descheduled_fraction": 0.83}, [CAPTURING, WITH_NSYS], {}, "capture", "rule deep: "),
         ({"descheduled_fraction": 0.83}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
         ({"descheduled_fraction": 0.4}, [CAPTURING], {}, "capture", "rule slow-rank: "),
+        ({"descheduled_fraction": 0.4, "share": 0.08}, [CAPTURING], {}, "hold", "waiting for a CPU: 40% of its"),
         (
             {},
             [CAPTURING],
