@@ -6,9 +6,12 @@ frontier's increment over it. Advances are never negative and sum to the exposed
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray
 from sftriage.frontier.segments import Segment, SegmentColumn, complete_steps, segments
@@ -98,6 +101,32 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
         end_M=frontier_KM[-1],
         boundaries=tuple((column.stage, advance_M, ahead_M) for column, advance_M, ahead_M in advances),
         some_KNX=some_KNX,
+    )
+
+
+def joined(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
+    """The walk through a segment of which other walks have gone through some rows each, these in order."""
+
+    def rows_of(values: Callable[[Walk], NDArray[Any]]) -> NDArray[Any]:
+        return np.concatenate([values(one)[rows] for one, rows in parts])
+
+    def advanced(k: int, column: SegmentColumn) -> tuple[int, FloatArray, RankArray]:
+        return column.stage, rows_of(lambda one: one.boundaries[k][1]), rows_of(lambda one: one.boundaries[k][2])
+
+    some_KNX = []
+    for k, column in enumerate(segment.local):
+        # A column's steps are as many rows later as its offset says.
+        steps = [slice(*(max(0, row - column.offset) for row in (rows.start, rows.stop))) for _, rows in parts]
+        some_KNX.append(np.concatenate([one.some_KNX[k][at] for (one, _), at in zip(parts, steps, strict=True)]))
+    return Walk(
+        segment=segment,
+        arrival_MR=rows_of(lambda one: one.arrival_MR),
+        leader_M=rows_of(lambda one: one.leader_M),
+        last_M=rows_of(lambda one: one.last_M),
+        second_M=rows_of(lambda one: one.second_M),
+        end_M=rows_of(lambda one: one.end_M),
+        boundaries=tuple(advanced(k, column) for k, column in enumerate(segment.columns)),
+        some_KNX=tuple(some_KNX),
     )
 
 

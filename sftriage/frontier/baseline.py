@@ -17,7 +17,7 @@ import numpy as np
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.settings import Settings
-from sftriage.frontier.whatif import MAD_TO_SIGMA, SegmentReplay
+from sftriage.frontier.whatif import MAD_TO_SIGMA, SegmentReplay, arrivals, jitter_s
 from sftriage.records import Verdict, Window
 
 MAX_SAMPLES = 32
@@ -70,9 +70,9 @@ class Profile:
     def typical(self) -> Typical:
         """The window in a few numbers: medians over its steps, but a mean of lateness, where rare delays count."""
         return Typical(
-            level_CS=np.median(self.level_NCS, axis=0),
-            common_CS=np.median(self.common_NCS, axis=0),
-            sync_S=np.median(self.sync_NS, axis=0),
+            level_CS=medians(self.level_NCS, axis=0),
+            common_CS=medians(self.common_NCS, axis=0),
+            sync_S=medians(self.sync_NS, axis=0),
             lateness_s=float(self.lateness_N.mean()),
         )
 
@@ -107,10 +107,10 @@ class Known:
     def typical(self) -> Typical:
         """The median over the samples."""
         return Typical(
-            level_CS=np.median([one.level_CS for one in self.samples], axis=0),
-            common_CS=np.median([one.common_CS for one in self.samples], axis=0),
-            sync_S=np.median([one.sync_S for one in self.samples], axis=0),
-            lateness_s=float(np.median([one.lateness_s for one in self.samples])),
+            level_CS=medians(np.array([one.level_CS for one in self.samples]), axis=0),
+            common_CS=medians(np.array([one.common_CS for one in self.samples]), axis=0),
+            sync_S=medians(np.array([one.sync_S for one in self.samples]), axis=0),
+            lateness_s=float(medians(np.array([one.lateness_s for one in self.samples]))),
         )
 
     def after(self, typical: Typical) -> Known:
@@ -135,13 +135,13 @@ class OwnTimes:
     def typical(self, regime: Regime, n_ranks: int) -> FloatArray | None:
         """The usual local time by rank (R), or None where it is not known."""
         known = [one for one in self.samples.get(regime, ()) if len(one) == n_ranks]
-        return np.median(known, axis=0) if known else None
+        return medians(np.array(known), axis=0) if known else None
 
     def after(self, regime: Regime, seen: Profile) -> OwnTimes:
         """With one more window."""
         if not seen.own_NR.shape[1]:
             return self
-        kept = (*self.samples.get(regime, ()), np.median(seen.own_NR, axis=0))[-MAX_SAMPLES:]
+        kept = (*self.samples.get(regime, ()), medians(seen.own_NR, axis=0))[-MAX_SAMPLES:]
         others = [one for one in self.samples if one != regime][-(MAX_REGIMES - 1) :]
         return OwnTimes({**{one: self.samples[one] for one in others}, regime: kept})
 
@@ -191,8 +191,8 @@ def profile(replays: list[SegmentReplay], n_steps: int, roles: Roles) -> Profile
             sync_NS[:, own.stage] += (one.walk.end_M - one.walk.last_M)[:n_steps]
     pairs = any(len(ranks) == 2 for ranks in roles.members)
     own_NR = sum(one.walk.arrival_MR[:n_steps] for one in replays) if pairs else np.zeros((n_steps, 0))
-    jitter_s = sum(one.jitter_s for one in replays)
-    return Profile(level_NCS, common_NCS, sync_NS, lateness_N, jitter_s, np.asarray(own_NR))
+    jitter_total_s = sum(jitter_s(arrivals(one.walk, roles)) for one in replays)
+    return Profile(level_NCS, common_NCS, sync_NS, lateness_N, jitter_total_s, np.asarray(own_NR))
 
 
 def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical) -> Baseline:
@@ -286,9 +286,9 @@ def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
     cut = max(cuts, key=lambda at: step_s(total_N, at))
     rise_s = step_s(total_N, cut)
     sides = (total_N[:cut], total_N[cut:])
-    spread_s = max(float(np.median(np.abs(side - np.median(side)))) * MAD_TO_SIGMA for side in sides)
+    spread_s = max(float(medians(np.abs(side - medians(side)))) * MAD_TO_SIGMA for side in sides)
     # The standard error of a median is 1.25 σ/√n; both sides add theirs.
     error_s = 1.25 * spread_s * math.sqrt(1.0 / cut + 1.0 / (n_steps - cut))
-    if rise_s < settings.min_group_fraction * float(np.median(sides[0])) or rise_s < settings.shift_sigmas * error_s:
+    if rise_s < settings.min_group_fraction * float(medians(sides[0])) or rise_s < settings.shift_sigmas * error_s:
         return 0.0, 0.0
     return max(0.0, step_s(local_N, cut)), max(0.0, step_s(sync_N, cut))

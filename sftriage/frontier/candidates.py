@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, medians
 from sftriage.frontier.baseline import Profile, Typical
 from sftriage.frontier.course import Course, Onset, course_of, recurring
 from sftriage.frontier.roles import Roles
@@ -152,7 +152,7 @@ def _late_steps(unit: Unit, scene: Scene) -> BoolArray:
     Where many jitter, somebody mostly comes after one who is always late.
     """
     over_N = unit.over_NS.sum(axis=1)
-    typical_s = float(np.median(over_N[scene.used_N]))
+    typical_s = float(medians(over_N[scene.used_N]))
     if typical_s < 2.0 * scene.present_s:
         return np.zeros(len(over_N), dtype=np.bool_)
     return np.asarray(scene.used_N & (over_N >= typical_s / 2))
@@ -163,7 +163,7 @@ def _over(unit: Unit, there_N: BoolArray, scene: Scene) -> FloatArray:
     elsewhere_N = scene.used_N & ~there_N
     if not there_N.any() or 2 * there_N.sum() >= scene.used_N.sum():
         return np.asarray(unit.over_NS[scene.used_N].mean(axis=0))
-    return np.asarray(unit.over_NS[there_N].mean(axis=0) - np.median(unit.over_NS[elsewhere_N], axis=0))
+    return np.asarray(unit.over_NS[there_N].mean(axis=0) - medians(unit.over_NS[elsewhere_N], axis=0))
 
 
 def _candidate(
@@ -207,7 +207,7 @@ def _added_s(unit: Unit, stage: str | None, gain_s: float, course: Course | None
         return gain_s
     over_NS = unit.over_NS[course.filled_N]
     over_N = over_NS.sum(axis=1) if stage is None else over_NS[:, scene.schema.stages.index(stage)]
-    return max(gain_s, min(float(np.median(over_N)), worth_s))
+    return max(gain_s, min(float(medians(over_N)), worth_s))
 
 
 def stage_tells(over_S: FloatArray, settings: Settings) -> bool:
@@ -272,9 +272,9 @@ def _group(
         found.append(Candidate(suspect, gain_N, np.zeros(len(gain_N)), gain_s * len(slow_N), course))
 
     for s in np.flatnonzero(rise_S):
-        half_s = (np.median(level_NS[:, s]) + normal_S[s]) / 2
+        half_s = (medians(level_NS[:, s]) + normal_S[s]) / 2
         add(scene.schema.stages[s], float(rise_S[s]), level_NS[:, s] > half_s)
     if found and not stage_tells(rise_S, scene.settings):
         total_N = level_NS.sum(axis=1)
-        add(None, float(rise_S.sum()), total_N > (np.median(total_N) + normal_S.sum()) / 2)
+        add(None, float(rise_S.sum()), total_N > (medians(total_N) + normal_S.sum()) / 2)
     return found

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from sftriage.frontier.accounting import Accounting, Walk
-from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.baseline import (
     Baseline,
     Excess,
@@ -33,12 +33,13 @@ from sftriage.frontier.clear_events import (
 from sftriage.frontier.course import Onset, onset_of
 from sftriage.frontier.hosts import host_units, last_elsewhere, places_of
 from sftriage.frontier.measuring import measured
+from sftriage.frontier.overlap import Replayed, remembered
 from sftriage.frontier.regression import OwnBest, StepMeasures
-from sftriage.frontier.roles import Roles, roles_of
+from sftriage.frontier.roles import Roles
 from sftriage.frontier.sequential import HISTORY_STEPS, Evidence, Rhythm, UnitName, advanced, rhythm
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import ordinary_steps, steps_of_a_kind
-from sftriage.frontier.whatif import SegmentReplay, replay
+from sftriage.frontier.whatif import SegmentReplay
 from sftriage.records import Suspect, Window
 
 LISTED_FRACTION = 0.01
@@ -51,7 +52,8 @@ class Past:
 
     ``ranks`` and ``hosts`` are the evidence against them; ``onsets`` and ``rhythms``, when the faults began of those
     that it names, and what comes back; ``own`` is what each of two ranks takes by itself, ``own_best`` what the job's
-    steps are held against, and ``named`` the suspect of the window before. ``device`` is the same of the windows that
+    steps are held against, ``named`` the suspect of the window before, and ``replayed`` what is known of the steps that
+    the next one shares with it. ``device`` is the same of the windows that
     were judged on the device's clock; the rest is on the host's.
     """
 
@@ -63,6 +65,7 @@ class Past:
     own: OwnTimes = field(default_factory=OwnTimes)
     named: Suspect | None = None
     own_best: OwnBest = field(default_factory=OwnBest)
+    replayed: Replayed | None = None
     device: Past | None = None
 
 
@@ -73,7 +76,7 @@ class WindowEvidence:
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
     step by step, as a mean, and ``gain_R`` that by rank, summed. ``ranks`` and ``hosts`` are the evidence against them
-    with this window, ``measures`` all its steps, as the job is tested against itself.
+    with this window, ``measures`` all its steps, as the job is tested against itself; ``replayed`` is for the next.
     """
 
     exposed_s: float
@@ -94,6 +97,7 @@ class WindowEvidence:
     roles: Roles
     own: OwnTimes
     measures: StepMeasures
+    replayed: Replayed | None
 
     def log_odds(self, suspect: Suspect) -> float:
         """What the run says against a rank or a host."""
@@ -138,12 +142,17 @@ class WindowEvidence:
 
 
 def weigh(
-    window: Window, walks: list[Walk], accounting: Accounting, valid_N: BoolArray, past: Past, settings: Settings
+    window: Window,
+    roles: Roles,
+    replays: list[SegmentReplay],
+    accounting: Accounting,
+    valid_N: BoolArray,
+    past: Past,
+    settings: Settings,
 ) -> WindowEvidence:
-    """Replay a window and put every candidate and every part of the excess beside each other."""
-    n_steps, n_ranks, n_stages = window.durations_NRS.shape
-    roles = roles_of(window)
-    replays = replay(walks, roles, n_stages)
+    """Put every candidate of a window that is replayed and every part of the excess beside each other."""
+    n_steps, n_ranks, _ = window.durations_NRS.shape
+    walks = [one.walk for one in replays]
     whole = profile(replays, n_steps, roles)
     exposed_N = _exposed(walks, n_steps)
     used_N = ordinary_steps(steps_of_a_kind(window, valid_N), whole, exposed_N, settings)
@@ -194,6 +203,7 @@ def weigh(
         roles=roles,
         own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
         measures=measured(window, walks, whole, valid_N),
+        replayed=remembered(window, roles, replays) if valid_N.all() else None,
     )
 
 
@@ -233,7 +243,7 @@ def _evidence(
     """The evidence against ranks and against hosts with the steps of a window, and those that held up most in it."""
     n_steps, n_ranks, _ = window.durations_NRS.shape
     held_N = np.sum([one.whole_gain_M[:n_steps] for one in replays], axis=0)
-    usual_s = float(np.median((exposed_N - held_N)[used_N])) or float(exposed_N[used_N].mean())
+    usual_s = float(medians((exposed_N - held_N)[used_N])) or float(exposed_N[used_N].mean())
 
     def advance(before: Evidence, arrivals: Arrivals) -> Evidence:
         """With the steps that it has not seen."""

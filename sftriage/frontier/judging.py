@@ -68,6 +68,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
         rhythms=evidence.rhythms,
         own=own,
         named=named,
+        replayed=evidence.replayed,
     )
     verdict = against_itself(verdict, slower, own_best.numbers(window.first_step, settings), window)
     return verdict, replace(past, device=after) if on_device else after

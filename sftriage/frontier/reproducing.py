@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sftriage.frontier.accounting import walked
-from sftriage.frontier.arrays import FloatArray
+from sftriage.frontier.arrays import FloatArray, medians
 from sftriage.frontier.clocks import HOST_STAGES, timed
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps
@@ -75,7 +75,7 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
     roles = roles_of(window)
     replays = replay(walks, roles, len(stages))
     over_NCS = np.sum([one.over_NCS(ranks, roles, len(complete_N)) for one in replays], axis=0)
-    over_NS = np.median(over_NCS, axis=1)
+    over_NS = medians(over_NCS, axis=1)
     return np.asarray(over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)])
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from sftriage.frontier.arrays import BoolArray, FloatArray
+from sftriage.frontier.arrays import BoolArray, FloatArray, medians
 from sftriage.frontier.baseline import Profile
 from sftriage.frontier.settings import Settings
 from sftriage.records import Window
@@ -38,9 +38,9 @@ def ordinary_steps(used_N: BoolArray, whole: Profile, exposed_N: FloatArray, set
     checkpoint, a collection of garbage. Where many steps are like that, they are ordinary.
     """
     common_NS = whole.common_NCS.min(axis=1)
-    usual_S = np.median(common_NS[used_N], axis=0)
+    usual_S = medians(common_NS[used_N], axis=0)
     over_NS = common_NS - usual_S
-    least_s = settings.min_gain_fraction * float(np.median(exposed_N[used_N]))
+    least_s = settings.min_gain_fraction * float(medians(exposed_N[used_N]))
     special_N = used_N & ((over_NS > usual_S) & (over_NS > least_s)).any(axis=1)
     if not special_N.any() or special_N.sum() > settings.max_special_fraction * used_N.sum():
         return used_N

@@ -13,9 +13,11 @@ from sftriage.frontier.accounting import Walk, account, walked
 from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
+from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import differ, roles_of
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import undisturbed_steps
+from sftriage.frontier.whatif import replay
 from sftriage.records import Label, Suspect, Verdict, Window
 
 MAX_SUSPECTS = 8
@@ -29,7 +31,12 @@ def assess_times(
 
     ``coverage`` is the fraction of (step, rank) vectors that are there, where it is not that of these durations.
     """
-    walks, valid_N = walked(window, roles_of(window).some_X)
+    roles = roles_of(window)
+    replays = resumed(window, roles, past.replayed)
+    if replays is None:
+        walks, valid_N = walked(window, roles.some_X)
+    else:
+        walks, valid_N = [one.walk for one in replays], np.ones(len(window.durations_NRS), dtype=np.bool_)
     accounting = account(walks, window, int(valid_N.sum()))
     if coverage is None:
         coverage = 1.0 if valid_N.all() and valid_N.size else coverage_of(window)
@@ -60,11 +67,13 @@ def assess_times(
         # The steps without it are evidence as any others.
         valid_N = undisturbed_steps(window, valid_N)
         there = accounting.exposed_s > 0.0 and valid_N.any()
-        evidence = weigh(window, walks, accounting, valid_N, past, settings) if there else None
+        replays = replays or replay(walks, roles, len(window.schema.stages))
+        evidence = weigh(window, roles, replays, accounting, valid_N, past, settings) if there else None
         return verdict("needs_evidence", ("self_inflicted",)), evidence
     if accounting.exposed_s == 0.0:
         return verdict("healthy"), None
-    evidence = weigh(window, walks, accounting, valid_N, past, settings)
+    replays = replays or replay(walks, roles, len(window.schema.stages))
+    evidence = weigh(window, roles, replays, accounting, valid_N, past, settings)
     first = unambiguous(evidence, past, settings)
     if first is not None:
         others = tuple(one for one in evidence.candidates if one is not first)

@@ -8,7 +8,7 @@ that arrives last can have a gain by itself, so a step costs one look at its lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,14 +16,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.accounting import Walk
+from sftriage.frontier.accounting import joined as joined_walks
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray, SingleArray, medians
 from sftriage.frontier.roles import Roles
+from sftriage.frontier.segments import Segment
 
 MAD_TO_SIGMA = 1.4826
 """Standard deviations in one median absolute deviation, for normal noise."""
 
 JITTER_RANKS = 128
-"""Of each cohort so many ranks say how much all of them jitter: some thousand residuals."""
+"""So many ranks say how much all of them jitter: some thousand residuals."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,18 +37,18 @@ class SegmentReplay:
         reference_KMC: for each local column, the median of each cohort, the leader left out.
         common_KMC: for each local column, what three quarters of each cohort's ranks take at least: what raises it
             slows the group, and not some of its ranks.
-        excess_MS: the leader's local time over its peers' median, by stage (negative where it was quicker).
+        excess_KM: the leader's time in each local column over its peers' median (negative where it was quicker).
+        excess_MS: the same by stage.
         offset_S: how many rows after its own step a stage is: 1 for what came after the last sync.
-        jitter_s: scale of a rank's ordinary jitter in arrival, free of the level of its step and of its rank.
     """
 
     walk: Walk
     lateness_M: FloatArray
     reference_KMC: tuple[FloatArray, ...]
     common_KMC: tuple[FloatArray, ...]
+    excess_KM: FloatArray
     excess_MS: FloatArray
     offset_S: RankArray
-    jitter_s: float
 
     @property
     def margin_M(self) -> FloatArray:
@@ -80,36 +82,56 @@ def replay(walks: list[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay
 def _replay_segment(walk: Walk, roles: Roles, n_stages: int) -> SegmentReplay:
     segment, leader_M = walk.segment, walk.leader_M
     rows = np.arange(segment.n_rows)
-    excess_MS = np.zeros((len(rows), n_stages))
-    weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
+    excess_KM = np.zeros((len(segment.local), len(rows)))
     references, commons = [], []
-    some_MX = np.zeros((len(rows), len(roles.some_X)), np.float32)
-    for column, some_NX in zip(segment.local, walk.some_KNX, strict=True):
+    for k, (column, some_NX) in enumerate(zip(segment.local, walk.some_KNX, strict=True)):
         at = slice(column.offset, column.offset + column.n_steps)
         reference_MC, common_MC = (np.zeros((len(rows), len(roles.members))) for _ in range(2))
-        own_M = np.zeros(len(rows))
-        own_M[at] = column.at((np.arange(column.n_steps), leader_M[at]))
+        own_N = column.at((np.arange(column.n_steps), leader_M[at]))
         by_sample = _by_sample(column.of, some_NX, roles)
-        reference_MC[at], common_MC[at] = _levels(by_sample, own_M[at], leader_M[at], roles)
-        excess_M = own_M - reference_MC[rows, roles.role_R[leader_M]]
+        reference_MC[at], common_MC[at] = _levels(by_sample, own_N, leader_M[at], roles)
+        excess_KM[k, at] = own_N
+        excess_KM[k] -= reference_MC[rows, roles.role_R[leader_M]]
+        references.append(reference_MC)
+        commons.append(common_MC)
+    arrival_MC, _ = _levels(arrivals(walk, roles), walk.last_M, leader_M, roles)
+    lateness_M = walk.last_M - arrival_MC[rows, roles.role_R[leader_M]]
+    return _by_stage(walk, lateness_M, tuple(references), tuple(commons), excess_KM, n_stages)
+
+
+def joined(
+    parts: Sequence[tuple[SegmentReplay, slice]], segment: Segment, roles: Roles, n_stages: int
+) -> SegmentReplay:
+    """The replay of a segment of which others have some rows each, these in order."""
+    walk = joined_walks([(one.walk, rows) for one, rows in parts], segment)
+    columns = range(len(segment.local))
+    return _by_stage(
+        walk,
+        lateness_M=np.concatenate([one.lateness_M[rows] for one, rows in parts]),
+        reference_KMC=tuple(np.concatenate([one.reference_KMC[k][rows] for one, rows in parts]) for k in columns),
+        common_KMC=tuple(np.concatenate([one.common_KMC[k][rows] for one, rows in parts]) for k in columns),
+        excess_KM=np.concatenate([one.excess_KM[:, rows] for one, rows in parts], axis=1),
+        n_stages=n_stages,
+    )
+
+
+def _by_stage(
+    walk: Walk,
+    lateness_M: FloatArray,
+    reference_KMC: tuple[FloatArray, ...],
+    common_KMC: tuple[FloatArray, ...],
+    excess_KM: FloatArray,
+    n_stages: int,
+) -> SegmentReplay:
+    """A replay, from what it is by column: a stage may be in a segment twice, and is where it has most."""
+    excess_MS = np.zeros((excess_KM.shape[1], n_stages))
+    weight_S, offset_S = np.zeros(n_stages), np.zeros(n_stages, dtype=np.intp)
+    for column, excess_M in zip(walk.segment.local, excess_KM, strict=True):
         excess_MS[:, column.stage] += excess_M
         weight = float(np.abs(excess_M).sum())
         if weight > weight_S[column.stage]:
             weight_S[column.stage], offset_S[column.stage] = weight, column.offset
-        references.append(reference_MC)
-        commons.append(common_MC)
-        some_MX[at] += some_NX
-    by_sample = _by_sample(lambda ranks: walk.arrival_MR.take(ranks, axis=1), some_MX, roles)
-    arrival_MC, _ = _levels(by_sample, walk.last_M, leader_M, roles)
-    return SegmentReplay(
-        walk=walk,
-        lateness_M=walk.last_M - arrival_MC[rows, roles.role_R[leader_M]],
-        reference_KMC=tuple(references),
-        common_KMC=tuple(commons),
-        excess_MS=excess_MS,
-        offset_S=offset_S,
-        jitter_s=jitter_s(by_sample),
-    )
+    return SegmentReplay(walk, lateness_M, reference_KMC, common_KMC, excess_KM, excess_MS, offset_S)
 
 
 Samples = list[NDArray[Any]]
@@ -128,6 +150,14 @@ def _by_sample(take: Callable[[RankArray], FloatArray], some_NX: SingleArray, ro
             begin += sample.ranks_CX.size
         found.append(times.reshape(len(times), *sample.ranks_CX.shape))
     return found
+
+
+def arrivals(walk: Walk, roles: Roles) -> Samples:
+    """Arrivals by sample."""
+    some_MX = np.zeros((walk.segment.n_rows, len(roles.some_X)), np.float32)
+    for column, some_NX in zip(walk.segment.local, walk.some_KNX, strict=True):
+        some_MX[column.offset : column.offset + column.n_steps] += some_NX
+    return _by_sample(lambda ranks: walk.arrival_MR.take(ranks, axis=1), some_MX, roles)
 
 
 def _levels(times: Samples, own_N: FloatArray, leader_N: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
@@ -165,17 +195,18 @@ def median_without(sorted_X: FloatArray, own: FloatArray, leave_out: BoolArray) 
     return np.asarray(np.where(leave_out, (medians[0] + medians[1]) / 2, all_))
 
 
-def jitter_s(arrivals: Samples) -> float:
+def jitter_s(times: Samples) -> float:
     """Scale (σ) of arrivals when the level of each step and of each rank is taken out; robust to rare large delays.
 
     Rows in which nobody was anywhere (steps left out) do not count.
     """
     residuals = []
-    for arrival_MCX in arrivals:
-        part_MCX = arrival_MCX[:, :, :: -(-arrival_MCX.shape[2] // JITTER_RANKS)]
+    for arrival_MCX in times:
+        _, n_cohorts, n_ranks = arrival_MCX.shape
+        part_MCX = arrival_MCX[:, :, :: -(-n_ranks // max(2, JITTER_RANKS // n_cohorts))]
         part_MCX = part_MCX[part_MCX.any(axis=(1, 2))]
         if part_MCX.size:
             late_MCX = part_MCX - medians(part_MCX)[:, :, None]
-            late_MCX -= medians(np.moveaxis(late_MCX, 0, 2))
+            late_MCX -= medians(late_MCX, axis=0)
             residuals.append(np.abs(late_MCX, out=late_MCX).ravel())
     return float(MAD_TO_SIGMA * medians(np.concatenate(residuals))) if residuals else 0.0
