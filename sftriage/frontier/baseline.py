@@ -277,7 +277,8 @@ def _shift(seen: Profile, settings: Settings) -> tuple[float, float]:
     n_steps = len(total_N)
     edge = max(3, n_steps // 5)
     cuts = range(edge, n_steps - edge + 1, max(1, n_steps // 32))
-    if not cuts:
+    least, most = float(total_N.min()), float(total_N.max())
+    if not cuts or most - least < settings.min_group_fraction * least:
         return 0.0, 0.0
 
     def step_s(values_N: FloatArray, cut: int) -> float:
