@@ -1,9 +1,10 @@
 """The accounting and the verdicts: pure numpy, no I/O, no clock.
 
-`segments` cuts a window where its ranks are together, `accounting` says where the exposed time went, `whatif` what
-would be saved by mending one suspect, `baseline` what the job's healthy profile is, `recurrence` when a suspect was
-there, `evidence` puts all that beside each other, `verdicts` puts a label on it, and `clocks` says which clock that
-stands on.
+A window is cut where its ranks are together (`segments`), walked (`accounting`) and replayed (`whatif`), but for what
+the window before has in common with it (`overlap`). Who is slow is told along the run, by `clear_events` and
+`sequential`, and since when by `course`; the job is held against its past by `baseline` and `regression`. `evidence`
+puts all that beside each other, `verdicts` labels it, and `judging` goes from window to window. `clocks` says which
+clock that stands on, `scheduling` how much was waiting for a CPU; `stalls` is about jobs that stand still.
 """
 
 from sftriage.frontier.evidence import Past
