@@ -37,21 +37,28 @@ class Walk:
     """One pass through a segment, in seconds.
 
     Attributes:
-        arrival_MR: when each rank was through with the local columns.
-        leader_M: the rank that arrived last, at ``last_M``; the last of the others arrived at ``second_M`` (0: none).
+        arrivals_M: row by row when each rank (R) was through with the local columns.
+        leader_M: the rank that arrived last, at ``last_M``.
+        runner_up_M: the last of the others, at ``second_M`` (0 where there is one rank).
         end_M: when the segment ended: its exposed time.
         boundaries: for each column its stage, and row by row the frontier's advance over it and the rank in front.
         some_KNX: for each local column the times of the ranks that were asked for, taken in passing (single precision).
     """
 
     segment: Segment
-    arrival_MR: FloatArray
+    arrivals_M: tuple[FloatArray, ...]
     leader_M: RankArray
     last_M: FloatArray
+    runner_up_M: RankArray
     second_M: FloatArray
     end_M: FloatArray
     boundaries: tuple[tuple[int, FloatArray, RankArray], ...]
     some_KNX: tuple[SingleArray, ...]
+
+    @property
+    def arrival_MR(self) -> FloatArray:
+        """The arrivals of all rows, copied."""
+        return np.stack(self.arrivals_M)
 
 
 NO_RANKS: RankArray = np.zeros(0, dtype=np.intp)
@@ -69,7 +76,7 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
     # After each column the frontier, and who leads; before the first column, everybody is at the start.
     frontier_KM = np.zeros((len(segment.columns) + 1, n_rows))
     ahead_KM = np.zeros(frontier_KM.shape, dtype=np.intp)
-    second_M = np.zeros(n_rows)
+    second_M, runner_up_M = np.zeros(n_rows), np.zeros(n_rows, dtype=np.intp)
     n_together = max(1, BLOCK_BYTES // max(1, 8 * n_ranks))
     for begin in range(0, n_rows if n_ranks else 0, n_together):
         rows = slice(begin, min(begin + n_together, n_rows))
@@ -85,7 +92,7 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
             frontier_KM[k + 1, rows], ahead_KM[k + 1, rows] = _in_front(reached_BR)
             if len(some_X):
                 some_KNX[k][steps] = values_BR.take(some_X, axis=1)
-        second_M[rows] = _second(reached_BR, ahead_KM[n_local, rows])
+        second_M[rows], runner_up_M[rows] = _second(reached_BR, ahead_KM[n_local, rows])
         if segment.own is not None:
             frontier_KM[-1, rows], ahead_KM[-1, rows] = frontier_KM[n_local, rows], ahead_KM[n_local, rows]
             there, steps = _overlap(segment.own, rows)
@@ -94,9 +101,10 @@ def walk(segment: Segment, some_X: RankArray = NO_RANKS) -> Walk:
     advances = zip(segment.columns, np.diff(frontier_KM, axis=0), ahead_KM[1:], strict=True) if n_ranks else ()
     return Walk(
         segment=segment,
-        arrival_MR=arrival_MR,
+        arrivals_M=tuple(arrival_MR),
         leader_M=ahead_KM[n_local],
         last_M=frontier_KM[n_local],
+        runner_up_M=runner_up_M,
         second_M=second_M,
         end_M=frontier_KM[-1],
         boundaries=tuple((column.stage, advance_M, ahead_M) for column, advance_M, ahead_M in advances),
@@ -120,9 +128,10 @@ def joined(parts: Sequence[tuple[Walk, slice]], segment: Segment) -> Walk:
         some_KNX.append(np.concatenate([one.some_KNX[k][at] for (one, _), at in zip(parts, steps, strict=True)]))
     return Walk(
         segment=segment,
-        arrival_MR=rows_of(lambda one: one.arrival_MR),
+        arrivals_M=tuple(arrival_R for one, rows in parts for arrival_R in one.arrivals_M[rows]),
         leader_M=rows_of(lambda one: one.leader_M),
         last_M=rows_of(lambda one: one.last_M),
+        runner_up_M=rows_of(lambda one: one.runner_up_M),
         second_M=rows_of(lambda one: one.second_M),
         end_M=rows_of(lambda one: one.end_M),
         boundaries=tuple(advanced(k, column) for k, column in enumerate(segment.columns)),
@@ -143,16 +152,16 @@ def _in_front(reached_BR: FloatArray) -> tuple[FloatArray, RankArray]:
     return reached_BR[np.arange(len(ahead_B)), ahead_B], ahead_B
 
 
-def _second(arrival_BR: FloatArray, leader_B: RankArray) -> FloatArray:
-    """The last arrival but the leader's in each row; 0 where there is one rank: nobody else is waited for."""
+def _second(arrival_BR: FloatArray, leader_B: RankArray) -> tuple[FloatArray, RankArray]:
+    """For each row the last arrival but the leader's, and whose; 0 where there is one rank: nobody is waited for."""
     if arrival_BR.shape[1] == 1:
-        return np.zeros(len(leader_B))
+        return np.zeros(len(leader_B)), leader_B
     rows = np.arange(len(leader_B))
     last_B = arrival_BR[rows, leader_B]
     arrival_BR[rows, leader_B] = -np.inf
-    second_B = arrival_BR.max(axis=1)
+    second = _in_front(arrival_BR)
     arrival_BR[rows, leader_B] = last_B
-    return np.asarray(second_B)
+    return second
 
 
 def walked(window: Window, some_X: RankArray = NO_RANKS) -> tuple[list[Walk], BoolArray]:

@@ -62,18 +62,16 @@ def host_units(
 def last_elsewhere(one: SegmentReplay, places: Roles) -> FloatArray:
     """For each row the last arrival on a host other than the leader's (M): only that host has something to gain in it.
 
-    One pass over the arrivals, however many hosts there are: those of the hosts that lead are hidden meanwhile.
+    Mostly that is the second last of all; where that is on the leader's host too, the host is hidden meanwhile.
     """
-    arrival_MR, host_M = one.walk.arrival_MR, places.role_R[one.walk.leader_M]
-    hidden = []
-    for h in np.unique(host_M):
-        at = np.ix_(np.flatnonzero(host_M == h), places.members[h])
-        hidden.append((at, arrival_MR[at]))
-        arrival_MR[at] = -np.inf
-    last_M = arrival_MR.max(axis=1)
-    for at, arrival_LX in hidden:
-        arrival_MR[at] = arrival_LX
-    return np.asarray(last_M)
+    host_M, last_M = places.role_R[one.walk.leader_M], one.walk.second_M.copy()
+    for m in np.flatnonzero(places.role_R[one.walk.runner_up_M] == host_M):
+        arrival_R, ranks = one.walk.arrivals_M[m], places.members[host_M[m]]
+        arrival_X = arrival_R[ranks]
+        arrival_R[ranks] = -np.inf
+        last_M[m] = arrival_R.max()
+        arrival_R[ranks] = arrival_X
+    return last_M
 
 
 def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
@@ -123,7 +121,7 @@ def _gains(
     Stage by stage, for a host may have any number of ranks (L × S + 1; X ranks).
     """
     n_stages = one.excess_MS.shape[1]
-    arrival_LX = one.walk.arrival_MR[np.ix_(led_L, ranks)]
+    arrival_LX = np.array([one.walk.arrivals_M[m][ranks] for m in led_L]).reshape(len(led_L), len(ranks))
     total_LX = np.zeros(arrival_LX.shape)
     gain_LS = np.zeros((len(led_L), n_stages + 1))
 
