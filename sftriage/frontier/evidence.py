@@ -99,12 +99,31 @@ class WindowEvidence:
     measures: StepMeasures
     replayed: Replayed | None
 
+    def of(self, suspect: Suspect) -> tuple[Evidence, UnitName]:
+        """The evidence on those that a rank or a host is one of, and its name there."""
+        if suspect.rank is not None:
+            return self.ranks, suspect.rank
+        assert suspect.host is not None
+        return self.hosts, suspect.host
+
     def log_odds(self, suspect: Suspect) -> float:
         """What the run says against a rank or a host."""
-        evidence, name = (self.hosts, suspect.host) if suspect.rank is None else (self.ranks, suspect.rank)
-        assert name is not None
+        evidence, name = self.of(suspect)
         rhythm = self.rhythms.get(name)
         return max(evidence.log_odds(name), 0.0 if rhythm is None else rhythm.log_odds)
+
+    def rival_fraction(self, candidate: Candidate) -> float:
+        """How many clear events another rank or host has caused for each of a named one's own, since it began.
+
+        Of what comes back, at the steps where it does.
+        """
+        evidence, name = self.of(candidate.suspect)
+        assert candidate.course is not None
+        began, period = candidate.course.onset.step, candidate.course.period or 1
+        events = (one for one in evidence.events if one.step >= began and (one.step - began) % period == 0)
+        times = Counter(one.unit for one in events)
+        own = times.pop(name, 0)
+        return max(times.values(), default=0) / own if own else np.inf
 
     @property
     def single_s(self) -> float:

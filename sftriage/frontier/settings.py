@@ -48,7 +48,8 @@ class Settings:
             period that is looked for).
         rhythm_log_odds: of a unit's events, that their falling into one phase is no chance; and of the others', that
             the rhythm is theirs too (5: one time in 150).
-        max_rival_fraction: what a second named one may have of the first's gain (half: else either may be the cause).
+        max_rival_fraction: what another may have of a suspect's clear events, and a second named one of its gain (half:
+            else either may be the cause).
         min_explained_fraction: fraction of its lateness where it is the last, and of what all share, that a suspect
             must explain (half: more than all others).
         min_part_fraction: a stage with this much of its rank's excess, or a rank with this much of its host's gain, is

@@ -141,6 +141,8 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
         return False
     if single and evidence.log_odds(suspect) < _wanted_log_odds(suspect, evidence, settings) * keep:
         return False
+    if single and evidence.rival_fraction(candidate) > settings.max_rival_fraction / keep:
+        return False
     if (
         evidence.of_two(suspect)
         and evidence.alone_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s

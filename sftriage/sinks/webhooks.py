@@ -199,8 +199,9 @@ class Webhooks(Sink):
                     self._lanes[webhook].put(verdict, decision)
 
     def close(self) -> None:
-        """Deliver what is waiting."""
-        self.close_by_s = time.monotonic() + CLOSE_S
+        """Deliver what is waiting. The end stays where it is if this is called again."""
+        if not self.closing.is_set():
+            self.close_by_s = time.monotonic() + CLOSE_S
         self.closing.set()
         lanes, self._lanes = list(self._lanes.values()), {}
         for lane in lanes:

@@ -179,3 +179,16 @@ def test_who_is_always_late_is_named_however_late_others_are_in_other_steps(seed
     found = verdicts(job.run(*garbage, Fault("forward", 5, 0.020, from_step(200)), seed=seed))
     assert names(found) == {((5,), "forward")}
     assert first_named(found) < 250
+
+
+@pytest.mark.parametrize("n_ranks", [4, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_of_two_that_are_equally_late_neither_is_named_however_long_it_goes_on(seed, n_ranks):
+    # GIVEN two ranks that are as late as each other for 800 steps, in stages that jitter: each is the last in half of
+    # the steps, by chance, and more often than anybody else
+    late = [Fault("data", 1, 0.030, from_step(200)), Fault("forward", 2, 0.030, from_step(200))]
+    found = verdicts(Job(n_ranks=n_ranks, n_steps=1000, noise=gaussian(0.2)).run(*late, seed=seed))
+    # THEN neither is named
+    assert names(found) == set()
+    # AND of the windows in which it is there, none is healthy
+    assert {v.label for v in found if v.first_step >= 200} == {"needs_evidence"}

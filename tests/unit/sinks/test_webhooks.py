@@ -59,6 +59,11 @@ def make(monkeypatch):
     yield make
     for one in made:
         one.close()
+    # None of them is to be heard in the next test: an attempt under way ends with its hook.
+    for thread in threading.enumerate():
+        if thread.name == webhooks._THREAD:
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive()
     RULES.clear()
 
 
@@ -258,6 +263,14 @@ def test_closing_takes_no_longer_than_it_may(make, hook, caplog, answer):
     # The webhook never answers: without its deadline, this would only end with the attempt.
     webhooks.close()
     assert "2 notices were not delivered" in caplog.text
+
+
+def test_closing_again_puts_the_end_off_no_further(make, hook):
+    webhooks = make()
+    webhooks.close()
+    end_s = webhooks.close_by_s
+    webhooks.close()
+    assert webhooks.close_by_s == end_s
 
 
 def test_closing_what_never_had_anything_to_say_starts_nothing(make):
