@@ -210,14 +210,21 @@ def by_step(window: Window) -> tuple[FloatArray, BoolArray]:
 
 def account(walks: list[Walk], window: Window, n_steps: int) -> Accounting:
     """What the walks through a window's segments add up to, in ``n_steps`` complete steps."""
-    n_stages, n_ranks = len(window.schema.stages), window.durations_NRS.shape[1]
-    advances_S = np.zeros(n_stages)
-    led_SR = np.zeros((n_stages, n_ranks))
+    advances_S = np.zeros(len(window.schema.stages))
+    led_S: list[list[tuple[RankArray, FloatArray]]] = [[] for _ in window.schema.stages]
     exposed_s = 0.0
     for one in walks:
         for stage, advance_M, leader_M in one.boundaries:
             advances_S[stage] += advance_M.sum()
-            led_SR[stage] += np.bincount(leader_M, weights=advance_M, minlength=n_ranks)
+            led_S[stage].append((leader_M, advance_M))
         exposed_s += float(one.end_M.sum())
-    leaders_S = tuple(int(row.argmax()) if row.any() else None for row in led_SR)
-    return Accounting(exposed_s, advances_S, leaders_S, n_steps)
+    return Accounting(exposed_s, advances_S, tuple(_leader(parts) for parts in led_S), n_steps)
+
+
+def _leader(parts: Sequence[tuple[RankArray, FloatArray]]) -> int | None:
+    """The rank that led most of what a frontier advanced, the first of equals; None where it did not."""
+    if not parts:
+        return None
+    ranks, number = np.unique(np.concatenate([leader_M for leader_M, _ in parts]), return_inverse=True)
+    led = np.bincount(number, np.concatenate([advance_M for _, advance_M in parts]))
+    return int(ranks[led.argmax()]) if led.any() else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -34,9 +35,11 @@ Regime = tuple[str, int | None]
 """What is compared with like: the kind of a step, and the bucket of its work (None where nobody said how much)."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Profile:
     """What a window's steps are like, in seconds. N steps, C cohorts, S stages.
+
+    (It has no slots: what is typical of it is worked out once.)
 
     Attributes:
         level_NCS: local time by stage of the median rank but for the one that arrived last, step by step.
@@ -66,15 +69,20 @@ class Profile:
             own_NR=self.own_NR[steps_N],
         )
 
-    @property
+    @cached_property
     def typical(self) -> Typical:
         """The window in a few numbers: medians over its steps, but a mean of lateness, where rare delays count."""
         return Typical(
             level_CS=medians(self.level_NCS, axis=0),
             common_CS=medians(self.common_NCS, axis=0),
             sync_S=medians(self.sync_NS, axis=0),
-            lateness_s=float(self.lateness_N.mean()),
+            lateness_s=self.lateness_s,
         )
+
+    @property
+    def lateness_s(self) -> float:
+        """The last arrival past the median one in the mean step."""
+        return float(self.lateness_N.mean())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -253,7 +261,7 @@ def excess_of(
 
     ``normal`` is a typical healthy step of the job in the same regime, where one is known; ``exposed_s`` a mean.
     """
-    late_s = max(0.0, seen.typical.lateness_s - normal_lateness_s(seen, normal, n_ranks, exposed_s, settings))
+    late_s = max(0.0, seen.lateness_s - normal_lateness_s(seen, normal, n_ranks, exposed_s, settings))
     if normal is None:
         group_s, sync_s = _shift(like, settings)
         return Excess(late_s, group_s, sync_s, from_baseline=False)

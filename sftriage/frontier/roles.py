@@ -16,7 +16,7 @@ SAMPLE_RANKS = 512
 The error of a median is then 1.25 / √512, 6 %, of one rank's jitter; and so many single-precision numbers are sorted
 in one go, several times as quickly as a few more (x86-simd-sort, which numpy uses)."""
 
-ALL_SAMPLES_RANKS, LEAST_SAMPLE_RANKS = 2048, 64
+ALL_SAMPLES_RANKS, LEAST_SAMPLE_RANKS = 1024, 64
 """Of several cohorts together so many ranks at most, and so many of each, or all that it has: then one rank more or
 less does not move the median, nor does single precision."""
 

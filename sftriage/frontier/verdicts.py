@@ -248,7 +248,7 @@ def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[s
         "late_excess_s": excess.late_s,
         "group_excess_s": excess.group_s,
         "sync_excess_s": excess.sync_s,
-        "lateness_s": evidence.seen.typical.lateness_s,
+        "lateness_s": evidence.seen.lateness_s,
         "jitter_s": evidence.seen.jitter_s,
         "best_gains_s": evidence.best_gains_s,
         "single_gain_s": evidence.single_s,
