@@ -58,8 +58,8 @@ def decide(
     about, nearest = policies.about(verdict.label, suspect)
     share, gain_s = suspect.share, suspect.gain_s
     matching = [rule for rule in about if share >= rule.min_share and gain_s >= rule.min_gain_s]
-    target = Target(suspects.key(suspect), gain_s, verdict.attempt)
-    state = lasting.continued(state, verdict, suspect, matching, policies.lasting)
+    target = Target(suspects.key(suspect, state.suspects), gain_s, verdict.attempt)
+    state = lasting.continued(state, verdict, suspect, target.suspect, matching, policies.lasting)
     case = case.told(matching, state, target.suspect)
     if suspect.pattern == "one-off":
         # A trace of the steps after it would show healthy ones.

@@ -1,10 +1,10 @@
 """For how long the same suspect has been there: what a rule's ``for`` asks for. Pure.
 
-A suspect is the same over windows that follow on one another and name the same scope, ranks and stage in the same
-attempt of the job. It counts from its first step in the window that named it first (its onset, or that window's first
-step where it was there already) to the last step of this one. Windows overlap, and a step counts once; a window that a
-capture disturbed says nothing of a suspect, and neither breaks nor counts. The time is what these steps took, by their
-windows' mean: a clock would count pauses of the job, and nothing where windows come late and all at once.
+A suspect is the same over windows that follow on one another and name the same scope, ranks and stage, or no stage, in
+the same attempt of the job. It counts from its first step in the window that named it first (its onset, or that
+window's first step where it was there already) to the last step of this one. Windows overlap, and a step counts once; a
+window that a capture disturbed says nothing of a suspect, and neither breaks nor counts. The time is what these steps
+took, by their windows' mean: a clock would count pauses of the job, and nothing where windows come late and at once.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from sftriage.policy import suspects
 from sftriage.policy.explanations import Parameters
 from sftriage.policy.quantities import Lasting
 from sftriage.policy.schema import Rule
@@ -27,13 +26,13 @@ def broken(state: State) -> State:
 
 
 def continued(
-    state: State, verdict: Verdict, suspect: Suspect, matching: Sequence[Rule], wanted: Mapping[str, Lasting]
+    state: State, verdict: Verdict, suspect: Suspect, who: str, matching: Sequence[Rule], wanted: Mapping[str, Lasting]
 ) -> State:
-    """The state with one more window for each rule that waits for the suspect to last."""
+    """The state with one more window for each rule that waits for the suspect, by its key, to last."""
     waiting = [rule.name for rule in matching if rule.name in wanted]
     if not waiting:
         return broken(state)
-    before, who = state.streak, suspects.key(suspect)
+    before = state.streak
     same = before is not None and (before.attempt, before.suspect) == (verdict.attempt, who)
     known = before.lasted if before is not None and same else {}
     lasted = {name: _longer(known.get(name), wanted[name], verdict, suspect) for name in waiting}

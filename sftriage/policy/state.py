@@ -155,6 +155,13 @@ class State:
                 fired_s[one.key] = max(one.fired_s, fired_s.get(one.key, one.fired_s))
         return fired_s
 
+    @property
+    def suspects(self) -> frozenset[str]:
+        """The keys of all suspects of whom something is remembered."""
+        remembered = (*self.fired_s, *self.reproductions, *self.failures, *self.notified_s)
+        found = {key.partition(" ")[2] for key in remembered} | {one.suspect for one in self.running.values()}
+        return frozenset(found | ({self.streak.suspect} if self.streak is not None else set()))
+
     def captures_within(self, period_s: float, now_s: float) -> list[float]:
         """When the captures of the last hour, or day, were asked for, in order."""
         return sorted(asked_s for asked_s in self.asked_s if now_s - asked_s < period_s)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from sftriage.records import Suspect
+
+WHOLE = "*"
+"""All local stages: no stage is called so."""
 
 _LONGEST = 60
 """Characters. A cohort of a large job may be thousands of ranks in no order; a digest stands for these."""
@@ -29,17 +32,27 @@ NOBODY = Target("")
 """Whom a capture is about that no rule asks for."""
 
 
-def key(suspect: Suspect) -> str:
-    """Who and where, as a short text: scope, ranks and stage, such as ``rank 3 data``."""
-    return key_of_ranks(suspect.scope, suspect.ranks, suspect.stage)
+def key(suspect: Suspect, known: Collection[str] = ()) -> str:
+    """Who and where, as a short text: scope, ranks and stage, such as ``rank 3 data``.
+
+    Whether one stage has nearly all of it may change from window to window. So of those that are ``known`` by such keys
+    it is the same one as without a stage, and without a stage the same one as with any.
+    """
+    own = key_of_ranks(suspect.scope, suspect.ranks, suspect.stage)
+    if own in known:
+        return own
+    who = own.removesuffix(suspect.stage or WHOLE)
+    if suspect.stage is None:
+        return min((one for one in known if one.startswith(who)), default=own)
+    return who + WHOLE if who + WHOLE in known else own
 
 
 def key_of_ranks(scope: str, ranks: Sequence[int], stage: str | None) -> str:
-    """The same. ``*`` stands for all local stages: no stage is called so."""
+    """The same."""
     named = ",".join(_spans(sorted(set(ranks))))
     if len(named) > _LONGEST:
         named = hashlib.sha256(named.encode()).hexdigest()
-    return f"{scope} {named} {stage or '*'}"
+    return f"{scope} {named} {stage or WHOLE}"
 
 
 def _spans(ranks: Iterable[int]) -> Iterator[str]:

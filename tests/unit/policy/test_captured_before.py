@@ -32,7 +32,8 @@ def captured(found: bool, policy=None, now_s: float = NOW, state: State = BEGUN,
         (RANK_0, "throttle"),
         ({**RANK_0, "ranks": (3,)}, "capture"),
         ({**RANK_0, "stage": "forward"}, "capture"),
-        ({**RANK_0, "stage": None}, "capture"),
+        # (whether one stage has nearly all of it may change from window to window)
+        ({**RANK_0, "stage": None}, "throttle"),
         ({**RANK_0, "ranks": (0, 1), "scope": "host"}, "capture"),
         ({**RANK_0, "scope": "cohort"}, "capture"),
         # What it costs is no part of who and where, nor is how it comes and goes

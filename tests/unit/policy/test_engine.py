@@ -111,6 +111,17 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
             "rule slow-rank: all local stages of 4 ranks would save 20 ms a step (30%), in 90% of the steps",
         ),
         ({"share": 0.05}, [CAPTURING], {}, "capture", "rule slow-rank: "),
+        # (whether it is one stage or all of them may change from window to window)
+        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 *": NOW}}, "throttle", "cooldown of rule slow-rank until"),
+        (
+            {"stage": None},
+            [CAPTURING],
+            {"fired_s": {"slow-rank rank 2 data": NOW, "slow-rank rank 21 data": NOW}},
+            "throttle",
+            "cooldown of rule slow-rank until",
+        ),
+        ({"stage": None}, [CAPTURING], {"fired_s": {"slow-rank rank 21 data": NOW}}, "capture", "rule slow-rank: "),
+        ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 h2d": NOW}}, "capture", "rule slow-rank: "),
         ({}, [CAPTURING], {"fired_s": {"slow-rank rank 2 data": NOW - 600}}, "capture", "rule slow-rank: "),
         ({}, [CAPTURING], {"fired_s": {"slow-rank rank 3 data": NOW}}, "capture", "rule slow-rank: "),
         ({}, [CAPTURING], {"fired_s": {"other rank 2 data": NOW}}, "capture", "rule slow-rank: "),

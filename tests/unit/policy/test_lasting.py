@@ -108,7 +108,8 @@ def test_it_counts_from_where_the_suspect_begins_in_the_window_that_names_it_fir
         ({"ranks": (3,)}, "hold"),
         ({"ranks": (2, 3)}, "hold"),
         ({"stage": "forward"}, "hold"),
-        ({"stage": None}, "hold"),
+        # (whether one stage has nearly all of it may change from window to window)
+        ({"stage": None}, "capture"),
         ({"scope": "host"}, "hold"),
         ({"share": 0.01}, "hold"),
         ({"attempt": 1}, "hold"),
