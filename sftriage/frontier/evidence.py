@@ -112,8 +112,8 @@ class WindowEvidence:
         rhythm = self.rhythms.get(name)
         return max(evidence.log_odds(name), 0.0 if rhythm is None else rhythm.log_odds)
 
-    def rival_fraction(self, candidate: Candidate) -> float:
-        """How many clear events another rank or host has caused for each of a named one's own, since it began.
+    def own_fraction(self, candidate: Candidate) -> float:
+        """Of the clear events of a named rank or host and of the next one, since it began: how many are its own.
 
         Of what comes back, at the steps where it does.
         """
@@ -123,7 +123,7 @@ class WindowEvidence:
         events = (one for one in evidence.events if one.step >= began and (one.step - began) % period == 0)
         times = Counter(one.unit for one in events)
         own = times.pop(name, 0)
-        return max(times.values(), default=0) / own if own else np.inf
+        return own / max(1, own + max(times.values(), default=0))
 
     @property
     def single_s(self) -> float:

@@ -141,7 +141,7 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
         return False
     if single and evidence.log_odds(suspect) < _wanted_log_odds(suspect, evidence, settings) * keep:
         return False
-    if single and evidence.rival_fraction(candidate) > settings.max_rival_fraction / keep:
+    if single and evidence.own_fraction(candidate) < _min_own_fraction(keep, settings):
         return False
     if (
         evidence.of_two(suspect)
@@ -152,6 +152,11 @@ def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settin
         return False
     wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
     return _explained_s(suspect, evidence) >= wanted_s
+
+
+def _min_own_fraction(keep: float, settings: Settings) -> float:
+    """How many of the clear events of a suspect and of the next one must be its own."""
+    return 1.0 / (1.0 + settings.max_rival_fraction / keep)
 
 
 def _wanted_log_odds(suspect: Suspect, evidence: WindowEvidence, settings: Settings) -> float:
@@ -278,5 +283,10 @@ def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) 
         found |= {
             "first_log_odds": evidence.log_odds(first.suspect),
             "min_log_odds": _wanted_log_odds(first.suspect, evidence, settings),
+        }
+    if single and first.course is not None:
+        found |= {
+            "first_own_fraction": evidence.own_fraction(first),
+            "min_own_fraction": _min_own_fraction(keep, settings),
         }
     return found
