@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -25,6 +28,7 @@ RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
 
 _ASK_S = 20.0
 _TMP_PREFIX = "nsys-"
+_PREFIX = re.compile(r"sft-[0-9A-Za-z][0-9A-Za-z.-]+")
 _ELASTIC_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _ELASTIC_PROGRAMS = ("torchrun", "accelerate")
 
@@ -109,9 +113,28 @@ def place_in(directory: RunDirectory) -> NsysPlace | None:
 
 
 def remove_place(place: NsysPlace) -> None:
-    """Remove what was temporary in a run that is over, and nothing else, whatever its note says."""
+    """Remove what was temporary in a run that is over, and nothing else, whatever its note says.
+
+    The agents that nsys starts for its sessions end with their ranks; on a busy machine some wait on for ever.
+    """
+    if _PREFIX.fullmatch(place.prefix):
+        for pid in _agents(place.prefix):
+            with suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
     if place.tmp.name.startswith(_TMP_PREFIX):
         shutil.rmtree(place.tmp, ignore_errors=True)
+
+
+def _agents(prefix: str) -> list[int]:
+    """The processes that nsys has started for the sessions of a run."""
+    session = re.compile(rf"--session-name={re.escape(prefix)}-\d+\.\d+".encode())
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if b"--start-agent" in words and any(map(session.fullmatch, words)):
+                found.append(int(path.parent.name))
+    return found
 
 
 def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:

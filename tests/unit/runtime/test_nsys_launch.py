@@ -1,6 +1,9 @@
 """How a job's command changes so that its ranks start under nsys."""
 
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from sftriage.runtime import nsys_launch as nsys
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 
 SCRIPT = "/run/rank"
+DEADLINE_S = 20.0
 
 
 @pytest.mark.parametrize(
@@ -133,3 +137,27 @@ def test_where_no_program_may_run_another_directory_is_taken(fake, tmp_path, mon
     launch = NsysLaunch("run", "nvtx", tmp_path)
     assert launch.place.tmp.parent != tmp_path
     remove_place(launch.place)
+
+
+def test_agents_of_nsys_that_outlive_their_ranks_are_ended_with_the_run_and_no_others(tmp_path):
+    # GIVEN processes that look like agents of nsys: of a run's sessions, of another run's, and one that is no agent
+    def started(*words):
+        return subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE)
+
+    ours = [started("--start-agent", f"--session-name=sft-run-1-{rank}.0") for rank in range(2)]
+    others = [
+        started("--start-agent", "--session-name=sft-run-1-0-0.0"),
+        started("launch", "--session-name=sft-run-1-0.0"),
+    ]
+    try:
+        # WHEN a run is over whose note names no run's sessions, THEN nobody is ended
+        remove_place(NsysPlace(Path("/usr/bin/nsys"), "sft-", ("nvtx",), tmp_path))
+        assert [process.poll() for process in (*ours, *others)] == [None] * 4
+        # WHEN the run is over, THEN its agents are ended, and the others are not
+        remove_place(NsysPlace(Path("/usr/bin/nsys"), "sft-run-1", ("nvtx",), tmp_path))
+        assert [process.wait(DEADLINE_S) for process in ours] == [-signal.SIGKILL] * 2
+        assert [process.poll() for process in others] == [None] * 2
+    finally:
+        for process in (*ours, *others):
+            process.kill()
+            process.communicate()
