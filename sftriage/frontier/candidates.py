@@ -54,11 +54,6 @@ class Unit:
         """What it is."""
         return "host" if isinstance(self.name, str) else "rank"
 
-    @property
-    def late_NS(self) -> FloatArray:
-        """The same with a last column for all local stages together, as `gain_NS` has it."""
-        return np.column_stack([self.over_NS, self.over_NS.sum(axis=1)])
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:

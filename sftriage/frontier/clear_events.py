@@ -11,6 +11,7 @@ import numpy as np
 from sftriage.frontier.arrays import BoolArray, FloatArray, RankArray
 from sftriage.frontier.roles import Roles
 from sftriage.frontier.sequential import MIN_TIMES, ClearEvent, Evidence, UnitName
+from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import SegmentReplay
 
 MAX_LOOKED_AT = 16
@@ -40,16 +41,17 @@ def arrivals_of_ranks(replays: Sequence[SegmentReplay], n_ranks: int) -> Arrival
 
 
 def arrivals_of_hosts(
-    replays: Sequence[SegmentReplay], last_elsewhere: Sequence[FloatArray], places: Roles
+    replays: Sequence[SegmentReplay], last_elsewhere: Sequence[FloatArray], places: Roles, settings: Settings
 ) -> Arrivals:
     """Hosts; ``last_elsewhere`` has for each segment the last arrival on another host than the leader's (M).
 
-    Where mending the last rank alone would have saved half of that or more, it was the rank's doing and not the host's.
+    Where the last rank alone explains what its host held up, it was the rank's doing and not the host's.
     """
     last = []
     for one, elsewhere_M in zip(replays, last_elsewhere, strict=True):
         held_M = np.minimum(one.walk.last_M - elsewhere_M, np.maximum(one.lateness_M, 0.0))
-        last.append((places.role_R[one.walk.leader_M], np.where(one.margin_M < held_M / 2, held_M, 0.0)))
+        alone_M = one.margin_M >= settings.min_explained_fraction * held_M
+        last.append((places.role_R[one.walk.leader_M], np.where(alone_M, 0.0, held_M)))
     return Arrivals(len(places.names), tuple(last), places)
 
 

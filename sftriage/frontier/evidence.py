@@ -53,8 +53,8 @@ class Past:
     ``ranks`` and ``hosts`` are the evidence against them; ``onsets`` and ``rhythms``, when the faults began of those
     that it names, and what comes back; ``own`` is what each of two ranks takes by itself, ``own_best`` what the job's
     steps are held against, ``named`` the suspect of the window before, and ``replayed`` what is known of the steps that
-    the next one shares with it. ``device`` is the same of the windows that
-    were judged on the device's clock; the rest is on the host's.
+    the next one shares with it. ``device`` is the same of the windows that were judged on the device's clock; the rest
+    is on the host's.
     """
 
     baseline: Baseline = field(default_factory=Baseline)
@@ -281,7 +281,7 @@ def _evidence(
     if places is None:
         return ranks, past.hosts, units
     elsewhere = [last_elsewhere(one, places) for one in replays]
-    of_hosts = arrivals_of_hosts(replays, elsewhere, places)
+    of_hosts = arrivals_of_hosts(replays, elsewhere, places, settings)
     hosts = advance(past.hosts, of_hosts)
     looked_at = who_held_up(of_hosts, hosts, least_s)
     return ranks, hosts, units + host_units(replays, places, elsewhere, looked_at, roles, n_steps, settings)

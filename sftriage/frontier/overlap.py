@@ -26,7 +26,7 @@ Parts = tuple[StageSchema, int, Roles, tuple[tuple[object, ...], ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replayed:
-    """The replays of a window, for the next one. Of the window itself it keeps the times of a few ranks (N x X x S)."""
+    """The replays of a window, for the next one. Of the window itself it keeps the times of a few ranks (N × X × S)."""
 
     first_step: int
     parts: Parts

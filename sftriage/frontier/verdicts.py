@@ -62,17 +62,16 @@ def assess_times(
     if coverage < settings.min_coverage_fraction or accounting.n_steps == 0:
         numbers["min_coverage"] = settings.min_coverage_fraction
         return verdict("needs_evidence", ("low_coverage",)), None
+    replays = replays or replay(walks, roles, len(window.schema.stages))
     if window.capturing_N is not None and window.capturing_N.any():
         numbers["capturing_steps"] = float(window.capturing_N.sum())
         # The steps without it are evidence as any others.
         valid_N = undisturbed_steps(window, valid_N)
         there = accounting.exposed_s > 0.0 and valid_N.any()
-        replays = replays or replay(walks, roles, len(window.schema.stages))
         evidence = weigh(window, roles, replays, accounting, valid_N, past, settings) if there else None
         return verdict("needs_evidence", ("self_inflicted",)), evidence
     if accounting.exposed_s == 0.0:
         return verdict("healthy"), None
-    replays = replays or replay(walks, roles, len(window.schema.stages))
     evidence = weigh(window, roles, replays, accounting, valid_N, past, settings)
     first = unambiguous(evidence, past, settings)
     if first is not None:

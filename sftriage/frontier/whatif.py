@@ -135,7 +135,7 @@ def _by_stage(
 
 
 Samples = list[NDArray[Any]]
-"""Times of the ranks that stand for their cohorts, of each of `Roles.samples`: rows x cohorts x ranks."""
+"""Times of the ranks that stand for their cohorts, of each of `Roles.samples`: by row, cohort and rank."""
 
 
 def _by_sample(take: Callable[[RankArray], FloatArray], some_NX: SingleArray, roles: Roles) -> Samples:
@@ -161,7 +161,7 @@ def arrivals(walk: Walk, roles: Roles) -> Samples:
 
 
 def _levels(times: Samples, own_N: FloatArray, leader_N: RankArray, roles: Roles) -> tuple[FloatArray, FloatArray]:
-    """For each step and cohort the median without the leader, and what three quarters reach: (N x C, N x C).
+    """For each step and cohort the median without the leader, and what three quarters reach: (N × C, N × C).
 
     ``own_N`` is the leader's time. Of a sample the median is the lower one, and nobody is left out.
     """

@@ -154,7 +154,7 @@ def test_what_one_rank_alone_held_up_is_not_its_hosts_doing(late, blamed):
     replays, _ = found(window)
     places = places_of(window.hosts)
     # WHEN it is asked what the hosts held up
-    last = arrivals_of_hosts(replays, [last_elsewhere(one, places) for one in replays], places).last
+    last = arrivals_of_hosts(replays, [last_elsewhere(one, places) for one in replays], places, SETTINGS).last
     held_s = sum(held_M[host_M == 0].sum() for host_M, held_M in last)
     # THEN it is nothing where mending the one rank would have saved most of it
     assert held_s == pytest.approx(50 * 0.020 if blamed else 0.0, rel=0.2)
