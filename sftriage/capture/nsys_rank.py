@@ -41,6 +41,9 @@ from pathlib import Path
 INNER = "--sftriage-inner"
 START_S = 60.0
 """How long nsys may take until the rank's process is there; then it is started without nsys."""
+STARTS = 3
+"""How often nsys is started where it ends before the rank's process is there: on a busy machine its agent may be late
+("Local Endpoint is not available"), and the next one is not."""
 REPORT_S = 60.0
 """How long nsys may take for its report once the rank has ended."""
 NOTE_S = 5.0
@@ -109,15 +112,34 @@ def main() -> int:
     plain = trainer_environment(environment, {}, {})
     plain.pop("NSYS_NVTX_PROFILER_REGISTER_ONLY", None)
     try:
-        rank = Rank(command, environment)
+        rank = started(command, environment)
     except OSError as error:
         _say(f"nsys cannot be started ({error.strerror}); this rank runs without it")
-        os.execvpe(command[0], command, plain)
-    if not rank.begun():
-        _say("nsys did not start this rank; it runs without it")
-        rank.give_up()
+        rank = None
+    if rank is None:
         os.execvpe(command[0], command, plain)
     return rank.wait()
+
+
+def started(command: list[str], environment: dict[str, str]) -> Rank | None:
+    """The rank under nsys, which has begun; None where nsys does not start it.
+
+    Raises:
+        OSError: there is no nsys.
+    """
+    end_s = time.monotonic() + START_S
+    for _ in range(STARTS):
+        rank = Rank(command, environment)
+        if rank.begun(end_s):
+            return rank
+        rank.give_up()
+        if time.monotonic() >= end_s:
+            break
+        # What it leaves of the session would be taken for the rank's.
+        session = RankSession(environment, bare_environment(environment))
+        session.ask("shutdown", f"--session={session.name}")
+    _say("nsys did not start this rank; it runs without it")
+    return None
 
 
 class Rank:
@@ -149,9 +171,8 @@ class Rank:
         for number in standard:
             os.close(number)
 
-    def begun(self) -> bool:
-        """Tell the inner half to become the trainer, once it is there; whether it did."""
-        end_s = time.monotonic() + START_S
+    def begun(self, end_s: float) -> bool:
+        """Tell the inner half to become the trainer, once it is there; whether it did, before the deadline."""
         stream = b""
         while not stream.endswith(b"\n") and (left_s := end_s - time.monotonic()) > 0:
             ready, _, _ = select.select([self._ours], [], [], min(left_s, 0.2))
@@ -176,7 +197,8 @@ class Rank:
 
     def give_up(self) -> None:
         """End nsys, and the inner half that waits under it."""
-        os.close(self._ours)
+        for number in (self._ours, self._alive_read, self._alive_write):
+            os.close(number)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._nsys.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -282,6 +282,21 @@ def test_without_a_working_nsys_the_rank_runs_all_the_same_and_once(tmp_path, fa
     assert b"runs without it" in process.stderr
 
 
+def test_an_nsys_that_fails_at_first_is_started_again(rank, place, tmp_path):
+    # GIVEN an nsys that ends before its rank is there, as the real one may on a busy machine, and not the next time
+    nsys = tmp_path / "nsys"
+    fails = f"[ $1 = launch ] && ! [ -e {tmp_path}/failed ] && touch {tmp_path}/failed && exit 1"
+    nsys.write_text(f'#!/bin/sh\n{fails}\nexec {place["SFTRIAGE_NSYS"]} "$@"\n', encoding="utf-8")
+    nsys.chmod(0o700)
+    # WHEN a rank is started
+    code = "import sys; print('up', flush=True); sys.stdin.readline()"
+    process = rank(sys.executable, "-c", code, SFTRIAGE_NSYS=str(nsys))
+    # THEN it runs under nsys
+    assert process.stdout.readline() == "up\n"
+    assert (tmp_path / "failed").exists()
+    assert session_agent(place) is not None
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_reaches_the_trainer(rank, signum):
     code = (
