@@ -5,22 +5,17 @@ from typing import NamedTuple
 
 from sftriage.agent.reading import RankRings
 from sftriage.controller.gathering import WindowAssembly
-from sftriage.recorder import RingInfo, RingReader
+from sftriage.recorder import RingInfo
 from sftriage.records import StepRecord, Window
-from sftriage.windows.decoding import decode
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import LogReader
+from sftriage.windows.rings import Ring
 from sftriage.windows.shipped import ReadCounts
 
 
-def records_in(raw: bytes, info: RingInfo) -> list[StepRecord]:
-    """The steps in whole slots of one rank."""
-    return decode([(info.rank, raw)], info.schema).records()
-
-
-def new_records(reader: RingReader) -> list[StepRecord]:
+def new_records(ring: Ring) -> list[StepRecord]:
     """The steps that a ring has since it was last read."""
-    return records_in(reader.read().raw, reader.info)
+    return ring.read().steps.records()
 
 
 class Logged(NamedTuple):

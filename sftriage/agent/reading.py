@@ -5,18 +5,36 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 
-from sftriage.agent.device_rings import DeviceRings
 from sftriage.agent.scheduling import Scheduling
 from sftriage.errors import RingError
-from sftriage.recorder import RingInfo, RingReader, StepLog, find_rings
+from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import JobStatus, RankStatus
-from sftriage.windows.decoding import decode, together
+from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.logs import LOG_KIND
+from sftriage.windows.rings import Batch, Copied, Ring, batches, open_ring
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
+from sftriage.windows.steplog import StepLog
 
 log = logging.getLogger("sftriage")
+
+
+@dataclass(slots=True)
+class _Rank:
+    """One rank's ring, and the logs of its steps: of the device's times once it runs on one, unless they are broken."""
+
+    ring: Ring
+    log: StepLog
+    device_log: StepLog | None = None
+    device_broken: bool = False
+
+    def close(self) -> None:
+        for file in (self.ring, self.log, self.device_log):
+            if file is not None:
+                file.close()
 
 
 class RankRings:
@@ -28,8 +46,7 @@ class RankRings:
 
     def __init__(self, rings: Path, steps: Path) -> None:
         self._rings, self._steps = rings, steps
-        self._readers: dict[Path, tuple[RingReader, StepLog]] = {}
-        self._device = DeviceRings(rings, steps, self._say_once)
+        self._ranks: dict[Path, _Rank] = {}
         self._scheduling = Scheduling(steps, self._say_once)
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
@@ -39,48 +56,72 @@ class RankRings:
     def rows(self) -> list[Rows]:
         """The steps that were written since the last call, by generation; also of one that has appeared, if none."""
         self.look()
-        found: dict[int, list[tuple[int, bytes]]] = {}
-        on_device: dict[int, list[RingInfo]] = {}
-        for path, (reader, kept) in list(self._readers.items()):
+        ranks: list[_Rank] = []
+        copied: list[Copied] = []
+        for path, one in list(self._ranks.items()):
             try:
-                batch = reader.read()
+                copied.append(one.ring.copied())
             except RingError as error:
                 self._give_up(path, str(error))
-                continue
-            try:
-                kept.append(kept.unknown(batch.raw))
-            except RingError as error:
-                self._say_once(f"{error}; some steps are judged but not kept")
-            self.telemetry.steps += batch.steps
-            self.telemetry.missed += batch.missed
-            self.telemetry.torn += batch.torn
-            if batch.steps:
-                self._scheduling.look(reader.info)
-            found.setdefault(reader.info.attempt, []).append((reader.info.rank, batch.raw))
-            if reader.on_device:
-                on_device.setdefault(reader.info.attempt, []).append(reader.info)
+            else:
+                ranks.append(one)
+        found: dict[int, list[tuple[_Rank, Batch]]] = {}
+        for one, batch in zip(ranks, batches(copied), strict=True):
+            self._take(one, batch)
+            found.setdefault(one.ring.info.attempt, []).append((one, batch))
         self._position += 1
         # A step's own clock is the host's monotonic one, which nobody else can read.
         wall_ns = time.time_ns() - time.monotonic_ns()
-        return [
-            self._rows(generation, raws, on_device.get(generation, ()), wall_ns)
-            for generation, raws in sorted(found.items())
-        ]
+        return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
-    def _rows(
-        self, generation: int, raws: list[tuple[int, bytes]], on_device: list[RingInfo] | tuple[()], wall_ns: int
-    ) -> Rows:
+    def _take(self, one: _Rank, batch: Batch) -> None:
+        info = one.ring.info
+        self.telemetry.steps += len(batch.steps)
+        self.telemetry.missed += batch.missed
+        self.telemetry.torn += batch.torn
+        if batch.misuse:
+            self._say_once(
+                f"rank {info.rank} leaves stages that are not open, or not in the order in which it entered them; their"
+                " times are taken as well as they can be"
+            )
+        if one.ring.late_stages:
+            self._say_once(
+                f"rank {info.rank} declared {', '.join(one.ring.late_stages)} after it had begun to record; what they"
+                " take is counted with the stage around them"
+            )
+        self._keep(one.log, batch.steps, "some steps are judged but not kept")
+        if one.ring.on_device and one.device_log is None and not one.device_broken:
+            # Made at once, and empty where no times come: whoever judges the run later knows what the host's are worth.
+            try:
+                one.device_log = StepLog(self._steps, info, kind=LOG_KIND)
+            except RingError as error:
+                one.device_broken = True
+                self._say_once(f"{error}; device times are judged but not kept")
+        if one.device_log is not None:
+            self._keep(one.device_log, batch.device, "some device times are judged but not kept")
+        if len(batch.steps):
+            self._scheduling.look(info)
+
+    def _keep(self, log: StepLog, steps: StepArrays, or_else: str) -> None:
+        try:
+            log.append(steps)
+        except RingError as error:
+            self._say_once(f"{error}; {or_else}")
+
+    def _of_generation(self, generation: int, found: list[tuple[_Rank, Batch]], wall_ns: int) -> Rows:
         first = self._first_info[generation]
-        read = [(info.rank, *self._device.read(info)) for info in on_device]
-        of_generation = [reader.info for reader, _ in self._readers.values() if reader.info.attempt == generation]
+        infos = [one.ring.info for one in self._ranks.values() if one.ring.info.attempt == generation]
+        on_device = [(one.ring, batch.device) for one, batch in found if one.ring.on_device]
         return Rows(
             generation=generation,
             schema=first.schema,
             world_size=first.world_size,
-            ranks={info.rank: RankLocation(info.host, info.cohort) for info in of_generation},
-            steps=self._scheduling.laid_over(generation, decode(raws, first.schema)),
-            device_steps=together([steps for _, steps, _ in read]) if read else None,
-            device_over=tuple(rank for rank, steps, over in read if over and not len(steps)),
+            ranks={info.rank: RankLocation(info.host, info.cohort) for info in infos},
+            steps=self._scheduling.laid_over(generation, together([batch.steps for _, batch in found])),
+            device_steps=together([device for _, device in on_device]) if on_device else None,
+            device_over=tuple(
+                ring.info.rank for ring, device in on_device if (ring.over or ring.untimed) and not len(device)
+            ),
             wall_ns=wall_ns,
             agent=self._host,
             position=self._position,
@@ -88,74 +129,71 @@ class RankRings:
 
     def statuses(self) -> JobStatus | None:
         """What the ranks of the newest generation are doing now; None before there is one."""
-        newest = max((reader.info.attempt for reader, _ in self._readers.values()), default=0)
+        newest = max((one.ring.info.attempt for one in self._ranks.values()), default=0)
         ranks, about = [], None
-        for path, (reader, _) in list(self._readers.items()):
-            if reader.info.attempt != newest:
+        for path, one in list(self._ranks.items()):
+            if one.ring.info.attempt != newest:
                 continue
             try:
-                ranks.append(reader.status())
+                ranks.append(one.ring.status())
             except RingError as error:
                 self._give_up(path, str(error))
             else:
-                about = about or reader.info
+                about = about or one.ring.info
         if about is None:
             return None
         return JobStatus(about.schema, about.world_size, tuple(sorted(ranks, key=attrgetter("rank"))), newest)
 
     def status(self, info: RingInfo) -> RankStatus | None:
         """What one rank is doing now; None where that cannot be read."""
-        reader = next((reader for reader, _ in self._readers.values() if reader.info == info), None)
+        ring = next((one.ring for one in self._ranks.values() if one.ring.info == info), None)
         try:
-            return None if reader is None else reader.status()
+            return None if ring is None else ring.status()
         except RingError:
             return None
 
     @property
     def ranks(self) -> dict[int, RingInfo]:
         """The newest ring of each rank, by rank."""
-        infos = sorted((reader.info for reader, _ in self._readers.values()), key=attrgetter("attempt"))
+        infos = sorted((one.ring.info for one in self._ranks.values()), key=attrgetter("attempt"))
         return {info.rank: info for info in infos}
 
     def alive(self, rank: int) -> bool:
         """Whether the process of a rank is there."""
-        return any(reader.writer_alive for reader, _ in self._readers.values() if rank == reader.info.rank)
+        return any(one.ring.writer_alive for one in self._ranks.values() if rank == one.ring.info.rank)
 
     def close(self) -> None:
         """Close every file."""
-        for reader, kept in self._readers.values():
-            reader.close()
-            kept.close()
-        self._device.close()
+        for one in self._ranks.values():
+            one.close()
         self._scheduling.close()
-        self._readers.clear()
+        self._ranks.clear()
 
     def look(self) -> None:
         """Take up rings that have appeared."""
         for path in find_rings(self._rings):
-            if path in self._readers or str(path) in self.telemetry.problems:
+            if path in self._ranks or str(path) in self.telemetry.problems:
                 continue
             try:
-                reader = RingReader(path)
-                kept = StepLog(self._steps, reader.info)
+                # The windows of a generation, and its logs, are of the same stages from beginning to end.
+                ring = open_ring(path, grows=False)
+                kept = StepLog(self._steps, ring.info)
             except (RingError, OSError) as error:
                 self._give_up(path, str(error))
                 continue
-            info = reader.info
+            info = ring.info
             first = self._first_info.setdefault(info.attempt, info)
             if (info.schema, info.world_size) != (first.schema, first.world_size):
                 self._give_up(path, f"{path}: rank {info.rank} records other stages than rank {first.rank}")
                 continue
-            self._readers[path] = (reader, kept)
+            self._ranks[path] = _Rank(ring, kept)
 
     def _give_up(self, path: Path, reason: str) -> None:
         """A ring that cannot be read lowers coverage; it does not end the job's triage."""
         log.warning("%s; its rank counts as missing", reason)
         self.telemetry.problems[str(path)] = reason
-        if path in self._readers:
-            reader, kept = self._readers.pop(path)
-            reader.close()
-            kept.close()
+        if path in self._ranks:
+            self._ranks.pop(path).close()
 
     def _say_once(self, problem: str) -> None:
         """A disk that is full is so at every look."""

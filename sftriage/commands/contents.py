@@ -201,6 +201,12 @@ CONTENTS: tuple[Entry | Section, ...] = (
         ("sftriage evidence", "sftriage evidence --run sftriage-runs/RUN --json"),
     ),
     Entry(
+        "doctor",
+        "doctor:doctor",
+        "Say what works on this machine.",
+        ("sftriage doctor", "sftriage doctor --json"),
+    ),
+    Entry(
         "explain",
         "explain:explain_decision",
         "Say why a window was decided as it was.",

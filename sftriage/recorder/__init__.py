@@ -6,16 +6,12 @@ Standard library only; torch is used where the training script has imported it, 
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.mailbox import CaptureProgress, MailboxClient
 from sftriage.recorder.monitor import Monitor
-from sftriage.recorder.ring import Batch, RingReader, find_rings
-from sftriage.recorder.steplog import StepLog
+from sftriage.recorder.ring import find_rings
 
 __all__ = [
-    "Batch",
     "CaptureProgress",
     "MailboxClient",
     "Monitor",
     "RingInfo",
-    "RingReader",
-    "StepLog",
     "find_rings",
 ]

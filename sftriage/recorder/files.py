@@ -2,52 +2,135 @@
 
 Readers use ``pread`` and never map a file: a map of a file that somebody truncates ends in SIGBUS, a read ends in a
 short answer.
+
+A writer holds a POSIX record lock on its ring. Such a lock is seen from another PID namespace, where a process id says
+nothing; forked children do not inherit it; and it goes with the process, however that ends. But it also goes when the
+process closes *any* descriptor of the file, so that whoever reads a ring of its own process gives the lock back.
 """
 
 from __future__ import annotations
 
-import mmap
+import contextlib
+import fcntl
+import grp
 import os
 import stat
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sftriage.errors import RingError
-from sftriage.recorder.layout import HEADER_BYTES, RingInfo, decode_header
+from sftriage.recorder.layout import HEADER_BYTES, Header, RingInfo, decode_header
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+MODE_ENV = "SFTRIAGE_FILE_MODE"
+GROUP_ENV = "SFTRIAGE_FILE_GROUP"
+"""Permissions (octal) and group (name or number) of what the recorder creates; by default it is the owner's alone."""
 
-def create_mapped(path: Path, header: bytes, size_bytes: int, *, clobber: bool) -> mmap.mmap:
-    """Create a private file of a fixed size that appears under its name fully formed, and map it.
+_FLOCK = struct.Struct("hhqqi4x")
+"""``struct flock`` of 64-bit Linux: type, whence, start, length, process."""
 
-    With ``clobber`` it takes the place of a file of that name.
+_locked: dict[tuple[int, int], int] = {}
+"""Descriptors on which this process holds a lock, by device and inode."""
+
+
+def create_whole(
+    path: Path, size_bytes: int, header: Callable[[bool], bytes], *, clobber: bool = False, lock: bool = False
+) -> int:
+    """Create a file of a fixed size that appears under its name fully formed; its descriptor, open for both.
+
+    ``header`` makes what it begins with, and is told whether it is locked, which it is where that is asked for and the
+    file system has locks. With ``clobber`` it takes the place of a file of that name.
 
     Raises:
         FileExistsError: there is a file of that name already.
-        OSError: the directory is missing or full, or may not be written.
+        OSError: the directory is missing or full, or may not be written; or the mode or group cannot be set.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        _permit(descriptor)
         # Every block now: a store to a hole of a full file system would be a SIGBUS in somebody's training.
         os.posix_fallocate(descriptor, 0, size_bytes)
-        os.pwrite(descriptor, header, 0)
-        mapped = mmap.mmap(descriptor, size_bytes)
-        # Touch every page now, so that no step pays for the page fault. Past the header all is zero anyway.
-        for offset in range(HEADER_BYTES, size_bytes, mmap.PAGESIZE):
-            mapped[offset] = 0
+        os.pwrite(descriptor, header(lock and _lock(descriptor)), 0)
         # link() refuses where the name is taken, rename() does not.
         if clobber:
             partial.rename(path)
         else:
             os.link(partial, path)
+    except BaseException:
+        close(descriptor)
+        raise
     finally:
-        os.close(descriptor)
         partial.unlink(missing_ok=True)
-    return mapped
+    return descriptor
+
+
+def _permit(descriptor: int) -> None:
+    """Give a new file the mode and the group that the environment names.
+
+    Raises:
+        OSError: they make no sense, or may not be given.
+    """
+    mode, group = os.environ.get(MODE_ENV), os.environ.get(GROUP_ENV)
+    try:
+        if group:
+            os.fchown(descriptor, -1, int(group) if group.isdecimal() else grp.getgrnam(group).gr_gid)
+        if mode:
+            os.fchmod(descriptor, int(mode, 8) & 0o666)
+    except (ValueError, KeyError) as error:
+        raise OSError(f"{MODE_ENV}={mode}, {GROUP_ENV}={group}: {error}") from error
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a file until it is closed; False where the file system has no locks."""
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    _locked[_inode(descriptor)] = descriptor
+    return True
+
+
+def close(descriptor: int) -> None:
+    """Close a file, with its lock if this descriptor holds one, and without the lock of another one of the process."""
+    inode = _inode(descriptor)
+    holder = _locked.get(inode)
+    os.close(descriptor)
+    if holder == descriptor:
+        del _locked[inode]
+    elif holder is not None:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(holder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def forget_locks() -> None:
+    """In a forked child: the locks are its parent's."""
+    _locked.clear()
+
+
+def _inode(descriptor: int) -> tuple[int, int]:
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def writer_alive(descriptor: int, info: RingInfo) -> bool | None:
+    """Whether the process that writes a ring is there; None where that cannot be known."""
+    if not info.locked:
+        # A pid used again by another process is not the writer.
+        return start_ticks(info.pid) == info.pid_start_ticks
+    if _inode(descriptor) in _locked:
+        return True
+    try:
+        # (start, length) of 0, 0 is all of it.
+        answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError:
+        return None
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
 
 def open_regular(path: Path, flags: int) -> int:
@@ -97,7 +180,7 @@ class OpenFile:
     def close(self) -> None:
         """Close the file. A second call does nothing."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            close(self._descriptor)
             self._descriptor = -1
 
     def __enter__(self) -> Self:
@@ -109,7 +192,7 @@ class OpenFile:
     def _read_at(self, size_bytes: int, offset: int) -> bytes:
         return read_at(self._descriptor, size_bytes, offset, str(self.path))
 
-    def _header(self, magic: bytes) -> tuple[RingInfo, int]:
+    def _header(self, magic: bytes) -> Header:
         return decode_header(magic, self._read_at(HEADER_BYTES, 0), str(self.path))
 
     def _size_bytes(self) -> int:

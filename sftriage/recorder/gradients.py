@@ -5,8 +5,7 @@ before it waits for anybody, and a hook on the parameter that it belongs to sees
 the gradient is accumulated; DDP's own, which starts the bucket's all-reduce, only after that.)
 
 A step may come to the sync stage several times: for each micro-batch, or for each of two models. What a visit takes
-after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so the moment is given
-as the stage's own time until the step's last gradient, less the waits of the visits before.
+after its last gradient is the wait of that visit (next to nothing where nothing was exchanged), so each has a moment.
 
 Which parameter comes last is learned: for a few steps all that require a gradient have a hook, afterwards only those
 that came last in these steps. A step that ends otherwise, with another parameter or none, has no ready moment, for it
@@ -19,7 +18,6 @@ import weakref
 from time import monotonic_ns
 from typing import Any
 
-from sftriage.recorder.layout import DURATIONS, SEQ, UNKNOWN
 from sftriage.recorder.recording import Recording
 
 LastGradients = tuple[int, ...]
@@ -112,13 +110,12 @@ class GradientOrder:
 
 
 class _Visit:
-    """What hooks note of one visit to the sync stage: the stage's own time before it, and until its last gradient."""
+    """What hooks note of one visit to the sync stage: when its last gradient was ready, and which ones came last."""
 
-    __slots__ = ("before_ns", "last", "ready_ns", "seq")
+    __slots__ = ("last", "ready_ns")
 
-    def __init__(self, seq: int, before_ns: int) -> None:
-        self.seq = seq
-        self.before_ns = self.ready_ns = before_ns
+    def __init__(self) -> None:
+        self.ready_ns = 0
         self.last: LastGradients = ()
 
 
@@ -136,17 +133,17 @@ class GradientWatch:
     """
 
     def __init__(self, recording: Recording, model: Any) -> None:
-        schema = recording.info.schema
         self._recording = recording
-        self._at = DURATIONS + schema.stages.index(schema.sync_in_order[0])
-        self._outside_at = recording.outside[self._at]
+        self._name = recording.info.schema.sync_in_order[0]
+        self._stage = recording.stages[self._name]
+        self._entered_before = self._stage.entered
         self._model = weakref.ref(model)
         self._order = GradientOrder()
         self._handles: dict[int, Any] = {}
         self._frozen: list[tuple[weakref.ref[Any], str]] = []
         self._ever_hooked: set[int] = set()
         self._next_frozen = 0
-        # By the stage's outside time, which tells its visits apart.
+        # By how often the stage had been entered.
         self._visits: dict[int, _Visit] = {}
         self._error: Exception | None = None
         self.due = False
@@ -160,63 +157,46 @@ class GradientWatch:
         """The hook: a gradient has been accumulated.
 
         On CUDA this is called on autograd's device thread, while the step's own thread is inside ``backward()``; and
-        nothing keeps a job from calling ``backward()`` in any other thread. So it only leaves a note, with the number
-        of the step that it is about, and the step's own thread picks that up: a slot is never written from here. What
-        it reads may be off by one switch of stages in a job that does switch stages meanwhile; `collect` refuses what
-        cannot be.
+        nothing keeps a job from calling ``backward()`` in any other thread. So it only leaves a note, with the visit
+        that it is about, and the step's own thread picks that up: the log is never written from here.
         """
         try:
-            recording = self._recording
-            at, stack, words = self._at, recording.stack, recording.words
-            # Before all else: what follows is about this step, or it is thrown away.
-            seq = words[SEQ]
-            if not recording.owner:
+            stage = self._stage
+            entered = stage.entered
+            if entered == stage.left or not self._recording.log.owner:
                 return
-            ready_ns = words[at]
-            if stack[-1] == at:
-                ready_ns += monotonic_ns() - recording.since
-            elif at not in stack:
-                return
-            # Written whenever the stage is left, and time passes in between: it tells one visit from the next.
-            outside_ns = words[self._outside_at]
-            visit = self._visits.get(outside_ns)
-            if visit is None or visit.seq != seq:
-                self._visits[outside_ns] = visit = _Visit(seq, words[at] if outside_ns else 0)
+            ready_ns = monotonic_ns()
+            visit = self._visits.get(entered)
+            if visit is None:
+                self._visits[entered] = visit = _Visit()
             visit.ready_ns = ready_ns
             visit.last = (*visit.last[1 - KEPT :], id(parameter))
         except Exception as error:
             self._error = error
             self.due = True
 
-    def collect(self, incomplete: bool) -> int:
-        """The ready moment of the step that ends. Called by the step's thread, before the step is published.
+    def collect(self, incomplete: bool) -> list[int]:
+        """The ready moments of the step that ends, a visit each; none where they might be wrong ones.
 
-        The gradients of a step that was left half-way (``incomplete``) teach nothing.
+        Called by the step's thread, before the step is published. The gradients of a step that was left half-way
+        (``incomplete``) teach nothing.
         """
-        words = self._recording.words
         noted, self._visits = self._visits, {}
-        took_ns = words[self._at]
+        before, self._entered_before = self._entered_before, self._stage.entered
         # A step without backward, such as an evaluation, is no surprise.
-        if incomplete or not took_ns:
-            return UNKNOWN
-        seq = words[SEQ]
-        lasts: list[LastGradients] = []
-        until_ns = waited_ns = 0
+        if incomplete or self._stage.entered == before:
+            return []
         # Over a list, which is made in one go: a hook that is late may be adding to it.
-        for visit in list(noted.values()):
-            if visit.seq == seq:
-                if visit.before_ns and not lasts:
-                    lasts.append(NO_GRADIENT)
-                lasts.append(visit.last)
-                waited_ns += visit.before_ns - until_ns
-                until_ns = visit.ready_ns
+        visits = sorted((entered, visit) for entered, visit in list(noted.items()) if entered > before and visit.last)
+        lasts = [visit.last for _, visit in visits]
+        if visits and visits[0][0] > before + 1:
+            lasts.insert(0, NO_GRADIENT)
         order, thawed = self._order, self._thawed()
         learning = order.learning
         known = order.take(lasts, thawed)
         if order.learning != learning or thawed:
             self.due = True
-        plausible = 0 <= waited_ns <= until_ns <= took_ns
-        return until_ns - waited_ns if known and plausible else UNKNOWN
+        return [visit.ready_ns for _, visit in visits] if known else []
 
     def settle(self) -> None:
         """Put on and take off hooks as is wanted. Called by the step's thread between two steps."""
@@ -264,9 +244,8 @@ class GradientWatch:
         for key in [key for key in self._handles if key not in kept]:
             self._handles.pop(key).remove()
         if not kept:
-            stage = self._recording.info.schema.stages[self._at - DURATIONS]
             self._recording.say_once(
-                f"watch() has seen no gradient become ready in the first sync stage, {stage!r}:"
+                f"watch() has seen no gradient become ready in the first sync stage, {self._name!r}:"
                 " is backward() called there, and on this model?"
             )
 

@@ -1,31 +1,65 @@
-"""The byte layout that rings, step logs and mailboxes share, and who reads and writes headers.
+"""The byte layout of what a rank writes: its ring of moments; and the header that all files of a rank share.
 
-Every file starts with a header of 4096 bytes, so that what follows is page aligned::
+Numbers are 64-bit words in native byte order unless it says otherwise. Every file starts with a header::
 
     0     8   magic: what kind of file this is
-    8     4   byte-order mark 0x01020304, native order
+    8     4   byte-order mark 0x01020304
     12    4   format version
     16    4   length of the document in bytes
     20    4   CRC-32 of the document
-    24    n   document: UTF-8 JSON of everything that never changes (who writes, the stages, the number of slots)
-    3584  -   live words, 64-bit signed, native order; each kind of file says what its own words mean
+    24    n   document: UTF-8 JSON of everything that never changes (who writes, the stages, how much room there is)
+    3584  -   live words; each kind of file says what its own words mean
+    4096      what the file holds
 
-A recorded step is one slot of ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
+A ring (``rank-<rank>.<attempt>.ring``, version 3) is written by the trainer and read by anybody who may::
 
-    seq           1 for the first step that this writer published, and one more for each one after it
-    step          the job's own number of the step
-    start_ns      start, monotonic clock
-    between_ns    from the end of the previous step to this start
-    flags         1: the step was left half-way; 2: a heavy profiler touched it
-    kind          what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one
-    work          how much of it: tokens or samples, as the job counts them; 0 where nobody said
-    ready_ns      of the first sync stage's own time, until the last gradient was ready; -1 where that is not known
-    durations_ns  S words
-    outside_ns    G words, sync stages in the order of the step
-    crc           CRC-32 of all the bytes before it
+    header    live words, below
+    4096      additions: UTF-8 JSON, a line each, for what was not known at the start: {"stage": NAME, "sync": true or
+              false} is the next stage, {"cohort": TEXT} the cohort
+    8192      log: ``log_words`` words, in blocks of 512. The n-th word, from 0, is in word n % log_words
 
-Words are all of one width so that the writer can keep a slot in one ``array`` and publish it with one slice assignment.
-The CRC shows a torn slot whatever order the machine makes its stores visible in.
+    live word 0  claimed     words before this one may have been written, or are being written just now
+              1  opened      words before this one have been written, or are zero
+              2  misuse      calls the writer could make no sense of
+              3  closed      1 once the writer has taken its leave
+              4  on_device   1 once the trainer uses a device that its host does not wait for (CUDA); 2 where no
+                             device times come, or none any more
+              5  additions   bytes of the additions; stored after them
+              8  doorbell    written by whoever has put something into the rank's mailbox
+
+The first word of each block is BLOCK, with the number of steps that had ended before it: an index of steps. Every other
+word of the log is a moment: a code of 8 bits, and below it a value of 56. Of the codes up to 127, and BEGIN to NOTED,
+the value is a time: nanoseconds since the document's ``started_mono_ns``, monotonic clock, never before the last such
+time. Of the others it is what the table says::
+
+    2 s, 2 s + 1       stage s, counted from 1, is entered, is left; the last one, ``other``, is always number 63
+    128 + s            on the device: stage s runs from here on, in nanoseconds since the step began there
+    192  BEGIN         a step begins
+    193  END           it ends
+    194  LEFT          it ends, left half-way
+    195  NOTED         closes values that were said inside a step
+    199  BLOCK         begins a block
+    200  NUMBER        the job's own number of the step that begins next
+    201  KIND          what sort of step it is: UTF-8, 7 bytes each in 201, 202 and 203, the first ones lowest;
+    204  WORK          how much of it: tokens or samples, as the job counts them. What is said last counts
+    205  READY         (a time) the last gradient of a visit to the first sync stage was ready
+    206  CAPTURING     a heavy profiler touches the step
+    208  DEVICE_STEP   device times follow, of this step, counted as the index counts
+    209  DEVICE_NUMBER   the job's own number of it
+    210  DEVICE_START    (a time) when the host began it
+    211  DEVICE_FLAGS    1 where a heavy profiler touched it
+    212  DEVICE_BETWEEN  nanoseconds from the end of the step before, on the device; 0 where that is not known
+    213  DEVICE_READY    the last gradient was ready there: nanoseconds since the step began there
+    214  DEVICE_END      they are complete: nanoseconds since the step began there
+
+A step is its BEGIN, at the first level the stages that are entered and left in it, and its END or LEFT. Between the end
+of one and the BEGIN of the next lie values of the next one, and device times of earlier ones; after the last one, those
+that were still to come.
+
+To read on from the n-th word: load ``claimed`` and ``opened``; copy the words from n on, up to ``opened``; load
+``claimed`` again. What is before ``claimed - log_words`` has been overwritten, or may have been: begin again with the
+first block that has not, after the first step that ends in it. The first word that is zero is yet to be written; all
+before it are whole, in whatever order the machine makes stores visible. A step is there once its END is.
 """
 
 from __future__ import annotations
@@ -33,9 +67,8 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from zlib import crc32
 
@@ -47,32 +80,45 @@ WORD_BYTES = 8
 LIVE_AT = 3584
 """Byte offset of the live words: on cache lines of their own, away from what is only ever read."""
 
-VERSION = 2
+ADDITIONS_AT = HEADER_BYTES
+ADDITIONS_BYTES = 4096
+LOG_AT = ADDITIONS_AT + ADDITIONS_BYTES
+"""Byte offsets in a ring of moments."""
+
+CLAIMED, OPENED, MISUSE, CLOSED, ON_DEVICE, ADDITIONS = range(6)
+DOORBELL = 8
+
+TIMED, UNTIMED = 1, 2
+"""Of a rank that is on a device: its times there come, or do not."""
+"""Live words of a ring of moments."""
+
+CODE_AT = 56
+BLOCK_WORDS = 512
+"""What the writer claims at a time: a page. A steady step touches no other one of the log."""
+
+OTHER_STAGE = 63
+ON_STREAM = 128
+BEGIN, END, LEFT, NOTED = range(192, 196)
+BLOCK = 199
+NUMBER, KIND, KIND_2, KIND_3, WORK, READY, CAPTURING = range(200, 207)
+DEVICE_STEP, DEVICE_NUMBER, DEVICE_START, DEVICE_FLAGS, DEVICE_BETWEEN, DEVICE_READY, DEVICE_END = range(208, 215)
+
+KIND_BYTES_A_WORD = 7
+MAX_KIND_BYTES = 16
+MAX_VALUE = (1 << CODE_AT) - 1
+
 RING_MAGIC = b"SFTRING\n"
 LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
 SCHEDULING_MAGIC = b"SFTSCHED"
 
-MAGICS = {"ring": RING_MAGIC, "steps": LOG_MAGIC, "device": b"SFTDEVT\n", "device-steps": b"SFTDEVST"}
-"""Of the kinds of file that hold slots, by the ending of their names. ``device``: see `sftriage.recorder.device`."""
+DEVICE_LOG_MAGIC = b"SFTDEVST"
 
 MAX_SLOTS = 1 << 20
+MAX_LOG_WORDS = 1 << 30
 MAX_TEXT_BYTES = 255
 MAX_COUNT = 1 << 62
 """No process counts this far: a greater number in a file is damage, not data."""
-
-SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
-DURATIONS = 9
-"""Word of the slot at which the S durations begin."""
-
-INCOMPLETE = 1
-CAPTURING = 2
-
-UNKNOWN = -1
-"""``ready_ns`` of a step in which nobody saw the last gradient become ready."""
-
-MAX_KIND_BYTES = 16
-_KIND = struct.Struct("=2q")
 
 _PROLOGUE = struct.Struct("=8sIIII")
 _BYTE_ORDER_MARK = 0x01020304
@@ -82,18 +128,20 @@ _KINDS = {
     LOG_MAGIC: "step log",
     MAILBOX_MAGIC: "mailbox",
     SCHEDULING_MAGIC: "file of readings of a thread's scheduling",
-    MAGICS["device"]: "ring of device times",
-    MAGICS["device-steps"]: "log of device times",
+    DEVICE_LOG_MAGIC: "log of device times",
 }
+_VERSIONS = dict.fromkeys(_KINDS, (2,)) | {RING_MAGIC: (3, 2)}
+"""Format versions that are read, the one that is written first. A ring of version 2 holds slots, as step logs do."""
 
 
 @dataclass(frozen=True, slots=True)
 class RingInfo:
-    """Who writes a ring, and what its slots hold. Constant for the life of the file.
+    """Who writes a ring, and which stages a step has.
 
     ``started_mono_ns`` and ``started_wall_ns`` were read together: they place the host's monotonic clock in wall time.
     ``pid_start_ticks`` is when the kernel started ``pid`` (clock ticks since boot), so that a reused pid is not
-    mistaken for the writer.
+    mistaken for the writer. ``writer`` says which form of the recorder writes ("C", "Python"; "" where that is not
+    known), and ``locked`` that it holds a lock on the ring for as long as it lives.
 
     Raises:
         RingError: numbers that cannot be, or a text that is too long.
@@ -111,6 +159,8 @@ class RingInfo:
     started_wall_ns: int
     pid: int
     pid_start_ticks: int
+    writer: str = ""
+    locked: bool = False
 
     def __post_init__(self) -> None:
         """An info is also made from what a file says: check it wherever it is made."""
@@ -123,28 +173,27 @@ class RingInfo:
             raise RingError("rank, world size, attempt, clocks and pid have to be whole numbers from 0 on")
         if self.rank >= self.world_size:
             raise RingError(f"rank {self.rank} of a world of {self.world_size}")
-        for text in (self.job, self.host, self.cohort):
+        for text in (self.job, self.host, self.cohort, self.writer):
             if not isinstance(text, str) or bounded_text(text) != text:
-                raise RingError(f"job, host and cohort are printable text of at most {MAX_TEXT_BYTES} bytes")
-
-    @property
-    def slot_words(self) -> int:
-        """Words in one slot."""
-        return slot_words(self.schema)
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes in one slot."""
-        return self.slot_words * WORD_BYTES
+                raise RingError(f"job, host, cohort and writer are printable text of at most {MAX_TEXT_BYTES} bytes")
+        if type(self.locked) is not bool:
+            raise RingError("locked is true or false")
 
     def file_name(self, kind: str) -> str:
-        """The name of this rank's file of a kind: ``mailbox``, or one of `MAGICS`."""
+        """The name of this rank's file of a kind: ``ring``, ``mailbox``, ``steps``, ..."""
         return f"rank-{self.rank}.{self.attempt}.{kind}"
 
 
-def slot_words(schema: StageSchema) -> int:
-    """Words in one slot: nine fixed ones, S durations, G outside times, and the CRC."""
-    return DURATIONS + len(schema.stages) + len(schema.sync) + 1
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a file's header says: who writes it, and how much room there is.
+
+    ``slots`` is of a ring of version 2, ``log_words`` of one of moments; 0 otherwise.
+    """
+
+    info: RingInfo
+    slots: int = 0
+    log_words: int = 0
 
 
 def bounded_text(text: str) -> str:
@@ -153,24 +202,48 @@ def bounded_text(text: str) -> str:
     return printable.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
 
 
-def encode_header(magic: bytes, info: RingInfo, slots: int) -> bytes:
-    """A whole header with its live words at zero. A file that has no slots, or grows without bound, says 0 slots."""
-    document = {name: getattr(info, name) for name in RingInfo.__dataclass_fields__ if name != "schema"} | {
+def encode_header(magic: bytes, info: RingInfo, *, log_words: int = 0) -> bytes:
+    """A whole header with its live words at zero."""
+    document = {name: value for name in _FIELDS if (value := getattr(info, name)) or name not in _LATER} | {
         "stages": info.schema.stages,
         "sync": [info.schema.stages.index(name) for name in info.schema.sync],
-        "slots": slots,
     }
+    document |= {"log_words": log_words} if log_words else {"slots": 0}
     body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    prologue = _PROLOGUE.pack(magic, _BYTE_ORDER_MARK, VERSION, len(body), crc32(body))
-    head = prologue + body
+    head = _PROLOGUE.pack(magic, _BYTE_ORDER_MARK, _VERSIONS[magic][0], len(body), crc32(body)) + body
     # 32 stage names of 31 bytes and three bounded texts fit with room to spare; a format that grows must not overlap.
     if len(head) > LIVE_AT:
         raise RingError(f"the header's document of {len(body)} bytes does not fit")
     return head.ljust(HEADER_BYTES, b"\0")
 
 
-def decode_header(magic: bytes, header: bytes, name: str) -> tuple[RingInfo, int]:
-    """Check the first `HEADER_BYTES` of a file, or as many as it has: who writes it, and its number of slots.
+def encode_addition(addition: Mapping[str, object]) -> bytes:
+    """A line of a ring's additions."""
+    return json.dumps(addition, ensure_ascii=False, separators=(",", ":")).encode("utf-8") + b"\n"
+
+
+def with_additions(info: RingInfo, additions: bytes) -> RingInfo:
+    """An info with what was added to its ring later on.
+
+    Raises:
+        RingError: the additions make no sense.
+    """
+    try:
+        for line in additions.splitlines():
+            added = json.loads(line)
+            if "stage" in added:
+                stages, sync = info.schema.stages, info.schema.sync
+                grown = (*stages[:-1], added["stage"], stages[-1])
+                info = replace(info, schema=StageSchema(grown, (*sync, added["stage"]) if added["sync"] else sync))
+            elif "cohort" in added:
+                info = replace(info, cohort=added["cohort"])
+    except (ValueError, TypeError, KeyError, RecursionError, SftriageError) as error:
+        raise RingError(f"bad additions: {error}") from error
+    return info
+
+
+def decode_header(magic: bytes, header: bytes, name: str) -> Header:
+    """Check the first `HEADER_BYTES` of a file, or as many as it has.
 
     Raises:
         RingError: foreign, truncated, of another version or byte order, or damaged.
@@ -185,75 +258,40 @@ def decode_header(magic: bytes, header: bytes, name: str) -> tuple[RingInfo, int
         raise RingError(f"{name}: written in another byte order than this machine's ({sys.byteorder}-endian)")
     if mark != _BYTE_ORDER_MARK:
         raise RingError(f"{name}: bad header: byte-order mark {mark:#010x}")
-    if version != VERSION:
-        raise RingError(f"{name}: format version {version}; this sftriage reads version {VERSION}")
+    if version not in _VERSIONS[magic]:
+        read = " and ".join(map(str, sorted(_VERSIONS[magic])))
+        raise RingError(f"{name}: format version {version}; this sftriage reads version {read}")
     if length > LIVE_AT - _PROLOGUE.size:
         raise RingError(f"{name}: bad header: a document of {length} bytes")
     body = header[_PROLOGUE.size : _PROLOGUE.size + length]
     if crc32(body) != checksum:
         raise RingError(f"{name}: bad header: its checksum does not match")
     try:
-        return _decode_document(json.loads(body))
+        return _decode_document(json.loads(body), of_moments=magic == RING_MAGIC and version > 2)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, SftriageError) as error:
         raise RingError(f"{name}: bad header: {error}") from error
 
 
-def _decode_document(document: Mapping[str, Any]) -> tuple[RingInfo, int]:
+def _decode_document(document: Mapping[str, Any], *, of_moments: bool) -> Header:
     stages = tuple(document["stages"])
     schema = StageSchema(stages, tuple(stages[index] for index in document["sync"]))
-    slots = document["slots"]
-    if type(slots) is not int or not 0 <= slots <= MAX_SLOTS:
-        raise RingError(f"{slots!r} slots")
-    fields = {name: document[name] for name in RingInfo.__dataclass_fields__ if name != "schema"}
-    return RingInfo(schema=schema, **fields), slots
+    info = RingInfo(
+        schema=schema, **{name: document[name] for name in _FIELDS if name in document or name not in _LATER}
+    )
+    if not of_moments:
+        return Header(info, slots=_room(document["slots"], MAX_SLOTS))
+    log_words = _room(document["log_words"], MAX_LOG_WORDS)
+    if not log_words or log_words % BLOCK_WORDS:
+        raise RingError(f"a log of {log_words} words")
+    return Header(info, log_words=log_words)
 
 
-def outside_words(schema: StageSchema) -> dict[int, int]:
-    """Of each sync stage's word in a slot the word of its outside time, in the order of the step."""
-    first = DURATIONS + len(schema.stages)
-    return {DURATIONS + schema.stages.index(name): first + index for index, name in enumerate(schema.sync_in_order)}
+def _room(found: object, most: int) -> int:
+    if type(found) is not int or not 0 <= found <= most:
+        raise RingError(f"room for {found!r}")
+    return found
 
 
-def split_outside(words: array[int], outside: Mapping[int, int]) -> None:
-    """Take from each sync stage's outside time, counted from the step's start, what those before it have claimed."""
-    claimed = 0
-    for at in outside.values():
-        own = max(0, words[at] - claimed)
-        words[at] = own
-        claimed += own
-
-
-def kind_words(kind: str) -> tuple[int, int]:
-    """A kind as a slot holds it.
-
-    Raises:
-        RingError: it is not printable, or longer than `MAX_KIND_BYTES` bytes of UTF-8.
-    """
-    encoded = kind.encode("utf-8", "replace")
-    if len(encoded) > MAX_KIND_BYTES or not (kind.isprintable()):
-        raise RingError(f"kind {kind!r}: printable text of at most {MAX_KIND_BYTES} bytes")
-    first, rest = _KIND.unpack(encoded.ljust(MAX_KIND_BYTES, b"\0"))
-    return first, rest
-
-
-def kind_of(first: int, rest: int) -> str:
-    """The kind that two words of a slot hold; what is no text is shown as such, never an error."""
-    return bounded_text(_KIND.pack(first, rest).rstrip(b"\0").decode("utf-8", "replace"))
-
-
-class SlotCheck:
-    """Tells the slots that were written whole. What they say is for readers that may use numpy (`windows.decoding`)."""
-
-    def __init__(self, info: RingInfo) -> None:
-        self._words = struct.Struct(f"={info.slot_words}q")
-        self.slot_bytes = info.slot_bytes
-
-    def sequence(self, slot: bytes) -> int | None:
-        """The sequence number of one slot of ``slot_bytes`` bytes, or None if it is torn or damaged."""
-        words: tuple[int, ...] = self._words.unpack(slot)
-        if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
-            return None
-        # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
-        if min(words[BETWEEN], words[WORK], *words[DURATIONS:-1]) < 0 or words[READY] < UNKNOWN:
-            return None
-        return words[SEQ]
+_FIELDS = tuple(name for name in RingInfo.__dataclass_fields__ if name != "schema")
+_LATER = ("writer", "locked")
+"""Fields that files of earlier versions do not have: said only where there is something to say."""

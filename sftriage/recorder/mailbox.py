@@ -3,7 +3,8 @@
 ``rank-<rank>.<attempt>.mailbox`` is a header (see `layout`), 64 KiB for the request and 64 KiB for the result, both
 UTF-8 JSON. The live words of its header, each side's on a cache line of its own::
 
-     0  doorbell       goes up by one at each request and each cancellation: all that the trainer reads in a step
+     0  doorbell       goes up by one at each request and each cancellation; then the ring's doorbell is set to it,
+                       which is all that the trainer reads in a step
      1  request_seq    number of the latest request, from 1
      2  request_bytes  its length
      3  request_crc    its CRC-32
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -36,12 +38,14 @@ from typing import Any, Literal, TypeVar, get_args
 from zlib import crc32
 
 from sftriage.errors import CaptureError, RingError
-from sftriage.recorder.files import OpenFile, create_mapped
+from sftriage.recorder import files, layout
+from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import (
     HEADER_BYTES,
     LIVE_AT,
     MAILBOX_MAGIC,
     MAX_COUNT,
+    RING_MAGIC,
     WORD_BYTES,
     RingInfo,
     encode_header,
@@ -70,15 +74,20 @@ class Mailbox:
     Whoever holds the ring of a rank and attempt may replace a mailbox left over beside it.
 
     Attributes:
-        live: the header's live words; ``live[DOORBELL]`` changes when there is something to look at.
+        live: the header's live words.
 
     Raises:
         OSError: the directory is missing or full, or may not be written.
     """
 
     def __init__(self, directory: Path, info: RingInfo) -> None:
-        header = encode_header(MAILBOX_MAGIC, info, 0)
-        self._map = create_mapped(directory / info.file_name("mailbox"), header, SIZE_BYTES, clobber=True)
+        header = encode_header(MAILBOX_MAGIC, info)
+        path = directory / info.file_name("mailbox")
+        descriptor = files.create_whole(path, SIZE_BYTES, lambda _: header, clobber=True)
+        try:
+            self._map = mmap.mmap(descriptor, SIZE_BYTES)
+        finally:
+            os.close(descriptor)
         self._bytes = memoryview(self._map)
         self.live = self._bytes[LIVE_AT:HEADER_BYTES].cast("q")
         self._rank = info.rank
@@ -134,6 +143,8 @@ class Mailbox:
 
     def close(self) -> None:
         """Unmap; the file stays. A second call does nothing."""
+        if self._map.closed:
+            return
         self.live.release()
         self._bytes.release()
         self._map.close()
@@ -162,8 +173,9 @@ class MailboxClient(OpenFile):
     def __init__(self, path: Path | str) -> None:
         super().__init__(path, os.O_RDWR)
         self._polled = 0
+        self._bell: RingBell | None = None
         try:
-            self.info, _ = self._header(MAILBOX_MAGIC)
+            self.info = self._header(MAILBOX_MAGIC).info
             if (found := self._size_bytes()) != SIZE_BYTES:
                 raise RingError(f"{path}: truncated or foreign: {found} bytes of {SIZE_BYTES}")
         except BaseException:
@@ -181,6 +193,7 @@ class MailboxClient(OpenFile):
             raise CaptureError(f"a request for rank {request.rank} in the mailbox of rank {self.info.rank}")
         if len(body) > MAX_MESSAGE_BYTES:
             raise CaptureError(f"a request of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit")
+        bell = self._ring()
         with self._locked():
             live = self._live()
             if live[RESULT_SEQ] != live[REQUEST_SEQ]:
@@ -190,6 +203,7 @@ class MailboxClient(OpenFile):
             for word, value in ((REQUEST_BYTES, len(body)), (REQUEST_CRC, crc32(body)), (REQUEST_SEQ, seq)):
                 self._store(word, value)
             self._store(DOORBELL, live[DOORBELL] + 1)
+            bell.set(live[DOORBELL] + 1)
         return seq
 
     def cancel(self, capture_id: str) -> bool:
@@ -230,6 +244,7 @@ class MailboxClient(OpenFile):
 
     def _mark(self, word: int, capture_id: str) -> bool:
         """Put the number of the request under way into a word, if it is this one, and ring."""
+        bell = self._ring()
         with self._locked():
             live = self._live()
             if live[RESULT_SEQ] == live[REQUEST_SEQ]:
@@ -239,7 +254,14 @@ class MailboxClient(OpenFile):
                 return False
             self._store(word, live[REQUEST_SEQ])
             self._store(DOORBELL, live[DOORBELL] + 1)
+            bell.set(live[DOORBELL] + 1)
         return True
+
+    def close(self) -> None:
+        """Close the file. A second call does nothing."""
+        super().close()
+        if self._bell is not None:
+            self._bell.close()
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -273,6 +295,11 @@ class MailboxClient(OpenFile):
             raise RingError(f"{self.path}: a message is not a JSON object")
         return message
 
+    def _ring(self) -> RingBell:
+        if self._bell is None:
+            self._bell = RingBell(self.path.with_suffix(".ring"))
+        return self._bell
+
     def _store(self, word: int, value: int) -> None:
         self._write(LIVE_AT + word * WORD_BYTES, _WORD.pack(value))
 
@@ -282,6 +309,27 @@ class MailboxClient(OpenFile):
             raise RingError(f"{self.path}: truncated")
         try:
             os.pwrite(self._descriptor, data, offset)
+        except OSError as error:
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+
+
+class RingBell(OpenFile):
+    """The doorbell in the ring beside a mailbox.
+
+    Raises:
+        RingError: there is no ring, or it cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, os.O_RDWR)
+        # A trainer of the version before looks into the mailbox itself.
+        self._there = self._header(RING_MAGIC).log_words > 0
+
+    def set(self, count: int) -> None:
+        """Ring, for the so-manieth time."""
+        try:
+            if self._there:
+                os.pwrite(self._descriptor, _WORD.pack(count), LIVE_AT + layout.DOORBELL * WORD_BYTES)
         except OSError as error:
             raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
 

@@ -19,14 +19,11 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic_ns, time_ns
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import RingError, SchemaError, UsageError
-from sftriage.recorder.contexts import NotedStep, Step, stages_of
-from sftriage.recorder.device import DeviceTime
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.gradients import watch_model
 from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
@@ -34,7 +31,7 @@ from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
-from sftriage.recorder.ring import RingReader, RingWriter
+from sftriage.recorder.ring import claim
 from sftriage.records import StageSchema
 
 if TYPE_CHECKING:
@@ -48,7 +45,6 @@ COHORT_ENV = "SFTRIAGE_COHORT"
 DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
 
 DEFAULT_SLOTS = 4096
-_MAX_ATTEMPTS = 1000
 
 _ORDINARY = ""
 _NOT_SAID = 0
@@ -74,7 +70,7 @@ class Monitor:
         spool: directory for traces; by default ``SFTRIAGE_SPOOL``. Without one captures are refused.
         slots: steps that the ring holds before the oldest is overwritten.
         device_time: also record how long the GPU was at each stage, from when CUDA is in use (see
-            `sftriage.recorder.device`); by default where ``SFTRIAGE_DEVICE_TIME`` is 1.
+            `sftriage.recorder.device`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
 
     Raises:
         SchemaError: the stages make no sense.
@@ -106,20 +102,21 @@ class Monitor:
         info = _info(schema, given, {"job": job, "host": host, "cohort": cohort}, os.environ)
         directory = rings if rings is not None else os.environ.get(RINGS_ENV)
         self._recording: Recording | None = None
+        if device_time is None:
+            device_time = os.environ.get(DEVICE_ENV) != "0"
         if info is not None and directory:
-            self._recording = _open(Path(directory), info, slots, spool or os.environ.get(SPOOL_ENV))
-            if os.environ.get(DEVICE_ENV) == "1" if device_time is None else device_time:
-                _record_device(self._recording, Path(directory), slots)
-        self._stages: dict[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
+            spool = spool or os.environ.get(SPOOL_ENV)
+            traces = Path(spool).absolute() if spool else None
+            self._recording = _open(Path(directory), info, slots, traces, device_time)
+        self._stages: Mapping[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
         self._step: AbstractContextManager[None] = _NOTHING
         if self._recording is not None:
-            self._stages.update(stages_of(self._recording))
-            self._step = Step(self._recording, None)
+            self._stages, self._step = self._recording.stages, self._recording.step
             # Runs when the monitor is dropped and at exit; the recording does not keep the monitor alive.
             weakref.finalize(self, self._recording.close)
 
     def step(
-        self, number: int | None = None, *, kind: str = _ORDINARY, work: int = _NOT_SAID
+        self, number: int | None = None, kind: str = _ORDINARY, work: int = _NOT_SAID
     ) -> AbstractContextManager[None]:
         """One training step, as a context manager.
 
@@ -130,12 +127,16 @@ class Monitor:
                 a kind are compared with one another. Printable text of at most 16 bytes.
             work: how much there is to do in it, in tokens or samples. `note` says either later on.
         """
-        recording = self._recording
         # By identity: it costs nothing, and no object given by mistake (a CUDA tensor!) is asked anything.
-        ordinary = kind is _ORDINARY and work is _NOT_SAID
-        if recording is None or (ordinary and number is None):
+        if number is None and kind is _ORDINARY and work is _NOT_SAID:
             return self._step
-        return Step(recording, number) if ordinary else NotedStep(recording, number, kind, work)
+        return self._given(number, kind, work)
+
+    def _given(self, number: int | None, kind: str, work: int) -> AbstractContextManager[None]:
+        if self._recording is None:
+            return _NOTHING
+        ordinary = kind is _ORDINARY and work is _NOT_SAID
+        return _GivenStep(self._recording, number, None if ordinary else (kind, work))
 
     def note(self, kind: str | None = None, work: int | None = None) -> None:
         """Say of the step that is open what sort it is, and how much: often that is known only once the batch is there.
@@ -147,10 +148,7 @@ class Monitor:
             work: see `step`; None leaves it as it is.
         """
         if self._recording is not None:
-            try:
-                self._recording.note(kind, work)
-            except Exception as error:
-                self._recording.fail(error)
+            self._recording.note(kind, work)
 
     def watch(self, model: torch.nn.Module) -> None:
         """Also record when each step's last gradient is ready on this rank, before it waits for any other.
@@ -187,6 +185,23 @@ class Monitor:
                 self._recording.misused("there is no such stage", name)
             return _NOTHING
 
+    def declare(self, stage: str, *, sync: bool = False) -> None:
+        """Add a stage that was not known when the monitor was made: the last one, before ``other``.
+
+        One that is there already stays as it is. What cannot be declared (32 stages are recorded) counts as misuse.
+
+        Args:
+            stage: its name.
+            sync: whether it ends in a blocking exchange between the ranks.
+        """
+        if self._recording is not None:
+            self._recording.declare(stage, sync)
+
+    def join(self, cohort: str) -> None:
+        """Say to which cohort the rank belongs, where that was not known when the monitor was made."""
+        if self._recording is not None:
+            self._recording.join(cohort)
+
     @property
     def info(self) -> RingInfo | None:
         """Who this monitor records as, or None if it is inert."""
@@ -209,53 +224,38 @@ class Monitor:
         self.close()
 
 
-def _open(directory: Path, info: RingInfo, slots: int, spool: str | os.PathLike[str] | None) -> Recording | None:
+class _GivenStep:
+    """A step whose number, or kind and work, are given as it begins; apart, for most steps are given none."""
+
+    __slots__ = ("_noted", "_number", "_recording")
+
+    def __init__(self, recording: Recording, number: int | None, noted: tuple[object, object] | None) -> None:
+        self._recording, self._number, self._noted = recording, number, noted
+
+    def __enter__(self) -> None:
+        self._recording.begin(self._number)
+        if self._noted is not None:
+            self._recording.note(*self._noted)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._recording.end(kind is not None)
+
+
+def _open(directory: Path, info: RingInfo, slots: int, spool: Path | None, device_time: bool) -> Recording | None:
     """The recording of this rank, or None, with a warning, where the environment does not allow one."""
     try:
-        ring = _claim(directory, info, slots)
+        ring = claim(directory, info, slots)
+        try:
+            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, spool)
+            return Recording(ring, hook, device_time=device_time)
+        except BaseException:
+            # Nobody is to wait for a rank that does not record.
+            ring.path.unlink(missing_ok=True)
+            ring.close()
+            raise
     except (OSError, RingError) as error:
         warn("not recording rank %d: %s", info.rank, error)
         return None
-    try:
-        mailbox = Mailbox(directory, ring.info)
-    except OSError as error:
-        ring.close()
-        warn("not recording rank %d: %s", info.rank, error)
-        return None
-    return Recording(ring, CaptureExecutor(mailbox, ring.info, Path(spool).absolute() if spool else None))
-
-
-def _record_device(recording: Recording | None, directory: Path, slots: int) -> None:
-    """Have device time recorded beside the host's, once CUDA is in use."""
-    if recording is not None:
-        recording.device = DeviceTime(recording.info, directory, slots)
-
-
-def _claim(directory: Path, info: RingInfo, slots: int) -> RingWriter:
-    """Create this rank's ring under the first attempt that is free, from the job's own on.
-
-    Raises:
-        RingError: a monitor that is running holds this rank.
-        OSError: the directory is missing or full, or may not be written.
-    """
-    for attempt in range(info.attempt, info.attempt + _MAX_ATTEMPTS):
-        claimed = replace(info, attempt=attempt)
-        try:
-            return RingWriter(directory, claimed, slots)
-        except FileExistsError:
-            if _held(directory / claimed.file_name("ring")):
-                raise RingError(f"another monitor holds rank {info.rank}") from None
-    raise RingError(f"{directory} holds {_MAX_ATTEMPTS} rings of rank {info.rank}: remove the old ones")
-
-
-def _held(path: Path) -> bool:
-    """Whether a running monitor writes this ring; a file that cannot be read as one is in nobody's hands."""
-    try:
-        with RingReader(path) as ring:
-            status = ring.status()
-    except RingError:
-        return False
-    return bool(status.alive) and not status.closed
 
 
 def _info(
@@ -276,7 +276,7 @@ def _info(
         if text is not None and not isinstance(text, str):
             raise UsageError(f"{name} {text!r}: a text")
     try:
-        found = {
+        found: dict[str, Any] = {
             name: _number(environment, variable, default) if given is None else given
             for (name, given), (variable, default) in zip(
                 {**numbers, "attempt": None}.items(),

@@ -64,13 +64,9 @@ class CaptureExecutor:
     """Carries out the requests of one mailbox, driven by a recording. None of its public methods raises.
 
     It closes the mailbox. Without a ``spool``, the directory for traces, every request for one is refused.
-
-    Attributes:
-        doorbell: words of which the first changes when `before_step` has something to do.
     """
 
     def __init__(self, mailbox: Mailbox, info: RingInfo, spool: Path | None, guard: ProfilerGuard = GUARD) -> None:
-        self.doorbell = mailbox.live
         self._mailbox = mailbox
         self._info = info
         self._spool = spool

@@ -1,15 +1,8 @@
-"""The recorder's clockwork: which stage the training thread is in, and since when.
+"""One rank's recording: all that is not as usual at a boundary, and what else is to be done at the ends of a step.
 
-A recording is always in exactly one stage; outside the named ones it is in ``other``. Every switch adds what has passed
-to the stage that is left, so that a step's stages sum to the step exactly, by construction. Stages may nest: time is
-*self* time, the outer stage's clock stands while an inner one runs.
-
-What a steady step costs is what this module does, so its hot paths (`contexts.Stage`, `Recording.begin` and
-`Recording.end`) make no system call, allocate nothing that lasts, and test one word, ``gate``, for everything that is
-not as usual: no step open, another thread, a forked child, a recorder that is closed, a capture that wants annotations.
-
-The clock is ``time.monotonic_ns``: CLOCK_MONOTONIC on Linux (as ``perf_counter_ns`` is there), one for all processes of
-a host, and read without a system call.
+A steady step is written by the log alone (see `moments`): no system call, nothing allocated that lasts. It comes here
+when a doorbell has rung, where a capture, the last gradient or a device's time is watched, and for whatever makes no
+sense: another thread than the step's, a step within a step.
 """
 
 from __future__ import annotations
@@ -17,127 +10,85 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from array import array
+from dataclasses import replace
 from numbers import Integral
 from threading import get_ident
-from time import monotonic_ns
 from typing import TYPE_CHECKING
-from zlib import crc32
 
-from sftriage.errors import RingError
+from sftriage.errors import RingError, SchemaError
 from sftriage.recorder.device import CUDA_START_STEPS, DeviceTime, cuda_in_use
+from sftriage.recorder.files import forget_locks
 from sftriage.recorder.layout import (
-    BETWEEN,
     CAPTURING,
-    DURATIONS,
-    FLAGS,
-    INCOMPLETE,
+    CLOSED,
+    END,
     KIND,
-    KIND_REST,
-    MAX_COUNT,
+    KIND_BYTES_A_WORD,
+    LEFT,
     MAX_KIND_BYTES,
+    MAX_VALUE,
+    MISUSE,
+    NOTED,
+    ON_DEVICE,
+    OTHER_STAGE,
     READY,
-    SEQ,
-    START,
-    STEP,
-    UNKNOWN,
+    TIMED,
+    UNTIMED,
     WORK,
-    kind_words,
-    outside_words,
-    split_outside,
+    bounded_text,
 )
 from sftriage.recorder.log import warn
+from sftriage.recorder.moments import NEVER
 from sftriage.recorder.profiling import CaptureExecutor
-from sftriage.recorder.ring import (
-    CURRENT_STAGE,
-    CURRENT_STEP,
-    MISUSE,
-    NO_STAGE,
-    ON_DEVICE,
-    SINCE,
-    SPECIAL_STEP,
-    STEP_SINCE,
-    RingWriter,
-)
+from sftriage.recorder.ring import RingFile
+from sftriage.records import OTHER, StageSchema
 
 if TYPE_CHECKING:
-    from sftriage.recorder.gradients import GradientWatch
+    from collections.abc import Iterable
 
-_NEVER = -1
-"""No doorbell rings so often: the executor is asked at the next step in any case."""
+    from sftriage.recorder.gradients import GradientWatch
+    from sftriage.recorder.moments import Stage
 
 _CACHED_KINDS = 64
 """Encoded kinds that are remembered. A job has a handful; one that makes them up goes without."""
 
 
 class Recording:
-    """One rank's steps as they happen. What its methods raise, its context managers turn into `fail`.
+    """One rank's steps as they happen. None of its methods raises into training.
 
     It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set, its
     ``watch`` for the last gradient and its ``device``, which records device time.
+
+    Attributes:
+        info: who is recorded. Stages that come later are in it too.
+        log: what writes.
+        step: the context manager of the next step.
+        stages: those of the stages, by name.
+        off: nothing is recorded any more.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_blank",
-        "_body",
-        "_cuda_steps_left",
-        "_doorbell",
-        "_ended",
-        "_flags",
-        "_hook",
-        "_kinds",
-        "_ring",
-        "_rings_handled",
-        "_rings_seen",
-        "_seen",
-        "_slot",
-        "_tail",
-        "device",
-        "gate",
-        "info",
-        "live",
-        "off",
-        "other",
-        "outside",
-        "owner",
-        "since",
-        "stack",
-        "watch",
-        "words",
-    )
-
-    def __init__(self, ring: RingWriter, hook: CaptureExecutor) -> None:
+    def __init__(self, ring: RingFile, hook: CaptureExecutor, *, device_time: bool = True) -> None:
         self.info = ring.info
+        self.off = False
         self._ring = ring
         self._hook = hook
-        self._doorbell = hook.doorbell
-        self.live = ring.live
-        self.words = array("q", bytes(ring.info.slot_bytes))
-        self.words[STEP] = -1
-        self.words[READY] = UNKNOWN
-        self._slot = memoryview(self.words)
-        self._body = self._slot[:-1]
-        # All that a new step starts without: kind, work, ready moment, durations and outside times.
-        self._tail = self._slot[KIND:-1]
-        self._blank = array("q", self._tail)
-        self.other = DURATIONS + len(ring.info.schema.stages) - 1
-        self.outside = outside_words(ring.info.schema)
-        # The words of the open stages, outermost first; the last one is running.
-        self.stack = [self.other]
-        self.since = 0
-        self.gate = 0
-        self.owner = 0
-        self.off = False
-        self._flags = 0
-        self._ended = 0
-        # Rings of the doorbell that the executor has handled; while `_rings_seen` is not the doorbell, `begin` asks it.
-        self._rings_handled = self._rings_seen = _NEVER
+        self.log = ring.open_log(self)
+        self.step = ring.form.step(self.log)
+        self.stages: dict[str, Stage] = {}
+        self._take_up(self.info.schema.stages[:-1])
+        self.stages[OTHER] = ring.form.stage(self.log, OTHER_STAGE)
+        self._capturing = False
+        # Rings of the doorbell that the executor has handled.
+        self._rings_handled = NEVER
+        self._device_time = device_time
+        self._misuse = 0
         # Steps at whose beginning it is still to be seen whether CUDA is in use; no later step pays for the question.
         self._cuda_steps_left = CUDA_START_STEPS
+        # The stages that are open, outermost first: followed only while somebody listens.
+        self._open: list[int] = []
         self._seen: set[str] = set()
-        self._kinds: dict[str, tuple[int, int]] = {}
-        self.watch: GradientWatch | None = None
+        self._kinds: dict[str, tuple[tuple[int, int], ...]] = {}
+        self._watch: GradientWatch | None = None
         self.device: DeviceTime | None = None
         _recordings.add(self)
 
@@ -145,103 +96,116 @@ class Recording:
         """Start a step on this thread; one that is still open here is published as incomplete."""
         if self.off:
             return
-        me = get_ident()
-        if self.owner:
-            if me != self.owner:
-                self.misused("a step was begun in one thread while another thread's step was open")
-                return
-            self.misused("a step was begun while one was open; the open one is recorded as incomplete")
-            self._publish(INCOMPLETE)
-        words = self.words
-        number = words[STEP] + 1 if number is None else self._checked(number)
-        if self._doorbell[0] != self._rings_seen:
-            self._consult(number)
-        now = monotonic_ns()
-        words[STEP] = number
-        words[START] = now
-        words[BETWEEN] = now - self._ended if self._ended else 0
-        self.since = now
-        live = self.live
-        live[CURRENT_STEP] = number
-        live[STEP_SINCE] = now
-        live[SINCE] = now
-        live[CURRENT_STAGE] = self.other - DURATIONS
-        self.owner = me
-        self.gate = 0 if self._flags and self._hook.annotating else me
-        if self.device is not None:
-            self.device.begin(number, now)
+        try:
+            log = self.log
+            if log.owner:
+                if get_ident() != log.owner:
+                    self.misused("a step was begun in one thread while another thread's step was open")
+                    return
+                self.misused("a step was begun while one was open; the open one is recorded as incomplete")
+                self._end(LEFT)
+            number = log.number + 1 if number is None else self._checked(number)
+            if log.doorbell != log.seen:
+                self._consult(number)
+            begun_ns = log.begin(number)
+            if self._capturing:
+                log.put(CAPTURING, 1)
+            if self.device is not None:
+                self.device.begin(number, begun_ns)
+        except Exception as error:
+            self.fail(error)
 
     def end(self, incomplete: bool) -> None:
         """End the step of this thread and publish it. Without one open here: ignored, and counted as misuse."""
         if self.off:
             return
-        if get_ident() != self.owner:
-            self.misused("a step was ended that is not open in this thread")
-            return
-        self._publish(INCOMPLETE if incomplete else 0)
+        try:
+            if get_ident() != self.log.owner:
+                self.misused("a step was ended that is not open in this thread")
+            else:
+                self._end(LEFT if incomplete else END)
+        except Exception as error:
+            self.fail(error)
 
     def note(self, kind: object, work: object) -> None:
         """Say of the step open in this thread what sort it is, and how much; None leaves what was said before."""
         if self.off:
             return
-        if get_ident() != self.owner:
-            self.misused("a kind or work was given outside a step, or in another thread than the step's")
+        try:
+            if get_ident() != self.log.owner:
+                self.misused("a kind or work was given outside a step, or in another thread than the step's")
+                return
+            words = self._kind_words(kind) + self._work_words(work)
+            for code, value in words:
+                self.log.put(code, value)
+            if words:
+                self.log.note(NOTED)
+        except Exception as error:
+            self.fail(error)
+
+    def stray(self, code: int) -> None:
+        """A stage outside a step, or in another thread than the step's, is ignored and counted as misuse.
+
+        Outside a step its time is part of what is between the steps.
+        """
+        if self.off:
             return
-        words = self.words
-        if kind is not None:
-            try:
-                words[KIND], words[KIND_REST] = self._encoded(kind)
-                self.live[SPECIAL_STEP] = words[STEP] if words[KIND] else -1
-            except (TypeError, RingError):
-                self.misused(f"a step's kind has to be printable text of at most {MAX_KIND_BYTES} bytes", kind)
-        if work is not None:
-            # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
-            if isinstance(work, Integral) and 0 <= int(work) < MAX_COUNT:
-                words[WORK] = int(work)
+        try:
+            if code & 1:
+                self.misused("a stage was left that is not open in this thread's step")
             else:
-                self.misused("a step's work has to be a whole number from 0 on", work)
+                self.misused("a stage was entered outside a step, or in another thread than the step's")
+        except Exception as error:
+            self.fail(error)
 
-    def enter_slowly(self, at: int) -> None:
-        """`Stage.__enter__` where the gate is shut.
+    def declare(self, stage: object, sync: bool) -> None:
+        """Another stage, the last one before ``other``; one that is there already stays as it is."""
+        if self.off or stage in self.stages:
+            return
+        try:
+            if not isinstance(stage, str):
+                raise SchemaError("a stage's name is a text")
+            schema = self.info.schema
+            grown = StageSchema((*schema.stages[:-1], stage, OTHER), (*schema.sync, stage) if sync else schema.sync)
+            self._ring.add(self.log, stage=stage, sync=sync)
+            self.info = replace(self.info, schema=grown)
+            self._take_up([stage])
+        except (SchemaError, RingError) as error:
+            self.misused(f"a stage cannot be declared: {error}", stage)
+        except Exception as error:
+            self.fail(error)
 
-        Outside a step, or in another thread than the step's, a stage is ignored and counted as misuse: outside a step
-        its time is part of the next step's ``between_ns``.
-        """
+    def join(self, cohort: object) -> None:
+        """The rank is of this cohort from now on, and was before."""
         if self.off:
             return
-        if get_ident() != self.owner:
-            self.misused("a stage was entered outside a step, or in another thread than the step's")
-            return
-        self._charge()
-        self.stack.append(at)
-        self._switched()
+        try:
+            if not isinstance(cohort, str) or bounded_text(cohort) != cohort:
+                self.misused("a cohort is a short printable text", cohort)
+            elif cohort != self.info.cohort:
+                self._ring.add(self.log, cohort=cohort)
+                self.info = replace(self.info, cohort=cohort)
+        except RingError as error:
+            self.misused(f"a cohort cannot be declared: {error}", cohort)
+        except Exception as error:
+            self.fail(error)
 
-    def leave_slowly(self, at: int) -> None:
-        """`Stage.__exit__` where the gate is shut or another stage is running.
+    @property
+    def watch(self) -> GradientWatch | None:
+        """What watches for the last gradient."""
+        return self._watch
 
-        A stage that is not open is ignored and counted as misuse. One that is open further out closes the stages that
-        were entered after it too, and that counts as misuse as well.
-        """
-        if self.off:
-            return
-        if get_ident() != self.owner or at not in self.stack[1:]:
-            self.misused("a stage was left that is not open in this thread's step")
-            return
-        if self.stack[-1] != at:
-            self.misused("a stage was left before the stages entered after it")
-        self._charge()
-        left = 0
-        while left != at:
-            left = self.stack.pop()
-            if left in self.outside and left not in self.stack:
-                self.words[self.outside[left]] = self.words[self.other]
-        self._switched()
+    @watch.setter
+    def watch(self, watch: GradientWatch | None) -> None:
+        self._watch = watch
+        self._attend()
 
     def misused(self, what: str, example: object = None) -> None:
         """Count a call that makes no sense, and warn of each sort once, showing the first ``example`` of it."""
         if self.off:
             return
-        self.live[MISUSE] += 1
+        self._misuse += 1
+        self.log.set_live(MISUSE, self._misuse)
         if example is None:
             self.say_once(what, "%s (more of this sort is only counted)", what)
         else:
@@ -267,16 +231,18 @@ class Recording:
         if self.off:
             return
         self.off = True
-        self.gate = self.owner = 0
+        self.log.owner = 0
         try:
             # The hook first: as long as the ring is open, whoever waits for a result knows that one may come.
             try:
-                if self.watch is not None:
-                    self.watch.close()
+                if self._watch is not None:
+                    self._watch.close()
                 if self.device is not None:
                     self.device.close()
                 self._hook.close(wait)
             finally:
+                self.log.set_live(CLOSED, 1)
+                self.log.close()
                 self._ring.close()
         except Exception as error:
             warn("the recorder could not close: %r", error)
@@ -286,95 +252,123 @@ class Recording:
         if self.off:
             return
         self.off = True
-        self.gate = self.owner = 0
         self._hook.abandon()
-        if self.device is not None:
-            self.device.abandon()
-        self._ring.abandon()
+        self.log.close()
+        self._ring.close()
+
+    def _take_up(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.stages[name] = self._ring.form.stage(self.log, self.info.schema.stages.index(name) + 1)
 
     def _checked(self, number: int) -> int:
         """A step number as given, or the next one if it is no such thing."""
         try:
-            if 0 <= operator.index(number) < MAX_COUNT:
+            if 0 <= operator.index(number) <= MAX_VALUE:
                 return operator.index(number)
         except TypeError:
             pass
         self.misused("a step's number has to be a whole number from 0 on", number)
-        return self.words[STEP] + 1
+        return self.log.number + 1
 
-    def _encoded(self, kind: object) -> tuple[int, int]:
-        """`kind_words`, remembered. Raises TypeError for what is no text."""
-        if not isinstance(kind, str):
-            raise TypeError
-        found = self._kinds.get(kind)
-        if found is None:
-            found = kind_words(kind)
-            if len(self._kinds) < _CACHED_KINDS:
-                self._kinds[kind] = found
+    def _kind_words(self, kind: object) -> tuple[tuple[int, int], ...]:
+        if kind is None:
+            return ()
+        found = self._kinds.get(kind) if isinstance(kind, str) else None
+        if found is not None:
+            return found
+        encoded = kind.encode("utf-8", "replace") if isinstance(kind, str) else b""
+        if not isinstance(kind, str) or not kind.isprintable() or len(encoded) > MAX_KIND_BYTES:
+            self.misused(f"a step's kind has to be printable text of at most {MAX_KIND_BYTES} bytes", kind)
+            return ()
+        parts = (encoded[at : at + KIND_BYTES_A_WORD] for at in range(0, MAX_KIND_BYTES, KIND_BYTES_A_WORD))
+        found = tuple((code, int.from_bytes(part, "little")) for code, part in enumerate(parts, KIND))
+        if len(self._kinds) < _CACHED_KINDS:
+            self._kinds[kind] = found
         return found
+
+    def _work_words(self, work: object) -> tuple[tuple[int, int], ...]:
+        if work is None:
+            return ()
+        # Not by operator.index(): a CUDA tensor would answer, after a wait for the device.
+        if isinstance(work, Integral) and 0 <= int(work) <= MAX_VALUE:
+            return ((WORK, int(work)),)
+        self.misused("a step's work has to be a whole number from 0 on", work)
+        return ()
 
     def _consult(self, number: int) -> None:
         # Both before the hook looks: what rings meanwhile is seen at the next step, and a hook that was busy
         # did not listen, though it may be done by now.
-        rings, busy = self._doorbell[0], self._hook.busy
+        rings, busy = self.log.doorbell, self._hook.busy
         if rings != self._rings_handled:
-            self._flags = CAPTURING if self._hook.before_step(number) else 0
-            self._rings_handled = _NEVER if busy or self._hook.busy else rings
+            self._capturing = self._hook.before_step(number)
+            self._rings_handled = NEVER if busy or self._hook.busy else rings
         if self._cuda_steps_left:
-            used = cuda_in_use()
-            self.live[ON_DEVICE] = int(used)
-            self._cuda_steps_left = 0 if used else self._cuda_steps_left - 1
-        self._rings_seen = _NEVER if self._cuda_steps_left else self._rings_handled
+            self._look_for_cuda()
+        attentive = self._cuda_steps_left or self.device is not None
+        self.log.seen = NEVER if attentive else self._rings_handled
+        self._attend()
 
-    def _charge(self) -> None:
-        now = monotonic_ns()
-        self.words[self.stack[-1]] += now - self.since
-        self.since = now
+    def _look_for_cuda(self) -> None:
+        self._cuda_steps_left -= 1
+        if cuda_in_use():
+            self._cuda_steps_left = 0
+            self.log.set_live(ON_DEVICE, TIMED if self._device_time else UNTIMED)
+            if self._device_time:
+                self.device = DeviceTime(self.log)
 
-    def _switched(self) -> None:
-        self.live[SINCE] = self.since
-        self.live[CURRENT_STAGE] = self.stack[-1] - DURATIONS
-        if self._hook.annotating:
-            self._hook.follow([self.info.schema.stages[at - DURATIONS] for at in self.stack[1:]])
+    def _attend(self) -> None:
+        """Have the log ask at the end of a step, and tell of each boundary, while somebody wants that."""
+        listening = self.device is not None or (self._capturing and self._hook.annotating)
+        if listening and self.log.listener is None:
+            self._open.clear()
+        self.log.listener = self._follow if listening else None
+        self.log.ends_slowly = self._capturing or self.device is not None or self._watch is not None
 
-    def _publish(self, incomplete: int) -> None:
-        now = monotonic_ns()
-        words = self.words
-        words[self.stack[-1]] += now - self.since
-        self.gate = self.owner = 0
-        self._ended = now
-        device = self.device
+    def _follow(self, code: int) -> None:
+        """A stage was entered or left, and somebody wants to know in which one the rank is now."""
+        try:
+            at = code & ~1
+            if at == code:
+                self._open.append(at)
+            elif at in self._open:
+                while self._open.pop() != at:
+                    pass
+            if self._capturing and self._hook.annotating:
+                self._hook.follow([self._name(one) for one in self._open])
+            if self.device is not None:
+                self.device.mark(self._open[-1] >> 1 if self._open else OTHER_STAGE)
+        except Exception as error:
+            self.fail(error)
+
+    def _name(self, entering: int) -> str:
+        number = entering >> 1
+        return OTHER if number == OTHER_STAGE else self.info.schema.stages[number - 1]
+
+    def _end(self, code: int) -> None:
+        log, watch, device = self.log, self._watch, self.device
         if device is not None:
-            device.end(words[SEQ], self._flags > 0, incomplete > 0)
-        if len(self.stack) > 1:
-            del self.stack[1:]
-        if len(self.outside) > 1:
-            split_outside(words, self.outside)
-        watch = self.watch
+            device.end(self._capturing, code == LEFT)
         if watch is not None:
-            words[READY] = watch.collect(incomplete > 0)
-        words[FLAGS] = self._flags | incomplete
-        words[SEQ] += 1
-        words[-1] = crc32(self._body)
-        self._ring.publish(words)
-        live = self.live
-        live[SINCE] = now
-        live[CURRENT_STAGE] = NO_STAGE
-        self._tail[:] = self._blank
+            for ready_ns in watch.collect(code == LEFT):
+                log.put(READY, max(0, ready_ns - self.info.started_mono_ns))
+        log.end(code)
+        self._open.clear()
         if watch is not None and watch.due:
             watch.settle()
         if device is not None:
             device.settle()
-        if self._flags:
-            self._flags = 0
+        if self._capturing:
+            self._capturing = False
             if self._hook.stepping:
                 self._hook.after_step()
+            self._attend()
 
 
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
 
 
 def _abandon_all() -> None:
+    forget_locks()
     for recording in list(_recordings):
         recording.abandon()
 

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Literal
 
 from sftriage.errors import InputError, RingError, UsageError
-from sftriage.recorder import RingReader, find_rings
+from sftriage.recorder import find_rings
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.files import regular
 from sftriage.windows.logs import LOG_NAME, LogReader
+from sftriage.windows.rings import open_ring
 
 _LAUNCHER = "launcher"
 _MAX_NOTE_BYTES = 64
@@ -68,9 +69,9 @@ def running_ranks(run: RunDirectory) -> list[RingInfo]:
 def _written(rings: Path) -> Iterator[RingInfo]:
     """The rings that a trainer still writes into."""
     for path in find_rings(rings):
-        with contextlib.suppress(RingError), RingReader(path) as reader:
-            if reader.writer_alive:
-                yield reader.info
+        with contextlib.suppress(RingError), open_ring(path) as ring:
+            if ring.writer_alive:
+                yield ring.info
 
 
 def _short_note(path: Path) -> str:

@@ -16,13 +16,14 @@ import numpy as np
 from sftriage.errors import InputError, RingError
 from sftriage.policy.loading import load
 from sftriage.policy.schema import Detection
-from sftriage.recorder import RingInfo, RingReader, find_rings
+from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
-from sftriage.windows.decoding import StepArrays, decode, together
+from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.logs import KIND, LOG_KIND, LogReader
+from sftriage.windows.logs import LOG_KIND, LogReader
 from sftriage.windows.npz import load_npz
+from sftriage.windows.rings import open_ring
 from sftriage.windows.scheduling import kept_readings
 
 _MIN_STEPS_AT_A_TIME = 32
@@ -34,7 +35,7 @@ _MAX_STEPS_AT_A_TIME = 4096
 class RankSteps:
     """Where one rank's steps are: in its log, and in its ring what an agent that was killed had not taken yet.
 
-    ``of_device``: these are the log and the ring of device times.
+    ``of_device``: these are device times.
     """
 
     info: RingInfo
@@ -58,8 +59,9 @@ class RankSteps:
         # Of a job that has ended since the run was looked at, the log has everything.
         if self.ring is None or not self.ring.exists():
             return
-        with RingReader(self.ring, kind=KIND if self.of_device else "ring") as ring:
-            steps = decode([(self.info.rank, ring.read().raw)], self.info.schema)
+        with open_ring(self.ring) as ring:
+            batch = ring.read()
+        steps = batch.device if self.of_device else batch.steps
         if last is not None:
             steps = steps[steps.step_B > last]
         for at in range(0, len(steps), at_a_time):
@@ -133,18 +135,17 @@ def _load_run(path: Path) -> RecordedRun:
     host: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
-        for of_device, into in ((False, host), (True, device)):
-            ring_kind, log_kind = (KIND, LOG_KIND) if of_device else ("ring", "steps")
+        for log_kind, into in (("steps", host), (LOG_KIND, device)):
             for log in sorted(run.steps.glob(f"rank-*.{log_kind}")):
                 info = LogReader(log, kind=log_kind).info
-                into[info.attempt][info.rank] = RankSteps(info, log=log, of_device=of_device)
-            for ring in find_rings(directory, ring_kind) if directory.is_dir() else ():
-                with RingReader(ring, kind=ring_kind) as reader:
-                    info, on_device = reader.info, reader.status() and reader.on_device
-                known = into[info.attempt].get(info.rank, RankSteps(info, of_device=of_device))
-                into[info.attempt][info.rank] = replace(known, ring=ring)
-                if on_device:
-                    device[info.attempt].setdefault(info.rank, RankSteps(info, of_device=True))
+                into[info.attempt][info.rank] = RankSteps(info, log=log, of_device=into is device)
+        for path in find_rings(directory) if directory.is_dir() else ():
+            with open_ring(path) as ring:
+                ring.status()
+                info, into_each = ring.info, (host, device) if ring.on_device else (host,)
+            for into in into_each:
+                known = into[info.attempt].get(info.rank, RankSteps(info, of_device=into is device))
+                into[info.attempt][info.rank] = replace(known, ring=path)
     except RingError as error:
         raise InputError(str(error)) from error
     for attempt, ranks in host.items():

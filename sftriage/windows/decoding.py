@@ -1,8 +1,7 @@
 """The one decoder of recorded steps: bytes of slots in, columns out.
 
-Rings and step logs hold the same slots, of the host's times and of the device's. Beside the writer and its layout
-(`recorder.layout`) this module alone knows where in a slot a word lies. Axes: B steps of single ranks, S stages, G sync
-stages, W words of a slot.
+Beside their layout (`windows.slots`) this module alone knows where in a slot a word lies. Axes: B steps of single
+ranks, S stages, G sync stages, W words of a slot.
 """
 
 from __future__ import annotations
@@ -15,7 +14,9 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.recorder.layout import (
+from sftriage.recorder.layout import MAX_COUNT, WORD_BYTES
+from sftriage.records import StageSchema, StepRecord
+from sftriage.windows.slots import (
     BETWEEN,
     CAPTURING,
     DURATIONS,
@@ -23,18 +24,15 @@ from sftriage.recorder.layout import (
     INCOMPLETE,
     KIND,
     KIND_REST,
-    MAX_COUNT,
     READY,
     SEQ,
     START,
     STEP,
     UNKNOWN,
-    WORD_BYTES,
     WORK,
     kind_of,
     slot_words,
 )
-from sftriage.records import StageSchema, StepRecord
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -151,6 +149,16 @@ def checked(rank: int, raw: bytes, schema: StageSchema) -> tuple[StepArrays, Boo
     # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
     sound_B &= (steps.between_ns_B >= 0) & (steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)
     return steps, np.asarray(sound_B & (steps.times_ns_BV >= 0).all(axis=1))
+
+
+def sealed(steps: StepArrays) -> bytes:
+    """Steps as slots, each with its checksum."""
+    raw = bytearray(np.ascontiguousarray(steps.slots_BW).tobytes())
+    size = steps.slots_BW.shape[1] * WORD_BYTES
+    with memoryview(raw) as view, view.cast("q") as words:
+        for index, start in enumerate(range(0, len(raw), size)):
+            words[(index + 1) * size // WORD_BYTES - 1] = crc32(view[start : start + size - WORD_BYTES])
+    return bytes(raw)
 
 
 def together(parts: Sequence[StepArrays]) -> StepArrays:

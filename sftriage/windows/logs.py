@@ -17,10 +17,12 @@ import numpy as np
 
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, files
-from sftriage.recorder.layout import HEADER_BYTES, MAGICS, MAX_COUNT, decode_header
+from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, decode_header
 from sftriage.records import Window
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
 from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.slots import slot_bytes
+from sftriage.windows.steplog import MAGICS
 
 NS = 1e-9
 LOG_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})\.steps")
@@ -31,8 +33,8 @@ Run = tuple[int, int]
 
 STEPS_AT_A_TIME = 4096
 
-KIND, LOG_KIND = "device", "device-steps"
-"""What rings and logs of device times are called."""
+LOG_KIND = "device-steps"
+"""What logs of device times are called."""
 
 
 class LogReader:
@@ -50,7 +52,7 @@ class LogReader:
 
     def __init__(self, path: Path | str, *, kind: str = "steps") -> None:
         self.path = Path(path)
-        self.info, _ = decode_header(MAGICS[kind], self._bytes_at(0, HEADER_BYTES), str(path))
+        self.info = decode_header(MAGICS[kind], self._bytes_at(0, HEADER_BYTES), str(path)).info
         self.skipped = 0
         self._last_seq = 0
         self._at: int | None = HEADER_BYTES
@@ -61,11 +63,11 @@ class LogReader:
         Raises:
             RingError: the file has gone, or the file system answered with an error.
         """
-        wanted = n_steps * self.info.slot_bytes
+        wanted = n_steps * slot_bytes(self.info.schema)
         while self._at is not None:
             data = self._bytes_at(self._at, wanted)
             self._at = self._at + wanted if len(data) == wanted else None
-            half = len(data) % self.info.slot_bytes
+            half = len(data) % slot_bytes(self.info.schema)
             steps, sound_B = checked(self.info.rank, data[: len(data) - half], self.info.schema)
             # What comes twice, or late, is not taken again: only what is beyond all before it.
             seq_B = np.concatenate([[self._last_seq], np.where(sound_B, steps.seq_B, 0)])
@@ -105,7 +107,7 @@ class StepFile:
         except RingError:
             return nothing
         try:
-            n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // self.info.slot_bytes
+            n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // slot_bytes(self.info.schema)
             if self._first_step is None and n_slots:
                 self._first_step = self._step_at(descriptor, 0)
             return self._steps(descriptor, n_slots, np.array(runs, dtype=np.int64).reshape(-1, 2))
@@ -119,7 +121,7 @@ class StepFile:
 
         What is not where it should be is looked for.
         """
-        size = self.info.slot_bytes
+        size = slot_bytes(self.info.schema)
         starts_X, lengths_X = runs_X2[:, 0], runs_X2[:, 1]
         bases_X = np.cumsum(lengths_X) - lengths_X
         at_X = starts_X - (self._first_step or 0)
@@ -149,14 +151,14 @@ class StepFile:
 
     def _searched(self, descriptor: int, n_slots: int, first: int, n_steps: int) -> StepArrays:
         at = bisect_left(range(n_slots), first, key=lambda index: self._step_at(descriptor, index))
-        size = self.info.slot_bytes
+        size = slot_bytes(self.info.schema)
         raw = os.pread(descriptor, n_steps * size, HEADER_BYTES + at * size)
         steps, whole_B = self._checked(raw[: len(raw) // size * size])
         return steps[whole_B & (steps.step_B >= first) & (steps.step_B < first + n_steps)]
 
     def _step_at(self, descriptor: int, index: int) -> int:
         """The number of a step by its place; beyond any step where the log ends before that."""
-        size = self.info.slot_bytes
+        size = slot_bytes(self.info.schema)
         raw = os.pread(descriptor, size, HEADER_BYTES + index * size)
         return int(decode([(self.info.rank, raw)], self.info.schema).step_B[0]) if len(raw) == size else MAX_COUNT
 

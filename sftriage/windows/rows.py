@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from sftriage.recorder.layout import kind_of
 from sftriage.records import StageSchema
 from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays
+from sftriage.windows.slots import kind_of
 
 NS = 1e-9
 _HOST = ("durations_NRS", "outside_NRG", "between_NR")

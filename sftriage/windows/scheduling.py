@@ -113,7 +113,7 @@ class SchedulingLog(OpenFile):
 
     def __init__(self, directory: Path | str, info: RingInfo) -> None:
         super().__init__(Path(directory) / info.file_name(KIND), os.O_RDWR | os.O_CREAT)
-        header = encode_header(SCHEDULING_MAGIC, info, 0)
+        header = encode_header(SCHEDULING_MAGIC, info)
         try:
             found = self._read_at(HEADER_BYTES, 0)
             if found != header and not header.startswith(found):
@@ -187,7 +187,7 @@ def kept_readings(directory: Path, info: RingInfo) -> KeptReadings | None:
 
 class _File(OpenFile):
     def info(self) -> RingInfo:
-        return self._header(SCHEDULING_MAGIC)[0]
+        return self._header(SCHEDULING_MAGIC).info
 
     def count(self) -> int:
         return max(0, self._size_bytes() - HEADER_BYTES) // _BYTES

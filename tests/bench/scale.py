@@ -27,10 +27,10 @@ import numpy as np
 
 from sftriage.frontier import Settings, judge
 from sftriage.frontier.accounting import anchored
-from sftriage.recorder.layout import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
 from sftriage.records import OTHER, StageSchema, Verdict, Window
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.slots import BETWEEN, DURATIONS, READY, STEP, UNKNOWN
 
 MS_NS = 1_000_000
 JITTER = 0.02

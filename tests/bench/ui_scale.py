@@ -28,13 +28,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sftriage.events import WindowJudged, encode
-from sftriage.recorder.layout import DURATIONS, LOG_MAGIC, READY, SEQ, START, STEP, RingInfo, encode_header
+from sftriage.recorder.layout import LOG_MAGIC, RingInfo, encode_header
 from sftriage.records import Decision, StageSchema, Suspect, Verdict
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.source import RunSource
 from sftriage.web.access import Access
 from sftriage.web.run_page import RunPage
+from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP
 from tests.unit.web.asking import ask
 
 SCHEMA = StageSchema(("data", "h2d", "forward", "backward", "optimizer", "other"), ("backward",))
@@ -73,7 +74,7 @@ def make_run(options: Options, path: Path) -> RunDirectory:
     for rank in range(options.ranks):
         about = RingInfo(rank, options.ranks, rank % 8, 0, "bench", f"node-{rank // 8}", "", SCHEMA, 0, 0, 1, 0)
         content = slots_of(options, rank, slow=True) if rank == options.slow_rank else slots[rank % len(slots)]
-        (run.steps / about.file_name("steps")).write_bytes(encode_header(LOG_MAGIC, about, 0) + content)
+        (run.steps / about.file_name("steps")).write_bytes(encode_header(LOG_MAGIC, about) + content)
     return run
 
 

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sftriage.errors import RingError
-from sftriage.recorder import MailboxClient, RingReader, find_rings
+from sftriage.recorder import MailboxClient, find_rings
 from sftriage.records import ManualRequest
 from sftriage.runs import asks
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.store import LocalStore
+from sftriage.windows.rings import Ring, open_ring
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, descendants, wait_until
 from tests.journals import entries
 
@@ -54,9 +55,9 @@ class Job:
     def rings(self) -> Path:
         return Path(read_info(self.directory).rings)
 
-    def ring(self, rank: int) -> RingReader:
+    def ring(self, rank: int) -> Ring:
         """The newest ring of a rank."""
-        return RingReader(sorted(path for path in find_rings(self.rings) if path.name.startswith(f"rank-{rank}."))[-1])
+        return open_ring(sorted(path for path in find_rings(self.rings) if path.name.startswith(f"rank-{rank}."))[-1])
 
     def mailbox(self) -> MailboxClient:
         """The newest mailbox of the rank that is captured."""

@@ -1,6 +1,7 @@
 """What is installed is what is here: the wheel runs the demo outside the checkout."""
 
 import json
+import os
 import subprocess
 import sys
 import zipfile
@@ -19,6 +20,36 @@ def wheel(tmp_path_factory) -> Path:
     subprocess.run(command, check=True, timeout=280)
     (built,) = to.glob("*.whl")
     return built
+
+
+def test_it_has_the_writer_in_c_for_every_python_from_3_10_on(wheel):
+    assert "-cp310-abi3-linux_" in wheel.name
+    assert "sftriage/recorder/_moments.abi3.so" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_without_a_compiler_it_is_built_all_the_same_and_runs_anywhere(tmp_path):
+    # GIVEN a machine whose compiler is not there
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(CHECKOUT),
+    ]
+    subprocess.run(command, check=True, timeout=280, env={**os.environ, "CC": "/no/compiler"})
+    # THEN the wheel is one for any machine, and the recorder says why it is not in C
+    (built,) = tmp_path.glob("*-py3-none-any.whl")
+    assert not [name for name in zipfile.ZipFile(built).namelist() if name.endswith(".so")]
+    code = f"import sys; sys.path.insert(0, {str(built)!r}); from sftriage.recorder import moments as m; "
+    code += "print(m.FORM.name, m.WHY_NOT_C)"
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert said.stdout.startswith("Python the form in C is not there: ")
 
 
 def test_it_holds_the_package_the_policies_and_the_licence_and_nothing_else(wheel):

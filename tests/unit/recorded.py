@@ -9,8 +9,8 @@ from zlib import crc32
 
 import pytest
 
-from sftriage.recorder import RingInfo, StepLog
-from sftriage.recorder.layout import DURATIONS, READY, SEQ, START, STEP, WORD_BYTES
+from sftriage.recorder import RingInfo
+from sftriage.recorder.layout import WORD_BYTES
 from sftriage.records import (
     CaptureRequest,
     CaptureResult,
@@ -27,6 +27,9 @@ from sftriage.runs.source import RunSource
 from sftriage.traces.store import LocalStore
 from sftriage.web.access import Access
 from sftriage.web.run_page import RunPage
+from sftriage.windows.decoding import StepArrays, decode
+from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words
+from sftriage.windows.steplog import StepLog
 from tests.journals import Recorder
 from tests.unit.web.asking import Answer, ask
 
@@ -94,7 +97,7 @@ def slots(
     """Steps as a rank writes them, one after the other on its clock."""
     written, at_ns = [], 0
     for number, step in enumerate(steps):
-        words = array.array("q", [0] * info.slot_words)
+        words = array.array("q", [0] * slot_words(info.schema))
         durations = durations_ms(step)
         words[SEQ], words[STEP], words[START], words[READY] = number + 1, step, at_ns, -1
         for index, stage in enumerate(info.schema.stages):
@@ -103,6 +106,13 @@ def slots(
         words[-1] = crc32(words.tobytes()[:-WORD_BYTES])
         written.append(words.tobytes())
     return b"".join(written)
+
+
+def steps_of(
+    info: RingInfo, steps: Iterable[int], durations_ms: Callable[[int], Mapping[str, float]], *, flags: int = 0
+) -> StepArrays:
+    """The same as a log takes them."""
+    return decode([(info.rank, slots(info, steps, durations_ms, flags=flags))], info.schema)
 
 
 def info_of(rank: int, ranks: int = 4, **about: Any) -> RingInfo:
@@ -137,7 +147,7 @@ class Run:
     ) -> None:
         for rank in range(ranks):
             log = StepLog(self.directory.steps, info_of(rank, ranks, host=hosts(rank)))
-            log.append(slots(info_of(rank, ranks), steps, lambda step, rank=rank: durations_ms(rank, step)))
+            log.append(steps_of(info_of(rank, ranks), steps, lambda step, rank=rank: durations_ms(rank, step)))
             log.close()
 
     def get(self, target: str = "/", **options: Any) -> Answer:

@@ -21,8 +21,10 @@ from pathlib import Path
 from sftriage.agent.scheduling import Scheduling
 from sftriage.errors import RingError
 from sftriage.policy.loading import find
-from sftriage.recorder import RingReader, StepLog, find_rings
+from sftriage.recorder import find_rings
 from sftriage.runs.directory import RunDirectory, RunInfo, create
+from sftriage.windows.rings import open_ring
+from sftriage.windows.steplog import StepLog
 from tests.bench.hidden_rank_matrix.rows import Outcome, Pressure, Row
 
 JOB = Path(__file__).with_name("job.py")
@@ -118,7 +120,7 @@ def _looking(rings: Path, steps: Path) -> Iterator[Callable[[], None]]:
         if time.monotonic() < due_s:
             return
         for path in find_rings(rings):
-            with suppress(RingError), RingReader(path) as ring:
+            with suppress(RingError), open_ring(path) as ring:
                 scheduling.look(ring.info)
         due_s = time.monotonic() + READINGS_APART_S
 
@@ -185,7 +187,7 @@ def _step_of(rings: Path, rank: int) -> int:
     path = rings / f"rank-{rank}.0.ring"
     if not path.exists():
         return -1
-    with RingReader(path) as ring:
+    with open_ring(path) as ring:
         status = ring.status()
     return status.step
 
@@ -252,10 +254,10 @@ def _keep(rings: Path, run: RunDirectory, n_steps: int) -> None:
         RowFailedError: some are not there.
     """
     for path in find_rings(rings):
-        with RingReader(path) as ring:
+        with open_ring(path) as ring:
             batch = ring.read()
-            if batch.steps != n_steps:
-                raise RowFailedError(f"{path.name}: {batch.steps} steps of {n_steps}, {batch.torn} torn")
+            if len(batch.steps) != n_steps:
+                raise RowFailedError(f"{path.name}: {len(batch.steps)} steps of {n_steps}, {batch.torn} torn")
             log = StepLog(run.steps, ring.info)
-            log.append(batch.raw)
+            log.append(batch.steps)
             log.close()

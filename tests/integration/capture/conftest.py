@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from sftriage.capture.nsys import NsysCapture, NsysPlace
-from sftriage.recorder import Monitor, RingReader
+from sftriage.recorder import Monitor
 from sftriage.records import CaptureRequest
+from sftriage.windows.rings import open_ring
 
 FAKE_NSYS = """#!/bin/sh
 # Stands in for nsys where it has to fail: a file named for the subcommand takes the place of what it would do.
@@ -85,7 +86,7 @@ class Rank:
         """A trainer that is new, in the next attempt."""
         self.attempt += 1
         self.monitor = Monitor(("data", "backward"), rank=0, world_size=1, rings=self.rings, spool=self.spool)
-        self.reader = RingReader(self.rings / f"rank-0.{self.attempt}.ring")
+        self.reader = open_ring(self.rings / f"rank-0.{self.attempt}.ring")
 
     def behaves(self, subcommand, script):
         """What nsys does for this subcommand, in place of what it would."""

@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import sftriage
-from sftriage.recorder import RingReader
-from sftriage.windows.decoding import decode
+from sftriage.windows.rings import open_ring
 from tests.integration.jobs.ready import BACKEND
 
 STEPS, WIDTH = 12, 24
@@ -161,8 +160,8 @@ def compare(case: str, directory: Path) -> dict[str, object]:
         watched = train(case, monitor, watch=True)
     # As integers: a NaN, or a zero of the other sign, is a bit like any other.
     pairs = [(one.view(torch.int32), other.view(torch.int32)) for one, other in zip(plain, watched, strict=True)]
-    with RingReader(rings / f"rank-{dist.get_rank()}.0.ring") as ring:
-        records = decode([(dist.get_rank(), ring.read().raw)], ring.info.schema).records()
+    with open_ring(rings / f"rank-{dist.get_rank()}.0.ring") as ring:
+        records = ring.read().steps.records()
     return {
         "case": case,
         "compared": len(pairs),

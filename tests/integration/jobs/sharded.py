@@ -25,8 +25,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import sftriage
-from sftriage.recorder import RingReader
-from sftriage.windows.decoding import decode
+from sftriage.windows.rings import open_ring
 
 STEPS, WIDTH, SLOW = 16, 256, 1
 
@@ -82,8 +81,8 @@ def train(directory: Path, pause_s: float) -> dict[str, object]:
                     took_ms.append((time.monotonic_ns() - began_ns) / 1e6)
                     last_ms.append((last_ns[-1] - began_ns) / 1e6)
             model.zero_grad()
-        with RingReader(directory / f"rank-{rank}.0.ring") as ring:
-            ready_ns = [record.ready_ns for record in decode([(rank, ring.read().raw)], ring.info.schema).records()]
+        with open_ring(directory / f"rank-{rank}.0.ring") as ring:
+            ready_ns = [record.ready_ns for record in ring.read().steps.records()]
     return {
         "hooks": hooks,
         "warnings": warnings.said,

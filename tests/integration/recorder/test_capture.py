@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import MailboxClient, RingReader
+from sftriage.recorder import MailboxClient
 from sftriage.records import CaptureRequest, CaptureResult
+from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
 
 pytest.importorskip("torch")
@@ -54,7 +55,7 @@ class Job:
         self.until = until
         assert self.trainer.says() == "ready"
         self.client = MailboxClient(rings / "rank-2.0.mailbox")
-        self.reader = RingReader(rings / "rank-2.0.ring")
+        self.reader = open_ring(rings / "rank-2.0.ring")
 
     def does(self, what: str) -> None:
         self.trainer.hears(what)

@@ -12,9 +12,11 @@ import textwrap
 
 import pytest
 
-from sftriage.recorder import Monitor, RingReader, StepLog
+from sftriage.recorder import Monitor
+from sftriage.windows.rings import open_ring
+from sftriage.windows.steplog import StepLog
 from tests import needs
-from tests.recorded import read_log, records_in
+from tests.recorded import read_log
 
 TRAIN_FOR_EVER = """
     import sys
@@ -48,7 +50,7 @@ def test_what_a_killed_trainer_recorded_is_still_readable(train, rings, tmp_path
         rings,
     )
     assert trainer.says() == "in backward"
-    with RingReader(rings / "rank-0.0.ring") as reader:
+    with open_ring(rings / "rank-0.0.ring") as reader:
         status = reader.status()
         assert (status.alive, status.stage, status.step, status.published) == (True, "backward", 100, 100)
         assert 0 <= status.stage_age_ns <= status.step_age_ns
@@ -58,13 +60,13 @@ def test_what_a_killed_trainer_recorded_is_still_readable(train, rings, tmp_path
         status = reader.status()
         assert (status.alive, status.closed, status.stage, status.step) == (False, False, "backward", 100)
         batch = reader.read()
-        assert [record.step for record in records_in(batch.raw, reader.info)] == list(range(100))
+        assert [record.step for record in batch.steps.records()] == list(range(100))
         assert (batch.missed, batch.torn) == (0, 0)
         # AND an agent keeps them on disk
         log = StepLog(tmp_path, reader.info)
-        log.append(batch.raw)
+        log.append(batch.steps)
         log.close()
-        assert read_log(log.path).records == records_in(batch.raw, reader.info)
+        assert read_log(log.path).records == batch.steps.records()
     # AND the rank starts again beside it, as the next attempt
     with Monitor(rings=rings) as monitor:
         assert monitor.info is not None
@@ -76,20 +78,20 @@ def test_a_reader_at_full_speed_loses_no_step_uncounted(train, rings, until, slo
     # GIVEN a trainer that does nothing but steps, in a small ring or a large one, and a reader without a pause
     trainer = train(TRAIN_FOR_EVER, rings, slots)
     trainer.says()
-    with RingReader(rings / "rank-0.0.ring") as reader:
+    with open_ring(rings / "rank-0.0.ring") as reader:
         read = missed = torn = 0
         expected = 0
 
         def look() -> None:
             nonlocal read, missed, torn, expected
             batch = reader.read()
-            for record in records_in(batch.raw, reader.info):
+            for record in batch.steps.records():
                 # THEN steps come in order, each once, whole
                 assert record.step >= expected
                 assert len(record.durations_ns) == 5
                 assert record.complete
                 expected = record.step + 1
-            read += batch.steps
+            read += len(batch.steps)
             missed += batch.missed
             torn += batch.torn
 

@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import RingReader
 from sftriage.records import StepRecord
+from sftriage.windows.rings import open_ring
 from tests.integration.jobs import bits
 from tests.integration.jobs.ready import PAUSE_S, ROWS, SLOW, STEPS, THAWED_AT
-from tests.recorded import records_in
 
 JOBS = Path(__file__).parents[1] / "jobs"
 DEADLINE_S = 240.0
@@ -71,10 +70,10 @@ def check_moments(rings: Path, row: str, said: str) -> None:
         pytest.skip(said.strip())
     steps = []
     for rank in range(2):
-        with RingReader(rings / f"rank-{rank}.0.ring") as ring:
+        with open_ring(rings / f"rank-{rank}.0.ring") as ring:
             batch = ring.read()
-            assert (batch.steps, batch.torn, ring.misuse) == (STEPS, 0, 0)
-            steps.append(records_in(batch.raw, ring.info))
+            assert (len(batch.steps), batch.torn, ring.misuse) == (STEPS, 0, 0)
+            steps.append(batch.steps.records())
     # THEN every step has a moment, but for the one in which a frozen layer turned out to be thawed
     without = {THAWED_AT} if row == "thawed" else set()
     for records in steps:

@@ -11,9 +11,10 @@ import pytest
 from sftriage.agent.agent import Agent
 from sftriage.agent.captures import ANSWER_GRACE_S
 from sftriage.errors import RingError
-from sftriage.recorder import Monitor, StepLog
+from sftriage.recorder import Monitor
 from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
+from sftriage.windows.steplog import StepLog
 from tests.recorded import read_log
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
@@ -192,3 +193,23 @@ def test_a_capture_that_cannot_be_started_leaves_no_file_open(agent, monitor, cl
         ((state, detail),) = told(agent)
         assert (state, "has not answered" in detail) == ("failed", True)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_stage_that_is_declared_late_is_counted_with_what_is_around_it(agent, monitor, caplog):
+    # GIVEN a rank that an agent has seen
+    late = monitor(0, world_size=1)
+    with late.step(), late.stage("data"):
+        pass
+    agent.rows()
+    # WHEN it declares another stage, and a cohort
+    late.declare("exchange")
+    late.join("stage-1")
+    for _ in range(2):
+        with late.step(), late.stage("exchange"):
+            pass
+    (rows,) = agent.rows()
+    # THEN its steps are of the stages that were there, with all of their time, and that is said once
+    assert rows.schema.stages == ("data", "backward", "other")
+    assert (rows.steps.durations_ns_BS[:, 2] > 0).all()
+    assert rows.ranks[0].cohort == "stage-1"
+    assert caplog.text.count("declared exchange after it had begun to record") == 1

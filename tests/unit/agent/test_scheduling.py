@@ -9,10 +9,11 @@ import pytest
 from sftriage.agent import scheduling
 from sftriage.agent.scheduling import TrainingThread, parsed
 from sftriage.errors import RingError
-from sftriage.recorder import RingReader, find_rings
+from sftriage.recorder import find_rings
 from sftriage.records import StageSchema
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.rings import open_ring
 from sftriage.windows.scheduling import SchedulingLog, kept_readings
 from tests.unit.agent.test_agent import train
 from tests.unit.recorded import run_at
@@ -82,7 +83,7 @@ def test_readings_are_kept_and_only_where_steps_have_come(agent, monitor, places
     for _ in range(5):
         agent.rows()
     assert [path.stat().st_size for path in sorted(places["steps"].glob("*.scheduling"))] == sizes
-    with RingReader(find_rings(places["rings"])[0]) as ring:
+    with open_ring(find_rings(places["rings"])[0]) as ring:
         assert kept_readings(places["steps"], ring.info).info == ring.info
 
 
@@ -128,7 +129,7 @@ def test_a_disk_that_takes_no_readings_costs_their_keeping_alone(agent, monitor,
 @counted
 def test_a_thread_is_known_by_when_its_process_started(monitor, places):
     monitor(0)
-    with RingReader(find_rings(places["rings"])[0]) as ring:
+    with open_ring(find_rings(places["rings"])[0]) as ring:
         info = ring.info
     thread = TrainingThread(info)
     assert thread.read()[1] > 0

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.recorder import StepLog
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.reduce.naming import Names
@@ -14,9 +13,10 @@ from sftriage.runtime.reducing import load_signal, read_all
 from sftriage.traces.manifest import ReproducedInfo
 from sftriage.traces.store import LocalStore
 from sftriage.windows.logs import LogReader
+from sftriage.windows.steplog import StepLog
 from tests.unit.conftest import run_in
 from tests.unit.reduce.heavy import document, event, job_events, mark, recurring_events, reduced, write
-from tests.unit.windows.steps import raw
+from tests.unit.windows.steps import of_rank
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward", "optimizer"), ("backward",))
 STEPS = range(100, 108)
@@ -38,7 +38,7 @@ def run(tmp_path):
         outside = tuple(seen.outside_ns_NG[0].tolist())
         measured = zip(seen.steps.number_N.tolist(), seen.durations_ns_NS.tolist(), strict=True)
         steps = [StepRecord(rank, number, 0, 50_000, tuple(each), outside, True, False) for number, each in measured]
-        log.append(raw(1, *steps))
+        log.append(of_rank(1, *steps, schema=SCHEMA))
         log.close()
     return made
 
@@ -111,7 +111,7 @@ def test_all_ranks_of_a_run_with_device_time_agree_as_well(sftriage, tmp_path, r
     for log in run.steps.glob("*.steps"):
         host = LogReader(log)
         device = StepLog(run.steps, host.info, kind="device-steps")
-        device.append(host.read().slots_BW.tobytes())
+        device.append(host.read())
         device.close()
     # WHEN the traces of all ranks are held against it
     outcome = sftriage("reduce", *traces(tmp_path, 2, **OURS), "--against", run.path, "--json")

@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.errors import RingError
-from sftriage.recorder import Monitor, RingReader, find_rings
+from sftriage.recorder import Monitor
 from sftriage.recorder.device import CUDA_START_STEPS, IN_FLIGHT, MARKS, MAX_MARKS
 from sftriage.recorder.monitor import DEVICE_ENV
+from sftriage.windows.rings import open_ring
 from tests import needs
-from tests.recorded import new_records, records_in
 
 from .fake_cuda import FakeDevice
 
@@ -32,33 +31,34 @@ def device(monkeypatch):
 
 
 class Job:
-    """A monitor with device time, and readers of both its rings."""
+    """A monitor with device time, and a reader of its ring."""
 
     def __init__(self, rings, stages=STAGES, sync=SYNC, device_time=True):
-        self.rings = rings
         self.monitor = Monitor(stages, sync, rings=rings, slots=64, device_time=device_time)
-        self._host = RingReader(rings / "rank-0.0.ring")
-        self._device = None
+        self.ring = open_ring(rings / "rank-0.0.ring")
+        self._host, self._device = [], []
+
+    def _read(self):
+        batch = self.ring.read()
+        assert (batch.missed, batch.torn) == (0, 0)
+        self._host += batch.steps.records()
+        self._device += batch.device.records()
 
     def host(self):
-        return new_records(self._host)
+        """The steps that have come since the last call."""
+        self._read()
+        found, self._host = self._host, []
+        return found
 
     def device(self):
         """The device times that have come since the last call."""
-        if self._device is None:
-            path = self.rings / "rank-0.0.device"
-            if not path.exists():
-                return []
-            self._device = RingReader(path, kind="device")
-        batch = self._device.read()
-        assert (batch.missed, batch.torn) == (0, 0)
-        return records_in(batch.raw, self._device.info)
+        self._read()
+        found, self._device = self._device, []
+        return found
 
     def close(self):
         self.monitor.close()
-        self._host.close()
-        if self._device is not None:
-            self._device.close()
+        self.ring.close()
 
 
 @pytest.fixture
@@ -99,8 +99,9 @@ def train(job, device, **launched):
 def test_a_step_says_how_long_the_device_was_at_each_stage(job, device):
     # GIVEN a host that runs ahead of its GPU
     train(job, device, forward=3000, backward=5000, optimizer=700)
-    # WHEN the GPU has caught up, and the next step ends
+    # WHEN the GPU has caught up, and two more steps end
     device.catches_up()
+    train(job, device)
     train(job, device)
     # THEN the first step's times on the GPU are there; the host saw only launches
     (step,) = job.device()[:1]
@@ -119,6 +120,7 @@ def test_times_are_published_steps_later_and_never_before_they_are_there(job, de
     # WHEN it has done the first one
     device.passes(1_000_100)
     train(job, device)
+    train(job, device)
     # THEN that one is published, and no other
     assert [step.step for step in job.device()] == [0]
 
@@ -129,6 +131,7 @@ def test_time_between_two_steps_is_the_devices_own(job, device):
     device.passes(555)
     train(job, device)
     device.catches_up()
+    train(job, device)
     train(job, device)
     assert [step.between_ns for step in job.device()][:2] == [0, 555]
 
@@ -181,6 +184,7 @@ def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
     for _ in range(IN_FLIGHT):
         train(job, device, backward=10)
         device.catches_up()
+    train(job, device)
     # THEN what was recorded is right under its own number, and the host's times are all there
     found = {step.step: step for step in job.device()}
     assert set(range(IN_FLIGHT - 1)) < set(found)
@@ -189,7 +193,7 @@ def test_a_host_far_ahead_of_its_device_leaves_steps_out(job, device):
     assert found[n_steps + 1].durations_ns[STAGES.index("backward")] == 10
     # AND the first one after the gap does not take the gap for time between steps
     assert found[n_steps].between_ns == 0
-    assert len(job.host()) == n_steps + IN_FLIGHT
+    assert len(job.host()) == n_steps + IN_FLIGHT + 1
 
 
 def test_a_steady_step_makes_no_event(job, device):
@@ -276,52 +280,36 @@ def test_cuda_may_come_into_use_after_the_monitor_was_made(start, tmp_path, devi
     device.initialised = False
     job = start()
     train(job, device)
-    assert not (tmp_path / "rank-0.0.device").exists()
+    assert job.device() == []
     device.initialised = True
     train(job, device)
     assert [step.step for step in finish(job, device)] == [1]
 
 
-def test_a_job_without_cuda_is_asked_a_few_times_only(start, tmp_path, device, caplog):
+def test_a_job_without_cuda_is_asked_a_few_times_only(start, device, caplog):
     device.initialised = False
     job = start()
     for _ in range(CUDA_START_STEPS + 1):
         train(job, device)
     device.initialised = True
     train(job, device)
-    assert caplog.text.count("no device time: CUDA is not in use") == 1
-    assert not (tmp_path / "rank-0.0.device").exists()
-    assert len(job.host()) == min(CUDA_START_STEPS + 2, 64)
+    # THEN nobody is told: that is how most jobs on CPUs are
+    assert caplog.records == []
+    assert (device.recorded, job.device()) == (0, [])
+    assert len(job.host()) == CUDA_START_STEPS + 2
 
 
 @pytest.mark.parametrize(
     ("argument", "variable", "expected"),
-    [(None, None, False), (None, "1", True), (None, "0", False), (False, "1", False), (True, None, True)],
+    [(None, None, True), (None, "1", True), (None, "0", False), (False, None, False), (True, "0", True)],
 )
-def test_it_is_off_unless_asked_for(start, tmp_path, device, monkeypatch, argument, variable, expected):
+def test_it_is_on_unless_it_is_switched_off(start, device, monkeypatch, argument, variable, expected):
     if variable is not None:
         monkeypatch.setenv(DEVICE_ENV, variable)
     job = start(device_time=argument)
     train(job, device)
-    assert (tmp_path / "rank-0.0.device").exists() is expected
-    assert (device.recorded > 0) is expected
-
-
-def test_a_reader_of_rings_neither_finds_it_nor_takes_it_for_one(job, device, tmp_path):
-    train(job, device)
-    assert [path.name for path in find_rings(tmp_path)] == ["rank-0.0.ring"]
-    assert [path.name for path in find_rings(tmp_path, "device")] == ["rank-0.0.device"]
-    with pytest.raises(RingError, match="not a ring of sftriage"):
-        RingReader(tmp_path / "rank-0.0.device")
-    with pytest.raises(RingError, match="not a ring of device times"):
-        RingReader(tmp_path / "rank-0.0.ring", kind="device")
-
-
-def test_what_a_dead_job_left_under_the_name_is_replaced(start, tmp_path, device):
-    (tmp_path / "rank-0.0.device").write_bytes(b"old")
-    job = start()
-    train(job, device, forward=4)
-    assert len(finish(job, device)) == 1
+    job.device()
+    assert (device.recorded > 0, job.ring.untimed) == (expected, not expected)
 
 
 def test_closing_publishes_what_is_there_and_waits_for_nothing(job, device):
@@ -344,6 +332,7 @@ def test_a_forked_child_keeps_its_hands_off(job, device):
         os._exit(0 if (device.recorded, device.made) == (recorded, made) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     device.catches_up()
+    train(job, device)
     train(job, device)
     assert job.device()[0].step == 0
 
@@ -379,17 +368,17 @@ def test_whatever_a_step_does_its_device_times_sum_to_what_the_device_took(tmp_p
                     device.passes(value)
         took_ns = device.reached_ns() - started_ns
         device.catches_up()
-        job.close()
+        job.monitor.close()
         # THEN nothing is lost, nothing negative, and no more is outside a stage before a sync stage than outside at all
-        with RingReader(job.rings / "rank-0.0.device", kind="device") as reader:
-            (step,) = new_records(reader)
+        (step,) = job.device()
+        job.close()
         assert sum(step.durations_ns) == pytest.approx(took_ns, abs=1)
         assert min(step.durations_ns) >= 0
         assert sum(step.outside_ns) <= step.durations_ns[-1]
 
 
 def marked(rings):
-    with RingReader(rings / "rank-0.0.ring") as ring:
+    with open_ring(rings / "rank-0.0.ring") as ring:
         ring.read()
         return ring.on_device
 
@@ -437,13 +426,12 @@ def test_whether_cuda_is_in_use_is_asked_in_the_first_steps_only(start, device, 
 def test_a_reader_knows_that_nothing_more_will_come(job, device):
     train(job, device)
     train(job, device, forward=1000)
-    with RingReader(job.rings / "rank-0.0.device", kind="device") as reader:
-        reader.read()
-        assert not reader.over
-        device.catches_up()
-        job.monitor.close()
-        assert [step.step for step in new_records(reader)] == [1]
-        assert reader.over
+    assert [step.step for step in job.device()] == [0]
+    assert not job.ring.over
+    device.catches_up()
+    job.monitor.close()
+    assert [step.step for step in job.device()] == [1]
+    assert job.ring.over
 
 
 def test_torch_has_what_is_used_of_it():

@@ -73,7 +73,7 @@ def train(watched, clock, *models, steps: int = 1, stage: str = "backward", wait
 
 
 @pytest.fixture
-def watched(watch):
+def watched(clock, watch):
     return watch()
 
 

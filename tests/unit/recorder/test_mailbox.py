@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import CaptureError, RingError
+from sftriage.recorder import RingInfo, layout
 from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
 from sftriage.recorder.mailbox import (
     DOORBELL,
@@ -28,7 +29,9 @@ from sftriage.recorder.mailbox import (
     MailboxClient,
     result_from_json,
 )
+from sftriage.recorder.ring import RingFile
 from sftriage.records import CaptureRequest, CaptureResult, plain
+from tests.rings import word
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 5, 2, 30.0, 1 << 20, {"with_stack": True})
 RESULT = CaptureResult(
@@ -39,10 +42,24 @@ RESULT = CaptureResult(
 @pytest.fixture
 def ends(tmp_path, make_info):
     """Both ends of one mailbox, of rank 3."""
-    trainer = Mailbox(tmp_path, make_info())
+    trainer = mailbox(tmp_path, make_info())
     with MailboxClient(tmp_path / "rank-3.0.mailbox") as client:
         yield trainer, client
     trainer.close()
+
+
+def mailbox(directory: Path, info: RingInfo) -> Mailbox:
+    """A rank's mailbox beside its ring, in which the doorbell is."""
+    if not (directory / info.file_name("ring")).exists():
+        RingFile(directory, info, 1).close()
+    return Mailbox(directory, info)
+
+
+def doorbell(trainer: Mailbox, directory: Path) -> int:
+    """What the trainer reads in a step; the same as what one of the version before reads."""
+    rung = word((directory / "rank-3.0.ring").read_bytes(), layout.DOORBELL)
+    assert rung == trainer.live[DOORBELL]
+    return rung
 
 
 def forge(trainer: Mailbox, body: bytes) -> None:
@@ -53,13 +70,13 @@ def forge(trainer: Mailbox, body: bytes) -> None:
     trainer.live[REQUEST_SEQ] += 1
 
 
-def test_a_request_goes_out_and_its_result_comes_back(ends):
+def test_a_request_goes_out_and_its_result_comes_back(ends, tmp_path):
     trainer, client = ends
     # GIVEN a mailbox with nothing in it
     assert (trainer.take(), client.poll(), client.progress().answered) == (None, None, True)
     # WHEN a request is posted THEN the doorbell rings and the trainer takes it, once
     assert client.post(REQUEST) == 1
-    assert (trainer.live[DOORBELL], trainer.take(), trainer.take()) == (1, REQUEST, None)
+    assert (doorbell(trainer, tmp_path), trainer.take(), trainer.take()) == (1, REQUEST, None)
     # AND its progress is seen from outside
     trainer.show("recording", 4)
     progress = client.progress()
@@ -73,8 +90,7 @@ def test_a_request_goes_out_and_its_result_comes_back(ends):
 
 def test_a_mailbox_is_private_and_takes_the_place_of_one_left_over(tmp_path, make_info):
     (tmp_path / "rank-3.0.mailbox").write_bytes(b"left over")
-    trainer = Mailbox(tmp_path, make_info())
-    trainer.close()
+    Mailbox(tmp_path, make_info()).close()
     (path,) = tmp_path.iterdir()
     assert (path.stat().st_mode & 0o777, path.stat().st_size) == (0o600, SIZE_BYTES)
 
@@ -157,7 +173,7 @@ def test_a_request_that_is_wrong_is_refused_with_a_reason(ends, message):
 def test_the_trainer_survives_whatever_is_in_its_mailbox(make_info, data):
     # GIVEN a request WHEN bytes of the file are overwritten
     with tempfile.TemporaryDirectory() as directory:
-        trainer = Mailbox(Path(directory), make_info())
+        trainer = mailbox(Path(directory), make_info())
         with MailboxClient(Path(directory) / "rank-3.0.mailbox") as client:
             client.post(REQUEST)
         near = st.one_of(st.integers(LIVE_AT, LIVE_AT + 103), st.integers(HEADER_BYTES, HEADER_BYTES + 200))
@@ -175,7 +191,7 @@ def test_the_trainer_survives_whatever_is_in_its_mailbox(make_info, data):
 def test_a_client_survives_whatever_is_in_the_mailbox(make_info, data):
     # GIVEN an answered request WHEN bytes of the file are overwritten, and it is cut at any length
     with tempfile.TemporaryDirectory() as directory:
-        trainer = Mailbox(Path(directory), make_info())
+        trainer = mailbox(Path(directory), make_info())
         path = Path(directory) / "rank-3.0.mailbox"
         with MailboxClient(path) as client:
             client.post(REQUEST)

@@ -12,14 +12,14 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from sftriage.recorder import profiling
-from sftriage.recorder.contexts import stages_of
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.mailbox import Mailbox, MailboxClient
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
-from sftriage.recorder.ring import RingReader, RingWriter
+from sftriage.recorder.ring import RingFile
 from sftriage.records import CaptureRequest, CaptureResult, StepRecord
+from sftriage.windows.rings import open_ring
 from tests.recorded import new_records
 
 REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 30.0, 1000)
@@ -78,11 +78,11 @@ class Rig:
         self.spool = directory / "spool"
         self.spool.mkdir()
         self.guard = ProfilerGuard()
-        writer = RingWriter(directory, info, 64)
+        writer = RingFile(directory, info, 64)
         self.executor = CaptureExecutor(Mailbox(directory, info), info, self.spool, self.guard)
         self.recording = Recording(writer, self.executor)
         self.client = MailboxClient(directory / "rank-3.0.mailbox")
-        self.reader = RingReader(writer.path)
+        self.reader = open_ring(writer.path)
         self.records: list[StepRecord] = []
 
     def step(self, count: int = 1, during: Callable[[], None] = lambda: None) -> None:
@@ -196,9 +196,9 @@ def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session
     assert rig.touched == [2, 3, 4, 5]
 
 
-def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(rig, session, clock):
+def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(clock, rig, session):
     # GIVEN a capture, with stages used in warm-up and in the recorded step
-    stages = stages_of(rig.recording)
+    stages = rig.recording.stages
 
     def work() -> None:
         with stages["forward"]:
@@ -312,7 +312,7 @@ def test_whatever_breaks_fails_the_capture_and_not_the_training(rig, session, wh
     # GIVEN a profiler that breaks somewhere
     session.breaks = where
     rig.ask()
-    forward = stages_of(rig.recording)["forward"]
+    forward = rig.recording.stages["forward"]
 
     def work() -> None:
         with forward:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sftriage.recorder import RingReader
 from sftriage.recorder.monitor import Monitor
 from sftriage.recorder.recording import Recording
+from sftriage.windows.rings import open_ring
 
 STAGES = ("data", "forward", "backward", "optimizer")
 
@@ -326,19 +326,19 @@ def test_an_error_inside_turns_the_recorder_off_and_training_goes_on(watch, cloc
     def broken(*_: object) -> None:
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(Recording, "_publish", broken)
-    with watched.monitor.step(), watched.monitor.stage("forward"):
+    monkeypatch.setattr(Recording, "_kind_words", broken)
+    with watched.monitor.step(kind="evaluation"), watched.monitor.stage("forward"):
         pass
     monkeypatch.undo()
     for _ in range(3):
         with watched.monitor.step(), watched.monitor.stage("forward"):
             clock.passes(1)
-    # THEN there is one warning, what was published stays, and from outside the rank is not stuck in a stage
+    # THEN there is one warning, what was published stays, and from outside the rank is known to record no more
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert "a bug" in caplog.text
     assert len(watched.steps()) == 1
     assert not watched.monitor.active
-    assert (watched.reader.status().closed, watched.reader.status().stage) == (True, None)
+    assert watched.reader.status().closed
 
 
 def test_a_warning_that_raises_goes_no_further(watch, monkeypatch):
@@ -372,7 +372,7 @@ def test_a_monitor_that_is_dropped_closes_its_ring(tmp_path):
     # GIVEN a script that lets go of its monitor, but keeps a stage of it
     monitor = Monitor(rings=tmp_path)
     stage = monitor.stage("data")
-    with RingReader(tmp_path / "rank-0.0.ring") as reader:
+    with open_ring(tmp_path / "rank-0.0.ring") as reader:
         del monitor
         assert reader.status().closed
     with stage:

@@ -1,160 +1,278 @@
+"""The file of a ring: how it is made, locked, swept, and read while it is written."""
+
 from __future__ import annotations
 
+import json
 import os
+import struct
+import subprocess
+import sys
 import tempfile
-from array import array
+import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.recorder import files
-from sftriage.recorder.layout import HEADER_BYTES, LIVE_AT
-from sftriage.recorder.ring import CURRENT_STAGE, PUBLISHED, RingReader, RingWriter, find_rings
-from sftriage.records import StageSchema
-from tests.recorded import new_records, records_in
-
-schemas = st.tuples(st.integers(1, 6), st.integers(0, 6)).map(
-    lambda sizes: StageSchema.closed(
-        tuple(f"s{index}" for index in range(sizes[0])), tuple(f"s{index}" for index in range(min(sizes)))
-    )
+from sftriage.recorder import Monitor, files, moments
+from sftriage.recorder.layout import (
+    ADDITIONS_AT,
+    BEGIN,
+    BLOCK,
+    BLOCK_WORDS,
+    CODE_AT,
+    END,
+    HEADER_BYTES,
+    LEFT,
+    LIVE_AT,
+    LOG_AT,
+    MAX_VALUE,
+    NUMBER,
 )
+from sftriage.recorder.ring import KEPT_RINGS, RingFile, claim, find_rings
+from sftriage.windows.rings import open_ring
+from tests.recorded import new_records
+from tests.rings import word
+
+CLAIMED, OPENED = 0, 1
 
 
-@given(schema=schemas, slots=st.integers(1, 9), bursts=st.lists(st.integers(0, 12), max_size=6))
-def test_every_step_is_read_or_counted_as_missed(make_info, slot_of, record_of, schema, slots, bursts):
-    # GIVEN a ring of any schema and size
-    info = make_info(schema=schema)
-    with tempfile.TemporaryDirectory() as directory:
-        writer = RingWriter(Path(directory), info, slots)
+@pytest.fixture
+def written(tmp_path, form):
+    """A monitor whose ring holds two blocks, and a function that records so many steps of two stages each."""
+    monitor = Monitor(("a", "b"), (), rings=tmp_path, slots=1)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            with monitor.step(), monitor.stage("a"), monitor.stage("b"):
+                pass
+
+    yield monitor, steps
+    monitor.close()
+
+
+@pytest.fixture
+def reader(written, tmp_path):
+    with open_ring(tmp_path / "rank-0.0.ring") as made:
+        yield made
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(bursts=st.lists(st.integers(0, 200), max_size=6))
+def test_every_step_is_read_or_counted_as_missed(form, bursts):
+    # GIVEN a ring of two blocks
+    with tempfile.TemporaryDirectory() as directory, Monitor(("a",), (), rings=directory, slots=1) as monitor:
         seq = 0
-        with RingReader(writer.path) as reader:
+        with open_ring(Path(directory) / "rank-0.0.ring") as reader:
             # WHEN it is written in bursts, some longer than the ring, and read after each
             for burst in bursts:
                 for _ in range(burst):
-                    seq += 1
-                    writer.publish(slot_of(info, seq))
+                    with monitor.step(), monitor.stage("a"):
+                        pass
                 batch = reader.read()
-                # THEN the newest steps that fit are read in order, and the others are counted
-                kept = min(burst, slots)
-                assert records_in(batch.raw, info) == [
-                    record_of(info, number) for number in range(seq - kept + 1, seq + 1)
-                ]
-                assert (batch.steps, batch.missed, batch.torn) == (kept, burst - kept, 0)
-                assert len(batch.raw) == kept * info.slot_bytes
-        writer.close()
+                seq += burst
+                # THEN the newest steps are read in order, and the others are counted
+                assert (len(batch.steps) + batch.missed, batch.torn) == (burst, 0)
+                assert batch.steps.step_B.tolist() == list(range(seq - len(batch.steps), seq))
+                assert batch.steps.seq_B.tolist() == list(range(seq - len(batch.steps) + 1, seq + 1))
+                # AND as many as fit into a block are never missed
+                assert len(batch.steps) >= min(burst, BLOCK_WORDS // 5 - 2)
 
 
-@settings(max_examples=300)
-@given(data=st.data(), published=st.integers(0, 9))
-def test_damage_never_makes_a_record_that_was_not_written(make_info, slot_of, record_of, data, published):
-    # GIVEN a ring with some steps
-    info = make_info()
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+@given(data=st.data(), published=st.integers(0, 250))
+def test_damage_is_refused_or_costs_steps_and_ends_in_no_other_error(form, data, published):
     with tempfile.TemporaryDirectory() as directory:
-        writer = RingWriter(Path(directory), info, 4)
-        for seq in range(1, published + 1):
-            writer.publish(slot_of(info, seq))
-        path = writer.path
-        writer.close()
-        size = path.stat().st_size
-        # WHEN bytes of it are overwritten, or it is cut at any length
+        with Monitor(("a",), ("a",), rings=directory, slots=1) as monitor:
+            for _ in range(published):
+                with monitor.step(), monitor.stage("a"):
+                    pass
+        path = Path(directory) / "rank-0.0.ring"
+        # GIVEN bytes of a ring that are overwritten, and a ring that is cut at any length
         content = bytearray(path.read_bytes())
-        interesting = st.one_of(st.integers(0, size - 1), st.integers(LIVE_AT, LIVE_AT + 55), st.integers(0, 500))
+        size = len(content)
+        interesting = st.one_of(
+            st.integers(0, size - 1), st.integers(LIVE_AT, LIVE_AT + 50), st.integers(LOG_AT, LOG_AT + 200)
+        )
         for at in data.draw(st.lists(interesting, max_size=8)):
             content[at] = data.draw(st.integers(0, 255))
         path.write_bytes(content[: data.draw(st.one_of(st.just(size), st.integers(0, size)))])
-        # THEN reading it raises a RingError, or yields steps that were written, each once
-        written = {seq: record_of(info, seq) for seq in range(1, published + 1)}
+        # THEN reading it raises a RingError, or gives steps with times that can be
         try:
-            with RingReader(path) as reader:
-                count = reader.status().published
+            with open_ring(path) as reader:
+                reader.status()
                 batch = reader.read()
-                records = records_in(batch.raw, reader.info)
-                found = [record.step - 40 for record in records]
+                reader.status()
         except RingError:
             return
-        assert [written[seq] for seq in found] == records
-        assert sorted(set(found)) == found
-        # AND every step that is said to be published is read, missed or torn
-        assert len(found) == batch.steps
-        assert batch.steps + batch.missed + batch.torn == count
+        assert (batch.steps.times_ns_BV >= 0).all()
+        assert (batch.steps.between_ns_B >= 0).all()
+        batch.steps.records()
 
 
-def test_a_torn_slot_is_skipped_and_counted(ring, slot_of, record_of):
-    # GIVEN three steps, the second with a wrong checksum
-    for seq, crc in ((1, None), (2, 0), (3, None)):
-        ring.writer.publish(slot_of(ring.info, seq, crc=crc))
-    # THEN the other two are read
-    batch = ring.reader.read()
-    assert records_in(batch.raw, ring.info) == [record_of(ring.info, 1), record_of(ring.info, 3)]
-    assert (batch.missed, batch.torn) == (0, 1)
+def test_what_the_docstring_says_is_enough_to_read_a_ring_written_at_full_speed(tmp_path, form):
+    # GIVEN a writer that never pauses
+    monitor = Monitor(("a", "b"), (), rings=tmp_path, slots=4096)
+    done = threading.Event()
+
+    def train() -> None:
+        while not done.is_set():
+            with monitor.step(), monitor.stage("a"), monitor.stage("b"):
+                pass
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    # WHEN it is read as `layout` says, with nothing of ours, from the first word on
+    path = tmp_path / "rank-0.0.ring"
+    try:
+        numbers = read_by_the_book(path, looks=30)
+    finally:
+        done.set()
+        thread.join(10)
+        monitor.close()
+    # THEN no step is there that did not happen: numbers only go up, and each step has its six moments
+    assert len(numbers) > 100
+    assert numbers == sorted(set(numbers))
 
 
-def test_a_writer_that_laps_the_reader_while_it_copies_is_missed_not_torn(ring, record_of, monkeypatch):
-    # GIVEN a ring of four slots with four steps
-    ring.publish(1, 2, 3, 4)
-    copy = ring.reader._slots
+def read_by_the_book(path: Path, looks: int) -> list[int]:
+    """The numbers of the steps of the newest few blocks at each look."""
+    header = path.read_bytes()[:HEADER_BYTES]
+    log_words = json.loads(header[24 : 24 + struct.unpack_from("=I", header, 16)[0]])["log_words"]
+    at, numbers, step = 0, [], []
+    with path.open("rb") as file:
+        for _ in range(looks):
+            live = os.pread(file.fileno(), HEADER_BYTES, 0)
+            claimed, opened = word(live, CLAIMED), word(live, OPENED)
+            start = max(at, claimed - log_words, opened - 4 * BLOCK_WORDS)
+            words = b"".join(
+                os.pread(file.fileno(), 8 * BLOCK_WORDS, LOG_AT + 8 * (block % log_words))
+                for block in range(start - start % BLOCK_WORDS, opened, BLOCK_WORDS)
+            )
+            gone = word(os.pread(file.fileno(), HEADER_BYTES, 0), CLAIMED) - log_words
+            if start > at:
+                step = None
+            for at, one in enumerate(np.frombuffer(words, np.uint64)[start % BLOCK_WORDS :].tolist(), start=start):
+                code, value = one >> CODE_AT, one & MAX_VALUE
+                if at < gone:
+                    step = None
+                elif not one:
+                    break
+                elif step is not None and code != BLOCK:
+                    step.append((code, value))
+                if at >= gone and code in (END, LEFT):
+                    if step is not None:
+                        assert [code for code, _ in step] == [NUMBER, BEGIN, 2, 4, 5, 3, END]
+                        times = [value for _, value in step[1:]]
+                        assert times == sorted(times)
+                        numbers.append(step[0][1])
+                    step = []
+            else:
+                at = max(start, opened)
+    return numbers
 
-    def lapped(first: int, end: int) -> bytes:
-        ring.publish(5, 6)
-        return copy(first, end)
 
-    # WHEN two more come between the reader's look at the count and its copy
-    monkeypatch.setattr(ring.reader, "_slots", lapped)
-    batch = ring.reader.read()
+def test_a_writer_that_laps_the_reader_while_it_copies_costs_steps_and_makes_none_up(written, reader, monkeypatch):
+    # GIVEN a ring of two blocks, nearly full
+    _, steps = written
+    steps(120)
+    copy = type(reader)._circular
+
+    def lapped(self, *where):
+        copy(self, *where)
+        steps(150)
+        return copy(self, *where)
+
+    # WHEN the writer goes on by more than that between the reader's look and its copy
+    monkeypatch.setattr(type(reader), "_circular", lapped)
+    batch = reader.read()
     monkeypatch.undo()
-    # THEN the two that were overwritten are missed, and the next read goes on with the new ones
-    assert records_in(batch.raw, ring.info) == [record_of(ring.info, 3), record_of(ring.info, 4)]
-    assert (batch.missed, batch.torn) == (2, 0)
-    assert new_records(ring.reader) == [record_of(ring.info, 5), record_of(ring.info, 6)]
+    # THEN what was overwritten is missed, what was not is right, and the next read goes on from there
+    numbers = batch.steps.step_B.tolist()
+    assert numbers == list(range(numbers[0], numbers[-1] + 1)) if numbers else batch.missed == 0
+    after = reader.read()
+    assert after.steps.step_B.tolist()[-1] == 269
+    assert len(batch.steps) + batch.missed + len(after.steps) + after.missed == 270
+    assert batch.torn == after.torn == 0
 
 
-def test_the_slot_being_written_while_it_is_copied_is_missed_not_torn(ring, slot_of):
-    # GIVEN a full ring, and a writer in the middle of storing step 5 over step 1, not yet published
-    ring.publish(1, 2, 3, 4)
-    half = slot_of(ring.info, 5)[:5]
-    ring.writer.words[: len(half)] = half
-    # THEN step 1 is missed
-    batch = ring.reader.read()
-    assert [record.step for record in records_in(batch.raw, ring.info)] == [42, 43, 44]
-    assert (batch.missed, batch.torn) == (1, 0)
+def test_a_step_longer_than_the_ring_is_missed_and_the_next_one_is_read(written, reader):
+    monitor, steps = written
+    steps(3)
+    with monitor.step():
+        for _ in range(2 * BLOCK_WORDS):
+            with monitor.stage("a"):
+                pass
+    steps(1)
+    batch = reader.read()
+    assert (batch.steps.step_B.tolist(), batch.missed) == ([4], 4)
 
 
-def test_a_reader_goes_on_where_an_earlier_one_stopped(ring):
-    ring.publish(1, 2, 3)
-    with RingReader(ring.path, skip=2) as reader:
-        assert [record.step for record in new_records(reader)] == [43]
+def test_sixty_four_micro_batches_keep_their_times(tmp_path, form):
+    # GIVEN a pipeline's step: 64 micro-batches of three stages
+    names = ("forward", "backward", "exchange")
+    with Monitor(names, ("exchange",), rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+        for _ in range(3):
+            with monitor.step():
+                for _ in range(64):
+                    for name in names:
+                        with monitor.stage(name):
+                            pass
+        # THEN nothing is too much
+        records = new_records(reader)
+    assert [record.step for record in records] == [0, 1, 2]
+    assert all(min(record.durations_ns) > 0 for record in records)
 
 
-@pytest.mark.parametrize("count", [-1, 1, (1 << 62), (1 << 63) - 1])
-def test_a_count_that_cannot_be_is_refused(ring, count):
-    # GIVEN a reader that has read two steps
-    ring.publish(1, 2)
-    ring.reader.read()
-    # WHEN the count goes backwards, or jumps to where no process counts THEN the ring is refused
-    ring.writer.live[PUBLISHED] = count
-    with pytest.raises(RingError, match="steps"):
-        ring.reader.read()
+@pytest.mark.parametrize("killed_after", range(9))
+def test_a_writer_killed_between_two_stores_leaves_what_was_before(tmp_path, form, killed_after):
+    # GIVEN a step of seven words after a whole one, of which only the first few were stored
+    with Monitor(("a", "b"), (), rings=tmp_path, slots=1) as monitor:
+        for _ in range(2):
+            with monitor.step(), monitor.stage("a"), monitor.stage("b"):
+                pass
+        content = bytearray((tmp_path / "rank-0.0.ring").read_bytes())
+    first = LOG_AT + 8 * (1 + 7 + killed_after)
+    content[first : LOG_AT + 8 * (1 + 14)] = bytes(max(0, LOG_AT + 8 * 15 - first))
+    (tmp_path / "rank-0.1.ring").write_bytes(content)
+    # THEN the whole one is read, and the other one only once its end is there
+    with open_ring(tmp_path / "rank-0.1.ring") as reader:
+        assert [record.step for record in new_records(reader)] == ([0] if killed_after < 7 else [0, 1])
+        expected = [None, None, "other", "a", "b", "a", "other", None, None][killed_after]
+        assert reader.status().stage == expected
 
 
-def test_a_ring_truncated_under_the_reader_is_an_error_not_a_signal(ring):
-    # GIVEN an open reader
-    ring.publish(1, 2)
-    # WHEN the file loses its slots, and then its header THEN the reader says so
-    os.truncate(ring.path, HEADER_BYTES)
-    with pytest.raises(RingError, match="truncated: slots are missing"):
-        ring.reader.read()
-    os.truncate(ring.path, 100)
-    with pytest.raises(RingError, match="truncated: its header"):
-        ring.reader.status()
+def test_a_reader_goes_on_where_an_earlier_one_stopped(written, tmp_path):
+    _, steps = written
+    steps(5)
+    with open_ring(tmp_path / "rank-0.0.ring", skip=3) as reader:
+        batch = reader.read()
+        assert (batch.steps.seq_B.tolist(), batch.missed) == ([4, 5], 0)
+        assert (batch.steps.between_ns_B > 0).all()
 
 
-def test_a_stage_that_is_none_is_refused(ring):
-    ring.writer.live[CURRENT_STAGE] = 4
-    with pytest.raises(RingError, match="stage 4 of 4"):
-        ring.reader.status()
+@pytest.mark.parametrize(("at", "value"), [(CLAIMED, 100), (OPENED, -512), (OPENED, 513), (OPENED, 1 << 40)])
+def test_counts_that_cannot_be_are_refused(written, reader, tmp_path, at, value):
+    _, steps = written
+    steps(100)
+    with (tmp_path / "rank-0.0.ring").open("r+b") as file:
+        file.seek(LIVE_AT + 8 * at)
+        file.write(struct.pack("=q", value))
+    with pytest.raises(RingError):
+        reader.read()
+
+
+def test_a_ring_truncated_under_the_reader_is_an_error_not_a_signal(written, reader, tmp_path):
+    monitor, steps = written
+    steps(3)
+    monitor.close()
+    for size in (LOG_AT, 100):
+        os.truncate(tmp_path / "rank-0.0.ring", size)
+        with pytest.raises(RingError, match="truncated"):
+            reader.read()
 
 
 def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
@@ -163,22 +281,54 @@ def test_what_is_no_regular_file_is_refused_and_not_waited_for(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "pipe")
     for name in ("pipe", "link", "missing", "."):
         with pytest.raises(RingError):
-            RingReader(tmp_path / name)
+            open_ring(tmp_path / name)
 
 
-def test_a_ring_is_private_whole_from_the_start_and_never_replaces_another(tmp_path, make_info):
+@pytest.fixture
+def ring_file(tmp_path):
+    """Make rings, which are closed in the end."""
+    made: list[RingFile] = []
+
+    def ring_file(info):
+        made.append(RingFile(tmp_path, info, 4))
+        return made[-1]
+
+    yield ring_file
+    for one in made:
+        one.close()
+
+
+def test_a_ring_is_private_whole_from_the_start_and_never_replaces_another(tmp_path, make_info, ring_file):
     # GIVEN a ring
-    writer = RingWriter(tmp_path, make_info(), 4)
+    ring = ring_file(make_info())
     # THEN only its owner may read it, and nothing else is left in the directory
-    assert writer.path.stat().st_mode & 0o777 == 0o600
+    assert ring.path.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["rank-3.0.ring"]
-    before = writer.path.read_bytes()
+    before = ring.path.read_bytes()
     # AND a second one of that name is refused, and changes nothing
     with pytest.raises(FileExistsError):
-        RingWriter(tmp_path, make_info(host="node-b"), 4)
-    assert writer.path.read_bytes() == before
+        ring_file(make_info(host="node-b"))
+    assert ring.path.read_bytes() == before
     assert [path.name for path in tmp_path.iterdir()] == ["rank-3.0.ring"]
-    writer.close()
+
+
+@pytest.mark.parametrize(("mode", "group", "expected"), [("640", "", 0o640), ("0660", "1", 0o660), ("777", "", 0o666)])
+def test_mode_and_group_of_the_files_can_be_given(tmp_path, monkeypatch, mode, group, expected):
+    monkeypatch.setenv(files.MODE_ENV, mode)
+    monkeypatch.setenv(files.GROUP_ENV, group)
+    with Monitor(rings=tmp_path):
+        found = [path.stat() for path in tmp_path.iterdir()]
+    assert [one.st_mode & 0o777 for one in found] == [expected] * 2
+    assert {one.st_gid for one in found} == {int(group or os.getgid())}
+
+
+@pytest.mark.parametrize(("variable", "value"), [(files.MODE_ENV, "rw"), (files.GROUP_ENV, "no such group")])
+def test_a_mode_or_group_that_makes_no_sense_is_one_warning(tmp_path, monkeypatch, caplog, variable, value):
+    monkeypatch.setenv(variable, value)
+    with Monitor(rings=tmp_path) as monitor:
+        assert not monitor.active
+    assert [value in record.message for record in caplog.records] == [True]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_full_disk_leaves_nothing_behind(tmp_path, make_info, monkeypatch):
@@ -187,26 +337,73 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, make_info, monkeypatch):
 
     monkeypatch.setattr(files.os, "posix_fallocate", full)
     with pytest.raises(OSError, match="No space left"):
-        RingWriter(tmp_path, make_info(), 4)
+        RingFile(tmp_path, make_info(), 4)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_closed_ring_says_so_and_stays_readable(ring):
-    ring.publish(1)
-    ring.writer.live[CURRENT_STAGE] = 1
-    assert (ring.reader.status().closed, ring.reader.status().stage) == (False, "forward")
-    ring.writer.close()
-    ring.writer.close()
-    assert (ring.reader.status().closed, ring.reader.status().stage) == (True, None)
-    assert ring.reader.read().steps == 1
+def test_a_closed_ring_says_so_and_stays_readable(written, reader):
+    monitor, steps = written
+    steps(1)
+    assert (reader.status().closed, reader.status().alive) == (False, True)
+    monitor.close()
+    monitor.close()
+    status = reader.status()
+    assert (status.closed, status.stage, status.alive, status.published) == (True, None, False, 1)
+    assert len(reader.read().steps) == 1
 
 
-def test_a_pid_that_is_used_again_is_not_the_writer(tmp_path, make_info):
-    # GIVEN a ring whose writer had this process's pid, but was started at another time
-    writer = RingWriter(tmp_path, make_info(pid_start_ticks=1), 4)
-    with RingReader(writer.path) as reader:
+def test_a_reader_in_the_trainers_own_process_leaves_it_its_lock(written, tmp_path):
+    # GIVEN a ring that is read and closed in the process that writes it, which by POSIX would end its lock
+    with open_ring(tmp_path / "rank-0.0.ring") as reader:
+        assert reader.writer_alive
+    # THEN another process still sees that the writer lives
+    code = "import sys; from sftriage.windows.rings import open_ring; sys.exit(open_ring(sys.argv[1]).writer_alive)"
+    command = [sys.executable, "-c", code, str(tmp_path / "rank-0.0.ring")]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 1
+    written[0].close()
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0
+
+
+def test_where_a_file_system_has_no_locks_the_pid_says_whether_the_writer_lives(tmp_path, monkeypatch, make_info):
+    def refused(*_: object) -> None:
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "lockf", refused)
+    with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+        assert (monitor.info.locked, reader.writer_alive) == (False, True)
+    # AND a pid that is used again is not the writer
+    ring = RingFile(tmp_path, make_info(pid_start_ticks=1), 4)
+    with open_ring(ring.path) as reader:
         assert not reader.writer_alive
-    writer.close()
+    ring.close()
+
+
+@pytest.mark.parametrize("dead", [0, 1, KEPT_RINGS - 1, KEPT_RINGS])
+def test_as_many_dead_attempts_as_are_kept_are_left(tmp_path, make_info, dead):
+    for attempt in range(dead):
+        RingFile(tmp_path, make_info(rank=0, attempt=attempt), 4).close()
+    claim(tmp_path, make_info(rank=0, attempt=dead), 4).close()
+    assert len(find_rings(tmp_path)) == dead + 1
+
+
+def test_what_dead_attempts_left_is_swept_but_for_the_last_ones(tmp_path, make_info):
+    # GIVEN more rings of a rank's dead attempts than are kept, one that is held, one of another rank, and half a file
+    dead = [RingFile(tmp_path, make_info(rank=0, attempt=attempt), 4) for attempt in range(KEPT_RINGS + 2)]
+    held = RingFile(tmp_path, make_info(rank=0, attempt=KEPT_RINGS + 2), 4)
+    other = RingFile(tmp_path, make_info(rank=1), 4)
+    for ring in (*dead, other):
+        ring.path.with_suffix(".mailbox").touch()
+        ring.close()
+    half = tmp_path / ".rank-0.7.ring.77.partial"
+    half.touch()
+    os.utime(half, (0, 0))
+    # WHEN the next attempt begins
+    claimed = claim(tmp_path, make_info(rank=0, attempt=KEPT_RINGS + 3), 4)
+    # THEN the oldest are gone, with what goes with them
+    left = {path.stem for path in tmp_path.iterdir()}
+    assert left == {ring.path.stem for ring in (*dead[2:], held, other, claimed)}
+    for ring in (claimed, held):
+        ring.close()
 
 
 def test_a_zombie_is_not_alive():
@@ -228,18 +425,50 @@ def test_rings_are_found_by_rank_and_attempt_and_other_files_are_not(tmp_path):
     assert [path.name for path in find_rings(tmp_path)] == ["rank-2.0.ring", "rank-2.1.ring", "rank-10.0.ring"]
 
 
-def test_the_slot_is_stored_before_the_count(ring, slot_of, monkeypatch):
-    # GIVEN a writer that is watched as it publishes
-    slot = slot_of(ring.info, 1)
-    seen = []
+def test_stages_and_the_cohort_may_come_later(tmp_path, form):
+    # GIVEN a monitor that knows no stages yet
+    with Monitor((), (), rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+        with monitor.step():
+            monitor.declare("forward")
+            with monitor.stage("forward"):
+                monitor.declare("backward", sync=True)
+        monitor.declare("backward")
+        monitor.join("pp0")
+        with monitor.step(), monitor.stage("backward"):
+            pass
+        # THEN what is recorded has them from where they came on
+        first, second = new_records(reader)
+        assert reader.info.schema.stages == ("forward", "backward", "other") == monitor.info.schema.stages
+        assert (reader.info.schema.sync, reader.info.cohort) == (("backward",), "pp0")
+        assert (first.durations_ns[0] > 0, second.durations_ns[1] > 0) == (True, True)
+        # AND they are lines of their own, written before anything says their number
+        lines = (tmp_path / "rank-0.0.ring").read_bytes()[ADDITIONS_AT:].partition(b"\0")[0].splitlines()
+        assert [json.loads(line) for line in lines] == [
+            {"stage": "forward", "sync": False},
+            {"stage": "backward", "sync": True},
+            {"cohort": "pp0"},
+        ]
 
-    class Watching:
-        def __setitem__(self, key: slice, value: array[int]) -> None:
-            seen.append(("slot", ring.writer.live[PUBLISHED]))
 
-    monkeypatch.setattr(ring.writer, "words", Watching())
-    ring.writer.publish(slot)
-    monkeypatch.undo()
-    # THEN the count was still the old one while the slot was stored
-    assert seen == [("slot", 0)]
-    assert ring.writer.live[PUBLISHED] == 1
+@pytest.mark.parametrize("stage", ["no spaces", "", "other " * 20, 7, None])
+def test_a_stage_that_cannot_be_declared_is_misuse(tmp_path, form, stage, caplog):
+    with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+        monitor.declare(stage)
+        reader.status()
+        assert (reader.misuse, monitor.active, len(caplog.records)) == (1, True, 1)
+
+
+def test_more_stages_than_are_recorded_are_misuse(tmp_path, form):
+    with Monitor(rings=tmp_path) as monitor, open_ring(tmp_path / "rank-0.0.ring") as reader:
+        for number in range(40):
+            monitor.declare(f"stage-{number}")
+        reader.status()
+        assert (len(reader.info.schema.stages), reader.misuse, monitor.active) == (32, 13, True)
+
+
+def test_the_form_can_be_chosen_and_is_said(tmp_path):
+    code = "from sftriage.recorder import Monitor; import sys; print(Monitor(rings=sys.argv[1]).info.writer)"
+    environment = {**os.environ, moments.FORM_ENV: "python"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "Python\n"

@@ -2,20 +2,20 @@
 
 import os
 import tracemalloc
-from array import array
 
 import numpy as np
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.recorder import StepLog
 from sftriage.recorder.layout import HEADER_BYTES, RingInfo
-from sftriage.recorder.ring import RingWriter
 from sftriage.records import StageSchema, StepRecord
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.slots import slot_bytes
+from sftriage.windows.steplog import StepLog
+from tests.rings import SlotRing
 from tests.unit.recorded import info_of, run_at
-from tests.unit.windows.steps import batch, raw
+from tests.unit.windows.steps import batch, of_rank, raw
 
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 SHAPE = Shape(window_steps=4, stride_steps=2, warmup_steps=0)
@@ -44,17 +44,15 @@ def step(rank: int, number: int) -> StepRecord:
 
 def log(run, about: RingInfo, *numbers: int):
     kept = StepLog(run.steps, about)
-    kept.append(raw(1, *[step(about.rank, number) for number in numbers]))
+    kept.append(of_rank(1, *[step(about.rank, number) for number in numbers], schema=about.schema))
     kept.close()
     return kept.path
 
 
 def ring(rings, about: RingInfo, *numbers: int, slots: int = 64):
-    writer = RingWriter(rings, about, slots)
-    slots = raw(1, *[step(about.rank, number) for number in numbers])
-    for at in range(0, len(slots), about.slot_bytes):
-        writer.publish(array("q", slots[at : at + about.slot_bytes]))
-    writer.abandon()
+    writer = SlotRing(rings, about, slots)
+    for seq, number in enumerate(numbers, start=1):
+        writer.publish(raw(seq, step(about.rank, number)))
     return writer.path
 
 
@@ -123,7 +121,7 @@ def test_each_attempt_has_windows_of_its_own(run):
 def test_a_damaged_slot_is_a_missing_step(run):
     log(run, info(0), *range(4))
     path = log(run, info(1), *range(4))
-    size = info(1).slot_bytes
+    size = slot_bytes(SCHEMA)
     # GIVEN a step that is damaged, and one whose end was never written
     with path.open("r+b") as file:
         file.seek(HEADER_BYTES + size + 80)
@@ -155,7 +153,7 @@ def test_a_log_that_goes_while_it_is_read_is_named(run):
 @pytest.mark.parametrize("other", [{"schema": StageSchema(("load", "other"))}, {"world_size": 3}])
 def test_ranks_that_recorded_different_things_are_no_recording(run, rings, other):
     log(run, info(0), 1)
-    RingWriter(rings, info(1, **other), 4).abandon()
+    SlotRing(rings, info(1, **other), 4)
     with pytest.raises(InputError, match="different stages or world sizes"):
         load_recording(run.path)
 

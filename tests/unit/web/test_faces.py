@@ -9,13 +9,13 @@ from datetime import datetime, timezone
 
 import pytest
 
-from sftriage.recorder import StepLog
 from sftriage.recorder.files import start_ticks
-from sftriage.recorder.ring import RingWriter
+from sftriage.recorder.ring import RingFile
 from sftriage.runs import liveness
 from sftriage.runs.directory import read_info, write_info
 from sftriage.runs.liveness import RankCoverage, Watcher, WatcherLook, telemetry_of, watcher_of
 from sftriage.traces.uploads import Outbox, Upload
+from sftriage.windows.steplog import StepLog
 from tests.unit.recorded import info_of, verdict
 from tests.unit.web.reading import text_of
 
@@ -36,7 +36,7 @@ def rings(run):
 @pytest.fixture
 def trainer(rings):
     """A trainer that goes on: this process."""
-    return RingWriter(rings, info_of(0, 1, pid=os.getpid(), pid_start_ticks=_ticks(os.getpid())), 8)
+    return RingFile(rings, info_of(0, 1, pid=os.getpid(), pid_start_ticks=_ticks(os.getpid())), 8)
 
 
 def _ticks(pid: int) -> int:

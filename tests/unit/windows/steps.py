@@ -4,9 +4,9 @@ from zlib import crc32
 
 import numpy as np
 
-from sftriage.recorder.layout import CAPTURING, INCOMPLETE, UNKNOWN, kind_words
 from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.decoding import StepArrays, decode
+from sftriage.windows.slots import CAPTURING, INCOMPLETE, UNKNOWN, kind_words
 
 
 def raw(first_seq: int, *records: StepRecord) -> bytes:
@@ -29,6 +29,11 @@ def raw(first_seq: int, *records: StepRecord) -> bytes:
         slot_W[-1] = crc32(slot_W[:-1].tobytes())
         slots.append(slot_W.tobytes())
     return b"".join(slots)
+
+
+def of_rank(first_seq: int, *records: StepRecord, schema: StageSchema) -> StepArrays:
+    """Steps of one rank, at least one, as they are taken from its ring."""
+    return decode([(records[0].rank, raw(first_seq, *records))], schema)
 
 
 def batch(*records: StepRecord, schema: StageSchema | None = None) -> StepArrays:

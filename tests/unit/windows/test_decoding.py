@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.recorder import RingInfo
-from sftriage.recorder.layout import SlotCheck
 from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.decoding import checked, decode, together
+from sftriage.windows.slots import SlotCheck, slot_bytes
 from tests.unit.windows.steps import batch, raw
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))
@@ -57,8 +57,8 @@ def test_the_decoder_and_the_recorder_agree_on_what_is_whole(written, data):
     content += mistaken
     # THEN both refuse the same ones
     steps, sound_B = checked(3, bytes(content), SCHEMA)
-    size = INFO.slot_bytes
-    sequences = [SlotCheck(INFO).sequence(bytes(content[at : at + size])) for at in range(0, len(content), size)]
+    size = slot_bytes(INFO.schema)
+    sequences = [SlotCheck(INFO.schema).sequence(bytes(content[at : at + size])) for at in range(0, len(content), size)]
     assert sound_B.tolist() == [seq is not None for seq in sequences]
     assert steps.seq_B[sound_B].tolist() == [seq for seq in sequences if seq is not None]
 

@@ -3,10 +3,12 @@ from zlib import crc32
 import numpy as np
 import pytest
 
-from sftriage.recorder import StepLog
-from sftriage.recorder.layout import FLAGS, HEADER_BYTES, INCOMPLETE, LOG_MAGIC, WORD_BYTES, encode_header
+from sftriage.recorder.layout import HEADER_BYTES, LOG_MAGIC, WORD_BYTES, encode_header
 from sftriage.windows.logs import StepLogs, windows
+from sftriage.windows.slots import FLAGS, INCOMPLETE, slot_bytes
+from sftriage.windows.steplog import StepLog
 from tests.unit.recorded import info_of, slots
+from tests.unit.recorded import steps_of as recorded
 
 
 def took(step):
@@ -22,11 +24,11 @@ def write(directory, rank, steps, **about):
     """A log as an agent leaves it; ``damage`` maps the index of a slot to what is done to its bytes."""
     damage = about.pop("damage", {})
     info = info_of(rank, **about)
-    size = info.slot_bytes
+    size = slot_bytes(info.schema)
     raw = bytearray(slots(info, steps, took))
     for index, change in damage.items():
         raw[index * size : (index + 1) * size] = change(bytes(raw[index * size : (index + 1) * size]))
-    (directory / info.file_name("steps")).write_bytes(encode_header(LOG_MAGIC, info, 0) + bytes(raw))
+    (directory / info.file_name("steps")).write_bytes(encode_header(LOG_MAGIC, info) + bytes(raw))
 
 
 def steps_of(logs, rank, runs):
@@ -84,11 +86,11 @@ def test_a_log_that_grows_is_read_on(tmp_path, logs):
     write(tmp_path, 0, range(10))
     path = tmp_path / info_of(0).file_name("steps")
     with path.open("r+b") as file:
-        file.truncate(HEADER_BYTES + 9 * info_of(0).slot_bytes + 17)
+        file.truncate(HEADER_BYTES + 9 * slot_bytes(info_of(0).schema) + 17)
     assert set(steps_of(logs, 0, [(5, 10)]).values()) == {5, 6, 7, 8}
     # WHEN the agent goes on
     log = StepLog(tmp_path, info_of(0))
-    log.append(slots(info_of(0), range(20), took)[9 * info_of(0).slot_bytes :])
+    log.append(recorded(info_of(0), range(20), took)[9:])
     log.close()
     # THEN the new steps are there
     assert set(steps_of(logs, 0, [(5, 10)]).values()) == set(range(5, 15))

@@ -9,16 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import RingError
-from sftriage.recorder import steplog
 from sftriage.recorder.layout import HEADER_BYTES
-from sftriage.recorder.steplog import StepLog
+from sftriage.windows import steplog
+from sftriage.windows.decoding import StepArrays, decode
+from sftriage.windows.rings import open_ring
+from sftriage.windows.slots import slot_bytes
+from sftriage.windows.steplog import StepLog
 from tests.recorded import read_log
+from tests.rings import SlotRing
 
 
 @pytest.fixture(scope="session")
 def raw(slot_of):
-    def make(info, *seqs):
-        return b"".join(slot_of(info, seq).tobytes() for seq in seqs)
+    def make(info, *seqs) -> bytes:
+        return b"".join(slot_of(info, seq) for seq in seqs)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def steps(raw):
+    """Steps as a log takes them."""
+
+    def make(info, *seqs) -> StepArrays:
+        return decode([(info.rank, raw(info, *seqs))], info.schema)
 
     return make
 
@@ -36,25 +50,24 @@ def log(tmp_path, info):
     made.close()
 
 
-def test_what_a_ring_holds_goes_through_the_log_unchanged(ring, tmp_path, slot_of, record_of):
+def test_what_a_ring_holds_goes_through_the_log_unchanged(log, info, tmp_path, slot_of, record_of):
     # GIVEN a ring and a log
-    log = StepLog(tmp_path, ring.info)
+    ring = SlotRing(tmp_path, info, 4)
     # WHEN its steps are read and appended, in two goes with an overrun between them
-    for burst in ((1, 2), (3, 4, 5, 6, 7)):
-        for seq in burst:
-            ring.writer.publish(slot_of(ring.info, seq))
-        log.append(ring.reader.read().raw)
-    log.close()
+    with open_ring(ring.path) as reader:
+        for burst in ((1, 2), (3, 4, 5, 6, 7)):
+            for seq in burst:
+                ring.publish(slot_of(info, seq))
+            log.append(reader.read().steps)
     # THEN the log holds those that were not missed
-    info, records, skipped = read_log(tmp_path / "rank-3.0.steps")
-    assert (info, skipped) == (ring.info, 0)
-    assert records == [record_of(ring.info, seq) for seq in (1, 2, 4, 5, 6, 7)]
+    records = [record_of(info, seq) for seq in (1, 2, 4, 5, 6, 7)]
+    assert read_log(tmp_path / "rank-3.0.steps") == (info, records, 0)
     assert (tmp_path / "rank-3.0.steps").stat().st_mode & 0o777 == 0o600
 
 
-def test_an_agent_that_was_restarted_goes_on_after_a_half_written_slot(tmp_path, log, info, raw, record_of):
+def test_an_agent_that_was_restarted_goes_on_after_a_half_written_slot(tmp_path, log, info, raw, record_of, steps):
     # GIVEN a log whose agent was killed in the middle of a write
-    log.append(raw(info, 1, 2))
+    log.append(steps(info, 1, 2))
     log.close()
     with log.path.open("ab") as file:
         file.write(raw(info, 3)[:20])
@@ -62,19 +75,19 @@ def test_an_agent_that_was_restarted_goes_on_after_a_half_written_slot(tmp_path,
     log = StepLog(tmp_path, info)
     # THEN it knows where to go on, and what it appends is read
     assert log.last_seq == 2
-    log.append(raw(info, 3))
+    log.append(steps(info, 3))
     log.close()
     assert read_log(log.path) == (info, [record_of(info, seq) for seq in (1, 2, 3)], 0)
 
 
-def test_a_log_whose_header_was_cut_off_starts_again(tmp_path, make_info, raw):
+def test_a_log_whose_header_was_cut_off_starts_again(tmp_path, make_info, steps):
     # GIVEN an agent that was killed while it wrote the header
     info = make_info()
     StepLog(tmp_path, info).close()
     os.truncate(tmp_path / "rank-3.0.steps", HEADER_BYTES - 1000)
     # THEN the next one writes it whole
     log = StepLog(tmp_path, info)
-    log.append(raw(info, 1))
+    log.append(steps(info, 1))
     log.close()
     assert len(read_log(log.path).records) == 1
 
@@ -89,37 +102,27 @@ def test_the_log_of_another_run_is_not_appended_to(tmp_path, make_info):
     assert (tmp_path / "rank-3.0.steps").read_bytes() == b"something else"
 
 
-def test_only_whole_slots_that_follow_are_appended(log, info, raw):
-    log.append(raw(info, 1, 2))
-    for wrong in (raw(info, 3)[:-1], raw(info, 2), raw(info, 4, 3), bytes(info.slot_bytes)):
-        with pytest.raises(RingError):
-            log.append(wrong)
-    log.close()
-    assert len(read_log(log.path).records) == 2
-
-
-def test_an_agent_that_starts_again_appends_what_the_log_does_not_have(log, info, raw, record_of):
+def test_an_agent_that_starts_again_appends_what_the_log_does_not_have(log, info, steps, record_of):
     # GIVEN a log with two steps, and a ring that is read from its oldest step again
-    log.append(raw(info, 1, 2))
-    # WHEN all that was read is offered
-    # THEN only what is new is left to be appended, and nothing of what is wholly known
-    assert log.unknown(raw(info, 1, 2)) == b""
-    log.append(log.unknown(raw(info, 1, 2, 3)))
-    log.append(log.unknown(raw(info, 4)))
+    log.append(steps(info, 1, 2))
+    # WHEN all that was read is offered THEN only what is new is appended
+    log.append(steps(info, 1, 2))
+    log.append(steps(info, 1, 2, 3))
+    log.append(steps(info, 4))
     log.close()
     assert read_log(log.path) == (info, [record_of(info, seq) for seq in (1, 2, 3, 4)], 0)
 
 
-def test_a_slot_that_comes_twice_is_one_record(log, info, raw, record_of):
+def test_a_slot_that_comes_twice_is_one_record(log, info, raw, record_of, steps):
     # GIVEN two agents that wrote the same log, one over the other's shoulder
-    log.append(raw(info, 1, 2))
+    log.append(steps(info, 1, 2))
     log.close()
     with log.path.open("ab") as file:
         file.write(raw(info, 1, 2, 3))
     assert read_log(log.path) == (info, [record_of(info, seq) for seq in (1, 2, 3)], 2)
 
 
-def test_a_disk_that_fills_up_leaves_the_log_whole(log, info, raw, record_of, monkeypatch):
+def test_a_disk_that_fills_up_leaves_the_log_whole(log, info, steps, record_of, monkeypatch):
     # GIVEN a disk that takes half a slot and then no more
     real, calls = os.pwrite, []
 
@@ -131,23 +134,23 @@ def test_a_disk_that_fills_up_leaves_the_log_whole(log, info, raw, record_of, mo
 
     monkeypatch.setattr(steplog.os, "pwrite", full)
     with pytest.raises(RingError, match="No space left"):
-        log.append(raw(info, 1))
+        log.append(steps(info, 1))
     monkeypatch.undo()
     # THEN none of it is in the log, and when there is space again it goes on
     assert (log.last_seq, log.path.stat().st_size) == (0, HEADER_BYTES)
-    log.append(raw(info, 1))
+    log.append(steps(info, 1))
     log.close()
     assert read_log(log.path) == (info, [record_of(info, 1)], 0)
 
 
 @settings(max_examples=200)
 @given(data=st.data(), count=st.integers(0, 6))
-def test_a_damaged_log_yields_only_what_was_written(make_info, raw, record_of, data, count):
+def test_a_damaged_log_yields_only_what_was_written(make_info, raw, record_of, data, count, steps):
     # GIVEN a log
     info = make_info()
     with tempfile.TemporaryDirectory() as directory:
         log = StepLog(directory, info)
-        log.append(raw(info, *range(1, count + 1)))
+        log.append(steps(info, *range(1, count + 1)))
         log.close()
         content = bytearray(log.path.read_bytes())
         # WHEN bytes of it are overwritten, and it is cut at any length
@@ -163,7 +166,7 @@ def test_a_damaged_log_yields_only_what_was_written(make_info, raw, record_of, d
         assert info_read == info
         assert all(record == record_of(info, record.step - 40) for record in records)
         assert [record.step for record in records] == sorted({record.step for record in records})
-        assert len(records) + skipped == -(-(cut - HEADER_BYTES) // info.slot_bytes)
+        assert len(records) + skipped == -(-(cut - HEADER_BYTES) // slot_bytes(info.schema))
 
 
 def test_a_reader_does_not_wait_for_a_pipe(tmp_path):

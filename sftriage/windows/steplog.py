@@ -1,7 +1,6 @@
-"""The step log: every step of one rank on disk, in the slots of its ring.
+"""The step log: every step of one rank on disk, in slots (see `windows.slots`).
 
-``rank-<rank>.<attempt>.steps`` is a header (see `layout`, with 0 slots: it grows) and slots in a line. The agent
-appends to it; the trainer never touches it, so that it may lie on a disk.
+The agent appends to it; the trainer never touches it, so that it may lie on a disk.
 """
 
 from __future__ import annotations
@@ -11,7 +10,11 @@ from pathlib import Path
 
 from sftriage.errors import RingError
 from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import HEADER_BYTES, MAGICS, RingInfo, SlotCheck, encode_header
+from sftriage.recorder.layout import DEVICE_LOG_MAGIC, HEADER_BYTES, LOG_MAGIC, RingInfo, encode_header
+from sftriage.windows.decoding import StepArrays, sealed
+from sftriage.windows.slots import SlotCheck
+
+MAGICS = {"steps": LOG_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
 
 
 class StepLog(OpenFile):
@@ -32,8 +35,8 @@ class StepLog(OpenFile):
 
     def __init__(self, directory: Path | str, info: RingInfo, *, kind: str = "steps") -> None:
         super().__init__(Path(directory) / info.file_name(kind), os.O_RDWR | os.O_CREAT)
-        self._check = SlotCheck(info)
-        header = encode_header(MAGICS[kind], info, 0)
+        self._check = SlotCheck(info.schema)
+        header = encode_header(MAGICS[kind], info)
         try:
             self._end = self._size_bytes()
             found = self._read_at(HEADER_BYTES, 0)
@@ -48,33 +51,16 @@ class StepLog(OpenFile):
             self.close()
             raise
 
-    def append(self, raw: bytes) -> None:
-        """Append whole slots, as `Batch.raw` has them.
+    def append(self, steps: StepArrays) -> None:
+        """Append steps of the rank, but for those that the log has: a ring is read again after a restart.
 
         Raises:
-            RingError: not whole, valid slots that follow the last one; or the disk did not take them, and none is in
-                the log.
+            RingError: the disk did not take them, and none is in the log.
         """
-        size = self._check.slot_bytes
-        last_seq = self.last_seq
-        if len(raw) % size:
-            raise RingError(f"{self.path}: {len(raw)} bytes are not whole slots of {size}")
-        for at in range(0, len(raw), size):
-            seq = self._check.sequence(raw[at : at + size])
-            if seq is None or seq <= last_seq:
-                raise RingError(f"{self.path}: not a slot that follows number {last_seq}")
-            last_seq = seq
-        self._write(raw)
-        self.last_seq = last_seq
-
-    def unknown(self, raw: bytes) -> bytes:
-        """Whole slots without those at their beginning that the log has: it is read again after a restart."""
-        size = self._check.slot_bytes
-        for at in range(0, len(raw) - size + 1, size):
-            seq = self._check.sequence(raw[at : at + size])
-            if seq is None or seq > self.last_seq:
-                return raw[at:]
-        return b""
+        new = steps[steps.seq_B > self.last_seq]
+        if len(new):
+            self._write(sealed(new))
+            self.last_seq = int(new.seq_B[-1])
 
     def last(self, slots: int) -> bytes:
         """The last slots of the log, at most so many, whole or not.

@@ -1,0 +1,339 @@
+"""Writing moments: when, and which. What a boundary costs is what this module does; whoever reads does the arithmetic.
+
+Two forms write the same bytes (see `layout`), behind the same three types: ``_moments`` in C, which adds less to a step
+than can be measured, and the one below, where that could not be built or loaded. `FORM` says which is in use.
+
+The clock is CLOCK_MONOTONIC: one for all processes of a host, and read without a system call.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib import import_module
+from threading import get_ident
+from time import monotonic_ns
+from typing import Any, Protocol
+
+from sftriage.recorder.layout import (
+    ADDITIONS_AT,
+    BEGIN,
+    BLOCK,
+    BLOCK_WORDS,
+    CLAIMED,
+    CODE_AT,
+    DOORBELL,
+    END,
+    LEFT,
+    LIVE_AT,
+    LOG_AT,
+    NUMBER,
+    OPENED,
+    WORD_BYTES,
+)
+
+_ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast("Q")
+
+NEVER = -1
+"""No doorbell rings so often: the recording is asked at the next step in any case."""
+
+FORM_ENV = "SFTRIAGE_RECORDER"
+"""``python`` takes the form in Python though the one in C is there."""
+
+
+class Owner(Protocol):
+    """What a log asks whenever something is not as usual. Nothing that it does raises into training."""
+
+    def begin(self, number: int | None) -> None:
+        """A step begins while another one is open, or the doorbell has rung."""
+
+    def end(self, incomplete: bool) -> None:
+        """A step ends that is not open in this thread, or ``ends_slowly`` is set."""
+
+    def stray(self, code: int) -> None:
+        """A boundary outside the step of this thread."""
+
+
+class Log(Protocol):
+    """The mapped log of one rank.
+
+    Attributes:
+        owner: the thread whose step is open, or 0.
+        number: of the step that is open, or of the last one; -1 before the first.
+        seen: the doorbell as it was answered last, or `NEVER`.
+        ends_slowly: whether the owner of the log is asked at the end of a step.
+        listener: is called with the code of each boundary of a stage, once it is noted; or None.
+    """
+
+    owner: int
+    number: int
+    seen: int
+    ends_slowly: bool
+    listener: Callable[[int], object] | None
+
+    @property
+    def published(self) -> int:
+        """Steps that have ended."""
+
+    @property
+    def doorbell(self) -> int:
+        """The ring's doorbell: it changes when there is something in the mailbox."""
+
+    def begin(self, number: int, /) -> int:
+        """Begin a step of this number, of the thread that calls; when that was, in nanoseconds since the log began."""
+
+    def end(self, code: int, /) -> None:
+        """End the step with END or LEFT, and publish it."""
+
+    def note(self, code: int, /) -> None:
+        """Note a moment, now."""
+
+    def put(self, code: int, value: int, /) -> None:
+        """Put a code with its value."""
+
+    def set_live(self, word: int, value: int, /) -> None:
+        """Store a live word."""
+
+    def close(self) -> None:
+        """Unmap the files; what was written stays. A second call does nothing."""
+
+
+class Stage(AbstractContextManager[None], Protocol):
+    """The context manager of a stage, which counts how often it was entered and left."""
+
+    @property
+    def entered(self) -> int:
+        """How often it was entered."""
+
+    @property
+    def left(self) -> int:
+        """How often it was left."""
+
+
+class PythonLog:
+    """`Log` in Python, in a file that has its header, with room for an index and a log of so many words.
+
+    Times in it are since ``base_ns``. ``clock`` is another one than the machine's, for tests.
+    """
+
+    __slots__ = (
+        "_all",
+        "_listener",
+        "_map",
+        "_opened",
+        "_words",
+        "at",
+        "base_ns",
+        "block",
+        "clock",
+        "ends_slowly",
+        "gate",
+        "live",
+        "number",
+        "owner",
+        "published",
+        "recording",
+        "seen",
+    )
+
+    def __init__(
+        self,
+        descriptor: int,
+        log_words: int,
+        base_ns: int,
+        recording: Owner,
+        clock: Callable[[], int] | None = None,
+    ) -> None:
+        # Every page now: no step pays for one that it is the first to touch.
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+        self._map = mmap.mmap(descriptor, LOG_AT + log_words * WORD_BYTES, flags)
+        self._all = memoryview(self._map).cast("Q")
+        self.live = self._all[LIVE_AT // WORD_BYTES : ADDITIONS_AT // WORD_BYTES]
+        self._words = self._all[LOG_AT // WORD_BYTES :]
+        self.recording = recording
+        self.clock = clock or monotonic_ns
+        self.base_ns = base_ns
+        # The block that is written just now, where in it, and how many words there are before its end, in all.
+        self.block, self.at, self._opened = self._words[:0], 0, 0
+        # The thread that may write without asking; 0 where something is not as usual.
+        self.gate = self.owner = self.published = 0
+        self.number = self.seen = NEVER
+        self.ends_slowly = False
+        self._listener: Callable[[int], object] | None = None
+
+    @property
+    def listener(self) -> Callable[[int], object] | None:
+        """See `Log`."""
+        return self._listener
+
+    @listener.setter
+    def listener(self, listener: Callable[[int], object] | None) -> None:
+        self._listener = listener
+        self.gate = 0 if listener else self.owner
+
+    @property
+    def doorbell(self) -> int:
+        """See `Log`."""
+        return self.live[DOORBELL]
+
+    def begin(self, number: int, /) -> int:
+        """See `Log`."""
+        self.put(NUMBER, number)
+        begun_ns = self.clock() - self.base_ns
+        self.put(BEGIN, begun_ns)
+        self.number = number
+        self.owner = get_ident()
+        self.gate = 0 if self._listener else self.owner
+        return begun_ns
+
+    def end(self, code: int, /) -> None:
+        """See `Log`."""
+        self.note(code)
+        self.owner = self.gate = 0
+        self.published += 1
+
+    def note(self, code: int, /) -> None:
+        """See `Log`."""
+        self.put(code, self.clock() - self.base_ns)
+
+    def put(self, code: int, value: int, /) -> None:
+        """See `Log`."""
+        if self.at == len(self.block):
+            first = self._opened % len(self._words)
+            self._opened += BLOCK_WORDS
+            # Claimed first, overwritten then.
+            self.live[CLAIMED] = self._opened
+            self.block = self._words[first : first + BLOCK_WORDS]
+            self.block[1:] = _ZEROS
+            self.block[0] = (BLOCK << CODE_AT) + self.published
+            self.live[OPENED] = self._opened
+            self.at = 1
+        self.block[self.at] = (code << CODE_AT) + value
+        self.at += 1
+
+    def boundary(self, code: int) -> None:
+        """A stage is entered or left: what its context manager does where it cannot just store a word."""
+        if self._map.closed:
+            return
+        if get_ident() != self.owner:
+            self.recording.stray(code)
+            return
+        self.note(code)
+        if self._listener is not None:
+            self._listener(code)
+
+    def set_live(self, word: int, value: int, /) -> None:
+        """See `Log`."""
+        self.live[word] = value
+
+    def close(self) -> None:
+        """See `Log`."""
+        if self._map.closed:
+            return
+        self.owner = self.gate = 0
+        # Whoever still begins a step asks, and is told that it is over.
+        self.seen, self.ends_slowly, self._listener = NEVER, True, None
+        for view in (self.block, self.live, self._words, self._all):
+            view.release()
+        self._map.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is written any more."""
+        return self._map.closed
+
+
+class PythonStage:
+    """One stage, as a context manager. There is one for the life of its log: entering allocates nothing."""
+
+    __slots__ = ("_entering", "_leaving", "_log", "_number", "entered", "left")
+
+    def __init__(self, log: PythonLog, number: int) -> None:
+        self._log = log
+        self._number = number
+        # With the time that is all of a word: one operation.
+        self._entering = (2 * number << CODE_AT) - log.base_ns
+        self._leaving = (2 * number + 1 << CODE_AT) - log.base_ns
+        self.entered = self.left = 0
+
+    def __enter__(self) -> None:
+        log = self._log
+        self.entered += 1
+        if get_ident() == log.gate:
+            at = log.at
+            try:
+                log.block[at] = log.clock() + self._entering
+                log.at = at + 1
+                return
+            except IndexError:
+                pass  # the block is full
+        log.boundary(2 * self._number)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        log = self._log
+        self.left += 1
+        if get_ident() == log.gate:
+            at = log.at
+            try:
+                log.block[at] = log.clock() + self._leaving
+                log.at = at + 1
+                return
+            except IndexError:
+                pass
+        log.boundary(2 * self._number + 1)
+
+
+class PythonStep:
+    """The next step, as a context manager."""
+
+    __slots__ = ("_log",)
+
+    def __init__(self, log: PythonLog) -> None:
+        self._log = log
+
+    def __enter__(self) -> None:
+        log = self._log
+        if log.owner or log.closed or log.live[DOORBELL] != log.seen:
+            log.recording.begin(None)
+        else:
+            log.begin(log.number + 1)
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        log = self._log
+        if log.ends_slowly or get_ident() != log.owner:
+            log.recording.end(kind is not None)
+        else:
+            log.end(END if kind is None else LEFT)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One of the two forms: its types, by what they make."""
+
+    name: str
+    log: Callable[..., Log]
+    stage: Callable[[Any, int], Stage]
+    step: Callable[[Any], AbstractContextManager[None]]
+
+
+PYTHON = Form("Python", PythonLog, PythonStage, PythonStep)
+
+
+def _chosen() -> tuple[Form, str]:
+    """The form to use, and why it is not the one in C; "" where it is."""
+    if os.environ.get(FORM_ENV) == "python":
+        return PYTHON, f"{FORM_ENV} asks for it"
+    try:
+        c = import_module("sftriage.recorder._moments")
+    except ImportError as error:
+        if not getattr(sys, "_is_gil_enabled", lambda: True)():
+            return PYTHON, "this Python is free-threaded: the form in C is for the stable ABI, which it has not"
+        return PYTHON, f"the form in C is not there: {error}"
+    return Form("C", c.Log, c.Stage, c.Step), ""
+
+
+FORM, WHY_NOT_C = _chosen()

@@ -1,0 +1,82 @@
+"""The byte layout of a slot: one step of one rank on disk, and, in version 2, in a ring.
+
+``rank-<rank>.<attempt>.steps`` is a header (see `sftriage.recorder.layout`) and slots in a line, ``.device-steps`` the
+same for times on the device. A slot is ``10 + S + G`` 64-bit signed words (S stages, G sync stages), native order::
+
+    seq           1 for the first step that this writer published, and one more for each one after it
+    step          the job's own number of the step
+    start_ns      start, monotonic clock
+    between_ns    from the end of the previous step to this start; 0 where that is not known
+    flags         1: the step was left half-way; 2: a heavy profiler touched it
+    kind          what sort of step: 16 bytes of UTF-8 in two words, zeros after it; all zeros is an ordinary one
+    work          how much of it: tokens or samples, as the job counts them; 0 where nobody said
+    ready_ns      of the first sync stage's own time, until the last gradient was ready; -1 where that is not known
+    durations_ns  S words
+    outside_ns    G words, sync stages in the order of the step
+    crc           CRC-32 of all the bytes before it
+
+In a ring of version 2 (``slots`` of them after the header) the step of sequence number ``seq`` is in slot
+``(seq - 1) % slots``, and the live words of its header are ``published`` (steps published; stored after the slot),
+``current_stage`` (its index, or -1 between steps), ``since_ns`` (when that was entered, or the last step left),
+``current_step``, ``step_since_ns``, ``misuse``, ``closed``, ``special_step`` (the last step that was given a kind) and
+``on_device``.
+"""
+
+from __future__ import annotations
+
+import struct
+from zlib import crc32
+
+from sftriage.recorder.layout import MAX_COUNT, MAX_KIND_BYTES, WORD_BYTES, bounded_text
+from sftriage.records import StageSchema
+
+SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
+DURATIONS = 9
+"""Word of the slot at which the S durations begin."""
+
+INCOMPLETE = 1
+CAPTURING = 2
+
+UNKNOWN = -1
+"""``ready_ns`` of a step in which nobody saw the last gradient become ready."""
+
+_KIND = struct.Struct("=2q")
+
+
+def slot_words(schema: StageSchema) -> int:
+    """Words in one slot: nine fixed ones, S durations, G outside times, and the CRC."""
+    return DURATIONS + len(schema.stages) + len(schema.sync) + 1
+
+
+def slot_bytes(schema: StageSchema) -> int:
+    """Bytes in one slot."""
+    return slot_words(schema) * WORD_BYTES
+
+
+def kind_of(first: int, rest: int) -> str:
+    """The kind that two words of a slot hold; what is no text is shown as such, never an error."""
+    return bounded_text(_KIND.pack(first, rest).rstrip(b"\0").decode("utf-8", "replace"))
+
+
+def kind_words(kind: str) -> tuple[int, int]:
+    """A kind of at most `MAX_KIND_BYTES` bytes as a slot holds it."""
+    first, rest = _KIND.unpack(kind.encode("utf-8")[:MAX_KIND_BYTES].ljust(MAX_KIND_BYTES, b"\0"))
+    return first, rest
+
+
+class SlotCheck:
+    """Tells the slots that were written whole. What they say is for `windows.decoding`."""
+
+    def __init__(self, schema: StageSchema) -> None:
+        self._words = struct.Struct(f"={slot_words(schema)}q")
+        self.slot_bytes = slot_bytes(schema)
+
+    def sequence(self, slot: bytes) -> int | None:
+        """The sequence number of one slot of ``slot_bytes`` bytes, or None if it is torn or damaged."""
+        words: tuple[int, ...] = self._words.unpack(slot)
+        if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
+            return None
+        # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
+        if min(words[BETWEEN], words[WORK], *words[DURATIONS:-1]) < 0 or words[READY] < UNKNOWN:
+            return None
+        return words[SEQ]

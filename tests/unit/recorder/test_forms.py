@@ -1,0 +1,128 @@
+"""The form in C and the one in Python write the same bytes, whatever a script does."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.recorder import moments, monitor, ring
+from sftriage.recorder.layout import LIVE_AT
+from sftriage.recorder.monitor import Monitor
+from sftriage.windows.rings import open_ring
+
+STAGES = ("data", "forward", "backward")
+OPERATIONS = st.one_of(
+    st.tuples(st.just("begin"), st.one_of(st.none(), st.integers(-1, 1 << 57))),
+    st.tuples(st.sampled_from(["end", "fail", "thread", "declare", "note", "join"]), st.integers(0, 3)),
+    st.tuples(st.just("enter"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
+    st.tuples(st.just("leave"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
+    st.tuples(st.just("pass"), st.integers(0, 1 << 40)),
+    st.tuples(st.just("loop"), st.integers(1, 200)),
+)
+
+
+class Script:
+    """What a script does with its monitor, on a clock that goes on with each thing that it does."""
+
+    def __init__(self, form: moments.Form, directory: str, program: list[tuple[str, object]]) -> None:
+        self.now_ns = 10**9
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(moments, "FORM", form)
+            for module in (monitor, ring):
+                patched.setattr(module, "monotonic_ns", self._clock)
+            patched.setattr(monitor, "time_ns", lambda: 0)
+            self.monitor = Monitor(STAGES, ("backward",), rings=directory, slots=1)
+        for operation, value in program:
+            self.now_ns += 3
+            getattr(self, f"_{operation}")(value)
+        with open_ring(Path(directory) / "rank-0.0.ring") as reader:
+            status, batch = reader.status(), reader.read()
+            where = status.stage, status.step
+            self.found = batch.steps.slots_BW.tolist(), batch.missed, batch.torn, batch.misuse, where
+        self.content = (Path(directory) / "rank-0.0.ring").read_bytes()[LIVE_AT:]
+        self.monitor.close()
+
+    def _clock(self) -> int:
+        return self.now_ns
+
+    def _begin(self, number: int | None) -> None:
+        self.monitor.step(number).__enter__()
+
+    def _end(self, _: int) -> None:
+        self.monitor.step().__exit__(None, None, None)
+
+    def _fail(self, _: int) -> None:
+        with pytest.raises(KeyError), self.monitor.step(), self.monitor.stage("data"):
+            raise KeyError
+
+    def _thread(self, kind: int) -> None:
+        def elsewhere() -> None:
+            if kind % 2:
+                self._end(0)
+            with self.monitor.stage("data"):
+                pass
+            if kind > 1:
+                with self.monitor.step():
+                    pass
+
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+
+    def _declare(self, number: int) -> None:
+        self.monitor.declare(f"late-{number}", sync=number > 1)
+
+    def _note(self, number: int) -> None:
+        self.monitor.note(kind=("", "evaluation", "a kind that is too long", "\x1f")[number], work=number)
+
+    def _join(self, number: int) -> None:
+        self.monitor.join(f"cohort-{number}")
+
+    def _enter(self, name: str) -> None:
+        self.monitor.stage(name).__enter__()
+
+    def _leave(self, name: str) -> None:
+        self.monitor.stage(name).__exit__(None, None, None)
+
+    def _pass(self, ns: int) -> None:
+        self.now_ns += ns
+
+    def _loop(self, count: int) -> None:
+        for _ in range(count):
+            with self.monitor.step(), self.monitor.stage("forward"):
+                self.now_ns += 7
+
+
+@pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
+@settings(deadline=None, max_examples=150)
+@given(program=st.lists(OPERATIONS, max_size=30))
+def test_both_forms_write_the_same_bytes(program):
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+        c, python = Script(moments.FORM, one, program), Script(moments.PYTHON, other, program)
+        assert c.found == python.found
+        assert c.content == python.content
+
+
+@pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
+def test_the_form_in_c_keeps_nothing_alive(tmp_path):
+    # GIVEN monitors that were closed, and a stage of each that a script still holds
+    held = []
+    for number in range(50):
+        with Monitor(rings=tmp_path, rank=number, world_size=50, slots=1) as one:
+            held.append(one.stage("data"))
+            with one.step():
+                pass
+    # THEN their maps and recordings are gone, and the stages do nothing
+    del one
+    gc.collect()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    assert str(tmp_path) not in maps
+    for stage in held:
+        with stage:
+            pass
