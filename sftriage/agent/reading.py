@@ -21,6 +21,8 @@ from sftriage.windows.steplog import StepLog
 
 log = logging.getLogger("sftriage")
 
+SETTLED_NS = 1_000_000_000
+
 
 @dataclass(slots=True)
 class _Rank:
@@ -51,6 +53,7 @@ class RankRings:
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self._host, self._position = socket.gethostname(), 0
+        self._looked_ns = -1
         self.telemetry = ReadCounts()
 
     def rows(self) -> list[Rows]:
@@ -171,6 +174,11 @@ class RankRings:
 
     def look(self) -> None:
         """Take up rings that have appeared."""
+        changed_ns = self._changed_ns()
+        if changed_ns == self._looked_ns:
+            return
+        # A directory that has just changed may do so again within the same tick of its clock.
+        self._looked_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else -1
         for path in find_rings(self._rings):
             if path in self._ranks or str(path) in self.telemetry.problems:
                 continue
@@ -187,6 +195,13 @@ class RankRings:
                 self._give_up(path, f"{path}: rank {info.rank} records other stages than rank {first.rank}")
                 continue
             self._ranks[path] = _Rank(ring, kept)
+
+    def _changed_ns(self) -> int:
+        """When anything last came into the directory, or went."""
+        try:
+            return self._rings.stat().st_mtime_ns
+        except OSError:
+            return 0
 
     def _give_up(self, path: Path, reason: str) -> None:
         """A ring that cannot be read lowers coverage; it does not end the job's triage."""

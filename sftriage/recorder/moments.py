@@ -1,7 +1,8 @@
 """Writing moments: when, and which. What a boundary costs is what this module does; whoever reads does the arithmetic.
 
-Two forms write the same bytes (see `layout`), behind the same three types: ``_moments`` in C, which adds less to a step
-than can be measured, and the one below, where that could not be built or loaded. `FORM` says which is in use.
+Two forms write the same bytes (see `layout`) behind the same three types: ``_moments`` in C, and a dearer one below,
+where that could not be built or loaded. `FORM` says which is in use. A steady step touches one page of the log and the
+header's, and makes no system call: what a boundary costs is mostly what it has to bring into the caches.
 
 The clock is CLOCK_MONOTONIC: one for all processes of a host, and read without a system call.
 """

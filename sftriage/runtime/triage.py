@@ -130,7 +130,7 @@ class Triage:
             self._held = held.pop_all()
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
-        self._seen_s = self._tidied_s = -TIDY_S
+        self._seen_s = self._tidied_s = self._looked_s = -TIDY_S
         self._reports: list[Report] = []
         self._alive = False
         self._stopping = threading.Event()
@@ -234,6 +234,10 @@ class Triage:
             self._want(judged.decision, ended=ended)
 
     def _see_stall(self, *, ended: bool) -> None:
+        now_s = self._clock.monotonic_s()
+        if not ended and self._looked_s <= now_s < self._looked_s + SEEN_S:
+            return
+        self._looked_s = now_s
         job = None if ended else self._fleet.statuses()
         self._alive = job is not None and any(one.alive is not False for one in job.ranks)
         stall = None if job is None else self._controller.look(job, self._clock.monotonic_ns(), self._clock.wall_s())

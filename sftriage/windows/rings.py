@@ -116,14 +116,9 @@ class Ring(OpenFile, ABC):
         """Whether the process that writes the ring is there; None where that cannot be known."""
         return writer_alive(self._descriptor, self.info)
 
-    def _settled(self) -> tuple[int, ...]:
-        """The live words; read again until two reads agree, for a writer stores them one at a time."""
-        before = b""
-        for _ in range(_READS_TO_SETTLE):
-            found = self._read_at(self._LIVE.size, LIVE_AT)
-            if found == before:
-                break
-            before = found
+    def _words(self) -> tuple[int, ...]:
+        """The live words."""
+        found = self._read_at(self._LIVE.size, LIVE_AT)
         if len(found) < self._LIVE.size:
             raise RingError(f"{self.path}: truncated: its header has become shorter")
         live: tuple[int, ...] = self._LIVE.unpack(found)
@@ -244,7 +239,8 @@ class MomentRing(Ring):
         return words_M[~is_block_M]
 
     def _live(self) -> tuple[int, ...]:
-        live = self._settled()
+        # Each word is right by itself, and what is between two of them the writer has put in their order.
+        live = self._words()
         self.on_device, self.untimed = live[layout.ON_DEVICE] > 0, live[layout.ON_DEVICE] == layout.UNTIMED
         self.misuse = live[layout.MISUSE]
         added = live[layout.ADDITIONS]
@@ -361,7 +357,13 @@ class SlotRing(Ring):
         )
 
     def _live(self) -> tuple[int, ...]:
-        live = self._settled()
+        # Read again until two reads agree: they say one thing together, and are stored one at a time.
+        live: tuple[int, ...] = self._words()
+        before: tuple[int, ...] = ()
+        for _ in range(_READS_TO_SETTLE):
+            if live == before:
+                break
+            live, before = self._words(), live
         # Its device times are in a ring of their own, which is not read any more.
         self.misuse, self.on_device, self.untimed = live[5], bool(live[8]), True
         return live
