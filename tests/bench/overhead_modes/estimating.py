@@ -9,7 +9,7 @@ import numpy as np
 
 RESAMPLES = 4000
 CONFIDENCE = 0.95
-BEST_RATIO = 1.0002
+BEST_RATIO = 1.00004
 """What a step of 50 ms may become: the target."""
 
 

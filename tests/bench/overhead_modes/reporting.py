@@ -72,11 +72,11 @@ def targets(tools: Mapping[str, Figures]) -> Figures:
     if "own_ratio" not in mine:
         return {}
     read = {
-        "on/off <= 1.0002: own work, small step": reading(mine["own_ratio"]["on"], BEST_RATIO),
-        "on/off <= 1.0002: own work, cold": reading(mine["cold_ratio"]["on"], BEST_RATIO),
-        "on/off <= 1.0002: calls timed in real steps": reading(mine["calls_ratio"], BEST_RATIO),
-        "on/off <= 1.0002: real steps, processor": reading(mine["real"]["cpu"]["on"], BEST_RATIO),
-        "on/off <= 1.0002: real steps, wall": reading(mine["real"]["wall"]["on"], BEST_RATIO),
+        "on/off <= 1.00004: own work, small step": reading(mine["own_ratio"]["on"], BEST_RATIO),
+        "on/off <= 1.00004: own work, cold": reading(mine["cold_ratio"]["on"], BEST_RATIO),
+        "on/off <= 1.00004: calls timed in real steps": reading(mine["calls_ratio"], BEST_RATIO),
+        "on/off <= 1.00004: real steps, processor": reading(mine["real"]["cpu"]["on"], BEST_RATIO),
+        "on/off <= 1.00004: real steps, wall": reading(mine["real"]["wall"]["on"], BEST_RATIO),
     }
     for clock in CLOCKS if "captures" in mine else ():
         read[f"after a capture <= before: {clock}"] = reading(mine["captures"][clock]["after"], 1.0)
