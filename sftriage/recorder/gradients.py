@@ -163,7 +163,8 @@ class GradientWatch:
         try:
             stage = self._stage
             entered = stage.entered
-            if entered == stage.left or not self._recording.log.owner:
+            recording = self._recording
+            if entered == stage.left or recording.off or not recording.log.owner:
                 return
             ready_ns = monotonic_ns()
             visit = self._visits.get(entered)

@@ -39,6 +39,8 @@ from sftriage.recorder.layout import (
 
 _ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast("Q")
 
+_NUMBER = NUMBER << CODE_AT
+
 NEVER = -1
 """No doorbell rings so often: the recording is asked at the next step in any case."""
 
@@ -235,17 +237,11 @@ class PythonLog:
         """See `Log`."""
         if self._map.closed:
             return
-        self.owner = self.gate = 0
-        # Whoever still begins a step asks, and is told that it is over.
-        self.seen, self.ends_slowly, self._listener = NEVER, True, None
+        # Whoever still begins or ends a step asks, and is told that it is over.
+        self.owner, self.gate, self.ends_slowly, self._listener = NEVER, 0, True, None
         for view in (self.block, self.live, self._words, self._all):
             view.release()
         self._map.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing is written any more."""
-        return self._map.closed
 
 
 class PythonStage:
@@ -291,24 +287,46 @@ class PythonStage:
 class PythonStep:
     """The next step, as a context manager."""
 
-    __slots__ = ("_log",)
+    __slots__ = ("_beginning", "_ending", "_leaving", "_log")
 
     def __init__(self, log: PythonLog) -> None:
         self._log = log
+        self._beginning = (BEGIN << CODE_AT) - log.base_ns
+        self._ending = (END << CODE_AT) - log.base_ns
+        self._leaving = (LEFT << CODE_AT) - log.base_ns
 
     def __enter__(self) -> None:
         log = self._log
-        if log.owner or log.closed or log.live[DOORBELL] != log.seen:
+        if log.owner or log.live[DOORBELL] != log.seen:
             log.recording.begin(None)
-        else:
-            log.begin(log.number + 1)
+            return
+        number, at, block = log.number + 1, log.at, log.block
+        try:
+            # The second word first: where it has no room, neither is written.
+            block[at + 1] = log.clock() + self._beginning
+            block[at] = _NUMBER + number
+        except IndexError:
+            log.begin(number)
+            return
+        log.at = at + 2
+        log.number = number
+        log.owner = owner = get_ident()
+        log.gate = 0 if log.listener else owner
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         log = self._log
         if log.ends_slowly or get_ident() != log.owner:
             log.recording.end(kind is not None)
-        else:
+            return
+        at = log.at
+        try:
+            log.block[at] = log.clock() + (self._ending if kind is None else self._leaving)
+        except IndexError:
             log.end(END if kind is None else LEFT)
+            return
+        log.at = at + 1
+        log.owner = log.gate = 0
+        log.published += 1
 
 
 @dataclass(frozen=True, slots=True)
