@@ -25,5 +25,6 @@ postgres = needs(missing() is None, f"PostgreSQL ({missing()})")
 prometheus = needs(PROMETHEUS and PROMTOOL, "Prometheus")
 strace = needs(shutil.which("strace"), "strace")
 NO_GPU = "no NVIDIA GPU here"
+NO_NAMESPACE = "no PID namespace can be made here"
 NO_MOUNT = "no file system can be mounted here"
 NO_REAL_TRACES = "no real traces here (SFTRIAGE_TEST_DATA, or shared/data beside the repository)"

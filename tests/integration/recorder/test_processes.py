@@ -183,3 +183,23 @@ def test_a_directory_on_a_full_file_system_is_one_warning(tmp_path):
         assert list(small.iterdir()) == []
     finally:
         subprocess.run(["umount", small], check=True)
+
+
+def test_whether_the_writer_lives_is_seen_from_another_pid_namespace(train, rings):
+    # GIVEN a trainer, and a reader to which its process id says nothing
+    trainer = train(TRAIN_FOR_EVER, rings, 64)
+    trainer.says()
+    code = "import sys; from sftriage.windows.rings import open_ring; print(open_ring(sys.argv[1]).writer_alive)"
+    elsewhere = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code, str(rings / "rank-0.0.ring")]
+
+    def seen() -> str:
+        done = subprocess.run(elsewhere, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode and "unshare" in done.stderr:
+            pytest.skip(needs.NO_NAMESPACE)
+        return done.stdout
+
+    # THEN it is seen to live, and to be gone once it was killed
+    assert seen() == "True\n"
+    trainer.process.kill()
+    trainer.ends()
+    assert seen() == "False\n"
