@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -78,7 +78,7 @@ class RankRings:
         return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
     def _take(self, one: _Rank, batch: Batch) -> None:
-        info = one.ring.info
+        info = one.log.info
         self.telemetry.steps += len(batch.steps)
         self.telemetry.missed += batch.missed
         self.telemetry.torn += batch.torn
@@ -186,6 +186,7 @@ class RankRings:
                 # The windows of a generation, and its logs, are of the same stages from beginning to end.
                 ring = open_ring(path, grows=False)
                 kept = StepLog(self._steps, ring.info)
+                ring.info = replace(ring.info, schema=kept.info.schema)
             except (RingError, OSError) as error:
                 self._give_up(path, str(error))
                 continue

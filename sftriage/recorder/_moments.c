@@ -21,13 +21,14 @@ typedef struct {
   char *map; /* NULL once closed */
   size_t map_bytes;
   uint64_t *live, *words;
-  uint64_t *next, *end;      /* where the next word goes; where its block ends */
+  uint64_t *next, *end;       /* where the next word goes; where its block ends */
   uint64_t opened, log_words; /* words before the end of that block, in all; words there are */
-  uint64_t published;        /* steps that have ended */
-  long long base_ns, number;       /* of the step that is open, or of the last one */
-  unsigned long owner;             /* the thread whose step is open, or 0 */
-  long long seen;                  /* what it was when it was last answered */
-  char ends_slowly;                /* the recording has something to do at the end of a step */
+  uint64_t published;         /* steps that have ended */
+  long long base_ns;          /* what times are counted from */
+  long long number;           /* of the step that is open, or of the last one */
+  unsigned long owner;        /* the thread whose step is open, or 0 */
+  long long seen;             /* the doorbell as it was answered last */
+  char ends_slowly;           /* the recording has something to do at the end of a step */
   PyObject *recording, *listener, *clock;
 } Log;
 
@@ -117,8 +118,12 @@ static PyObject *boundary(Stage *stage, unsigned long long code) {
   if (!log->map) Py_RETURN_NONE;
   if (PyThread_get_thread_ident() != log->owner) return answered(PyObject_CallMethod(log->recording, "stray", "K", code));
   if (note(log, code) < 0) return answered(NULL);
-  if (log->listener) return answered(PyObject_CallFunction(log->listener, "K", code));
-  Py_RETURN_NONE;
+  PyObject *listener = log->listener;
+  if (!listener) Py_RETURN_NONE;
+  Py_INCREF(listener); /* it may close the log */
+  PyObject *answer = answered(PyObject_CallFunction(listener, "K", code));
+  Py_DECREF(listener);
+  return answer;
 }
 
 static PyObject *stage_enter(PyObject *self, PyObject *ignored) {

@@ -118,7 +118,7 @@ class Stage(AbstractContextManager[None], Protocol):
 
 
 class PythonLog:
-    """`Log` in Python, in a file that has its header, with room for an index and a log of so many words.
+    """`Log` in Python, in a file that has its header, with room for a log of so many words.
 
     Times in it are since ``base_ns``. ``clock`` is another one than the machine's, for tests.
     """

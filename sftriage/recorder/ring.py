@@ -134,11 +134,11 @@ class _Ring(files.OpenFile):
         return bool(files.writer_alive(self._descriptor, header.info)) and not any(closed)
 
 
-def find_rings(directory: Path | str, kind: str = "ring") -> tuple[Path, ...]:
+def find_rings(directory: Path | str) -> tuple[Path, ...]:
     """The rings in a directory, by rank and then attempt. Other files are passed over."""
     found = []
-    for path in Path(directory).glob(f"rank-*.*.{kind}"):
-        rank, _, attempt = path.name[len("rank-") : -len(f".{kind}")].partition(".")
+    for path in Path(directory).glob("rank-*.*.ring"):
+        rank, _, attempt = path.name.removeprefix("rank-").removesuffix(".ring").partition(".")
         if rank.isdecimal() and attempt.isdecimal():
             found.append((int(rank), int(attempt), path))
     return tuple(path for _, _, path in sorted(found))

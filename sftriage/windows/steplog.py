@@ -6,6 +6,7 @@ The agent appends to it; the trainer never touches it, so that it may lie on a d
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from sftriage.errors import RingError
@@ -26,6 +27,7 @@ class StepLog(OpenFile):
         kind: ``steps``, or ``device-steps`` for the log of device times.
 
     Attributes:
+        info: what its header says: an earlier agent's log has the stages and the cohort that were known then.
         last_seq: sequence number of the last step in the log, or 0. A reader opened with ``skip=log.last_seq`` goes on
             from there.
 
@@ -35,7 +37,7 @@ class StepLog(OpenFile):
 
     def __init__(self, directory: Path | str, info: RingInfo, *, kind: str = "steps") -> None:
         super().__init__(Path(directory) / info.file_name(kind), os.O_RDWR | os.O_CREAT)
-        self._check = SlotCheck(info.schema)
+        self.info = info
         header = encode_header(MAGICS[kind], info)
         try:
             self._end = self._size_bytes()
@@ -44,8 +46,11 @@ class StepLog(OpenFile):
                 self._end = 0
                 self._write(header)
             elif found != header:
-                self._header(MAGICS[kind])
-                raise RingError(f"{self.path}: the log of another run of this rank")
+                # What its writer has declared since is not in it, and it stays what it is.
+                self.info = self._header(MAGICS[kind]).info
+                if replace(self.info, schema=info.schema, cohort=info.cohort) != info:
+                    raise RingError(f"{self.path}: the log of another run of this rank")
+            self._check = SlotCheck(self.info.schema)
             self.last_seq = self._resume()
         except BaseException:
             self.close()

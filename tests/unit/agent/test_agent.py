@@ -14,6 +14,7 @@ from sftriage.errors import RingError
 from sftriage.recorder import Monitor
 from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
+from sftriage.windows.logs import LogReader
 from sftriage.windows.steplog import StepLog
 from tests.recorded import read_log
 
@@ -213,3 +214,29 @@ def test_a_stage_that_is_declared_late_is_counted_with_what_is_around_it(agent, 
     assert (rows.steps.durations_ns_BS[:, 2] > 0).all()
     assert rows.ranks[0].cohort == "stage-1"
     assert caplog.text.count("declared exchange after it had begun to record") == 1
+
+
+def test_an_agent_that_takes_over_goes_on_with_the_log_of_a_rank_that_declared_more(places, tmp_path, monitor):
+    # GIVEN a rank that an agent kept the steps of, and that declares a stage and a cohort once that agent has gone
+    def agent():
+        return Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1")
+
+    rank = monitor(0, world_size=1)
+    first = agent()
+    with rank.step():
+        pass
+    first.rows()
+    first.close()
+    rank.declare("exchange")
+    rank.join("stage-1")
+    with rank.step(), rank.stage("exchange"):
+        pass
+    # WHEN another agent takes over
+    second = agent()
+    (rows,) = second.rows()
+    second.close()
+    # THEN the log goes on with the stages that it has, and the rank is not missing
+    assert (rows.steps.step_B.tolist(), rows.schema.stages) == ([0, 1], ("data", "backward", "other"))
+    assert second.telemetry.problems == {}
+    log = LogReader(places["steps"] / "rank-0.0.steps")
+    assert log.read().step_B.tolist() == [0, 1]
