@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -102,6 +103,17 @@ def sampled(ranks: RankArray, at_most: int = SAMPLE_RANKS) -> RankArray:
 @lru_cache(maxsize=64)
 def _sample(count: int, size: int) -> RankArray:
     return np.sort(np.random.default_rng(0).choice(count, size, replace=False))
+
+
+def without_relief(level_X: Mapping[int, FloatArray], late: int) -> dict[int, FloatArray]:
+    """Levels by stage without the stages that come after the one in which somebody is late.
+
+    They stay where ranks differ in them by more than half of what they differ by in that one.
+    """
+    spread = {stage: float(np.ptp(some_X)) for stage, some_X in level_X.items()}
+    after = {stage for stage in level_X if stage > late}
+    small = sum(spread[stage] for stage in after) <= 0.5 * spread[late]
+    return {stage: some_X for stage, some_X in level_X.items() if not (small and stage in after)}
 
 
 def differ(level_SX: FloatArray, min_s: float) -> bool:

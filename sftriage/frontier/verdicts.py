@@ -14,7 +14,7 @@ from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.candidates import Candidate
 from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
 from sftriage.frontier.overlap import resumed
-from sftriage.frontier.roles import differ, roles_of
+from sftriage.frontier.roles import differ, roles_of, without_relief
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.steps import undisturbed_steps
 from sftriage.frontier.whatif import replay
@@ -79,7 +79,7 @@ def assess_times(
         evidence = replace(evidence, candidates=(first, *others))
     numbers |= _numbers(evidence, past, settings)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
-    if _roles_differ(window, walks, valid_N, evidence, settings):
+    if _roles_differ(window, walks, valid_N, evidence, first, settings):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
         return verdict("suspect", (), suspects), evidence
@@ -94,11 +94,17 @@ def coverage_of(window: Window) -> float:
 
 
 def _roles_differ(
-    window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence, settings: Settings
+    window: Window,
+    walks: list[Walk],
+    valid_N: BoolArray,
+    evidence: WindowEvidence,
+    first: Candidate | None,
+    settings: Settings,
 ) -> bool:
     """Whether the lateness of this window is that of ranks which do different work, and nobody has said so.
 
-    A job whose healthy steps are known has shown that its ranks are alike.
+    A job whose healthy steps are known has shown that its ranks are alike. And whoever is late has the machine to
+    itself while the others wait, and is quicker in the stages after the slow one: that is no other work.
     """
     min_s = settings.min_gain_fraction * evidence.exposed_s
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
@@ -109,6 +115,9 @@ def _roles_differ(
             if window.schema.stages[column.stage] not in window.schema.sync:
                 times_NX = some_NX if some_NX.size else column.values_NR
                 level_X[column.stage] = level_X.get(column.stage, 0.0) + times_NX[valid_N].mean(axis=0)
+    late = window.schema.stages.index(first.suspect.stage) if first is not None and first.suspect.stage else None
+    if late is not None and late in level_X:
+        level_X = without_relief(level_X, late)
     return bool(level_X) and differ(np.stack(list(level_X.values())), min_s)
 
 

@@ -116,6 +116,19 @@ TRUTH = [
         OTHER_WORK,
         reasons=("mixed_roles",),
     ),
+    # Ranks that share a machine get in each other's way, but for the one that comes when the others wait.
+    Case(
+        "a slow rank that has the machine to itself after that",
+        Job(n_ranks=4),
+        (Fault("data", 2, 0.200), Fault("forward", (0, 1, 3), factor=2.5)),
+        suspect=("rank", (2,), "data"),
+    ),
+    Case(
+        "a rank that loads for the others, and computes less",
+        Job(n_ranks=4),
+        (Fault("data", 2, 0.060), Fault("forward", (0, 1, 3), factor=2.5)),
+        reasons=("mixed_roles",),
+    ),
 ]
 
 
