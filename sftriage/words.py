@@ -473,6 +473,13 @@ def place(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
+    """What is no longer there of a run's steps: those before one are thinned, and those before another have gone."""
+    gone = f" Of those before {first_step:,} none are." if first_step else ""
+    of = f"the first {block_steps} of every {period_steps:,}"
+    return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
+
+
 def clock_time(time_s: float) -> str:
     """The date and time of day, in UTC."""
     return f"{moment(time_s):%Y-%m-%d %H:%M:%S}"

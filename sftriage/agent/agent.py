@@ -14,6 +14,7 @@ from sftriage.capture.nsys import NsysPlace
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows
+from sftriage.windows.steplog import KeptSteps
 
 
 class Agent:
@@ -21,12 +22,13 @@ class Agent:
 
     Args:
         rings: directory of the trainers' rings and mailboxes.
-        steps: directory where every step is kept.
+        steps: directory where steps are kept.
         spool: directory where trainers leave traces.
         store: where traces are kept.
         job: the job's name.
         run: the run's id.
         nsys: how the trainers were launched under nsys, if they were.
+        kept: how much of the steps is kept; by default all.
         clock: the time on a clock that only goes on, in seconds.
     """
 
@@ -40,9 +42,10 @@ class Agent:
         job: str,
         run: str,
         nsys: NsysPlace | None = None,
+        kept: KeptSteps | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rings = RankRings(rings, steps)
+        self._rings = RankRings(rings, steps, kept)
         self._captures = Captures(self._rings, Places(rings, spool, nsys), store, job=job, run=run)
         self._gpus = EvidenceSampler()
         self._has_gpus = True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import socket
 import time
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from pathlib import Path
@@ -17,7 +18,7 @@ from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.logs import LOG_KIND
 from sftriage.windows.rings import Batch, Copied, Ring, batches, open_ring
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
-from sftriage.windows.steplog import StepLog
+from sftriage.windows.steplog import KeptSteps, StepLog, blocks_of
 
 log = logging.getLogger("sftriage")
 
@@ -40,16 +41,23 @@ class _Rank:
 
 
 class RankRings:
-    """The rings of the ranks on one host, as they appear and end. Every step is kept in the directory ``steps``.
+    """The rings of the ranks on one host, as they appear and end. Every step is written into the directory ``steps``.
+
+    Args:
+        rings: where they are.
+        steps: where steps are kept.
+        kept: how much of them is; by default all.
 
     Attributes:
         telemetry: what has come in so far.
     """
 
-    def __init__(self, rings: Path, steps: Path) -> None:
-        self._rings, self._steps = rings, steps
+    def __init__(self, rings: Path, steps: Path, kept: KeptSteps | None = None) -> None:
+        self._rings, self._steps, self._kept = rings, steps, kept
         self._ranks: dict[Path, _Rank] = {}
-        self._scheduling = Scheduling(steps, self._say_once)
+        # Of each generation: what its ranks keep of steps that are thinned.
+        self._blocks: defaultdict[int, set[int]] = defaultdict(set)
+        self._scheduling = Scheduling(steps, self._say_once, kept)
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self._host, self._position = socket.gethostname(), 0
@@ -92,11 +100,12 @@ class RankRings:
                 f"rank {info.rank} declared {', '.join(one.ring.late_stages)} after it had begun to record; what they"
                 " take is counted with the stage around them"
             )
+        self._blocks[info.attempt] |= blocks_of(batch.steps)
         self._keep(one.log, batch.steps, "some steps are judged but not kept")
         if one.ring.on_device and one.device_log is None and not one.device_broken:
             # Made at once, and empty where no times come: whoever judges the run later knows what the host's are worth.
             try:
-                one.device_log = StepLog(self._steps, info, kind=LOG_KIND)
+                one.device_log = StepLog(self._steps, info, kind=LOG_KIND, kept=self._kept)
             except RingError as error:
                 one.device_broken = True
                 self._say_once(f"{error}; device times are judged but not kept")
@@ -107,7 +116,7 @@ class RankRings:
 
     def _keep(self, log: StepLog, steps: StepArrays, or_else: str) -> None:
         try:
-            log.append(steps)
+            log.append(steps, self._blocks[log.info.attempt])
         except RingError as error:
             self._say_once(f"{error}; {or_else}")
 
@@ -185,7 +194,7 @@ class RankRings:
             try:
                 # The windows of a generation, and its logs, are of the same stages from beginning to end.
                 ring = open_ring(path, grows=False)
-                kept = StepLog(self._steps, ring.info)
+                kept = StepLog(self._steps, ring.info, kept=self._kept)
                 ring.info = replace(ring.info, schema=kept.info.schema)
             except (RingError, OSError) as error:
                 self._give_up(path, str(error))

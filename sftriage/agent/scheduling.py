@@ -19,6 +19,7 @@ from sftriage.recorder import RingInfo
 from sftriage.recorder.files import start_ticks
 from sftriage.windows.decoding import IntArray, StepArrays
 from sftriage.windows.scheduling import SchedulingLog, none_taken, of_ranks_laid_over
+from sftriage.windows.steplog import KeptSteps
 
 KEPT_READINGS = 8
 """Readings that are remembered: steps that have just ended began after the last few."""
@@ -101,11 +102,11 @@ class _Rank:
 class Scheduling:
     """Takes a reading of each rank whose steps have come, keeps it, and lays what passed over the steps.
 
-    What is wrong is told to ``say``, and may be told again.
+    What is wrong is told to ``say``, and may be told again. ``kept``: how much is kept of them; by default all.
     """
 
-    def __init__(self, steps: Path, say: Say) -> None:
-        self._steps, self._say = steps, say
+    def __init__(self, steps: Path, say: Say, kept: KeptSteps | None = None) -> None:
+        self._steps, self._say, self._kept = steps, say, kept
         self._ranks: dict[tuple[int, int], _Rank] = {}
 
     def look(self, info: RingInfo) -> None:
@@ -162,8 +163,9 @@ class Scheduling:
     def _keep(self, one: _Rank, info: RingInfo, reading: Reading) -> None:
         try:
             if one.log is None:
-                one.log = SchedulingLog(self._steps, info)
-            one.log.append(reading)
+                limits = None if self._kept is None else self._kept.whole(info.world_size)
+                one.log = SchedulingLog(self._steps, info, limits)
+            one.log.add(reading)
         except RingError as error:
             self._say(f"{error}; how long threads waited for a CPU is judged but not always kept")
 

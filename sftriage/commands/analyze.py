@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.output import print_json, results, tell
+from sftriage.commands.output import print_json, results, say, tell
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import judge_all
 from sftriage.reports.tables import frontier_table, windows_table
@@ -44,6 +44,7 @@ def analyze(
         # What somebody else measured is taken as it is; a run leaves out what its controller left out.
         warmup_steps=detection.warmup_steps if path.is_dir() else 0,
     )
+    say(*map(str, recording.thinned.values()))
     verdicts = judge_all(recording.windows(shape), settings_of(detection))
     if as_json:
         for verdict in verdicts:

@@ -20,11 +20,15 @@ if TYPE_CHECKING:
     from sftriage.runtime.local import LocalRun, TakeOver
     from sftriage.sinks.metering import Endpoint, Metering
     from sftriage.sinks.terminal import Reporter
+    from sftriage.windows.steplog import KeptSteps
 
 DEFAULT_TRACE = "cuda,nvtx,osrt"
 LOOPBACK = "127.0.0.1"
 TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
 _METRICS_PANEL = "Metrics and traces"
+_STEPS_PANEL = "Recorded steps"
+KEEP_STEPS, KEEP_STEPS_FOR = "16Gi", "30d"
+MIN_KEPT_BYTES, MIN_KEPT_S = 1 << 20, 60.0
 
 MetricsPortOption = Annotated[
     int | None,
@@ -137,6 +141,21 @@ def run(
         bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
     ] = False,
     catalogue: CatalogueOption = None,
+    keep_steps: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="How much is kept of the steps of all ranks together. What is older than the newest that find room "
+            "is thinned, one step in eight, and then removed.",
+            rich_help_panel=_STEPS_PANEL,
+        ),
+    ] = KEEP_STEPS,
+    keep_steps_for: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION", help="Steps so much older than the newest are removed.", rich_help_panel=_STEPS_PANEL
+        ),
+    ] = KEEP_STEPS_FOR,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     metrics_token_file: MetricsTokenFileOption = None,
@@ -164,6 +183,7 @@ def run(
         raise UsageError("--drop-local needs a --store that has the traces then")
     if store is not None:
         store = checked_store(store, name)
+    kept = _kept_steps(keep_steps, keep_steps_for)
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
@@ -173,7 +193,7 @@ def run(
         name,
         paths,
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-        keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue)),
+        keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue), kept),
         nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
     )
     _say_begun(reporter, "watching", local, metering)
@@ -269,6 +289,27 @@ def metering_of(
         return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
 
     return Metering(None if port is None else listen, file, per_rank, otel, otel_steps)
+
+
+def _kept_steps(size: str, age: str) -> KeptSteps:
+    """How much is kept of steps, by the options.
+
+    Raises:
+        UsageError: they are no size and no duration, or too little.
+    """
+    from sftriage.policy import quantities
+    from sftriage.windows.steplog import KeptSteps
+
+    option = "--keep-steps"
+    try:
+        max_bytes = quantities.size_bytes(size)
+        option = "--keep-steps-for"
+        age_s = quantities.seconds(age)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
+        raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
+    return KeptSteps(max_bytes, age_s)
 
 
 def _finish(watched: LocalRun | TakeOver, reporter: Reporter) -> None:

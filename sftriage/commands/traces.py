@@ -136,7 +136,7 @@ def traces_for_step(
     A capture is of a step that it recorded, or that lies in the window that led to it. Where there is none, the
     decisions say why; they are kept where the run is, so of a store or catalogue only the captures are told.
     """
-    from sftriage.runs.decisions import decided_about, decisions_of, why_none
+    from sftriage.runs.decisions import decided_about, decisions_of, kept_no_longer, why_none
 
     captures = captures_of(run, store, catalogue)
     rows = captures.find(CaptureQuery(job=job, run=run_id))
@@ -146,11 +146,12 @@ def traces_for_step(
     conditions = [captures.condition(row) for row in shown]
     say(*captures.damage(shown, conditions))
     about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
+    gone = None if captures.run is None else kept_no_longer(captures.run, step)
     if as_json:
         why = None if about or captures.run is None else why_none(captures.run, step)
         values = described(shown, conditions, captures.run if store is None else None)
         found = {"captures": values if holding else [], "nearest": next((one for one in values), None)}
-        print_json({"step": step, **found, "decisions": about or [], "reason": why})
+        print_json({"step": step, **found, "decisions": about or [], "reason": why, "kept_no_longer": gone})
         return
     console = lists()
     if holding:
@@ -165,6 +166,8 @@ def traces_for_step(
     elif captures.run is not None:
         why = why_none(captures.run, step)
         tell(f"No window that holds step {step} was decided: {why}.")
+    if gone is not None:
+        tell(f"What each rank took in step {step} is kept no longer. {gone}")
 
 
 def show_trace(

@@ -209,6 +209,16 @@ def why_none(directory: RunDirectory, step: int) -> str:
     return why_undecided(windows, step, ended=ended)
 
 
+def kept_no_longer(directory: RunDirectory, step: int) -> str | None:
+    """That what the ranks took in a step is not kept any more, in words; None where it is, or never was."""
+    from sftriage.windows.logs import StepLogs  # not above: whoever wants decisions alone needs no numpy
+
+    logs = StepLogs(directory.steps)
+    logs.look()
+    thinned = logs.thinning(max(logs.attempts, default=0))
+    return None if thinned is None or thinned.leaves(step) else str(thinned)
+
+
 def why_undecided(windows: Sequence[tuple[int, int]], step: int, *, ended: bool) -> str:
     """Why no window holds a step, in words."""
     if not windows:

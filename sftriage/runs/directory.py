@@ -5,7 +5,8 @@
     RUN/
       run.json         what was run, when, under which policy, and where its rings are
       policy.yaml      the policy it started with; of several the first, and policy-2.yaml and so on the others
-      steps/           every step of every rank, as the agent read it from the rings, and readings of their scheduling
+      steps/           the steps of every rank, as the agent read them from the rings, older ones thinned; and readings
+                       of their scheduling
       decisions.jsonl  the journal, a line an event
       state.json       what the policy engine must remember over a restart
       nsys.json        how the ranks were launched under nsys, if they were
@@ -40,7 +41,7 @@ class RunInfo:
     """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts.
 
     ``store`` is where copies of its captures are kept, if anywhere; with ``drop_local``, their artefacts go from here
-    once they are there.
+    once they are there. ``steps_bytes`` and ``steps_age_s`` are how much is kept of its steps; all where they are None.
     """
 
     run_id: str
@@ -53,6 +54,8 @@ class RunInfo:
     version: int = RUN_VERSION
     store: str | None = None
     drop_local: bool = False
+    steps_bytes: int | None = None
+    steps_age_s: float | None = None
 
 
 class RunDirectory:

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from sftriage.frontier.segments import segments
 from sftriage.recorder import RingInfo
 from sftriage.records import Window
-from sftriage.windows.logs import StepFile, StepLogs, windows
+from sftriage.windows.logs import StepFile, StepLogs, Thinning, windows
+from sftriage.windows.steplog import BLOCK_STEPS, PERIOD_STEPS
 
 MAX_ROWS = 128
 MAX_COLUMNS = 400
@@ -105,6 +106,7 @@ class HeatMap:
         row_ranks: ranks in a row, of ``ranks`` in all.
         levels_GC: lateness from 0 to `LEVELS` - 1, which is ``scale_s`` and more, or `UNKNOWN`.
         latest: the ranks that were the latest.
+        thinned: what of these steps is no longer there; None where all is.
     """
 
     first_step: int
@@ -116,6 +118,7 @@ class HeatMap:
     levels_GC: ByteArray
     scale_s: float
     latest: tuple[LateRank, ...]
+    thinned: Thinning | None = None
 
 
 def heat_map(
@@ -125,6 +128,7 @@ def heat_map(
     sampled_steps: int,
     last_step: int,
     ranks: list[RingInfo],
+    thinned: Thinning | None = None,
 ) -> HeatMap:
     """The map of the mean lateness of ranks, seconds, in columns of steps from each start; NaN: nothing is known."""
     row_ranks = max(1, -(-len(ranks) // MAX_ROWS))
@@ -149,6 +153,7 @@ def heat_map(
         levels_GC=np.where(np.isnan(cells_GC), UNKNOWN, np.rint(scaled_GC)).astype(np.uint8),
         scale_s=scale_s,
         latest=tuple(latest),
+        thinned=thinned if thinned is not None and starts[0] < thinned.whole_from_step else None,
     )
 
 
@@ -180,33 +185,23 @@ class HeatSource:
         each = column_steps(first_step, last_step)
         sampled = min(each, max(MIN_SAMPLED, MAX_READ // (MAX_COLUMNS * len(ranks))))
         indices = range(first_step // each, last_step // each + 1)
+        thinned = self.logs.thinning(attempt)
         known = {index: self._known((attempt, each, index), len(ranks)) for index in indices}
         columns = {index: column for index, column in known.items() if column is not None}
         missing = [index for index in indices if index not in columns]
-        for index, late_R in zip(missing, self._read(ranks, missing, each, sampled, last_step), strict=True):
+        runs = runs_of(missing, each, sampled, last_step, thinned)
+        for index, late_R in zip(missing, self._lateness(ranks, runs), strict=True):
             columns[index] = late_R
             # What is not over yet is read again.
             if (index + 1) * each - 1 <= last_step:
                 self._remember((attempt, each, index), late_R)
         late_CR, starts = np.stack([columns[index] for index in indices]), [index * each for index in indices]
-        return heat_map(late_CR, starts, each, sampled, last_step, [one.info for one in ranks.values()])
+        return heat_map(late_CR, starts, each, sampled, last_step, [one.info for one in ranks.values()], thinned)
 
     def lateness(self, ranks: Mapping[int, StepFile], first_step: int, n_steps: int) -> dict[int, float]:
         """The mean lateness of some ranks over a run of steps, in seconds; of those that have any of them."""
         (late_R,) = self._lateness(ranks, [(first_step, n_steps)])
         return {rank: float(late_s) for rank, late_s in zip(ranks, late_R, strict=True) if np.isfinite(late_s)}
-
-    def _read(
-        self, ranks: Mapping[int, StepFile], indices: list[int], each: int, sampled: int, last_step: int
-    ) -> list[SingleArray]:
-        runs = []
-        for index in indices:
-            there = min(each, last_step - index * each + 1)
-            looked_at = min(sampled, there)
-            # Not always the same place: what comes back every so many steps must not hide.
-            offset = (index * 7919) % (there - looked_at + 1)
-            runs.append((index * each + offset, looked_at))
-        return self._lateness(ranks, runs)
 
     def _lateness(self, ranks: Mapping[int, StepFile], runs: list[tuple[int, int]]) -> list[SingleArray]:
         """The mean lateness of the ranks over each run of steps."""
@@ -242,6 +237,27 @@ class HeatSource:
         self._columns[key] = late_R
         while self._bytes > MAX_REMEMBERED_BYTES and len(self._columns) > 1:
             self._bytes -= self._columns.popitem(last=False)[1].nbytes
+
+
+def runs_of(
+    indices: list[int], each: int, sampled: int, last_step: int, thinned: Thinning | None
+) -> list[tuple[int, int]]:
+    """The steps that are looked at of some columns: of each the first, and how many."""
+    runs = []
+    for index in indices:
+        first = index * each
+        there = min(each, last_step - first + 1)
+        if thinned is not None and first < thinned.whole_from_step:
+            # Of what is left, after the step that opens it.
+            in_block = 0 < first % PERIOD_STEPS < BLOCK_STEPS
+            start = first if in_block else -(-first // PERIOD_STEPS) * PERIOD_STEPS + 1
+            if start < first + there:
+                runs.append((start, min(sampled, BLOCK_STEPS - start % PERIOD_STEPS, first + there - start)))
+                continue
+        looked_at = min(sampled, there)
+        # Not always the same place: what comes back every so many steps must not hide.
+        runs.append((first + (index * 7919) % (there - looked_at + 1), looked_at))
+    return runs
 
 
 def column_steps(first_step: int, last_step: int) -> int:

@@ -21,7 +21,7 @@ from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.files import regular
-from sftriage.windows.logs import LOG_NAME, LogReader
+from sftriage.windows.logs import LogReader, find_logs
 from sftriage.windows.rings import open_ring
 
 _LAUNCHER = "launcher"
@@ -206,14 +206,14 @@ def telemetry_of(directory: Path, attempt: int | None) -> RankCoverage:
         OSError: the directory cannot be read.
     """
     attempts: dict[int, set[int]] = {}
-    for entry in os.scandir(directory):
-        if (named := LOG_NAME.fullmatch(entry.name)) is not None:
-            attempts.setdefault(int(named[2]), set()).add(int(named[1]))
+    logs = {(log.attempt, log.rank): log for log in find_logs(directory)}
+    for of_attempt, rank in logs:
+        attempts.setdefault(of_attempt, set()).add(rank)
     attempt = max(attempts, default=0) if attempt is None else attempt
     ranks = attempts.get(attempt, set())
     for rank in sorted(ranks):
         with contextlib.suppress(RingError):
-            world_size = LogReader(directory / f"rank-{rank}.{attempt}.steps").info.world_size
+            world_size = LogReader(logs[attempt, rank].newest).info.world_size
             absent = (rank for rank in range(world_size) if rank not in ranks)
             return RankCoverage(len(ranks), world_size, tuple(islice(absent, MAX_NAMED)))
     return RankCoverage(len(ranks))

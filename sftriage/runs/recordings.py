@@ -21,10 +21,11 @@ from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.logs import LOG_KIND, LogReader
+from sftriage.windows.logs import LOG_KIND, LogFiles, LogReader, StepLogs, Thinning, find_logs
 from sftriage.windows.npz import load_npz
 from sftriage.windows.rings import open_ring
 from sftriage.windows.scheduling import kept_readings
+from sftriage.windows.steplog import stay
 
 _MIN_STEPS_AT_A_TIME = 32
 _MAX_STEPS_AT_A_TIME = 4096
@@ -39,7 +40,7 @@ class RankSteps:
     """
 
     info: RingInfo
-    log: Path | None = None
+    log: LogFiles | None = None
     ring: Path | None = None
     of_device: bool = False
 
@@ -51,8 +52,8 @@ class RankSteps:
         """
         last: int | None = None
         if self.log is not None:
-            log = LogReader(self.log, kind=LOG_KIND if self.of_device else "steps")
-            readings = None if self.of_device else kept_readings(self.log.parent, self.info)
+            log = LogReader(*self.log.segments, kind=LOG_KIND if self.of_device else "steps")
+            readings = None if self.of_device else kept_readings(self.log.newest.parent, self.info)
             while steps := log.read(at_a_time):
                 last = int(steps.step_B[-1])
                 yield steps if readings is None else readings.laid_over(steps)
@@ -73,15 +74,19 @@ class RecordedRun:
     """A recording whose windows can be cut: one array, or where the steps of each rank are, by attempt.
 
     ``on_device`` has the device times of the ranks that run on a device, also where there are none of them.
+    ``thinned`` has the attempts of which not every step is kept any more.
     """
 
     source: Path
     whole: Window | None
     ranks: Mapping[int, Mapping[int, RankSteps]]
     on_device: Mapping[int, Mapping[int, RankSteps]] = field(default_factory=dict)
+    thinned: Mapping[int, Thinning] = field(default_factory=dict)
 
     def windows(self, shape: Shape) -> Iterator[Window]:
         """Windows in order. A recording shorter than a window is one window; one of no steps has none.
+
+        Where steps are thinned, windows are those of which every step is kept.
 
         Raises:
             InputError: a file of the run cannot be read any more.
@@ -90,24 +95,36 @@ class RecordedRun:
             yield from _cut(self.whole, shape)
             return
         for attempt, ranks in sorted(self.ranks.items()):
-            info = next(iter(ranks.values())).info
-            gatherer = Gatherer(info.schema, info.world_size, shape, attempt=attempt)
-            for rank, steps in ranks.items():
-                gatherer.describe(rank, steps.info.host, steps.info.cohort)
-            on_device = self.on_device.get(attempt, {})
-            if on_device:
-                gatherer.runs_on_device()
-            device = _Unread(on_device, shape)
-            try:
-                for host in _side_by_side(_Unread(ranks, shape), shape):
-                    if beside := device.up_to(int(host.step_B.max())):
-                        gatherer.add_both(host, together(beside))
-                    else:
-                        gatherer.add(host)
-                    yield from gatherer.ready()
-            except RingError as error:
-                raise InputError(str(error)) from error
-            yield from gatherer.ready(ended=True)
+            thinned = self.thinned.get(attempt)
+            for window in self._of_attempt(attempt, ranks, shape):
+                if thinned is None or window.first_step >= thinned.whole_from_step or _is_kept(window):
+                    yield window
+
+    def _of_attempt(self, attempt: int, ranks: Mapping[int, RankSteps], shape: Shape) -> Iterator[Window]:
+        info = next(iter(ranks.values())).info
+        gatherer = Gatherer(info.schema, info.world_size, shape, attempt=attempt)
+        for rank, steps in ranks.items():
+            gatherer.describe(rank, steps.info.host, steps.info.cohort)
+        on_device = self.on_device.get(attempt, {})
+        if on_device:
+            gatherer.runs_on_device()
+        device = _Unread(on_device, shape)
+        try:
+            for host in _side_by_side(_Unread(ranks, shape), shape):
+                if beside := device.up_to(int(host.step_B.max())):
+                    gatherer.add_both(host, together(beside))
+                else:
+                    gatherer.add(host)
+                yield from gatherer.ready()
+        except RingError as error:
+            raise InputError(str(error)) from error
+        yield from gatherer.ready(ended=True)
+
+
+def _is_kept(window: Window) -> bool:
+    """Whether thinning leaves the steps of a window, or has left them."""
+    steps_N = window.first_step + np.arange(len(window.durations_NRS))
+    return bool(stay(steps_N).all() or np.isfinite(window.durations_NRS).all())
 
 
 def detection_of(path: Path) -> Detection:
@@ -136,8 +153,8 @@ def _load_run(path: Path) -> RecordedRun:
     device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
         for log_kind, into in (("steps", host), (LOG_KIND, device)):
-            for log in sorted(run.steps.glob(f"rank-*.{log_kind}")):
-                info = LogReader(log, kind=log_kind).info
+            for log in find_logs(run.steps, log_kind) if run.steps.is_dir() else ():
+                info = LogReader(log.newest, kind=log_kind).info
                 into[info.attempt][info.rank] = RankSteps(info, log=log, of_device=into is device)
         for path in find_rings(directory) if directory.is_dir() else ():
             with open_ring(path) as ring:
@@ -146,13 +163,16 @@ def _load_run(path: Path) -> RecordedRun:
             for into in into_each:
                 known = into[info.attempt].get(info.rank, RankSteps(info, of_device=into is device))
                 into[info.attempt][info.rank] = replace(known, ring=path)
-    except RingError as error:
+    except (RingError, OSError) as error:
         raise InputError(str(error)) from error
     for attempt, ranks in host.items():
         infos = [steps.info for steps in (*ranks.values(), *device.get(attempt, {}).values())]
         if len({(info.schema, info.world_size) for info in infos}) > 1:
             raise InputError(f"{run.steps}: the ranks recorded different stages or world sizes")
-    return RecordedRun(path, None, host, device)
+    logs = StepLogs(run.steps)
+    logs.look()
+    thinned = {attempt: found for attempt in host if (found := logs.thinning(attempt)) is not None}
+    return RecordedRun(path, None, host, device, thinned)
 
 
 class _Unread:

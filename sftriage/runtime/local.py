@@ -24,6 +24,7 @@ from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove
 from sftriage.runtime.triage import POLL_S, Triage, this_host
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
+from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")
 
@@ -46,12 +47,14 @@ class Keeping:
         store: where copies of its captures are kept; by default nowhere.
         drop_local: the artefacts go from here once they are there.
         catalogue: one that many jobs share, and that is told of its captures; by default none.
+        steps: how much is kept of the job's steps; by default all.
     """
 
     out: Path | None = None
     store: str | None = None
     drop_local: bool = False
     catalogue: str | None = None
+    steps: KeptSteps | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,8 @@ class LocalRun(_Watched):
             rings=str(rings),
             store=keeping.store,
             drop_local=keeping.drop_local,
+            steps_bytes=None if keeping.steps is None else keeping.steps.max_bytes,
+            steps_age_s=None if keeping.steps is None else keeping.steps.age_s,
         )
         try:
             texts = [path.read_text(encoding="utf-8") for path in policies]

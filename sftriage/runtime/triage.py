@@ -42,6 +42,7 @@ from sftriage.traces.retention import RetentionLimits
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
+from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")
 
@@ -78,7 +79,11 @@ def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = N
     ``nsys`` says how the ranks were launched under nsys, if they were.
     """
     rings, store = Path(info.rings), LocalStore(directory.path)
-    agent = Agent(rings, directory.steps, directory.spool, store, job=info.job, run=info.run_id, nsys=nsys)
+    # (a run of an earlier version keeps all)
+    kept = None
+    if info.steps_bytes is not None and info.steps_age_s is not None:
+        kept = KeptSteps(info.steps_bytes, info.steps_age_s)
+    agent = Agent(rings, directory.steps, directory.spool, store, job=info.job, run=info.run_id, nsys=nsys, kept=kept)
     return InProcess([agent])
 
 

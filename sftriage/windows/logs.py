@@ -6,12 +6,14 @@ R ranks, B slots, X runs of steps.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,20 +23,67 @@ from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, decode_header
 from sftriage.records import Window
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
 from sftriage.windows.gather import Gatherer, Shape
+from sftriage.windows.log_segments import find_segments
 from sftriage.windows.slots import slot_bytes
-from sftriage.windows.steplog import MAGICS
+from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, stay, thinned_kind
+from sftriage.words import thinning
 
 NS = 1e-9
-LOG_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})\.steps")
-"""A log, by rank and attempt."""
-
 Run = tuple[int, int]
 """Steps one after the other: the first, and how many."""
 
 STEPS_AT_A_TIME = 4096
 
+LOOKED_AT = 16
+"""So many slots of a segment are looked at for its first step: some may be damaged."""
+
 LOG_KIND = "device-steps"
 """What logs of device times are called."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """The segments of one rank's log, oldest first; of the first ``n_thinned``, only some steps are left.
+
+    ``oldest_seq`` is the sequence number with which the oldest one begins, or 0 for a log's very first one.
+    """
+
+    rank: int
+    attempt: int
+    segments: tuple[Path, ...]
+    n_thinned: int = 0
+    oldest_seq: int = 0
+
+    @property
+    def all_there(self) -> bool:
+        """Whether no step of it has been removed."""
+        return self.n_thinned == 0 and self.oldest_seq == 0
+
+    @property
+    def newest(self) -> Path:
+        """The segment that is written to."""
+        return self.segments[-1]
+
+
+def find_logs(directory: Path, kind: str = "steps") -> list[LogFiles]:
+    """The logs in a directory, by attempt and rank.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    whole: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    thinned: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    for name, path in find_segments(directory):
+        if name.kind == kind:
+            whole[name.attempt, name.rank].append((name.first, path))
+        elif name.kind == thinned_kind(kind):
+            thinned[name.attempt, name.rank].append((name.first, path))
+    logs = []
+    for (attempt, rank), newer in sorted(whole.items()):
+        older = thinned[attempt, rank]
+        segments = [*older, *newer]
+        logs.append(LogFiles(rank, attempt, tuple(path for _, path in segments), len(older), segments[0][0]))
+    return logs
 
 
 class LogReader:
@@ -42,20 +91,25 @@ class LogReader:
 
     No file is open between two reads: the logs of a job's every rank can be read side by side.
 
+    Args:
+        segments: its files, oldest first. One that has gone since is no longer kept, and passed over.
+        kind: what it holds.
+
     Attributes:
         info: who wrote the ring that it was taken from.
         skipped: slots so far that were damaged, half-written or out of order.
 
     Raises:
-        RingError: the header cannot be read: foreign, truncated, of another version or byte order, or damaged.
+        RingError: a header cannot be read: foreign, truncated, of another version or byte order, or damaged.
     """
 
-    def __init__(self, path: Path | str, *, kind: str = "steps") -> None:
-        self.path = Path(path)
-        self.info = decode_header(MAGICS[kind], self._bytes_at(0, HEADER_BYTES), str(path)).info
+    def __init__(self, *segments: Path, kind: str = "steps") -> None:
+        self._segments = list(segments)
+        newest = segments[-1]
+        self.info = decode_header(MAGICS[kind], self._bytes_at(newest, 0, HEADER_BYTES), str(newest)).info
         self.skipped = 0
         self._last_seq = 0
-        self._at: int | None = HEADER_BYTES
+        self._at = HEADER_BYTES
 
     def read(self, n_steps: int = STEPS_AT_A_TIME) -> StepArrays:
         """The next steps, at most so many; none once all have been read.
@@ -64,9 +118,8 @@ class LogReader:
             RingError: the file has gone, or the file system answered with an error.
         """
         wanted = n_steps * slot_bytes(self.info.schema)
-        while self._at is not None:
-            data = self._bytes_at(self._at, wanted)
-            self._at = self._at + wanted if len(data) == wanted else None
+        while self._segments:
+            data = self._next(wanted)
             half = len(data) % slot_bytes(self.info.schema)
             steps, sound_B = checked(self.info.rank, data[: len(data) - half], self.info.schema)
             # What comes twice, or late, is not taken again: only what is beyond all before it.
@@ -79,21 +132,41 @@ class LogReader:
                 return steps if new_B.all() else steps[new_B]
         return decode([(self.info.rank, b"")], self.info.schema)
 
-    def _bytes_at(self, offset: int, size_bytes: int) -> bytes:
-        descriptor = files.open_regular(self.path, os.O_RDONLY)
+    def _next(self, wanted: int) -> bytes:
+        """The next bytes, at most so many, of the oldest segment that has not been read to its end."""
+        path = self._segments[0]
+        gone = len(self._segments) > 1 and not path.exists()
+        data = b"" if gone else self._bytes_at(path, self._at, wanted)
+        self._at += len(data)
+        if len(data) < wanted:
+            del self._segments[0]
+            self._at = HEADER_BYTES
+        return data
+
+    @staticmethod
+    def _bytes_at(path: Path, offset: int, size_bytes: int) -> bytes:
+        descriptor = files.open_regular(path, os.O_RDONLY)
         try:
-            return files.read_at(descriptor, size_bytes, offset, str(self.path))
+            return files.read_at(descriptor, size_bytes, offset, str(path))
         finally:
             os.close(descriptor)
+
+
+class _Runs(NamedTuple):
+    """Runs of steps (X): the first of each, how many, and the place of the first one among all that were asked for."""
+
+    starts_X: IntArray
+    lengths_X: IntArray
+    bases_X: IntArray
 
 
 @dataclass(slots=True)
 class StepFile:
     """One rank's log."""
 
-    path: Path
     info: RingInfo
-    _first_step: int | None = None
+    files: LogFiles
+    _first_steps: dict[Path, int] = field(default_factory=dict)
 
     def steps(self, runs: Sequence[Run]) -> tuple[IntArray, StepArrays]:
         """The complete steps of some runs of them that are there whole.
@@ -101,53 +174,87 @@ class StepFile:
         Returns:
             Their places (B) in the runs laid end to end, and the steps (B).
         """
-        nothing = np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
-        try:
-            descriptor = files.open_regular(self.path, os.O_RDONLY)
-        except RingError:
-            return nothing
-        try:
-            n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // slot_bytes(self.info.schema)
-            if self._first_step is None and n_slots:
-                self._first_step = self._step_at(descriptor, 0)
-            return self._steps(descriptor, n_slots, np.array(runs, dtype=np.int64).reshape(-1, 2))
-        except OSError:
-            return nothing
-        finally:
-            os.close(descriptor)
+        runs_X2 = np.array(runs, dtype=np.int64).reshape(-1, 2)
+        bases_X = np.cumsum(runs_X2[:, 1]) - runs_X2[:, 1]
+        places, found = [], []
+        for path, first, end in self._spans():
+            # What of each run lies in this segment.
+            starts_X = np.maximum(runs_X2[:, 0], first)
+            lengths_X = np.minimum(runs_X2.sum(axis=1), end) - starts_X
+            here_X = lengths_X > 0
+            if here_X.any():
+                bases_here_X = bases_X + starts_X - runs_X2[:, 0]
+                there = _Runs(starts_X[here_X], lengths_X[here_X], bases_here_X[here_X])
+                places_B, steps = self._in_segment(path, first, there)
+                places.append(places_B)
+                found.append(steps)
+        if not found:
+            return np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
+        return np.concatenate(places), together(found)
 
-    def _steps(self, descriptor: int, n_slots: int, runs_X2: IntArray) -> tuple[IntArray, StepArrays]:
+    def whole_from_step(self) -> int | None:
+        """The step from which on none has been removed; None where none has been at all."""
+        if self.files.all_there:
+            return None
+        firsts = map(self._first_step, self.files.segments[self.files.n_thinned :])
+        return next((first for first in firsts if first is not None), None)
+
+    def removed_before(self) -> int:
+        """The step before which none is there any more; 0 where some of the first ones are."""
+        return (self._first_step(self.files.segments[0]) or 0) if self.files.oldest_seq else 0
+
+    def _spans(self) -> list[tuple[Path, int, int]]:
+        """The segments that have steps: each from which step on, up to the first one of the next."""
+        firsts = [(path, first) for path in self.files.segments if (first := self._first_step(path)) is not None]
+        ends = [*(first for _, first in firsts[1:]), MAX_COUNT]
+        return [(path, first, end) for (path, first), end in zip(firsts, ends, strict=False)]
+
+    def _first_step(self, path: Path) -> int | None:
+        """The number of the first step in a segment; None where it has none, or has gone."""
+        if path not in self._first_steps:
+            size = slot_bytes(self.info.schema)
+            with _opened(path) as descriptor:
+                raw = b"" if descriptor is None else os.pread(descriptor, LOOKED_AT * size, HEADER_BYTES)
+            steps, sound_B = checked(self.info.rank, raw[: len(raw) // size * size], self.info.schema)
+            if not sound_B.any():
+                return None
+            self._first_steps[path] = int(steps.step_B[sound_B.argmax()])
+        return self._first_steps[path]
+
+    def _in_segment(self, path: Path, first_step: int, runs: _Runs) -> tuple[IntArray, StepArrays]:
         """Mostly no step is missing, so that where one is follows from its number: all runs are read, checked as one.
 
         What is not where it should be is looked for.
         """
         size = slot_bytes(self.info.schema)
-        starts_X, lengths_X = runs_X2[:, 0], runs_X2[:, 1]
-        bases_X = np.cumsum(lengths_X) - lengths_X
-        at_X = starts_X - (self._first_step or 0)
-        right_X = (at_X >= 0) & (at_X + lengths_X <= n_slots)
-        raw = b"".join(
-            os.pread(descriptor, length * size, HEADER_BYTES + at * size)
-            for at, length in zip(at_X[right_X].tolist(), lengths_X[right_X].tolist(), strict=True)
-        )
-        if len(raw) != int(lengths_X[right_X].sum()) * size:
-            right_X[:], raw = False, b""
-        steps, whole_B = self._checked(raw)
-        within_B = _ranges(lengths_X[right_X])
-        placed_B = steps.step_B == np.repeat(starts_X[right_X], lengths_X[right_X]) + within_B
-        runs_B = np.repeat(np.flatnonzero(right_X), lengths_X[right_X])
-        # What is damaged says nothing of where the others are.
-        right_X[runs_B[whole_B & ~placed_B]] = False
-        keep_B = whole_B & right_X[runs_B]
-        places_B = bases_X[runs_B] + within_B
-        if keep_B.all() and right_X.all():
-            return places_B, steps
-        places, found = [places_B[keep_B]], [steps[keep_B]]
-        for run in np.flatnonzero(~right_X).tolist():
-            searched = self._searched(descriptor, n_slots, int(starts_X[run]), int(lengths_X[run]))
-            places.append(bases_X[run] + searched.step_B - starts_X[run])
-            found.append(searched)
-        return np.concatenate(places), together(found)
+        with _opened(path) as descriptor:
+            if descriptor is None:
+                return np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
+            n_slots = (os.fstat(descriptor).st_size - HEADER_BYTES) // size
+            at_X = runs.starts_X - first_step
+            right_X = (at_X >= 0) & (at_X + runs.lengths_X <= n_slots)
+            raw = b"".join(
+                os.pread(descriptor, length * size, HEADER_BYTES + at * size)
+                for at, length in zip(at_X[right_X].tolist(), runs.lengths_X[right_X].tolist(), strict=True)
+            )
+            if len(raw) != int(runs.lengths_X[right_X].sum()) * size:
+                right_X[:], raw = False, b""
+            steps, whole_B = self._checked(raw)
+            within_B = _ranges(runs.lengths_X[right_X])
+            placed_B = steps.step_B == np.repeat(runs.starts_X[right_X], runs.lengths_X[right_X]) + within_B
+            runs_B = np.repeat(np.flatnonzero(right_X), runs.lengths_X[right_X])
+            # What is damaged says nothing of where the others are.
+            right_X[runs_B[whole_B & ~placed_B]] = False
+            keep_B = whole_B & right_X[runs_B]
+            places_B = runs.bases_X[runs_B] + within_B
+            if keep_B.all() and right_X.all():
+                return places_B, steps
+            places, found = [places_B[keep_B]], [steps[keep_B]]
+            for run in np.flatnonzero(~right_X).tolist():
+                searched = self._searched(descriptor, n_slots, int(runs.starts_X[run]), int(runs.lengths_X[run]))
+                places.append(runs.bases_X[run] + searched.step_B - runs.starts_X[run])
+                found.append(searched)
+            return np.concatenate(places), together(found)
 
     def _searched(self, descriptor: int, n_slots: int, first: int, n_steps: int) -> StepArrays:
         at = bisect_left(range(n_slots), first, key=lambda index: self._step_at(descriptor, index))
@@ -168,10 +275,45 @@ class StepFile:
         return steps, sound_B & steps.complete_B
 
 
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int | None]:
+    """A file for reading; None where it has gone."""
+    try:
+        descriptor = files.open_regular(path, os.O_RDONLY)
+    except RingError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
 def _ranges(lengths_X: IntArray) -> IntArray:
     """0, 1, ... of each length, one after the other."""
     ends_X = np.cumsum(lengths_X)
     return np.asarray(np.arange(int(lengths_X.sum())) - np.repeat(ends_X - lengths_X, lengths_X))
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """What is no longer there of an attempt's steps.
+
+    Attributes:
+        whole_from_step: from this one on all are kept; before it those that thinning leaves.
+        first_step: before this one none is; 0 where none has been removed altogether.
+    """
+
+    whole_from_step: int
+    first_step: int
+
+    def leaves(self, step: int) -> bool:
+        """Whether a step is kept, if it was recorded. One near a capture may be where this says that it is not."""
+        return step >= self.whole_from_step or (step >= self.first_step and bool(stay(np.array([step])).all()))
+
+    def __str__(self) -> str:
+        """What is said of it."""
+        return thinning(self.whole_from_step, self.first_step, BLOCK_STEPS, PERIOD_STEPS)
 
 
 @dataclass(slots=True)
@@ -180,24 +322,32 @@ class StepLogs:
 
     directory: Path
     attempts: dict[int, dict[int, StepFile]] = field(default_factory=dict)
-    _seen: set[str] = field(default_factory=set)
+    _seen: frozenset[str] = frozenset()
 
     def look(self) -> None:
-        """Take up logs that have appeared. One that cannot be read is looked at again the next time."""
+        """Take up logs, and segments of them, that have come. One that cannot be read is looked at again."""
         try:
-            names = {entry.name for entry in os.scandir(self.directory)} - self._seen
+            names = frozenset(entry.name for entry in os.scandir(self.directory))
+            found = find_logs(self.directory) if names != self._seen else []
         except OSError:
             return
-        for name in names:
-            if not LOG_NAME.fullmatch(name):
+        self._seen = names
+        for log in found:
+            ranks = self.attempts.setdefault(log.attempt, {})
+            known = ranks.get(log.rank)
+            if known is not None:
+                known.files = log
                 continue
-            path = self.directory / name
             try:
-                info = LogReader(path).info
+                ranks[log.rank] = StepFile(LogReader(log.newest).info, log)
             except RingError:
-                continue
-            self._seen.add(name)
-            self.attempts.setdefault(info.attempt, {})[info.rank] = StepFile(path, info)
+                self._seen = frozenset()
+
+    def thinning(self, attempt: int) -> Thinning | None:
+        """What is no longer there of the steps of an attempt's ranks; None where all are."""
+        thinned = [one for one in self.attempts.get(attempt, {}).values() if not one.files.all_there]
+        wholes = [step for one in thinned if (step := one.whole_from_step()) is not None]
+        return Thinning(max(wholes), max(one.removed_before() for one in thinned)) if wholes else None
 
     def of(self, attempt: int) -> Mapping[int, StepFile]:
         """The logs of the ranks of one attempt that recorded the same stages as the lowest of them."""

@@ -1,7 +1,7 @@
 """What the kernel's scheduler did with the ranks' training threads: readings, kept in a file, and laid over the steps.
 
-``rank-<rank>.<attempt>.scheduling`` is a header (see `sftriage.recorder.layout`, with 0 slots: it grows) and readings
-in a line. A reading is five 64-bit signed words in native order, the counts since the thread started::
+Readings are kept in a log, ``scheduling`` (see `windows.log_segments`). A reading is five 64-bit signed words in native
+order, the counts since the thread started::
 
     at_ns       when it was taken, on the host's monotonic clock
     run_ns      how long the thread has had a CPU
@@ -19,7 +19,8 @@ from __future__ import annotations
 import os
 import struct
 import sys
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
@@ -29,8 +30,9 @@ import numpy as np
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES, encode_header
+from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
+from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog, segments_of
 
 KIND = "scheduling"
 NS = 1e-9
@@ -104,73 +106,63 @@ def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
     return steps.start_ns_B - steps.between_ns_B, steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
 
 
-class SchedulingLog(OpenFile):
-    """Appends readings to a rank's file of them, and goes on where an earlier agent stopped.
+class SchedulingLog(SegmentedLog):
+    """Appends readings to a rank's log of them, and goes on where an earlier agent stopped.
+
+    Args:
+        directory: where it lies.
+        info: the ring's info.
+        limits: how much of it is kept; by default all.
 
     Raises:
-        RingError: the file cannot be written, or is that of another writer.
+        RingError: the log cannot be written, or is that of another writer.
     """
 
-    def __init__(self, directory: Path | str, info: RingInfo) -> None:
-        super().__init__(Path(directory) / info.file_name(KIND), os.O_RDWR | os.O_CREAT)
-        header = encode_header(SCHEDULING_MAGIC, info)
-        try:
-            found = self._read_at(HEADER_BYTES, 0)
-            if found != header and not header.startswith(found):
-                raise RingError(f"{self.path}: the readings of another run of this rank")
-            self._end = HEADER_BYTES + max(0, self._size_bytes() - HEADER_BYTES) // _BYTES * _BYTES
-            self._write(header, 0)
-        except BaseException:
-            self.close()
-            raise
+    def __init__(self, directory: Path, info: RingInfo, limits: LogLimits | None = None) -> None:
+        super().__init__(directory, info, LogFormat(KIND, SCHEDULING_MAGIC, lambda _: _BYTES, time_word=0), limits)
 
-    def append(self, reading: tuple[int, ...]) -> None:
-        """Append a reading.
+    def add(self, reading: tuple[int, ...]) -> None:
+        """Append a reading; old ones go.
 
         Raises:
-            RingError: the disk did not take it, and nothing of it is in the file.
+            RingError: the disk did not take it, and nothing of it is in the log.
         """
         words = _READING.pack(*reading)
-        self._write(words + _SUM.pack(crc32(words)), self._end)
-        self._end += _BYTES
-
-    def _write(self, data: bytes, at: int) -> None:
-        try:
-            written = os.pwrite(self._descriptor, data, at)
-        except OSError as error:
-            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
-        if written < len(data):
-            # What comes next is written over it.
-            raise RingError(f"{self.path}: cannot be written: {written} of {len(data)} bytes")
+        self.append(words + _SUM.pack(crc32(words)))
+        for path in self.old():
+            self.drop(path)
 
 
 class KeptReadings:
-    """A rank's file of readings, of which those of some time are read. It is not open in between.
+    """A rank's log of readings, of which those of some time are read. It is not open in between.
+
+    Args:
+        segments: its files, each with the time of its first reading, oldest first.
 
     Raises:
-        RingError: there is none, or its header cannot be read.
+        RingError: the header of the newest one cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        with _File(path, os.O_RDONLY) as file:
+    def __init__(self, segments: Sequence[tuple[int, Path]]) -> None:
+        self._segments = list(segments)
+        with _File(self._segments[-1][1], os.O_RDONLY) as file:
             self.info = file.info()
 
     def laid_over(self, steps: StepArrays) -> StepArrays:
         """Steps of the rank with what each has of what passed between readings.
 
         Raises:
-            RingError: the file has gone, or the file system answered with an error.
+            RingError: a file has gone, or the file system answered with an error.
         """
         if not len(steps):
             return steps
         begin_ns_B, end_ns_B = _times_ns(steps)
-        with _File(self._path, os.O_RDONLY) as file:
-            places, (begin_ns, end_ns) = range(file.count()), (int(begin_ns_B.min()), int(end_ns_B.max()))
-            # From the last one before them to the first one after.
-            first = max(0, bisect_left(places, begin_ns, key=file.at_ns) - 1)
-            last = min(len(places), bisect_left(places, end_ns, key=file.at_ns) + 1)
-            return laid_over(file.readings(first, last), steps)
+        begin_ns, end_ns = int(begin_ns_B.min()), int(end_ns_B.max())
+        first_ns = [at_ns for at_ns, _ in self._segments]
+        # From the last reading before them to the first one after.
+        before, after = max(0, bisect_right(first_ns, begin_ns) - 1), bisect_left(first_ns, end_ns)
+        found = [_between(path, begin_ns, end_ns) for _, path in self._segments[before : after + 1]]
+        return laid_over(np.concatenate(found), steps)
 
 
 def kept_readings(directory: Path, info: RingInfo) -> KeptReadings | None:
@@ -179,10 +171,20 @@ def kept_readings(directory: Path, info: RingInfo) -> KeptReadings | None:
     A run from before they were has none, and a file that cannot be read is no reason not to judge its steps.
     """
     try:
-        found = KeptReadings(directory / info.file_name(KIND))
-    except RingError:
+        segments = [(name.first, path) for name, path in segments_of(directory, info, KIND)]
+        found = KeptReadings(segments) if segments else None
+    except (RingError, OSError):
         return None
-    return found if found.info == info else None
+    return found if found is not None and found.info == info else None
+
+
+def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:
+    """The readings of a segment from the last one before a time to the first one after another."""
+    with _File(path, os.O_RDONLY) as file:
+        places = range(file.count())
+        first = max(0, bisect_left(places, begin_ns, key=file.at_ns) - 1)
+        last = min(len(places), bisect_left(places, end_ns, key=file.at_ns) + 1)
+        return file.readings(first, last)
 
 
 class _File(OpenFile):

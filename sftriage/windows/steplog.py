@@ -1,102 +1,162 @@
-"""The step log: every step of one rank on disk, in slots (see `windows.slots`).
+"""The step log: the steps of one rank on disk, in slots (see `windows.slots`), the newest whole and older ones thinned.
 
-The agent appends to it; the trainer never touches it, so that it may lie on a disk.
+The agent appends to it; the trainer never touches it, so that it may lie on a disk. A segment that is beyond what is
+kept whole goes, and some of its steps stay in a log beside it, ``thinned-steps``: the same ones of every rank, and so
+many in a row that windows can be judged over them.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
 
-from sftriage.errors import RingError
-from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import DEVICE_LOG_MAGIC, HEADER_BYTES, LOG_MAGIC, RingInfo, encode_header
-from sftriage.windows.decoding import StepArrays, sealed
-from sftriage.windows.slots import SlotCheck
+import numpy as np
+
+from sftriage.recorder.files import open_regular, read_at
+from sftriage.recorder.layout import DEVICE_LOG_MAGIC, HEADER_BYTES, LOG_MAGIC, RingInfo
+from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, sealed
+from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog
+from sftriage.windows.slots import START, slot_bytes
 
 MAGICS = {"steps": LOG_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
 
+BLOCK_STEPS = 128
+BLOCKS_A_PERIOD = 8
+"""Where steps are thinned, one of so many blocks of so many steps is kept, counted from step 0: the first one."""
 
-class StepLog(OpenFile):
-    """Appends slots to a rank's step log, and goes on where an earlier agent stopped.
+PERIOD_STEPS = BLOCK_STEPS * BLOCKS_A_PERIOD
+
+_S = 1_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSteps:
+    """How much is kept of a job's steps: bytes for all its ranks together, and for how long.
+
+    Each rank has its share: a quarter of it for whole steps, an eighth for thinned ones, the same again for device
+    times, and a quarter for readings of its scheduling.
+    """
+
+    max_bytes: int
+    age_s: float
+
+    def whole(self, world_size: int) -> LogLimits:
+        """What is kept of the steps of one rank as they are, or of the readings of its scheduling."""
+        return LogLimits(self.max_bytes // (4 * world_size), round(self.age_s * _S))
+
+    def thinned(self, world_size: int) -> LogLimits:
+        """What is kept of its thinned steps."""
+        return LogLimits(self.max_bytes // (8 * world_size), round(self.age_s * _S))
+
+
+def thinned_kind(kind: str) -> str:
+    """What logs are called that hold what is left of older steps."""
+    return f"thinned-{kind}"
+
+
+def blocks_of(steps: StepArrays) -> set[int]:
+    """The blocks of steps that stay, with those before them, where others are thinned: a profiler touched them."""
+    captured = np.unique(steps.step_B[steps.capturing_B] // BLOCK_STEPS).tolist()
+    # What a capture was asked for lies before it.
+    return {block - before for block in captured for before in (0, 1)}
+
+
+def stay(step_B: IntArray, blocks: Set[int] = frozenset()) -> BoolArray:
+    """Which steps, by their numbers, are kept where steps are thinned; those of some blocks too."""
+    block_B = step_B // BLOCK_STEPS
+    return np.asarray((block_B % BLOCKS_A_PERIOD == 0) | np.isin(block_B, list(blocks)))
+
+
+class StepLog:
+    """Appends steps to a rank's step log, and goes on where an earlier agent stopped.
 
     Args:
         directory: where the log lies; it has to exist.
         info: the ring's info.
         kind: ``steps``, or ``device-steps`` for the log of device times.
+        kept: how much of it is kept; by default all.
 
     Attributes:
         info: what its header says: an earlier agent's log has the stages and the cohort that were known then.
-        last_seq: sequence number of the last step in the log, or 0. A reader opened with ``skip=log.last_seq`` goes on
-            from there.
 
     Raises:
         RingError: the log cannot be written, or belongs to another writer.
     """
 
-    def __init__(self, directory: Path | str, info: RingInfo, *, kind: str = "steps") -> None:
-        super().__init__(Path(directory) / info.file_name(kind), os.O_RDWR | os.O_CREAT)
-        self.info = info
-        header = encode_header(MAGICS[kind], info)
-        try:
-            self._end = self._size_bytes()
-            found = self._read_at(HEADER_BYTES, 0)
-            if header.startswith(found) and len(found) < HEADER_BYTES:
-                self._end = 0
-                self._write(header)
-            elif found != header:
-                # What its writer has declared since is not in it, and it stays what it is.
-                self.info = self._header(MAGICS[kind]).info
-                if replace(self.info, schema=info.schema, cohort=info.cohort) != info:
-                    raise RingError(f"{self.path}: the log of another run of this rank")
-            self._check = SlotCheck(self.info.schema)
-            self.last_seq = self._resume()
-        except BaseException:
-            self.close()
-            raise
+    def __init__(
+        self, directory: Path | str, info: RingInfo, *, kind: str = "steps", kept: KeptSteps | None = None
+    ) -> None:
+        self._directory, self._kind, self._kept = Path(directory), kind, kept
+        self._whole = self._log(kind, info, None if kept is None else kept.whole(info.world_size))
+        self.info = self._whole.info
+        self._thinned: SegmentedLog | None = None
 
-    def append(self, steps: StepArrays) -> None:
+    @property
+    def path(self) -> Path:
+        """The file that is written to."""
+        return self._whole.path
+
+    @property
+    def last_seq(self) -> int:
+        """Sequence number of the last step in the log, or 0.
+
+        A reader opened with ``skip=log.last_seq`` goes on from there.
+        """
+        return self._whole.last
+
+    def append(self, steps: StepArrays, blocks: Set[int] = frozenset()) -> None:
         """Append steps of the rank, but for those that the log has: a ring is read again after a restart.
 
+        Args:
+            steps: in order.
+            blocks: of steps that stay where others are thinned (see `blocks_of`).
+
         Raises:
-            RingError: the disk did not take them, and none is in the log.
+            RingError: the disk did not take all of them.
         """
         new = steps[steps.seq_B > self.last_seq]
-        if len(new):
-            self._write(sealed(new))
-            self.last_seq = int(new.seq_B[-1])
+        if not len(new):
+            return
+        self._whole.append(sealed(new))
+        for path in self._whole.old():
+            try:
+                self._thin(path, blocks)
+            finally:
+                # Also where the disk is full: there it is in the way.
+                self._whole.drop(path)
 
-    def last(self, slots: int) -> bytes:
-        """The last slots of the log, at most so many, whole or not.
+    def close(self) -> None:
+        """Close the files. A second call does nothing."""
+        for log in (self._whole, self._thinned):
+            if log is not None:
+                log.close()
 
-        Raises:
-            RingError: the file cannot be read.
-        """
-        size = self._check.slot_bytes
-        there = min(slots, (self._end - HEADER_BYTES) // size)
-        return self._read_at(there * size, self._end - there * size)
+    def _log(self, kind: str, info: RingInfo, limits: LogLimits | None) -> SegmentedLog:
+        return SegmentedLog(self._directory, info, LogFormat(kind, MAGICS[self._kind], slot_bytes, START), limits)
 
-    def _write(self, data: bytes) -> None:
-        try:
-            written = 0
-            while written < len(data):
-                written += os.pwrite(self._descriptor, data[written:], self._end + written)
-        except OSError as error:
-            # A half-written slot in the middle would shift every slot after it.
-            os.ftruncate(self._descriptor, self._end)
-            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
-        self._end += len(data)
+    def _thin(self, path: Path, blocks: Set[int]) -> None:
+        """Take over what is kept of a segment that goes."""
+        assert self._kept is not None
+        if self._thinned is None:
+            limits = self._kept.thinned(self.info.world_size)
+            self._thinned = self._log(thinned_kind(self._kind), self.info, limits)
+        steps = _steps_in(path, self.info)
+        left = steps[stay(steps.step_B, blocks | blocks_of(steps)) & (steps.seq_B > self._thinned.last)]
+        if len(left) and not self._whole.is_too_old(int(left.start_ns_B[-1])):
+            self._thinned.append(sealed(left))
+        for older in self._thinned.old():
+            self._thinned.drop(older)
 
-    def _resume(self) -> int:
-        """Cut a half-written slot off the end, and find the last sequence number."""
-        size = self._check.slot_bytes
-        whole = (self._end - HEADER_BYTES) // size
-        self._end = HEADER_BYTES + whole * size
-        os.ftruncate(self._descriptor, self._end)
-        for index in range(whole - 1, -1, -1):
-            slot = self._read_at(size, HEADER_BYTES + index * size)
-            seq = self._check.sequence(slot) if len(slot) == size else None
-            if seq is not None:
-                return seq
-        return 0
+
+def _steps_in(path: Path, info: RingInfo) -> StepArrays:
+    """The steps of a segment that were written whole."""
+    descriptor = open_regular(path, os.O_RDONLY)
+    try:
+        raw = read_at(descriptor, os.fstat(descriptor).st_size, HEADER_BYTES, str(path))
+    finally:
+        os.close(descriptor)
+    half = len(raw) % slot_bytes(info.schema)
+    steps, sound_B = checked(info.rank, raw[: len(raw) - half], info.schema)
+    return steps[sound_B]

@@ -29,7 +29,7 @@ from sftriage.web.access import Access
 from sftriage.web.run_page import RunPage
 from sftriage.windows.decoding import StepArrays, decode
 from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words
-from sftriage.windows.steplog import StepLog
+from sftriage.windows.steplog import KeptSteps, StepLog
 from tests.journals import Recorder
 from tests.unit.web.asking import Answer, ask
 
@@ -144,9 +144,10 @@ class Run:
         steps: range,
         durations_ms: Callable[[int, int], Mapping[str, float]],
         hosts: Callable[[int], str] = lambda rank: "node-1",
+        kept: KeptSteps | None = None,
     ) -> None:
         for rank in range(ranks):
-            log = StepLog(self.directory.steps, info_of(rank, ranks, host=hosts(rank)))
+            log = StepLog(self.directory.steps, info_of(rank, ranks, host=hosts(rank)), kept=kept)
             log.append(steps_of(info_of(rank, ranks), steps, lambda step, rank=rank: durations_ms(rank, step)))
             log.close()
 

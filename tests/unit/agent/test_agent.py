@@ -75,7 +75,7 @@ def test_a_ring_that_is_none_is_said_once_and_the_others_are_read(agent, monitor
 
 
 def test_a_full_disk_costs_the_log_and_not_the_triage(agent, monitor, monkeypatch, caplog):
-    def full(log, raw):
+    def full(log, *_):
         raise RingError(f"{log.path}: cannot be written: No space left on device")
 
     monkeypatch.setattr(StepLog, "append", full)

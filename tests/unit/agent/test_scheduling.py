@@ -120,7 +120,7 @@ def test_a_disk_that_takes_no_readings_costs_their_keeping_alone(agent, monitor,
     def full(log, reading):
         raise RingError(f"{log.path}: cannot be written: No space left on device")
 
-    monkeypatch.setattr(SchedulingLog, "append", full)
+    monkeypatch.setattr(SchedulingLog, "add", full)
     *_, last = run(monitor, agent)
     assert last.scheduled_B2 is not None
     assert [record.message.count("No space left") for record in caplog.records] == [1, 1]

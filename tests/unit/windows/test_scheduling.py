@@ -152,7 +152,7 @@ def test_steps_keep_what_was_laid_over_them_wherever_they_are_put():
 def written(folder, *rows, info=INFO):
     log = SchedulingLog(folder, info)
     for row in readings(*rows):
-        log.append(tuple(row.tolist()))
+        log.add(tuple(row.tolist()))
     log.close()
     return log.path
 
@@ -210,7 +210,7 @@ def test_the_readings_of_another_process_are_nobodys(tmp_path):
         SchedulingLog(tmp_path, other)
     assert kept_readings(tmp_path, other) is None
     # AND a file that goes away is an error that says so
-    kept = KeptReadings(path)
+    kept = KeptReadings([(0, path)])
     path.unlink()
     with pytest.raises(RingError):
         kept.laid_over(batch(step(0, 1100, 60), schema=SCHEMA))
@@ -223,7 +223,7 @@ def test_a_disk_that_takes_nothing_is_said(tmp_path, monkeypatch):
     log = SchedulingLog(tmp_path, INFO)
     monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(RingError, match="No space left"):
-        log.append((1, 2, 3, 4))
+        log.add((1, 2, 3, 4))
     log.close()
 
 

@@ -1,0 +1,310 @@
+"""The files of a log: segments, of which old ones go once there is more than is to be kept.
+
+A log is ``rank-<rank>.<attempt>.<kind>``, and after it, once that is full, ``rank-<rank>.<attempt>.<first>.<kind>``:
+segments in the order of ``first``, the first word of their first record. Each is a header (see
+`sftriage.recorder.layout`) and records in a line: 64-bit words in native order, of which the first one grows from
+record to record, and the last one is the CRC-32 of the bytes before it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from sftriage.errors import RingError
+from sftriage.recorder.files import OpenFile
+from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo, decode_header, encode_header
+from sftriage.records import StageSchema
+
+MAX_SEGMENT_BYTES = 4 << 20
+MIN_SEGMENT_BYTES = 16 << 10
+SEGMENTS = 4
+"""A log has at least so many once it is full: when the oldest one goes, most of it stays."""
+
+_NAME = re.compile(r"rank-(\d{1,9})\.(\d{1,9})(?:\.(\d{1,19}))?\.([a-z-]+)")
+_WORD = struct.Struct("=q")
+
+
+class SegmentName(NamedTuple):
+    """What the name of a segment says. The first segment of a log is number 0, whatever its first record is."""
+
+    rank: int
+    attempt: int
+    kind: str
+    first: int
+
+
+def segment_name(file_name: str) -> SegmentName | None:
+    """What a file is by its name; None where it is no segment of a log."""
+    found = _NAME.fullmatch(file_name)
+    return None if found is None else SegmentName(int(found[1]), int(found[2]), found[4], int(found[3] or 0))
+
+
+def find_segments(directory: Path) -> Iterator[tuple[SegmentName, Path]]:
+    """The files in a directory that are segments by their names, in the order of these.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    names = [(name, entry.path) for entry in os.scandir(directory) if (name := segment_name(entry.name)) is not None]
+    return ((name, Path(path)) for name, path in sorted(names))
+
+
+def segments_of(directory: Path, info: RingInfo, kind: str) -> list[tuple[SegmentName, Path]]:
+    """The files of one log of a rank, oldest first.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    log = (info.rank, info.attempt, kind)
+    return [(name, path) for name, path in find_segments(directory) if name[:3] == log]
+
+
+@dataclass(frozen=True, slots=True)
+class LogLimits:
+    """How much of a log is kept: bytes of all its segments, and how much earlier than its newest record others may be.
+
+    Of a log that has just begun another segment, up to a quarter less is there.
+    """
+
+    max_bytes: int
+    age_ns: int
+
+    @property
+    def segment_bytes(self) -> int:
+        """Of how many bytes a segment is full, its header among them."""
+        return max(MIN_SEGMENT_BYTES, min(self.max_bytes // SEGMENTS, MAX_SEGMENT_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class LogFormat:
+    """What a kind of log holds.
+
+    Attributes:
+        kind: what its files are called.
+        magic: what its headers begin with.
+        record_bytes: of one record, of a rank with these stages.
+        time_word: the word of a record that says when it was: nanoseconds, monotonic clock.
+    """
+
+    kind: str
+    magic: bytes
+    record_bytes: Callable[[StageSchema], int]
+    time_word: int
+
+
+class _Segment(OpenFile):
+    """One file. ``end`` is where its whole records end."""
+
+    end = HEADER_BYTES
+    _record_bytes, _time_at = WORD_BYTES, 0
+
+    def header(self) -> bytes:
+        return self._read_at(HEADER_BYTES, 0)
+
+    def resume(self, record_bytes: int, time_word: int) -> None:
+        """Cut a half-written record off the end."""
+        self._record_bytes, self._time_at = record_bytes, time_word * WORD_BYTES
+        self.end = HEADER_BYTES + max(0, self._size_bytes() - HEADER_BYTES) // record_bytes * record_bytes
+        os.ftruncate(self._descriptor, self.end)
+
+    def write(self, data: bytes, at: int) -> None:
+        """Write whole records, or the header.
+
+        Raises:
+            RingError: the disk did not take them, and nothing of them is in the file.
+        """
+        written = 0
+        try:
+            while written < len(data):
+                written += os.pwrite(self._descriptor, data[written:], at + written)
+        except OSError as error:
+            # A half-written record in the middle would shift every one after it.
+            os.ftruncate(self._descriptor, at)
+            raise RingError(f"{self.path}: cannot be written: {error.strerror}") from error
+        self.end = at + len(data)
+
+    def records(self) -> int:
+        """How many records it has, whole or not."""
+        return (self.end - HEADER_BYTES) // self._record_bytes
+
+    def words(self, index: int) -> tuple[int, int] | None:
+        """The first word of a record, and its time; None where it was not written whole."""
+        size = self._record_bytes
+        raw = self._read_at(size, HEADER_BYTES + index * size)
+        if len(raw) < size or crc32(raw[:-WORD_BYTES]) != _WORD.unpack_from(raw, size - WORD_BYTES)[0]:
+            return None
+        number, time_ns = _WORD.unpack_from(raw)[0], _WORD.unpack_from(raw, self._time_at)[0]
+        # A right checksum does not make a right writer.
+        return (number, time_ns) if 1 <= number < MAX_COUNT else None
+
+    def last(self) -> tuple[int, int] | None:
+        """The same of the last record that was; None where none was."""
+        found = (self.words(index) for index in range(self.records() - 1, -1, -1))
+        return next((words for words in found if words is not None), None)
+
+    def first(self) -> tuple[int, int] | None:
+        """The same of the first one."""
+        found = map(self.words, range(self.records()))
+        return next((words for words in found if words is not None), None)
+
+
+class _Full(NamedTuple):
+    """A segment that is written to no more: its bytes, and when its last record was."""
+
+    path: Path
+    bytes: int
+    last_ns: int
+
+
+class SegmentedLog:
+    """Appends records to the newest segment of a log, begins others, and goes on where an earlier agent stopped.
+
+    Args:
+        directory: where the log lies; it has to exist.
+        info: the ring's info.
+        layout: what it holds.
+        limits: from where on segments are old; None keeps one segment and all of it.
+
+    Attributes:
+        info: what its headers say: an earlier agent's log has the stages and the cohort that were known then.
+        last: the first word of its last record, or 0.
+
+    Raises:
+        RingError: the log cannot be written, or belongs to another writer.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo, layout: LogFormat, limits: LogLimits | None) -> None:
+        self._directory, self._format, self._limits = directory, layout, limits
+        self.info = info
+        try:
+            paths = [path for _, path in segments_of(directory, info, layout.kind)]
+        except OSError as error:
+            raise RingError(f"{directory}: cannot be read: {error.strerror}") from error
+        self._newest = _Segment(paths[-1] if paths else self._path(0), os.O_RDWR | os.O_CREAT)
+        self._full: list[_Full] = []
+        # The first word and the time of the last record.
+        self.last, self._last_ns = 0, 0
+        try:
+            self._check_header(paths[:-1])
+            self._record_bytes = layout.record_bytes(self.info.schema)
+            for path in paths[:-1]:
+                with _Segment(path, os.O_RDWR) as segment:
+                    self._take_up(segment)
+                self._full.append(_Full(path, segment.end, self._last_ns))
+            self._take_up(self._newest)
+            first = self._newest.first()
+        except BaseException:
+            self.close()
+            raise
+        self._first_ns = None if first is None else first[1]
+
+    @property
+    def path(self) -> Path:
+        """The newest segment."""
+        return self._newest.path
+
+    def append(self, raw: bytes) -> None:
+        """Append whole records, each later than those that the log has.
+
+        Raises:
+            RingError: the disk did not take them. Those up to `last` are in the log.
+        """
+        size, at = self._record_bytes, 0
+        while at < len(raw):
+            if self._is_full(raw, at):
+                self._begin(raw, at)
+            room = len(raw) if self._limits is None else self._limits.segment_bytes - self._newest.end
+            part = raw[at : at + max(1, room // size) * size]
+            self._newest.write(part, self._newest.end)
+            if self._first_ns is None:
+                self._first_ns = self._time(part, 0)
+            at += len(part)
+            self.last, self._last_ns = _WORD.unpack_from(part, len(part) - size)[0], self._time(part, len(part) - size)
+
+    def old(self) -> list[Path]:
+        """The segments that are beyond the limits, oldest first."""
+        if self._limits is None:
+            return []
+        total = sum(one.bytes for one in self._full) + self._limits.segment_bytes
+        found = []
+        for one in self._full:
+            if total <= self._limits.max_bytes and self._last_ns - one.last_ns <= self._limits.age_ns:
+                break
+            total -= one.bytes
+            found.append(one.path)
+        return found
+
+    def drop(self, path: Path) -> None:
+        """Remove a segment that is written to no more."""
+        self._full = [one for one in self._full if one.path != path]
+        path.unlink(missing_ok=True)
+
+    def is_too_old(self, time_ns: int) -> bool:
+        """Whether a record of a time is older than the limit, by the log's newest one."""
+        return self._limits is not None and self._last_ns - time_ns > self._limits.age_ns
+
+    def close(self) -> None:
+        """Close the newest segment. A second call does nothing."""
+        self._newest.close()
+
+    def _path(self, first: int) -> Path:
+        kind = f"{first}.{self._format.kind}" if first else self._format.kind
+        return self._directory / self.info.file_name(kind)
+
+    def _time(self, raw: bytes, at: int) -> int:
+        return int(_WORD.unpack_from(raw, at + self._format.time_word * WORD_BYTES)[0])
+
+    def _check_header(self, before: list[Path]) -> None:
+        """Make sure that the log is this writer's, and that the newest segment has a whole header."""
+        found = self._newest.header()
+        if len(found) == HEADER_BYTES:
+            self.info = self._of_this_writer(self._newest.path, found)
+            return
+        for path in reversed(before):
+            with _Segment(path, os.O_RDONLY) as segment:
+                self.info = self._of_this_writer(path, segment.header())
+            break
+        header = encode_header(self._format.magic, self.info)
+        if not header.startswith(found):
+            self._of_this_writer(self._newest.path, found)
+        self._newest.write(header, 0)
+
+    def _of_this_writer(self, path: Path, header: bytes) -> RingInfo:
+        """What a header says. What its writer has declared since is not in it, and it stays what it is."""
+        found = decode_header(self._format.magic, header, str(path)).info
+        if replace(found, schema=self.info.schema, cohort=self.info.cohort) != self.info:
+            raise RingError(f"{path}: the log of another run of this rank")
+        return found
+
+    def _take_up(self, segment: _Segment) -> None:
+        """Go on after a segment that an earlier agent has written."""
+        segment.resume(self._record_bytes, self._format.time_word)
+        self.last, self._last_ns = segment.last() or (self.last, self._last_ns)
+
+    def _is_full(self, raw: bytes, at: int) -> bool:
+        if self._limits is None or self._first_ns is None:
+            return False
+        full = self._newest.end + self._record_bytes > self._limits.segment_bytes
+        return full or self._time(raw, at) - self._first_ns > self._limits.age_ns // SEGMENTS
+
+    def _begin(self, raw: bytes, at: int) -> None:
+        """Begin another segment; where the disk does not take it, the one that is there stays the newest."""
+        path = self._path(_WORD.unpack_from(raw, at)[0])
+        following = _Segment(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            following.write(encode_header(self._format.magic, self.info), 0)
+            following.resume(self._record_bytes, self._format.time_word)
+        except RingError:
+            following.close()
+            path.unlink(missing_ok=True)
+            raise
+        self._full.append(_Full(self._newest.path, self._newest.end, self._last_ns))
+        self._newest.close()
+        self._newest, self._first_ns = following, None
