@@ -100,7 +100,8 @@ class RankRings:
                 f"rank {info.rank} declared {', '.join(one.ring.late_stages)} after it had begun to record; what they"
                 " take is counted with the stage around them"
             )
-        self._blocks[info.attempt] |= blocks_of(batch.steps)
+        if batch.steps.capturing_B.any():
+            self._blocks[info.attempt] |= blocks_of(batch.steps)
         self._keep(one.log, batch.steps, "some steps are judged but not kept")
         if one.ring.on_device and one.device_log is None and not one.device_broken:
             # Made at once, and empty where no times come: whoever judges the run later knows what the host's are worth.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -102,15 +103,19 @@ class RecordedRun:
 
     def _of_attempt(self, attempt: int, ranks: Mapping[int, RankSteps], shape: Shape) -> Iterator[Window]:
         info = next(iter(ranks.values())).info
-        gatherer = Gatherer(info.schema, info.world_size, shape, attempt=attempt)
-        for rank, steps in ranks.items():
-            gatherer.describe(rank, steps.info.host, steps.info.cohort)
-        on_device = self.on_device.get(attempt, {})
-        if on_device:
-            gatherer.runs_on_device()
-        device = _Unread(on_device, shape)
+        thinned, on_device = self.thinned.get(attempt), self.on_device.get(attempt, {})
+        side_by_side, device = _side_by_side(_Unread(ranks, shape), shape), _Unread(on_device, shape)
         try:
-            for host in _side_by_side(_Unread(ranks, shape), shape):
+            if thinned is not None and thinned.first_step and (opening := next(side_by_side, None)):
+                # Of a run whose first steps have gone: the windows that it had, none of which is warm-up.
+                shape = replace(shape, warmup_steps=int(shape.warmup_steps - opening.step_B.min()) % shape.stride_steps)
+                side_by_side = chain([opening], side_by_side)
+            gatherer = Gatherer(info.schema, info.world_size, shape, attempt=attempt)
+            for rank, steps in ranks.items():
+                gatherer.describe(rank, steps.info.host, steps.info.cohort)
+            if on_device:
+                gatherer.runs_on_device()
+            for host in side_by_side:
                 if beside := device.up_to(int(host.step_B.max())):
                     gatherer.add_both(host, together(beside))
                 else:

@@ -38,6 +38,26 @@ def test_the_job_is_recorded_judged_and_can_be_analysed_afterwards(start, tmp_pa
     assert newest == decided
 
 
+def test_a_job_longer_than_its_steps_are_kept_for_is_judged_to_its_end_and_says_what_is_left(start, tmp_path):
+    # GIVEN a job of eight ranks, of which steps of 1 MiB are kept
+    out = tmp_path / "run"
+    run = start("run", "--keep-steps", "1Mi", "--out", out, *launcher(steps=900, ranks=8))
+    _, err = run.communicate(timeout=240)
+    assert run.returncode == 0, err
+    # THEN no more than that is there, of every rank the newest steps
+    sizes = [path.stat().st_size for path in (out / "steps").iterdir()]
+    assert sum(sizes) <= 1 << 20
+    # AND its windows have been decided from the first one to the last
+    decided = json.loads(start("decisions", "--run", out, "--json").communicate(timeout=60)[0])
+    assert [d["first_step"] for d in decided] == list(range(20, 851, 10))
+    # AND analysing it says which steps are left, and judges these
+    lines, said = start("analyze", out, "--json").communicate(timeout=60)
+    assert "the first 128 of every 1,024 are kept" in said
+    judged = [json.loads(line)["first_step"] for line in lines.splitlines()]
+    assert judged == [d["first_step"] for d in decided][-len(judged) :]
+    assert 1 < len(judged) < len(decided)
+
+
 def test_the_rings_are_gone_when_the_job_is(start, tmp_path):
     run = start("run", "--out", tmp_path / "run", *launcher())
     rings = Path(json.loads(wait_for_text(tmp_path / "run" / "run.json"))["rings"])
