@@ -214,8 +214,8 @@ class Window:
       ``preempted_NR`` how often a CPU was taken from it; NaN where that is not known;
     - ``on_device``: some rank's steps run on a device that its host does not wait for: there the host's durations are
       those of launches, and of waiting for the device wherever the host next does;
-    - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR``: durations, outside and between once more, as the
-      ranks' GPUs saw them; NaN where that is not known.
+    - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR`` and ``device_ready_NR``: durations, outside, between
+      and ready once more, as the ranks' GPUs saw them; NaN where that is not known.
 
     Reading is fastest where the ranks of one stage lie side by side in memory, but any layout will do. `steps`,
     `of_ranks` and `joined` take along every field that has an axis, by the axes in its name (see `axes_of`).
@@ -239,6 +239,7 @@ class Window:
     on_device: bool = False
     queued_NR: FloatArray | None = None
     preempted_NR: FloatArray | None = None
+    device_ready_NR: FloatArray | None = None
 
     @property
     def last_step(self) -> int:

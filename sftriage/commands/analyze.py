@@ -34,7 +34,7 @@ def analyze(
     An .npz holds durations_s (float64 seconds, step x rank x stage; a missing step is NaN in all its stages), stages
     and sync (strings), and optionally ready_s, between_s and work (step x rank), outside_s (step x rank x sync stage),
     hosts and cohorts (a string a rank), kinds (a string a step) and first_step; of ranks on devices also device_s,
-    device_outside_s and device_between_s, or on_device.
+    device_outside_s, device_between_s and device_ready_s, or on_device.
     """
     recording = load_recording(path)
     detection = detection_of(path)

@@ -89,8 +89,9 @@ def on_its_clock(verdict: Verdict, seen: Timed, longer_s: float | None, settings
 def _on_device(window: Window) -> Window:
     """The window as the devices saw it.
 
-    The ready moments are the host's: when the last gradient's work was launched. What passed before a step is not known
-    where the step before is not, and a step without that is not complete: no row of the accounting is half there.
+    The host's ready moments are when the last gradient's work was launched, and say nothing here. What passed before a
+    step is not known where the step before is not, and a step without that is not complete: no row of the accounting is
+    half there.
     """
     assert window.device_NRS is not None
     between_NR = window.device_between_NR
@@ -104,10 +105,11 @@ def _on_device(window: Window) -> Window:
         durations_NRS=window.device_NRS,
         outside_NRG=window.device_outside_NRG,
         between_NR=between_NR,
-        ready_NR=None,
+        ready_NR=window.device_ready_NR,
         device_NRS=None,
         device_outside_NRG=None,
         device_between_NR=None,
+        device_ready_NR=None,
     )
 
 

@@ -6,7 +6,8 @@ Nothing here ever waits for the device: an event is asked whether it is there (`
 round to in time goes without. What it writes carries the job's number of the step, which ties it to the host's.
 
 What is seen is the stream that is current when the step begins, and what other streams make it wait for: NCCL's, where
-DDP's own stream has to wait for the last bucket.
+DDP's own stream has to wait for the last bucket. The moment of the last gradient, where that is watched, is an event in
+the stream that the gradient is computed in.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sftriage.recorder.layout import (
     DEVICE_END,
     DEVICE_FLAGS,
     DEVICE_NUMBER,
+    DEVICE_READY,
     DEVICE_START,
     DEVICE_STEP,
     ON_DEVICE,
@@ -59,16 +61,31 @@ def cuda_in_use() -> bool:
 class _StepEvents:
     """The events of one step, used again and again. ``stages[i]`` is the number of the stage that runs from mark i on.
 
-    ``seq`` counts the steps of the log, whether their device times are known or not.
+    ``seq`` counts the steps of the log, whether their device times are known or not. ``ready`` has for each visit to
+    the first sync stage the event of its newest gradient, and ``visits`` those of which that is known to be the last.
     """
 
-    __slots__ = ("capturing", "count", "events", "number", "seq", "stages", "start_ns")
+    __slots__ = ("capturing", "count", "events", "number", "ready", "seq", "spare", "stages", "start_ns", "visits")
 
     def __init__(self) -> None:
         self.events: list[Any] = []
         self.stages = array("q")
+        self.ready: dict[int, Any] = {}
+        self.spare: list[Any] = []
+        self.visits: tuple[int, ...] = ()
         self.count = self.seq = self.number = self.start_ns = 0
         self.capturing = False
+
+    def reuse(self, number: int, seq: int, start_ns: int) -> None:
+        """Be the events of another step."""
+        self.count, self.number, self.seq, self.start_ns = 0, number, seq, start_ns
+        if self.ready:
+            self.spare.extend(self.ready.values())
+            self.ready, self.visits = {}, ()
+
+    def reached(self) -> bool:
+        """Whether the device is through with the step: those of one stream are reached in their order."""
+        return bool(self.events[self.count - 1].query()) and all(self.ready[visit].query() for visit in self.visits)
 
     def grow(self, cuda: Any, marks: int, stream: Any) -> None:
         """Have room for so many marks. The driver makes an event when it is first recorded: here, not in a step."""
@@ -108,7 +125,7 @@ class DeviceTime:
                 return
             self._stream = cuda.current_stream()
             opened = self._steps[self._ended % len(self._steps)]
-            opened.count, opened.number, opened.seq, opened.start_ns = 0, number, self._log.published + 1, start_ns
+            opened.reuse(number, self._log.published + 1, start_ns)
             self._open = opened
             self.mark(OTHER_STAGE)
         except Exception as error:
@@ -134,13 +151,30 @@ class DeviceTime:
         except Exception as error:
             self._fail(error)
 
-    def end(self, capturing: bool, incomplete: bool) -> None:
-        """The step ends."""
+    def gradient(self, visit: int) -> None:
+        """Another gradient of a visit to the first sync stage has been launched, in whatever thread this is.
+
+        Raises:
+            Exception: whatever CUDA does; the step's own times go on.
+        """
+        opened = self._open
+        if opened is None or self._cuda.is_current_stream_capturing():
+            return
+        event = opened.ready.get(visit)
+        if event is None:
+            event = opened.spare.pop() if opened.spare else self._cuda.Event(enable_timing=True)
+            opened.ready[visit] = event
+        event.record(self._cuda.current_stream())
+
+    def end(self, capturing: bool, incomplete: bool) -> _StepEvents | None:
+        """The step ends. Its events, if its times will be known."""
         self.mark(OTHER_STAGE)
         opened, self._open = self._open, None
-        if opened is not None and not incomplete:
-            opened.capturing = capturing
-            self._ended += 1
+        if opened is None or incomplete:
+            return None
+        opened.capturing = capturing
+        self._ended += 1
+        return opened
 
     def settle(self) -> None:
         """Between two steps: write down those that the device is through with."""
@@ -194,8 +228,7 @@ class DeviceTime:
         if self._read == self._ended:
             return False
         step = self._steps[self._read % len(self._steps)]
-        # The events of a step are of one stream, and reached in their order.
-        if not step.events[step.count - 1].query():
+        if not step.reached():
             return False
         put, events = self._log.put, step.events
         between_ns = self._between_ns(step)
@@ -206,6 +239,8 @@ class DeviceTime:
         put(DEVICE_START, step.start_ns)
         put(DEVICE_FLAGS, int(step.capturing))
         put(DEVICE_BETWEEN, between_ns)
+        for visit in step.visits:
+            put(DEVICE_READY, max(0, round(first.elapsed_time(step.ready[visit]) * _NS_PER_MS)))
         for mark in range(step.count):
             if mark:
                 passed_ns = max(passed_ns, round(first.elapsed_time(events[mark]) * _NS_PER_MS))

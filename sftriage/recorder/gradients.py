@@ -172,12 +172,14 @@ class GradientWatch:
                 self._visits[entered] = visit = _Visit()
             visit.ready_ns = ready_ns
             visit.last = (*visit.last[1 - KEPT :], id(parameter))
+            if recording.device is not None:
+                recording.device.gradient(entered)
         except Exception as error:
             self._error = error
             self.due = True
 
-    def collect(self, incomplete: bool) -> list[int]:
-        """The ready moments of the step that ends, a visit each; none where they might be wrong ones.
+    def collect(self, incomplete: bool) -> dict[int, int]:
+        """The ready moments of the step that ends, by visit; none where they might be wrong ones.
 
         Called by the step's thread, before the step is published. The gradients of a step that was left half-way
         (``incomplete``) teach nothing.
@@ -186,7 +188,7 @@ class GradientWatch:
         before, self._entered_before = self._entered_before, self._stage.entered
         # A step without backward, such as an evaluation, is no surprise.
         if incomplete or self._stage.entered == before:
-            return []
+            return {}
         # Over a list, which is made in one go: a hook that is late may be adding to it.
         visits = sorted((entered, visit) for entered, visit in list(noted.items()) if entered > before and visit.last)
         lasts = [visit.last for _, visit in visits]
@@ -197,7 +199,7 @@ class GradientWatch:
         known = order.take(lasts, thawed)
         if order.learning != learning or thawed:
             self.due = True
-        return [visit.ready_ns for _, visit in visits] if known else []
+        return {entered: visit.ready_ns for entered, visit in visits} if known else {}
 
     def settle(self) -> None:
         """Put on and take off hooks as is wanted. Called by the step's thread between two steps."""

@@ -346,11 +346,13 @@ class Recording:
 
     def _end(self, code: int) -> None:
         log, watch, device = self.log, self._watch, self.device
-        if device is not None:
-            device.end(self._capturing, code == LEFT)
+        timed = None if device is None else device.end(self._capturing, code == LEFT)
         if watch is not None:
-            for ready_ns in watch.collect(code == LEFT):
+            ready = watch.collect(code == LEFT)
+            for ready_ns in ready.values():
                 log.put(READY, max(0, ready_ns - self.info.started_mono_ns))
+            if timed is not None:
+                timed.visits = tuple(visit for visit in ready if visit in timed.ready)
         log.end(code)
         self._open.clear()
         if watch is not None and watch.due:

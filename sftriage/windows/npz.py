@@ -48,14 +48,15 @@ def _window(arrays: dict[str, Any]) -> Window:
     durations_NRS, missing_NR = _durations(arrays, len(schema.stages))
     n_steps, n_ranks = missing_NR.shape
     ready_NR = _refinement(arrays, "ready_s", missing_NR, unknown=True)
-    if ready_NR is not None and not schema.sync:
-        raise InputError("ready_s is given but sync names no stage that it would split")
+    for name in ("ready_s", "device_ready_s"):
+        if name in arrays and not schema.sync:
+            raise InputError(f"{name} is given but sync names no stage that it would split")
     for name in ("outside_s", "between_s", "device_outside_s", "device_between_s"):
         if name in arrays and schema.stages[-1] != OTHER:
             raise InputError(f"{name} needs a last stage {OTHER!r}; the last one is {schema.stages[-1]!r}")
     outside_NRG = _refinement(arrays, "outside_s", missing_NR, n_sync=len(schema.sync))
     work_NR = _refinement(arrays, "work", missing_NR)
-    device = _device(arrays, durations_NRS, len(schema.sync))
+    device = _device(arrays, durations_NRS, schema.sync)
     return Window(
         schema=schema,
         first_step=_scalar(arrays, "first_step", "iu", "one whole number"),
@@ -72,6 +73,7 @@ def _window(arrays: dict[str, Any]) -> Window:
         device_NRS=device[0],
         device_outside_NRG=device[1],
         device_between_NR=device[2],
+        device_ready_NR=device[3],
         on_device=device[0] is not None or bool(_scalar(arrays, "on_device", "biu", "one of true and false")),
     )
 
@@ -99,20 +101,21 @@ def _checked(name: str, values_NRS: FloatArray) -> BoolArray:
     return missing_NR
 
 
-def _device(arrays: dict[str, Any], durations_NRS: FloatArray, n_sync: int) -> tuple[FloatArray | None, ...]:
-    """Durations, outside times and between times of the same steps as the devices saw them."""
+def _device(arrays: dict[str, Any], durations_NRS: FloatArray, sync: tuple[str, ...]) -> tuple[FloatArray | None, ...]:
+    """Durations, outside times, between times and ready moments of the same steps as the devices saw them."""
     if "device_s" not in arrays:
-        for name in ("device_outside_s", "device_between_s"):
+        for name in ("device_outside_s", "device_between_s", "device_ready_s"):
             if name in arrays:
                 raise InputError(f"{name} is given but device_s is not")
-        return None, None, None
+        return None, None, None, None
     values_NRS = _numbers(arrays, "device_s", ("step", "rank", "stage"))
     if values_NRS.shape != durations_NRS.shape:
         raise InputError(f"device_s has shape {values_NRS.shape}; durations_s says {durations_NRS.shape}")
     missing_NR = _checked("device_s", values_NRS)
-    outside_NRG = _refinement(arrays, "device_outside_s", missing_NR, n_sync=n_sync)
+    outside_NRG = _refinement(arrays, "device_outside_s", missing_NR, n_sync=len(sync))
     between_NR = _refinement(arrays, "device_between_s", missing_NR)
-    return values_NRS, outside_NRG if n_sync else None, between_NR
+    ready_NR = _refinement(arrays, "device_ready_s", missing_NR, unknown=True)
+    return values_NRS, outside_NRG if sync else None, between_NR, ready_NR
 
 
 def _refinement(

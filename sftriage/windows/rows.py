@@ -63,6 +63,7 @@ class StepRows:
         """Take the device times of steps (see `sftriage.recorder.device`)."""
         at_B = steps.step_B % self._n_rows * self._n_ranks + steps.rank_B
         _put_times(self._refinement("device", len(self._values_VCR)), at_B, steps)
+        self._refine("device_ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
 
     def clear(self, first_step: int, n_steps: int) -> None:
         """Forget steps, so that their rows can be those of later ones."""

@@ -30,10 +30,10 @@ def device(request):
     return request.param
 
 
-def followed(start, environment, tmp_path, device, *, device_time):
+def followed(start, environment, tmp_path, device, *, device_time, stage="forward"):
     """Run the job; the verdicts taken while it ran, and those on what is kept of it."""
     (tmp_path / "watch.yaml").write_text(POLICY, encoding="utf-8")
-    command = [sys.executable, JOB, device, 3, STEPS, SLOW_RANK]
+    command = [sys.executable, JOB, device, 3, STEPS, SLOW_RANK, stage]
     out = tmp_path / "run"
     run = start(
         *("run", "--policy", tmp_path / "watch.yaml", "--out", out, "--", *command),
@@ -50,14 +50,16 @@ def named(verdicts):
     return {(one["suspects"][0]["rank"], one["suspects"][0]["stage"]) for one in verdicts if one["label"] == "suspect"}
 
 
-def test_a_slow_kernel_is_named_on_the_devices_clock(start, environment, tmp_path, device):
-    # GIVEN ranks with device time, whose hosts only launch; one rank's kernels become slow
-    seen, offline = followed(start, environment, tmp_path, device, device_time=True)
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_a_slow_kernel_is_named_on_the_devices_clock(start, environment, tmp_path, device, stage):
+    # GIVEN ranks with device time, whose hosts only launch, and a model that is watched; one rank's kernels become
+    # slow, also inside the stage in which all wait for each other
+    seen, offline = followed(start, environment, tmp_path, device, device_time=True, stage=stage)
     # THEN that rank and stage are named, while it runs and afterwards, and by which clock
     for verdicts in (seen, offline):
-        assert (SLOW_RANK, "forward") in named(verdicts)
+        assert (SLOW_RANK, stage) in named(verdicts)
         assert {one["clock"] for one in verdicts} == {"device"}
-    at = next(one for one in seen if named([one]) == {(SLOW_RANK, "forward")})
+    at = next(one for one in seen if named([one]) == {(SLOW_RANK, stage)})
     told = start("explain", at["last_step"], "--run", tmp_path / "run").communicate(timeout=60)[0]
     assert "by the devices' clock" in told
 

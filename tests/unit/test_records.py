@@ -91,7 +91,7 @@ def test_what_only_some_windows_have_is_unknown_in_the_others():
     assert (whole.outside_NRG, whole.between_NR) == (None, None)
     # AND the rest is what says nothing
     assert (whole.kinds[5:], whole.work_NR[5:].any(), whole.capturing_N[5:].any()) == (("",) * 5, False, False)
-    for name in ("ready_NR", "device_NRS", "device_outside_NRG", "device_between_NR"):
+    for name in ("ready_NR", "device_NRS", "device_outside_NRG", "device_between_NR", "device_ready_NR"):
         values = getattr(whole, name)
         assert np.isfinite(values[:5]).all(), name
         assert (len(values), np.isnan(values[5:]).all()) == (10, True), name

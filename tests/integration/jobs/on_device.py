@@ -1,8 +1,9 @@
-"""A job whose ranks work on a device, and whose hosts only launch: on one rank, kernels of `forward` become slow.
+"""A job whose ranks work on a device, and whose hosts only launch: on one rank, kernels of one stage become slow.
 
-``on_device.py DEVICE RANKS STEPS SLOW_RANK``: from the middle of the steps on. The device is ``cuda``, an NVIDIA GPU
-that all ranks share, or ``queue``: a queue that takes real time, put where the recorder looks for `torch.cuda`. In
-`backward` each host waits for its device and then for the other ranks, so the devices are together at its end.
+``on_device.py DEVICE RANKS STEPS SLOW_RANK STAGE``, the stage ``forward`` or ``backward``: from the middle of the steps
+on. The device is ``cuda``, an NVIDIA GPU that all ranks share, or ``queue``: a queue that takes real time, put where
+the recorder looks for `torch.cuda`. In `backward` each host waits for its device and then for the other ranks, so the
+devices are together at its end.
 """
 
 import multiprocessing
@@ -77,21 +78,44 @@ def the_device(name):
     return lambda ns: torch.cuda._sleep(int(ns * cycles_per_ns)), torch.cuda.synchronize
 
 
-def train(rank, ranks, steps, slow_rank, device, barrier):
+class Parameter:
+    """What a model's only parameter is to whoever watches it."""
+
+    requires_grad = is_leaf = True
+
+    def __init__(self):
+        self._hook = lambda parameter: None
+
+    def register_post_accumulate_grad_hook(self, hook):
+        self._hook = hook
+        return SimpleNamespace(remove=lambda: None)
+
+    def has_its_gradient(self):
+        self._hook(self)
+
+    def parameters(self):
+        return [self]
+
+
+def train(rank, ranks, steps, slow_rank, slow_stage, device, barrier):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
     import sftriage
 
     launch, synchronize = the_device(device)
     barrier.wait()
+    model = Parameter()
     with sftriage.Monitor() as monitor:
+        monitor.watch(model)
         for step in range(steps):
+            slow = slow_stage if rank == slow_rank and step >= steps // 2 else None
             with monitor.step():
                 with monitor.stage("data"):
                     time.sleep(0.001)
                 with monitor.stage("forward"):
-                    launch(SLOW_NS if rank == slow_rank and step >= steps // 2 else KERNEL_NS)
+                    launch(SLOW_NS if slow == "forward" else KERNEL_NS)
                 with monitor.stage("backward"):
-                    launch(KERNEL_NS)
+                    launch(SLOW_NS if slow == "backward" else KERNEL_NS)
+                    model.has_its_gradient()
                     synchronize()
                     barrier.wait()
                 with monitor.stage("optimizer"):
@@ -99,12 +123,13 @@ def train(rank, ranks, steps, slow_rank, device, barrier):
 
 
 if __name__ == "__main__":
-    device, ranks, steps, slow_rank = sys.argv[1], *map(int, sys.argv[2:5])
+    device, ranks, steps, slow_rank, slow_stage = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5]
     # A forked child cannot use CUDA.
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(ranks)
     workers = [
-        context.Process(target=train, args=(rank, ranks, steps, slow_rank, device, barrier)) for rank in range(ranks)
+        context.Process(target=train, args=(rank, ranks, steps, slow_rank, slow_stage, device, barrier))
+        for rank in range(ranks)
     ]
     for worker in workers:
         worker.start()

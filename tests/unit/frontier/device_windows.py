@@ -44,11 +44,15 @@ class GpuJob:
     ahead_steps: int = 2
     noise: Noise = CALM
 
-    def run(self, *faults: Fault, kernels: tuple[Fault, ...] = (), seed=0, device=True, warm_up=4):
-        """A window of the job with faults on hosts and in kernels; without ``device``, on the host's clock alone."""
+    def run(self, *faults: Fault, kernels: tuple[Fault, ...] = (), seed=0, device=True, ready=False, warm_up=4):
+        """A window of the job with faults on hosts and in kernels; without ``device``, on the host's clock alone.
+
+        ``ready``: with the moment of the last gradient, on the device.
+        """
         n_all, n_ranks, n_stages = self.n_steps + warm_up, self.n_ranks, len(self.stages)
         host_R, device_R, through = np.zeros(n_ranks), np.zeros(n_ranks), []
         host_NRB, device_NRB = (np.zeros((n_all, n_ranks, n_stages + 1)) for _ in range(2))
+        ready_NR = np.zeros((n_all, n_ranks))
         n_times, n_exchanges = n_stages + sum(device_s > 0 for *_, device_s in self.stages), len(self.sync)
         # Drawn at once, in the order in which the steps use it.
         noise = Drawn(self.noise, seed, n_all, n_ranks * n_times + n_exchanges)
@@ -80,6 +84,7 @@ class GpuJob:
                 if working_NR is not None:
                     device_R = np.maximum(np.maximum(device_R, began_R) + working_NR[n], host_R)
                 if exchange_N is not None:
+                    ready_NR[n] = device_R - device_NRB[n, :, s]
                     device_R = np.full(n_ranks, device_R.max() + exchange_N[n])
                 if stage == self.waits_in and not self.behind:
                     host_R = np.maximum(host_R, device_R)
@@ -97,6 +102,7 @@ class GpuJob:
             device_NRS=on_device.durations_NRS,
             device_outside_NRG=on_device.outside_NRG,
             device_between_NR=on_device.between_NR,
+            device_ready_NR=ready_NR[warm_up:] if ready else None,
         )
 
     def _window(self, at_NRB):

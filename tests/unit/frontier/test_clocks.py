@@ -203,6 +203,17 @@ def test_the_hosts_ready_moment_says_nothing_on_the_devices_clock():
     assert classify(replace(window, ready_NR=ready_NR), past).reasons == ("sync_ambiguous",)
 
 
+def test_whose_last_gradient_was_late_on_its_device_is_named_inside_the_sync_stage():
+    # GIVEN the same kernel, and events where each device had its last gradient
+    window = READS_LOSS.run(kernels=(replace(SLOW_FORWARD, stage="backward"),), ready=True)
+    # THEN its rank is named, without any past, on the device's clock
+    verdict = classify(window)
+    first = verdict.suspects[0]
+    assert (verdict.label, first.rank, first.stage, verdict.clock) == ("suspect", 2, "backward", "device")
+    # AND healthy devices are healthy
+    assert classify(READS_LOSS.run(ready=True)).label == "healthy"
+
+
 def test_missing_ranks_are_missing_on_any_clock():
     # GIVEN a rank that shows nothing at all
     window = without_device_times(READS_LOSS.run(kernels=(SLOW_FORWARD,)), slice(None, 20), 3)

@@ -136,6 +136,101 @@ def test_time_between_two_steps_is_the_devices_own(job, device):
     assert [step.between_ns for step in job.device()][:2] == [0, 555]
 
 
+class Parameter:
+    """What a model's parameter is to whoever watches it."""
+
+    requires_grad = is_leaf = True
+
+    def __init__(self):
+        self.hooks = {}
+
+    def register_post_accumulate_grad_hook(self, hook):
+        self.hooks[id(hook)] = hook
+        return SimpleNamespace(remove=lambda: self.hooks.pop(id(hook), None))
+
+    def has_its_gradient(self):
+        for hook in list(self.hooks.values()):
+            hook(self)
+
+
+class Model:
+    def __init__(self, count=3):
+        self.layers = [Parameter() for _ in range(count)]
+
+    def parameters(self):
+        return self.layers
+
+
+def backward(job, device, model, own_ns, exchange_ns):
+    """Gradients of the layers, the last one's first, and then an exchange; the host only launches."""
+    with job.monitor.stage("backward"):
+        device.passes(1)
+        for layer in reversed(model.layers):
+            device.launch(own_ns // len(model.layers))
+            layer.has_its_gradient()
+        device.launch(exchange_ns)
+
+
+def test_the_last_gradient_is_ready_when_the_device_has_it(job, device):
+    # GIVEN a model that is watched, and hosts that launch its backward in next to no time
+    model = Model()
+    job.monitor.watch(model)
+    for own_ns in (3000, 9000, 3000):
+        with job.monitor.step():
+            with job.monitor.stage("forward"):
+                device.launch(500)
+            backward(job, device, model, own_ns, exchange_ns=2000)
+        device.catches_up()
+    # THEN on the device's clock the sync stage is split there
+    times = finish(job, device)
+    assert [(one.durations_ns[2], one.ready_ns) for one in times] == [(5000, 3000), (11000, 9000), (5000, 3000)]
+
+
+def test_each_visit_to_the_sync_stage_has_its_own_last_gradient(job, device):
+    # GIVEN micro-batches: what a visit takes after its last gradient is a wait
+    model = Model()
+    job.monitor.watch(model)
+    made = None
+    for _ in range(40):
+        with job.monitor.step():
+            for _ in range(3):
+                backward(job, device, model, 3000, exchange_ns=700)
+        device.catches_up()
+        made = device.made if made is None else made
+    # (the device is idle for the 1 ns until the first gradient is launched)
+    times = finish(job, device)
+    assert {(one.durations_ns[2], one.ready_ns) for one in times} == {(3 * 3700 + 1, 3 * 3000 + 1)}
+    assert len(times) == 40
+    # AND the events of some steps are used again and again
+    assert device.made - made <= 3 * IN_FLIGHT
+
+
+def test_a_step_whose_last_gradient_may_be_another_one_has_no_ready_moment_on_either_clock(job, device):
+    model = Model()
+    job.monitor.watch(model)
+    for number in range(20):
+        with job.monitor.step(), job.monitor.stage("backward"):
+            for layer in reversed(model.layers if number < 19 else model.layers[2:]):
+                device.launch(100)
+                layer.has_its_gradient()
+        device.catches_up()
+    assert [one.ready_ns is None for one in finish(job, device)][-2:] == [False, True]
+    assert [one.ready_ns is None for one in job.host()][-2:] == [False, True]
+
+
+def test_a_gradient_in_a_graph_that_is_captured_has_no_event(job, device):
+    model = Model()
+    job.monitor.watch(model)
+    for capturing in (False, True, False):
+        with job.monitor.step(), job.monitor.stage("backward"):
+            device.launch(100)
+            device.is_capturing = capturing
+            model.layers[0].has_its_gradient()
+            device.is_capturing = False
+        device.catches_up()
+    assert [one.ready_ns for one in finish(job, device)] == [100, None, 100]
+
+
 def test_time_outside_every_stage_goes_before_the_sync_stage_that_it_held_up(job, device):
     # GIVEN work launched outside every stage, before and after backward
     with job.monitor.step():
