@@ -6,7 +6,7 @@ ARGS ?=
 # In several processes (tests/conftest.py says what shares one): tests of real jobs mostly wait.
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
 
-.PHONY: demo test test-deps soak unit openers check lint types imports clean
+.PHONY: demo test test-deps gpu-check soak unit openers check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -23,6 +23,10 @@ unit: $(VENV)/.dev
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/soak -s $(ARGS)
 	$(PYTEST) -n 2 tests/unit -m hypothesis --hypothesis-profile looking $(ARGS)
+
+# On a host with an NVIDIA GPU, and a torch that uses it: what only that can show, and a report to paste.
+gpu-check:
+	$(PYTHON) tests/gpu_check.py $(ARGS)
 
 # What tests skip without: programs, on Debian, and tools that captured traces are opened with.
 test-deps:

@@ -8,9 +8,12 @@ test.
 
 import gc
 from collections import Counter
+from functools import cache
 
 import pytest
 from hypothesis import settings
+
+from tests.needs import NO_GPU
 
 settings.register_profile("same", derandomize=True, deadline=None, max_examples=50)
 settings.register_profile("looking", deadline=None, max_examples=1000)
@@ -49,6 +52,21 @@ def pytest_xdist_make_scheduler(config, log):
             return shared_by(nodeid)
 
     return Scheduling(config, log)
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") is not None and not _gpu():
+        pytest.skip(NO_GPU)
+
+
+@cache
+def _gpu() -> bool:
+    """Whether torch has a GPU. Asked by the first test that wants one, for torch takes a second to import."""
+    try:
+        import torch
+    except ImportError:
+        return False
+    return torch.cuda.is_available()
 
 
 def pytest_collection_finish():

@@ -25,6 +25,8 @@ postgres = needs(missing() is None, f"PostgreSQL ({missing()})")
 prometheus = needs(PROMETHEUS and PROMTOOL, "Prometheus")
 strace = needs(shutil.which("strace"), "strace")
 NO_GPU = "no NVIDIA GPU here"
+gpu = pytest.mark.gpu
+"""Of a test that runs on a GPU that torch can use, and is skipped without: see `tests.conftest`."""
 NO_NAMESPACE = "no PID namespace can be made here"
 NO_MOUNT = "no file system can be mounted here"
 NO_REAL_TRACES = "no real traces here (SFTRIAGE_TEST_DATA, or shared/data beside the repository)"

@@ -21,12 +21,8 @@ spec:
 """
 
 
-@pytest.fixture(params=["queue", "cuda"])
+@pytest.fixture(params=["queue", pytest.param("cuda", marks=needs.gpu)])
 def device(request):
-    if request.param == "cuda":
-        torch = pytest.importorskip("torch", reason="torch is not installed")
-        if not torch.cuda.is_available():
-            pytest.skip(needs.NO_GPU)
     return request.param
 
 

@@ -319,12 +319,8 @@ def test_no_module_beside_the_child_hides_one_of_the_standard_library():
     assert not beside & set(sys.stdlib_module_names)
 
 
+@needs.gpu
 def test_a_real_gpu_answers():
-    pynvml = pytest.importorskip("pynvml", reason="nvidia-ml-py is not installed: sftriage[nvml]")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        pytest.skip(needs.NO_GPU)
     started_s = time.time()
     found = gather([info_of(0)], deadline_s=DEADLINE_S)
     assert (found.problem, found.time_s >= started_s) == ("", True)

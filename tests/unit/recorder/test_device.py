@@ -543,13 +543,13 @@ def test_torch_has_what_is_used_of_it():
 
 @pytest.fixture
 def gpu():
-    torch = pytest.importorskip("torch", reason="torch is not installed")
-    if not torch.cuda.is_available():
-        pytest.skip(needs.NO_GPU)
+    import torch
+
     torch.cuda.init()
     return torch
 
 
+@needs.gpu
 def test_a_real_gpu_shows_the_stage_that_the_host_only_launched(start, gpu):
     # GIVEN steps whose forward is a kernel of many cycles, which the host does not wait for
     job = start()
@@ -570,6 +570,28 @@ def test_a_real_gpu_shows_the_stage_that_the_host_only_launched(start, gpu):
         assert seen.durations_ns[1] > launched.durations_ns[1]
 
 
+@needs.gpu
+def test_a_real_gpu_splits_backward_where_the_last_gradient_is_there(start, gpu):
+    # GIVEN a model that is watched, each layer of which the device takes long over, and an exchange after them
+    job, layers = start(), gpu.nn.Sequential(*(gpu.nn.Linear(2048, 2048) for _ in range(4))).cuda()
+    job.monitor.watch(layers)
+    inputs = gpu.randn(2048, 2048, device="cuda")
+    for _ in range(10):
+        with job.monitor.step():
+            with job.monitor.stage("forward"):
+                loss = layers(inputs).square().mean()
+            with job.monitor.stage("backward"):
+                loss.backward()
+                gpu.cuda._sleep(20_000_000)
+    gpu.cuda.synchronize()
+    job.monitor.close()
+    # THEN the device had its last gradient after it had begun, and before that exchange was over
+    for step in job.device():
+        assert 0 < step.ready_ns < step.durations_ns[2]
+        assert step.durations_ns[2] - step.ready_ns > 1_000_000
+
+
+@needs.gpu
 def test_a_real_gpu_goes_on_capturing_graphs(start, gpu):
     job = start()
     square = gpu.ones(64, device="cuda")
