@@ -162,9 +162,13 @@ def rhythm(evidence: Evidence, unit: UnitName, settings: Settings) -> Rhythm | N
     found: list[Rhythm] = []
     standing = evidence.units.get(unit)
     n_tries = evidence.n_units * sum(range(2, MAX_PERIOD_STEPS + 1))
-    for t, (size, _, _) in enumerate(_tests(evidence.n_units, settings)):
+    n_guilty = len(settings.guilty_fractions)
+    folded: tuple[NDArray[np.intp], tuple[int, int, float] | None] = (np.zeros(0, np.intp), None)
+    for i, size in enumerate((settings.min_event_fraction, *settings.event_fractions)):
         steps = _steps(one for one in evidence.events if one.unit == unit and one.share > size)
-        best = _fold(steps, evidence.next_step)
+        if len(steps) != len(folded[0]):
+            folded = steps, _fold(steps, evidence.next_step)
+        best = folded[1]
         if best is None:
             continue
         period, phase, log_chance = best
@@ -179,7 +183,7 @@ def rhythm(evidence: Evidence, unit: UnitName, settings: Settings) -> Rhythm | N
         of_size = [one for one in others if one.share > size]
         if any(_is_of_all(_steps(theirs), best, own, evidence, settings) for theirs in (others, of_size)):
             continue
-        log_odds += 0.0 if standing is None else standing.log_odds[t]
+        log_odds += 0.0 if standing is None else max(standing.log_odds[n_guilty * i : n_guilty * (i + 1)])
         if log_odds >= settings.naming_log_odds:
             found.append(Rhythm(period, phase, int(own[0]), log_odds))
     return max(found, key=lambda one: one.log_odds, default=None)
