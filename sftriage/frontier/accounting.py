@@ -225,6 +225,5 @@ def _leader(parts: Sequence[tuple[RankArray, FloatArray]]) -> int | None:
     """The rank that led most of what a frontier advanced, the first of equals; None where it did not."""
     if not parts:
         return None
-    ranks, number = np.unique(np.concatenate([leader_M for leader_M, _ in parts]), return_inverse=True)
-    led = np.bincount(number, np.concatenate([advance_M for _, advance_M in parts]))
-    return int(ranks[led.argmax()]) if led.any() else None
+    led = np.bincount(np.concatenate([leader_M for leader_M, _ in parts]), np.concatenate([one for _, one in parts]))
+    return int(led.argmax()) if led.any() else None

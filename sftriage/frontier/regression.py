@@ -324,7 +324,9 @@ def _count(test: Evidence, step: int, changes_Q: FloatArray, settings: Settings)
     test.last_Q[evidence_Q <= ONSET_EVIDENCE] = step
     test.until_Q[evidence_Q == settings.naming_log_odds] = step
     evidence_Q += changes_Q
-    np.clip(evidence_Q, 0.0, settings.naming_log_odds, out=evidence_Q)
+    # (a fifth of what np.clip takes)
+    np.maximum(evidence_Q, 0.0, out=evidence_Q)
+    np.minimum(evidence_Q, settings.naming_log_odds, out=evidence_Q)
 
 
 def _ended(test: Evidence, step: int) -> Evidence:

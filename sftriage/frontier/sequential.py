@@ -207,7 +207,7 @@ def _is_of_all(
 
 def _steps(events: Iterable[ClearEvent]) -> NDArray[np.intp]:
     """The steps that have such an event, in order and once: what came after a step's last sync stage is told later."""
-    return np.unique(np.asarray([one.step for one in events], np.intp))
+    return np.asarray(sorted({one.step for one in events}), np.intp)
 
 
 def _fold(steps: NDArray[np.intp], next_step: int) -> tuple[int, int, float] | None:

@@ -11,10 +11,10 @@ from sftriage.windows.logs import StepLogs
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, stay
 from tests.unit.recorded import run_at, verdict
 
-RANKS, STEPS, SLOW = 4, 8000, range(1000, 3000)
+RANKS, STEPS, SLOW = 4, 5000, range(1000, 3000)
 ALL = KeptSteps(1 << 40, 1e9)
-KEPT = KeptSteps(RANKS * 8 * (128 << 10), 1e9)
-"""Room for some 2,000 whole steps of each rank, and for some 1,000 thinned ones."""
+KEPT = KeptSteps(RANKS * 8 * (96 << 10), 1e9)
+"""Room for some 1,500 whole steps of each rank, and for some 700 thinned ones."""
 
 _NOISE = np.random.default_rng(7).normal(1.0, 0.02, (STEPS, RANKS, 2))
 
@@ -84,7 +84,9 @@ def test_the_map_shows_what_is_left_and_the_page_says_what_is_not(runs):
     starts = np.arange(heat.levels_GC.shape[1]) * heat.column_steps
     # THEN a column of which steps are left shows who was late in them, and another nothing
     left = (starts >= runs.whole_from) | (starts % 1024 < BLOCK_STEPS)
-    np.testing.assert_array_equal((heat.levels_GC[2] != UNKNOWN), left)
+    # (of the column in which the whole ones begin either is right)
+    sure = (starts >= runs.whole_from) | (starts + heat.column_steps <= runs.whole_from)
+    np.testing.assert_array_equal((heat.levels_GC[2] != UNKNOWN)[sure], left[sure])
     slow = np.isin(starts, SLOW) & left
     assert (heat.levels_GC[2][slow] > 200).all()
     assert (heat.levels_GC[2][left & ~np.isin(starts, SLOW)] < 150).all()
