@@ -35,7 +35,8 @@ def by_chance(n_steps, seed, n_units=4, rate=0.5):
     """Events of which each is anybody's."""
     random = np.random.default_rng(seed)
     steps = np.flatnonzero(random.random(n_steps) < rate)
-    return [ClearEvent(int(step), int(random.integers(n_units)), float(random.exponential(0.2))) for step in steps]
+    units, shares = random.integers(n_units, size=len(steps)), random.exponential(0.2, len(steps))
+    return [ClearEvent(*one) for one in zip(steps.tolist(), units.tolist(), shares.tolist(), strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ def test_who_causes_most_of_the_clear_events_is_named(situation, found, named):
     assert all(unit == RANK for unit, one in evidence.units.items() if one.named)
 
 
-@pytest.mark.parametrize("n_units", [2, 4, 1024])
+@pytest.mark.parametrize("n_units", [2, 3, 4, 8, 1024])
 def test_chance_names_nobody_in_as_many_steps_as_are_promised(n_units):
     # GIVEN settings that promise one false name in 20,000 steps, and ten times as many, half of them with an event
     settings = Settings(false_names_per_million_steps=50.0)
