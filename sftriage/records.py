@@ -558,7 +558,8 @@ class CaptureResult:
 
     ``stored`` is one whose trace is whole: in the spool where an executor says so, in the store once it was collected.
 
-    ``timings_s`` holds what the capture cost its rank: ``start``, ``run``, ``stop`` and ``export`` seconds.
+    ``timings_s`` holds what the capture cost its rank: ``start``, ``run``, ``stop`` and ``export`` seconds, of torch's
+    profiler also ``import`` and ``prepare``.
     ``clock`` maps the host's monotonic clock to wall time: two readings taken together, in nanoseconds.
     ``detail`` is for people; what programs have to know of it is ``code``.
     """

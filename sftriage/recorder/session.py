@@ -40,7 +40,7 @@ class Session(ABC):
         steps: how many steps have been recorded.
         first_step: the first step that was recorded.
         last_step: the last one.
-        timings_s: seconds that ``start``, ``run`` and ``stop`` took, as far as they take any.
+        timings_s: seconds that ``import``, ``prepare``, ``start``, ``run`` and ``stop`` took, as far as they take any.
         clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
     """
 
@@ -109,7 +109,9 @@ class TorchSession(Session):
 
     def __init__(self, info: RingInfo, options: Mapping[str, bool], guard: ProfilerGuard) -> None:
         super().__init__()
+        began_s = monotonic()
         profiler = import_module("torch.profiler")
+        self.timings_s["import"] = monotonic() - began_s
         activities = [profiler.ProfilerActivity.CPU]
         if sys.modules["torch"].cuda.is_available():
             activities.append(profiler.ProfilerActivity.CUDA)
@@ -118,7 +120,6 @@ class TorchSession(Session):
         self._options = dict(options)
         self._info = info
         self._guard = guard
-        self.timings_s = {"start": 0.0}
         self.stall_s = 0.0
         self._prepared = False
         self._started = False
@@ -137,7 +138,7 @@ class TorchSession(Session):
                 self._profile.profiler = made
                 made._prepare_trace()
         self._prepared = True
-        self.timings_s["start"] += monotonic() - began_s
+        self.timings_s["prepare"] = monotonic() - began_s
 
     def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
         """See `Session`."""
@@ -146,7 +147,7 @@ class TorchSession(Session):
             self._profile.start_trace()
         self._started = True
         self._begun(first_step)
-        self.timings_s["start"] += self._started_s - began_s
+        self.timings_s["start"] = self._started_s - began_s
         self._label("capture_id", capture_id)
         self._label("job", self._info.job)
         self._label("first_step", str(first_step))

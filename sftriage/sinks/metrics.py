@@ -64,7 +64,7 @@ _UNKNOWN = "unknown"
 Counters: TypeAlias = "partial[Counter]"
 Gauges: TypeAlias = "partial[Gauge]"
 """Make a family of metrics of a name, a help text and the names of its labels."""
-_PHASES = frozenset({"probe", "start", "run", "stop", "export"})
+_PHASES = frozenset({"import", "prepare", "probe", "start", "run", "stop", "export"})
 
 
 class Metrics(Sink):

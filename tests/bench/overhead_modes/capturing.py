@@ -12,6 +12,7 @@ from tests.bench.overhead_modes.modes import Sftriage
 from tests.bench.overhead_modes.training import Training
 
 BEFORE_STEPS, AFTER_STEPS = 50, 20
+STORED_S = 60.0
 MOST_STEPS = 400
 """How long a capture is waited for."""
 
@@ -50,6 +51,18 @@ def capture_rounds(tool: Sftriage, training: Training, captures: int, asks: Path
             after = [timed(step) for _ in range(AFTER_STEPS)]
             rounds.append({"before": before, "during": during, "states": states, "after": after})
     return rounds
+
+
+def phases_s(run: Path, captures: int) -> list[dict[str, float]]:
+    """What importing, preparing, starting, stopping and exporting took in each capture, in their order."""
+    end_s = time.monotonic() + STORED_S
+    while (
+        len(found := sorted(run.glob("captures/[!.]*/manifest.json"), key=lambda path: path.stat().st_mtime)) < captures
+    ):
+        if time.monotonic() > end_s:
+            raise SystemExit(f"{len(found)} of {captures} captures were stored in {STORED_S:.0f} s")
+        time.sleep(0.1)
+    return [json.loads(path.read_text())["capture"]["timings_s"] for path in found]
 
 
 def ask(asks: Path, number: int) -> None:

@@ -85,7 +85,8 @@ def around_captures(rounds: Sequence[dict[str, list[list[int]]]], clock: int) ->
     """Steps during and after each capture, by the median of those before it.
 
     ``null`` is the later two fifths of the steps before a capture against the earlier three, as ``after`` would be if a
-    capture did nothing; ``positions`` are the steps after it one by one, ``worst`` the highest of them.
+    capture did nothing; ``positions`` are the steps after it one by one, ``worst`` the highest of them, ``next`` and
+    ``second`` the first two.
 
     Args:
         rounds: the steps around each capture.
@@ -111,4 +112,6 @@ def around_captures(rounds: Sequence[dict[str, list[list[int]]]], clock: int) ->
         "worst": positions[worst],
         "positions_above": sum(one.low > 1.0 for one in positions),
         "positions": len(positions),
+        "next": positions[0],
+        "second": positions[1],
     }

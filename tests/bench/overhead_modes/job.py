@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench.overhead_modes.capturing import capture_rounds
+from tests.bench.overhead_modes.capturing import capture_rounds, phases_s
 from tests.bench.overhead_modes.modes import TOOLS, Mode, Sftriage
 from tests.bench.overhead_modes.processes import beside_ns
 from tests.bench.overhead_modes.training import STAGES, Training, sized, small
@@ -171,11 +171,15 @@ def measure(plan: Plan) -> dict[str, object]:
         from tests.bench.overhead_modes.monitored import ClockMonitor, NoMonitor
 
         monitors = {"on": tool.monitor, "none": NoMonitor(), "clock": ClockMonitor()}
-        phases["calls"] = lambda: {
-            "ns": [[calls_ns(one, real) for one in monitors.values()] for _ in range(plan.call_steps)]
-        }
+
+        def of_each() -> list[int]:
+            took = {name: calls_ns(monitors[name], real) for name in order.sample(list(monitors), len(monitors))}
+            return [took[name] for name in monitors]
+
+        phases["calls"] = lambda: {"ns": [of_each() for _ in range(plan.call_steps)]}
         if plan.captures:
             phases["captures"] = lambda: capture_rounds(tool, real, plan.captures, Path(plan.asks))
+            phases["capture_phases"] = lambda: phases_s(Path(plan.asks).parent, plan.captures)
             phases["small_after"] = small_blocks
     for name, phase in phases.items():
         began_s = time.monotonic()

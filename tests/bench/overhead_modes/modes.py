@@ -81,8 +81,7 @@ class Sftriage:
             self.monitor.watch(training.model)
 
         def unwatch() -> None:
-            # What has no parameters is not watched, nor is what was watched before.
-            self.monitor.watch(torch.nn.Identity())
+            self.monitor.watch(None)
 
         return {
             "off": off,

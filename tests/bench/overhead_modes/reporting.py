@@ -18,6 +18,8 @@ from tests.bench.overhead_modes.estimating import (
 )
 
 CLOCKS = ("wall", "cpu")
+PHASES = ("import", "prepare", "start", "run", "stop", "export")
+"""Of a capture in the trainer; exporting is done by a thread beside the steps."""
 BESIDE = ("threads", "processes")
 Figures = dict[str, Any]
 
@@ -29,7 +31,7 @@ def pooled(passes: list[Figures]) -> Figures:
         for phase in ("small", "cold", "real", "small_after"):
             for name, blocks in found.get(phase, {}).items():
                 whole.setdefault(phase, {}).setdefault(name, []).extend(blocks)
-        for phase, part in (("calls", "ns"), ("steady", None), ("captures", None)):
+        for phase, part in (("calls", "ns"), ("steady", None), ("captures", None), ("capture_phases", None)):
             if phase in found:
                 more = found[phase][part] if part else found[phase]
                 whole.setdefault(phase, []).extend(more if isinstance(more, list) else [more])
@@ -62,6 +64,12 @@ def figures(found: Figures, step_s: float) -> Figures:
         result["captures"] = {
             clock: around_captures(found["captures"], index) for index, clock in enumerate(CLOCKS)
         } | {"count": len(found["captures"])}
+        # The first one in a process pays for what is imported and set up once.
+        first, *later = found["capture_phases"]
+        result["captures"]["first_ms"] = {name: seconds * 1e3 for name, seconds in first.items()}
+        result["captures"]["later_ms"] = {
+            name: median_of([one[name] * 1e3 for one in later]) for name in PHASES if later
+        }
         result["own_after_captures_us"] = added_us(found["small_after"], "cpu")
     return result
 
@@ -148,8 +156,12 @@ def _sftriage(report: Figures) -> Iterator[str]:
                 f"  {clock:<5}during ({one['during_steps']:g} steps) {_interval(one['during'], 4)},"
                 f" {_interval(one['extra_ms'], 1)} ms in all; 20 steps after {_interval(one['after'], 4)};"
                 f" null {_interval(one['null'], 4)}; worst step after: {one['worst_position']},"
-                f" {_interval(one['worst'], 4)}; {one['positions_above']} of {one['positions']} above 1"
+                f" {_interval(one['worst'], 4)}; {one['positions_above']} of {one['positions']} above 1;"
+                f" the step after {_interval(one['next'], 4)}, the one after that {_interval(one['second'], 4)}"
             )
+        first, later = mine["captures"]["first_ms"], mine["captures"]["later_ms"]
+        yield "  first capture, ms: " + ", ".join(f"{name} {first[name]:.1f}" for name in first)
+        yield "  later ones, ms: " + ", ".join(f"{name} {_interval(one, 1)}" for name, one in later.items())
         for mode in ("control", "on"):
             before, after = (_interval(mine[key][mode], 2) for key in ("own_us", "own_after_captures_us"))
             yield f"  {mode}: own work in small steps, us: {before} before all captures, {after} after them"

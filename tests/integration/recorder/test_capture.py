@@ -123,7 +123,7 @@ def test_a_trace_holds_exactly_the_promised_steps_and_says_whose_it_is(job, spoo
     assert (trace["sftriage.first_step"], trace["sftriage.last_step"]) == ("1008", "1010")
     assert trace["sftriage.job"] == "a_b_c"
     # AND what it cost, and when it was
-    assert set(result.timings_s) == {"start", "run", "stop", "export"}
+    assert set(result.timings_s) == {"import", "prepare", "start", "run", "stop", "export"}
     assert all(seconds >= 0 for seconds in result.timings_s.values())
     assert result.clock["mono_ns"] > 0
     # AND the ring says which steps were touched, and that training went on
