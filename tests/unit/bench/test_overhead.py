@@ -47,6 +47,7 @@ def sftriages(*, on_ns=1_000.0, after_ns=STEP_NS):
         "small_after": one["small"],
         "calls": {"ns": [[int(on_ns) + 500, 500, 600]] * 6},
         "captures": [captured(after_ns=after_ns)] * 4,
+        "capture_phases": [dict.fromkeys(reporting.PHASES, 0.05), *[dict.fromkeys(reporting.PHASES, 0.002)] * 3],
     }
 
 
@@ -170,6 +171,13 @@ class TestReport:
         # THEN no block is lost
         assert len(whole["small"]["on"]) == 12
         assert (len(whole["calls"]), len(whole["captures"]), len(whole["steady"])) == (12, 8, 2)
+
+    def test_what_a_capture_takes_is_said_part_by_part_the_first_one_apart(self):
+        # GIVEN a first capture whose parts take 50 ms, and later ones of 2 ms
+        found = reporting.figures(reporting.pooled([sftriages()]), 0.05)["captures"]
+        assert set(found["first_ms"]) == set(found["later_ms"]) == set(reporting.PHASES)
+        assert {round(ms) for ms in found["first_ms"].values()} == {50}
+        assert {one.value for one in found["later_ms"].values()} == {2.0}
 
     @pytest.mark.parametrize(("on_ns", "says"), [(1_500.0, "met"), (2_500.0, "missed")])
     def test_the_target_is_2_us_in_50_ms(self, on_ns, says):
