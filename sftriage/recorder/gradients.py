@@ -270,16 +270,14 @@ class GradientWatch:
 
 
 def watch_model(recording: Recording, model: Any) -> None:
-    """Watch a model's gradients from now on, in place of what was watched before; None: nothing. Never raises."""
+    """Watch a model's gradients from now on, in place of what was watched before. Never raises."""
     if recording.off:
         return
     watched, recording.watch = recording.watch, None
     try:
         if watched is not None:
             watched.close()
-        if model is None:
-            pass
-        elif not callable(getattr(model, "parameters", None)):
+        if not callable(getattr(model, "parameters", None)):
             recording.misused("watch() was given something that has no parameters()", type(model).__name__)
         elif not recording.info.schema.sync:
             recording.misused("watch() splits the first sync stage, and none was declared")

@@ -150,7 +150,7 @@ class Monitor:
         if self._recording is not None:
             self._recording.note(kind, work)
 
-    def watch(self, model: torch.nn.Module | None) -> None:
+    def watch(self, model: torch.nn.Module) -> None:
         """Also record when each step's last gradient is ready on this rank, before it waits for any other.
 
         Inside the backward of DDP the ranks tie: one that is slow there makes all of them slow, and durations cannot
@@ -168,7 +168,7 @@ class Monitor:
 
         Args:
             model: all that is trained, as one module, in DDP or not; several as one ``nn.ModuleList``. A second call
-                takes the place of the first; None watches nothing any more.
+                takes the place of the first.
         """
         if self._recording is not None:
             watch_model(self._recording, model)

@@ -81,7 +81,10 @@ class Sftriage:
             self.monitor.watch(training.model)
 
         def unwatch() -> None:
-            self.monitor.watch(None)
+            # A watch of nothing would go on at the end of each step.
+            recording = self.monitor._recording
+            watch, recording.watch = recording.watch, None
+            watch.close()
 
         return {
             "off": off,

@@ -107,15 +107,6 @@ def test_the_moment_splits_the_sync_stage_while_it_learns_and_afterwards(watched
     assert watched.step().durations_ns[2] == 40 + WAIT_NS
 
 
-def test_watching_ends_where_nothing_is_to_be_watched_any_more(watched, clock, learnt, caplog):
-    # WHEN somebody asks for that THEN no hook is left, no step has a moment, and nobody has done anything wrong
-    watched.monitor.watch(None)
-    assert hooked(learnt) == 0
-    assert train(watched, clock, learnt, steps=2) == [None, None]
-    assert not watched.monitor._recording.log.ends_slowly
-    assert not caplog.records
-
-
 def test_without_watch_no_step_has_a_moment(watched, clock):
     assert train(watched, clock, Chain(clock), steps=2) == [None, None]
 
