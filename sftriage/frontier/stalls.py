@@ -35,8 +35,8 @@ class StallSettings:
             evaluation may find a busier file system than the last).
         memory_s: seconds, how far back that goes (7200: evaluations and checkpoints come back within two hours; one
             long pause must not hide stalls for the rest of a job).
-        max_gap_s: seconds between two looks, over which what was before the gap does not count (10: looks come four
-            times a second; we, and perhaps the whole machine, were stopped).
+        max_gap_s: seconds between two looks, over which what was before the gap does not count (10: looks come once a
+            second; we, and perhaps the whole machine, were stopped).
     """
 
     floor_s: float = 60.0

@@ -30,7 +30,7 @@ from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
-from sftriage.records import ENDED, CaptureResult, Decision, Report, Reproduced
+from sftriage.records import ENDED, CaptureResult, Decision, JobStatus, Report, Reproduced
 from sftriage.runs.asks import taken
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
@@ -137,6 +137,9 @@ class Triage:
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = -TIDY_S
         self._reports: list[Report] = []
+        self._reads, self._read_s = True, -TIDY_S
+        # What the ranks were doing when that was last looked at.
+        self._job: JobStatus | None = None
         self._alive = False
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
@@ -184,7 +187,9 @@ class Triage:
             self._take_over(self._left)
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            self.turn()
+            # Steps are read as often as there is a window of them, and once a second at least.
+            due_s = self._read_s + min(self._shape.stride_steps * self._step_s, SEEN_S) - POLL_S / 2
+            self.turn(reads=began_s >= due_s)
             self._stopping.wait(max(0.0, began_s + POLL_S - time.monotonic()))
 
     def _halt(self) -> None:
@@ -206,12 +211,15 @@ class Triage:
         for request, trigger in left.unended.values():
             self._wants.resume(request, trigger)
 
-    def turn(self, *, ended: bool = False) -> None:
+    def turn(self, *, ended: bool = False, reads: bool = True) -> None:
         """One turn: what has come in is judged, what is asked for is started, what has ended is noted.
+
+        Without ``reads``, steps are read only where a capture goes on or has just ended.
 
         Triage must not end because a part of one turn failed (a full disk, a broken file): it is said, the other parts
         go on, and the next turn tries again.
         """
+        self._reads = reads or ended
         # Captures that have ended are taken before the rings are read: these have all of their steps then.
         for act in (self._hear, self._judge, self._see_stall, self._gather, self._take_asks, self._note, self._show):
             try:
@@ -223,6 +231,9 @@ class Triage:
         self._reports += self._fleet.reports()
 
     def _judge(self, *, ended: bool) -> None:
+        if not (self._reads or self._reports or self._wants.unended):
+            return
+        self._read_s = time.monotonic()
         for window in self._gathering.add(self._fleet.rows(), ended=ended):
             spans = self._gathering.spans(window)
             if self._controller.decided(window):
@@ -242,8 +253,8 @@ class Triage:
         now_s = self._clock.monotonic_s()
         if not ended and self._looked_s <= now_s < self._looked_s + SEEN_S:
             return
-        self._looked_s = now_s
-        job = None if ended else self._fleet.statuses()
+        self._looked_s, self._job = now_s, None
+        job = self._job = None if ended else self._fleet.statuses()
         self._alive = job is not None and any(one.alive is not False for one in job.ranks)
         stall = None if job is None else self._controller.look(job, self._clock.monotonic_ns(), self._clock.wall_s())
         if stall is not None:
@@ -322,9 +333,8 @@ class Triage:
         self._seen_s = now_s
         got = self._fleet.telemetry()
         received = Received(got.steps, got.missed, got.torn, len(got.problems))
-        job = None if ended else self._fleet.statuses()
         wall_s = self._clock.wall_s()
-        self._stream.publish(JobSeen(wall_s, received, job, *self._controller.budget(wall_s)))
+        self._stream.publish(JobSeen(wall_s, received, self._job, *self._controller.budget(wall_s)))
 
     def _tidy(self) -> None:
         self._tidied_s = self._clock.monotonic_s()

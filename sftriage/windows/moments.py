@@ -101,7 +101,7 @@ def decoded(parts: Sequence[Moments], schema: StageSchema) -> list[Decoded]:
     value_M = (words_M & np.uint64(layout.MAX_VALUE)).astype(np.int64)
     counts = np.array([len(part.bounds) - 1 for part in parts])
     of_M = np.repeat(np.arange(counts.sum()), np.concatenate([np.diff(part.bounds) for part in parts]))
-    values = _Values(code_M, value_M, of_M, int(counts.sum()))
+    values = _Values(code_M, value_M, of_M, int(counts.sum()), np.bincount(code_M, minlength=256))
     begun_ns_B = np.repeat([part.info.started_mono_ns for part in parts], counts)
     begins = np.cumsum(counts) - counts
 
@@ -145,18 +145,20 @@ def _of_rank(rank: int, schema: StageSchema, slots_BW: IntArray) -> StepArrays:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Values:
-    """Moments as codes with values, and to which of so many steps they belong."""
+    """Moments as codes with values, and to which of so many steps they belong. ``codes``: how many have each code."""
 
     code_M: IntArray
     value_M: IntArray
     of_M: IntArray
     n_steps: int
+    codes: IntArray
 
     def last(self, code: int, default: int = 0) -> IntArray:
         """The last value of each step (B) that has this code."""
         found_B = np.full(self.n_steps, default, dtype=np.int64)
-        at = self.code_M == code
-        found_B[self.of_M[at]] = self.value_M[at]
+        if self.codes[code]:
+            at = self.code_M == code
+            found_B[self.of_M[at]] = self.value_M[at]
         return found_B
 
     def all_of(self, code: int) -> tuple[IntArray, IntArray]:
@@ -334,6 +336,8 @@ def _times(found: _Boundaries, schema: StageSchema, n_steps: int) -> tuple[_Cuts
 
 def _kinds(values: _Values) -> IntArray:
     """The kinds of steps (B × 2), as slots hold them."""
+    if not values.codes[layout.KIND : layout.KIND + 3].any():
+        return np.zeros((values.n_steps, 2), dtype=np.int64)
     low, middle, high = (values.last(code).astype(np.uint64) for code in range(layout.KIND, layout.KIND + 3))
     bits, byte = np.uint64(8 * layout.KIND_BYTES_A_WORD), np.uint64(8)
     first, rest = low | middle << bits, middle >> byte | high << (bits - byte)
@@ -344,15 +348,16 @@ def _kinds(values: _Values) -> IntArray:
 def _device(values: _Values, schema: StageSchema, begun_ns_B: IntArray) -> tuple[IntArray, IntArray]:
     """The device times that stand between steps, as slots, and before the end of which steps."""
     code_M = values.code_M
+    if not values.codes[layout.DEVICE_STEP]:
+        return np.zeros((0, slots.slot_words(schema)), dtype=np.int64), np.zeros(0, dtype=np.int64)
     at_M = np.flatnonzero(((code_M >= layout.ON_STREAM) & (code_M < layout.BEGIN)) | (code_M >= layout.DEVICE_STEP))
     code_C, value_C, where_C = code_M[at_M], values.value_M[at_M], values.of_M[at_M]
     begins_C = code_C == layout.DEVICE_STEP
     n_found = int(begins_C.sum())
     slots_BW = np.zeros((n_found, slots.slot_words(schema)), dtype=np.int64)
-    if not n_found:
-        return slots_BW, np.zeros(0, dtype=np.int64)
     of_C = np.cumsum(begins_C) - 1
-    found = _Values(code_C[of_C >= 0], value_C[of_C >= 0], of_C[of_C >= 0], n_found)
+    found_C = of_C >= 0
+    found = _Values(code_C[found_C], value_C[found_C], of_C[found_C], n_found, values.codes)
     mark_C = (found.code_M < layout.BEGIN) | (found.code_M == layout.DEVICE_END)
     of_C, stage_C, at_ns_C = found.of_M[mark_C], found.code_M[mark_C] - layout.ON_STREAM - 1, found.value_M[mark_C]
     other = len(schema.stages) - 1
