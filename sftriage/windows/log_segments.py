@@ -163,6 +163,11 @@ class _Full(NamedTuple):
     last_ns: int
 
 
+def same_writer(one: RingInfo, other: RingInfo) -> bool:
+    """Whether two headers are of one process. What it declares, and which cohort it joins, may come later."""
+    return replace(one, schema=other.schema, cohort=other.cohort) == other
+
+
 class SegmentedLog:
     """Appends records to the newest segment of a log, begins others, and goes on where an earlier agent stopped.
 
@@ -204,6 +209,7 @@ class SegmentedLog:
             self.close()
             raise
         self._first_ns = None if first is None else first[1]
+        self._joined = False
 
     @property
     def path(self) -> Path:
@@ -227,6 +233,18 @@ class SegmentedLog:
                 self._first_ns = self._time(part, 0)
             at += len(part)
             self.last, self._last_ns = _WORD.unpack_from(part, len(part) - size)[0], self._time(part, len(part) - size)
+
+    def join(self, cohort: str) -> None:
+        """The rank is of this cohort: the next segment says so, and begins with the next record.
+
+        Raises:
+            RingError: the disk does not take the header of one that is empty.
+        """
+        self.info = replace(self.info, cohort=cohort)
+        if self._first_ns is None:
+            self._newest.write(encode_header(self._format.magic, self.info), 0)
+        else:
+            self._joined = True
 
     def old(self) -> list[Path]:
         """The segments that are beyond the limits, oldest first."""
@@ -279,7 +297,7 @@ class SegmentedLog:
     def _of_this_writer(self, path: Path, header: bytes) -> RingInfo:
         """What a header says. What its writer has declared since is not in it, and it stays what it is."""
         found = decode_header(self._format.magic, header, str(path)).info
-        if replace(found, schema=self.info.schema, cohort=self.info.cohort) != self.info:
+        if not same_writer(found, self.info):
             raise RingError(f"{path}: the log of another run of this rank")
         return found
 
@@ -289,8 +307,8 @@ class SegmentedLog:
         self.last, self._last_ns = segment.last() or (self.last, self._last_ns)
 
     def _is_full(self, raw: bytes, at: int) -> bool:
-        if self._limits is None or self._first_ns is None:
-            return False
+        if self._joined or self._limits is None or self._first_ns is None:
+            return self._joined
         full = self._newest.end + self._record_bytes > self._limits.segment_bytes
         return full or self._time(raw, at) - self._first_ns > self._limits.age_ns // SEGMENTS
 
@@ -307,4 +325,4 @@ class SegmentedLog:
             raise
         self._full.append(_Full(self._newest.path, self._newest.end, self._last_ns))
         self._newest.close()
-        self._newest, self._first_ns = following, None
+        self._newest, self._first_ns, self._joined = following, None, False

@@ -10,8 +10,9 @@ order, the counts since the thread started::
     crc         CRC-32 of the bytes before it
 
 What passed between two readings is taken to be spread evenly over the time between them: a wait is known to about as
-exactly as readings lie apart (a quarter of a second, or a step where that is longer). Of several steps between two
-readings each has a part by its length, whichever of them the thread waited in; over all steps the sum is exact.
+exactly as readings lie apart (a quarter of a second to a second, or a step where that is longer). Of several steps
+between two readings each has a part by its length, whichever of them the thread waited in; over all steps the sum is
+exact.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
-from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog, segments_of
+from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog, same_writer, segments_of
 
 KIND = "scheduling"
 NS = 1e-9
@@ -175,7 +176,7 @@ def kept_readings(directory: Path, info: RingInfo) -> KeptReadings | None:
         found = KeptReadings(segments) if segments else None
     except (RingError, OSError):
         return None
-    return found if found is not None and found.info == info else None
+    return found if found is not None and same_writer(found.info, info) else None
 
 
 def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:

@@ -127,6 +127,15 @@ class StepLog:
                 # Also where the disk is full: there it is in the way.
                 self._whole.drop(path)
 
+    def join(self, cohort: str) -> None:
+        """The rank is of this cohort; whoever reads the log later knows it from the newest segment.
+
+        Raises:
+            RingError: the disk does not take it.
+        """
+        self._whole.join(cohort)
+        self.info = self._whole.info
+
     def close(self) -> None:
         """Close the files. A second call does nothing."""
         for log in (self._whole, self._thinned):

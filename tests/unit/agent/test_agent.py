@@ -14,7 +14,8 @@ from sftriage.errors import RingError
 from sftriage.recorder import Monitor
 from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
-from sftriage.windows.logs import LogReader
+from sftriage.windows.logs import LogReader, find_logs
+from sftriage.windows.scheduling import kept_readings
 from sftriage.windows.steplog import StepLog
 from tests.recorded import read_log
 
@@ -238,5 +239,40 @@ def test_an_agent_that_takes_over_goes_on_with_the_log_of_a_rank_that_declared_m
     # THEN the log goes on with the stages that it has, and the rank is not missing
     assert (rows.steps.step_B.tolist(), rows.schema.stages) == ([0, 1], ("data", "backward", "other"))
     assert second.telemetry.problems == {}
-    log = LogReader(places["steps"] / "rank-0.0.steps")
-    assert log.read().step_B.tolist() == [0, 1]
+    (log,) = find_logs(places["steps"])
+    assert [step for steps in _read_all(LogReader(*log.segments)) for step in steps.step_B.tolist()] == [0, 1]
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_cohort_that_is_joined_late_is_in_what_is_kept(places, tmp_path, monitor, taken_over):
+    # GIVEN ranks that join a cohort: one before its first step has been read, one after
+    def agent():
+        return Agent(**places, store=LocalStore(tmp_path), job="job", run="run-1")
+
+    first, late = monitor(0), monitor(1)
+    first.join("stage-0")
+    train(first, late, steps=3)
+    one = agent()
+    one.rows()
+    late.join("stage-1")
+    if taken_over:
+        one.close()
+        one = agent()
+    train(first, late, steps=3)
+    one.rows()
+    one.close()
+    # THEN whoever reads the logs later knows both, and has every step once
+    logs = find_logs(places["steps"])
+    readers = [LogReader(*log.segments) for log in logs]
+    assert [reader.info.cohort for reader in readers] == ["stage-0", "stage-1"]
+    for reader in readers:
+        assert [step for steps in _read_all(reader) for step in steps.step_B.tolist()] == list(range(6))
+    # AND the readings of their scheduling are still theirs
+    for log, reader in zip(logs, readers, strict=True):
+        readings = places["steps"] / f"rank-{log.rank}.0.scheduling"
+        assert not readings.exists() or kept_readings(places["steps"], reader.info) is not None
+
+
+def _read_all(reader):
+    while len(steps := reader.read()):
+        yield steps
