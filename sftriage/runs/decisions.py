@@ -19,6 +19,7 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
 from sftriage.runs.journal import read_journal
 from sftriage.runs.outlook import CaptureStatus, statuses
+from sftriage.windows.log_segments import find_logs
 from sftriage.words import decision_values, reason_sentence
 
 PAGE_SIZE = 50
@@ -211,7 +212,12 @@ def why_none(directory: RunDirectory, step: int) -> str:
 
 def kept_no_longer(directory: RunDirectory, step: int) -> str | None:
     """That what the ranks took in a step is not kept any more, in words; None where it is, or never was."""
-    from sftriage.windows.logs import StepLogs  # not above: whoever wants decisions alone needs no numpy
+    try:
+        if all(log.all_there for log in find_logs(directory.steps)):
+            return None
+    except OSError:
+        return None
+    from sftriage.windows.logs import StepLogs  # not above: of most runs all is kept, and nobody needs numpy
 
     logs = StepLogs(directory.steps)
     logs.look()

@@ -21,7 +21,8 @@ from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.traces.files import regular
-from sftriage.windows.logs import LogReader, find_logs
+from sftriage.windows.log_segments import find_logs
+from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import open_ring
 
 _LAUNCHER = "launcher"

@@ -22,7 +22,8 @@ from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.logs import LOG_KIND, LogFiles, LogReader, StepLogs, Thinning, find_logs
+from sftriage.windows.log_segments import LogFiles, find_logs
+from sftriage.windows.logs import LOG_KIND, LogReader, StepLogs, Thinning
 from sftriage.windows.npz import load_npz
 from sftriage.windows.rings import open_ring
 from sftriage.windows.scheduling import kept_readings

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import struct
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +65,56 @@ def segments_of(directory: Path, info: RingInfo, kind: str) -> list[tuple[Segmen
     """
     log = (info.rank, info.attempt, kind)
     return [(name, path) for name, path in find_segments(directory) if name[:3] == log]
+
+
+def thinned_kind(kind: str) -> str:
+    """What logs are called that hold what is left of older steps."""
+    return f"thinned-{kind}"
+
+
+@dataclass(frozen=True, slots=True)
+class LogFiles:
+    """The segments of one rank's log, oldest first; of the first ``n_thinned``, only some steps are left.
+
+    ``oldest_seq`` is the sequence number with which the oldest one begins, or 0 for a log's very first one.
+    """
+
+    rank: int
+    attempt: int
+    segments: tuple[Path, ...]
+    n_thinned: int = 0
+    oldest_seq: int = 0
+
+    @property
+    def all_there(self) -> bool:
+        """Whether no step of it has been removed."""
+        return self.n_thinned == 0 and self.oldest_seq == 0
+
+    @property
+    def newest(self) -> Path:
+        """The segment that is written to."""
+        return self.segments[-1]
+
+
+def find_logs(directory: Path, kind: str = "steps") -> list[LogFiles]:
+    """The logs in a directory, by attempt and rank.
+
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    whole: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    thinned: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
+    for name, path in find_segments(directory):
+        if name.kind == kind:
+            whole[name.attempt, name.rank].append((name.first, path))
+        elif name.kind == thinned_kind(kind):
+            thinned[name.attempt, name.rank].append((name.first, path))
+    logs = []
+    for (attempt, rank), newer in sorted(whole.items()):
+        older = thinned[attempt, rank]
+        segments = [*older, *newer]
+        logs.append(LogFiles(rank, attempt, tuple(path for _, path in segments), len(older), segments[0][0]))
+    return logs
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,9 +22,9 @@ from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, decode_header
 from sftriage.records import Window
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
 from sftriage.windows.gather import Gatherer, Shape
-from sftriage.windows.log_segments import find_segments
+from sftriage.windows.log_segments import LogFiles, find_logs
 from sftriage.windows.slots import slot_bytes
-from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, stay, thinned_kind
+from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, stay
 from sftriage.words import thinning
 
 NS = 1e-9
@@ -39,51 +38,6 @@ LOOKED_AT = 16
 
 LOG_KIND = "device-steps"
 """What logs of device times are called."""
-
-
-@dataclass(frozen=True, slots=True)
-class LogFiles:
-    """The segments of one rank's log, oldest first; of the first ``n_thinned``, only some steps are left.
-
-    ``oldest_seq`` is the sequence number with which the oldest one begins, or 0 for a log's very first one.
-    """
-
-    rank: int
-    attempt: int
-    segments: tuple[Path, ...]
-    n_thinned: int = 0
-    oldest_seq: int = 0
-
-    @property
-    def all_there(self) -> bool:
-        """Whether no step of it has been removed."""
-        return self.n_thinned == 0 and self.oldest_seq == 0
-
-    @property
-    def newest(self) -> Path:
-        """The segment that is written to."""
-        return self.segments[-1]
-
-
-def find_logs(directory: Path, kind: str = "steps") -> list[LogFiles]:
-    """The logs in a directory, by attempt and rank.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
-    whole: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
-    thinned: defaultdict[tuple[int, int], list[tuple[int, Path]]] = defaultdict(list)
-    for name, path in find_segments(directory):
-        if name.kind == kind:
-            whole[name.attempt, name.rank].append((name.first, path))
-        elif name.kind == thinned_kind(kind):
-            thinned[name.attempt, name.rank].append((name.first, path))
-    logs = []
-    for (attempt, rank), newer in sorted(whole.items()):
-        older = thinned[attempt, rank]
-        segments = [*older, *newer]
-        logs.append(LogFiles(rank, attempt, tuple(path for _, path in segments), len(older), segments[0][0]))
-    return logs
 
 
 class LogReader:

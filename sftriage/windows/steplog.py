@@ -17,7 +17,7 @@ import numpy as np
 from sftriage.recorder.files import open_regular, read_at
 from sftriage.recorder.layout import DEVICE_LOG_MAGIC, HEADER_BYTES, LOG_MAGIC, RingInfo
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, sealed
-from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog
+from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog, thinned_kind
 from sftriage.windows.slots import START, slot_bytes
 
 MAGICS = {"steps": LOG_MAGIC, "device-steps": DEVICE_LOG_MAGIC}
@@ -49,11 +49,6 @@ class KeptSteps:
     def thinned(self, world_size: int) -> LogLimits:
         """What is kept of its thinned steps."""
         return LogLimits(self.max_bytes // (8 * world_size), round(self.age_s * _S))
-
-
-def thinned_kind(kind: str) -> str:
-    """What logs are called that hold what is left of older steps."""
-    return f"thinned-{kind}"
 
 
 def blocks_of(steps: StepArrays) -> set[int]:

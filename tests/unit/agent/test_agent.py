@@ -14,7 +14,8 @@ from sftriage.errors import RingError
 from sftriage.recorder import Monitor
 from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCapture
 from sftriage.traces.store import LocalStore
-from sftriage.windows.logs import LogReader, find_logs
+from sftriage.windows.log_segments import find_logs
+from sftriage.windows.logs import LogReader
 from sftriage.windows.scheduling import kept_readings
 from sftriage.windows.steplog import StepLog
 from tests.recorded import read_log

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sftriage.errors import RingError
 from sftriage.recorder.layout import HEADER_BYTES
 from sftriage.windows.decoding import StepArrays, together
-from sftriage.windows.log_segments import MIN_SEGMENT_BYTES, SEGMENTS, find_segments, segment_name
-from sftriage.windows.logs import LogReader, StepLogs, find_logs
+from sftriage.windows.log_segments import MIN_SEGMENT_BYTES, SEGMENTS, find_logs, find_segments, segment_name
+from sftriage.windows.logs import LogReader, StepLogs
 from sftriage.windows.scheduling import SchedulingLog, kept_readings
 from sftriage.windows.slots import CAPTURING, FLAGS, START, slot_bytes
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, StepLog, stay
