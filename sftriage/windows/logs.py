@@ -89,8 +89,12 @@ class LogReader:
     def _next(self, wanted: int) -> bytes:
         """The next bytes, at most so many, of the oldest segment that has not been read to its end."""
         path = self._segments[0]
-        gone = len(self._segments) > 1 and not path.exists()
-        data = b"" if gone else self._bytes_at(path, self._at, wanted)
+        try:
+            data = self._bytes_at(path, self._at, wanted)
+        except RingError:
+            if len(self._segments) == 1 or path.exists():
+                raise
+            data = b""
         self._at += len(data)
         if len(data) < wanted:
             del self._segments[0]
