@@ -16,6 +16,7 @@ missing) is one warning and an inert monitor, and after construction nothing is 
 from __future__ import annotations
 
 import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -58,8 +59,9 @@ class Monitor:
     Args:
         stages: the named stages of a step, in order; ``other`` is added as the last one.
         sync: those of them that end in a blocking exchange between the ranks.
-        rank: this process's rank; by default ``RANK``, or 0.
-        world_size: ranks in the job; by default ``WORLD_SIZE``, or 1.
+        rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
+            it by now, or 0.
+        world_size: ranks in the job; by default ``WORLD_SIZE``, or else what torch.distributed says, or 1.
         local_rank: this process's rank on its host; by default ``LOCAL_RANK``, or 0.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
         host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
@@ -275,6 +277,8 @@ def _info(
     for name, text in texts.items():
         if text is not None and not isinstance(text, str):
             raise UsageError(f"{name} {text!r}: a text")
+    if "RANK" not in environment and "WORLD_SIZE" not in environment:
+        environment = {**environment, **_distributed()}
     try:
         found: dict[str, Any] = {
             name: _number(environment, variable, default) if given is None else given
@@ -303,6 +307,17 @@ def _info(
             raise UsageError(str(error)) from error
         warn("not recording: %s", error)
         return None
+
+
+def _distributed() -> dict[str, str]:
+    """Rank and world size as the job has them from a launcher that sets no such variables; nothing is imported."""
+    distributed = sys.modules.get("torch.distributed")
+    try:
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
+    except Exception as error:
+        warn("torch.distributed does not say which rank this is: %r", error)
+    return {}
 
 
 def _number(environment: Mapping[str, str], variable: str, default: int) -> int:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,39 @@ def test_torchruns_environment_says_who_this_is(tmp_path, monkeypatch):
             assert info.schema.sync == ("backward",)
             assert mailbox.info == info == monitor.info
             assert len(ring.read().steps) == 1
+
+
+def distributed(*, initialised=True, rank=3, ranks=4):
+    """What a job has of torch.distributed."""
+    return SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: initialised,
+        get_rank=lambda: int(rank),
+        get_world_size=lambda: ranks,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "environment", "who"),
+    [
+        (distributed(), {}, (3, 4)),
+        (distributed(), {"RANK": "1", "WORLD_SIZE": "2"}, (1, 2)),
+        (distributed(initialised=False), {}, (0, 1)),
+        (distributed(rank=None), {}, (0, 1)),
+        (None, {}, (0, 1)),
+    ],
+    ids=["initialised", "the environment goes before it", "not initialised", "broken", "not imported"],
+)
+def test_a_job_that_no_torchrun_has_started_says_its_rank_itself(tmp_path, monkeypatch, found, environment, who):
+    # GIVEN a job under a launcher that sets no RANK, and what it has of torch.distributed
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch.distributed", found)
+    # THEN that is who is recorded
+    with Monitor(rings=tmp_path) as monitor:
+        assert (monitor.info.rank, monitor.info.world_size) == who
 
 
 def test_arguments_go_before_the_environment(tmp_path, monkeypatch):
