@@ -8,8 +8,10 @@ from sftriage.controller.gathering import WindowAssembly
 from sftriage.recorder import RingInfo
 from sftriage.records import StepRecord, Window
 from sftriage.windows.gather import Shape
+from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import Ring
+from sftriage.windows.scheduling import KIND, KeptReadings, kept_readings
 from sftriage.windows.shipped import ReadCounts
 
 
@@ -31,6 +33,12 @@ def read_log(path: Path) -> Logged:
     while steps := reader.read(3):
         records += steps.records()
     return Logged(reader.info, records, reader.skipped)
+
+
+def kept_of(steps: Path, info: RingInfo) -> KeptReadings | None:
+    """The readings of a rank's scheduling that are kept in a directory."""
+    logs = {(log.rank, log.attempt): log for log in find_logs(steps, KIND)}
+    return kept_readings(logs.get((info.rank, info.attempt)), info)
 
 
 class Windows:

@@ -86,7 +86,9 @@ class RankRings:
         return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
     def _take(self, one: _Rank, batch: Batch) -> None:
-        self._join(one)
+        for log in (one.log, one.device_log):
+            if log is not None and log.info.cohort != one.ring.info.cohort:
+                log.join(one.ring.info.cohort)
         info = one.log.info
         self.telemetry.steps += len(batch.steps)
         self.telemetry.missed += batch.missed
@@ -115,15 +117,6 @@ class RankRings:
             self._keep(one.device_log, batch.device, "some device times are judged but not kept")
         if len(batch.steps):
             self._scheduling.look(info)
-
-    def _join(self, one: _Rank) -> None:
-        """Have a cohort that the rank has joined since in its logs."""
-        for log in (one.log, one.device_log):
-            if log is not None and log.info.cohort != one.ring.info.cohort:
-                try:
-                    log.join(one.ring.info.cohort)
-                except RingError as error:
-                    self._say_once(f"{error}; which cohort rank {log.info.rank} has joined is not kept")
 
     def _keep(self, log: StepLog, steps: StepArrays, or_else: str) -> None:
         try:

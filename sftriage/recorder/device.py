@@ -110,6 +110,7 @@ class DeviceTime:
         self._open: _StepEvents | None = None
         self._stream: Any = None
         self._short = False
+        self._watches = True
         self.off = False
 
     def begin(self, number: int, start_ns: int) -> None:
@@ -158,7 +159,7 @@ class DeviceTime:
             Exception: whatever CUDA does; the step's own times go on.
         """
         opened = self._open
-        if opened is None or self._cuda.is_current_stream_capturing():
+        if opened is None or not self._watches or self._cuda.is_current_stream_capturing():
             return
         event = opened.ready.get(visit)
         if event is None:
@@ -231,7 +232,7 @@ class DeviceTime:
         if not step.reached():
             return False
         put, events = self._log.put, step.events
-        between_ns = self._between_ns(step)
+        between_ns, ready_ns = self._between_ns(step), self._ready_ns(step)
         # Each from the first event, so that the parts sum to the whole whatever a difference is rounded to.
         first, passed_ns = events[0], 0
         put(DEVICE_STEP, step.seq)
@@ -239,8 +240,8 @@ class DeviceTime:
         put(DEVICE_START, step.start_ns)
         put(DEVICE_FLAGS, int(step.capturing))
         put(DEVICE_BETWEEN, between_ns)
-        for visit in step.visits:
-            put(DEVICE_READY, max(0, round(first.elapsed_time(step.ready[visit]) * _NS_PER_MS)))
+        for after_ns in ready_ns:
+            put(DEVICE_READY, after_ns)
         for mark in range(step.count):
             if mark:
                 passed_ns = max(passed_ns, round(first.elapsed_time(events[mark]) * _NS_PER_MS))
@@ -248,6 +249,17 @@ class DeviceTime:
             put(DEVICE_END if last else ON_STREAM + step.stages[mark], passed_ns)
         self._read += 1
         return True
+
+    def _ready_ns(self, step: _StepEvents) -> list[int]:
+        """When the device had the last gradient of each visit, since the step began."""
+        try:
+            passed_ms = [step.events[0].elapsed_time(step.ready[visit]) for visit in step.visits]
+        except Exception as error:
+            # Of a model that is spread over several devices: their clocks are not one.
+            self._watches = False
+            warn("the last gradient's moment is not known on the device: %r", error)
+            return []
+        return [max(0, round(one * _NS_PER_MS)) for one in passed_ms]
 
     def _between_ns(self, step: _StepEvents) -> int:
         """What passed on the stream since the end of the step before, or 0 if that one was not recorded."""

@@ -23,10 +23,10 @@ from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.log_segments import LogFiles, find_logs
-from sftriage.windows.logs import LOG_KIND, LogReader, StepLogs, Thinning
+from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, thinning_of
 from sftriage.windows.npz import load_npz
 from sftriage.windows.rings import open_ring
-from sftriage.windows.scheduling import kept_readings
+from sftriage.windows.scheduling import KIND, kept_readings
 from sftriage.windows.steplog import stay
 
 _MIN_STEPS_AT_A_TIME = 32
@@ -38,11 +38,12 @@ _MAX_STEPS_AT_A_TIME = 4096
 class RankSteps:
     """Where one rank's steps are: in its log, and in its ring what an agent that was killed had not taken yet.
 
-    ``of_device``: these are device times.
+    ``readings`` has those of its scheduling. ``of_device``: these are device times.
     """
 
     info: RingInfo
     log: LogFiles | None = None
+    readings: LogFiles | None = None
     ring: Path | None = None
     of_device: bool = False
 
@@ -55,7 +56,7 @@ class RankSteps:
         last: int | None = None
         if self.log is not None:
             log = LogReader(*self.log.segments, kind=LOG_KIND if self.of_device else "steps")
-            readings = None if self.of_device else kept_readings(self.log.newest.parent, self.info)
+            readings = kept_readings(self.readings, self.info)
             while steps := log.read(at_a_time):
                 last = int(steps.step_B[-1])
                 yield steps if readings is None else readings.laid_over(steps)
@@ -158,26 +159,32 @@ def _load_run(path: Path) -> RecordedRun:
     host: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
-        for log_kind, into in (("steps", host), (LOG_KIND, device)):
-            for log in find_logs(run.steps, log_kind) if run.steps.is_dir() else ():
-                info = LogReader(log.newest, kind=log_kind).info
-                into[info.attempt][info.rank] = RankSteps(info, log=log, of_device=into is device)
-        for path in find_rings(directory) if directory.is_dir() else ():
-            with open_ring(path) as ring:
+        found = {kind: find_logs(run.steps, kind) if run.steps.is_dir() else [] for kind in ("steps", LOG_KIND, KIND)}
+        readings = {(log.attempt, log.rank): log for log in found[KIND]}
+        for log in found["steps"]:
+            info = LogReader(log.newest).info
+            host[info.attempt][info.rank] = RankSteps(info, log, readings.get((log.attempt, log.rank)))
+        for log in found[LOG_KIND]:
+            info = LogReader(log.newest, kind=LOG_KIND).info
+            device[info.attempt][info.rank] = RankSteps(info, log, of_device=True)
+        for ring_path in find_rings(directory) if directory.is_dir() else ():
+            with open_ring(ring_path) as ring:
                 ring.status()
                 info, into_each = ring.info, (host, device) if ring.on_device else (host,)
             for into in into_each:
                 known = into[info.attempt].get(info.rank, RankSteps(info, of_device=into is device))
-                into[info.attempt][info.rank] = replace(known, ring=path)
+                into[info.attempt][info.rank] = replace(known, ring=ring_path)
     except (RingError, OSError) as error:
         raise InputError(str(error)) from error
     for attempt, ranks in host.items():
         infos = [steps.info for steps in (*ranks.values(), *device.get(attempt, {}).values())]
         if len({(info.schema, info.world_size) for info in infos}) > 1:
             raise InputError(f"{run.steps}: the ranks recorded different stages or world sizes")
-    logs = StepLogs(run.steps)
-    logs.look()
-    thinned = {attempt: found for attempt in host if (found := logs.thinning(attempt)) is not None}
+    thinned = {}
+    for attempt, ranks in host.items():
+        logs = [StepFile(steps.info, steps.log) for steps in ranks.values() if steps.log is not None]
+        if (gone := thinning_of(logs)) is not None:
+            thinned[attempt] = gone
     return RecordedRun(path, None, host, device, thinned)
 
 

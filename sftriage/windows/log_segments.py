@@ -53,8 +53,7 @@ def find_segments(directory: Path) -> Iterator[tuple[SegmentName, Path]]:
     Raises:
         OSError: the directory cannot be read.
     """
-    names = [(name, entry.path) for entry in os.scandir(directory) if (name := segment_name(entry.name)) is not None]
-    return ((name, Path(path)) for name, path in sorted(names))
+    return _named(directory, "rank-")
 
 
 def segments_of(directory: Path, info: RingInfo, kind: str) -> list[tuple[SegmentName, Path]]:
@@ -63,8 +62,14 @@ def segments_of(directory: Path, info: RingInfo, kind: str) -> list[tuple[Segmen
     Raises:
         OSError: the directory cannot be read.
     """
-    log = (info.rank, info.attempt, kind)
-    return [(name, path) for name, path in find_segments(directory) if name[:3] == log]
+    return [(name, path) for name, path in _named(directory, f"rank-{info.rank}.{info.attempt}.") if name.kind == kind]
+
+
+def _named(directory: Path, beginning: str) -> Iterator[tuple[SegmentName, Path]]:
+    # (a large job has more files than are to be looked at for one rank)
+    entries = (entry for entry in os.scandir(directory) if entry.name.startswith(beginning))
+    names = [(name, entry.path) for entry in entries if (name := segment_name(entry.name)) is not None]
+    return ((name, Path(path)) for name, path in sorted(names))
 
 
 def thinned_kind(kind: str) -> str:
@@ -286,16 +291,8 @@ class SegmentedLog:
             self.last, self._last_ns = _WORD.unpack_from(part, len(part) - size)[0], self._time(part, len(part) - size)
 
     def join(self, cohort: str) -> None:
-        """The rank is of this cohort: the next segment says so, and begins with the next record.
-
-        Raises:
-            RingError: the disk does not take the header of one that is empty.
-        """
-        self.info = replace(self.info, cohort=cohort)
-        if self._first_ns is None:
-            self._newest.write(encode_header(self._format.magic, self.info), 0)
-        else:
-            self._joined = True
+        """The rank is of this cohort: the next segment says so, and begins with the next record."""
+        self.info, self._joined = replace(self.info, cohort=cohort), True
 
     def old(self) -> list[Path]:
         """The segments that are beyond the limits, oldest first."""
@@ -311,9 +308,16 @@ class SegmentedLog:
         return found
 
     def drop(self, path: Path) -> None:
-        """Remove a segment that is written to no more."""
+        """Remove a segment that is written to no more.
+
+        Raises:
+            RingError: it cannot be removed; whoever goes on with the log tries again.
+        """
         self._full = [one for one in self._full if one.path != path]
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise RingError(f"{path}: cannot be removed: {error.strerror}") from error
 
     def is_too_old(self, time_ns: int) -> bool:
         """Whether a record of a time is older than the limit, by the log's newest one."""
@@ -358,8 +362,11 @@ class SegmentedLog:
         self.last, self._last_ns = segment.last() or (self.last, self._last_ns)
 
     def _is_full(self, raw: bytes, at: int) -> bool:
-        if self._joined or self._limits is None or self._first_ns is None:
-            return self._joined
+        if self._joined:
+            # (one that was begun for this very record, and is empty, has its name)
+            return self._path(_WORD.unpack_from(raw, at)[0]) != self._newest.path
+        if self._limits is None or self._first_ns is None:
+            return False
         full = self._newest.end + self._record_bytes > self._limits.segment_bytes
         return full or self._time(raw, at) - self._first_ns > self._limits.age_ns // SEGMENTS
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -143,9 +143,10 @@ class StepFile:
             if here_X.any():
                 bases_here_X = bases_X + starts_X - runs_X2[:, 0]
                 there = _Runs(starts_X[here_X], lengths_X[here_X], bases_here_X[here_X])
-                places_B, steps = self._in_segment(path, first, there)
-                places.append(places_B)
-                found.append(steps)
+                with contextlib.suppress(OSError):
+                    places_B, steps = self._in_segment(path, first, there)
+                    places.append(places_B)
+                    found.append(steps)
         if not found:
             return np.zeros(0, dtype=np.int64), decode([(self.info.rank, b"")], self.info.schema)
         return np.concatenate(places), together(found)
@@ -171,7 +172,8 @@ class StepFile:
         """The number of the first step in a segment; None where it has none, or has gone."""
         if path not in self._first_steps:
             size = slot_bytes(self.info.schema)
-            with _opened(path) as descriptor:
+            raw = b""
+            with _opened(path) as descriptor, contextlib.suppress(OSError):
                 raw = b"" if descriptor is None else os.pread(descriptor, LOOKED_AT * size, HEADER_BYTES)
             steps, sound_B = checked(self.info.rank, raw[: len(raw) // size * size], self.info.schema)
             if not sound_B.any():
@@ -274,6 +276,13 @@ class Thinning:
         return thinning(self.whole_from_step, self.first_step, BLOCK_STEPS, PERIOD_STEPS)
 
 
+def thinning_of(logs: Iterable[StepFile]) -> Thinning | None:
+    """What is no longer there of the steps of an attempt's ranks; None where all are."""
+    thinned = [one for one in logs if not one.files.all_there]
+    wholes = [step for one in thinned if (step := one.whole_from_step()) is not None]
+    return Thinning(max(wholes), max(one.removed_before() for one in thinned)) if wholes else None
+
+
 @dataclass(slots=True)
 class StepLogs:
     """The logs of a run, by attempt and rank."""
@@ -302,10 +311,8 @@ class StepLogs:
                 self._seen = frozenset()
 
     def thinning(self, attempt: int) -> Thinning | None:
-        """What is no longer there of the steps of an attempt's ranks; None where all are."""
-        thinned = [one for one in self.attempts.get(attempt, {}).values() if not one.files.all_there]
-        wholes = [step for one in thinned if (step := one.whole_from_step()) is not None]
-        return Thinning(max(wholes), max(one.removed_before() for one in thinned)) if wholes else None
+        """What is no longer there of the steps of one attempt; None where all are."""
+        return thinning_of(self.attempts.get(attempt, {}).values())
 
     def of(self, attempt: int) -> Mapping[int, StepFile]:
         """The logs of the ranks of one attempt that recorded the same stages as the lowest of them."""

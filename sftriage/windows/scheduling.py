@@ -33,7 +33,7 @@ from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
 from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
-from sftriage.windows.log_segments import LogFormat, LogLimits, SegmentedLog, same_writer, segments_of
+from sftriage.windows.log_segments import LogFiles, LogFormat, LogLimits, SegmentedLog, same_writer, segment_name
 
 KIND = "scheduling"
 NS = 1e-9
@@ -138,15 +138,18 @@ class KeptReadings:
     """A rank's log of readings, of which those of some time are read. It is not open in between.
 
     Args:
-        segments: its files, each with the time of its first reading, oldest first.
+        segments: its files, oldest first, as they are named.
 
     Raises:
         RingError: the header of the newest one cannot be read.
     """
 
-    def __init__(self, segments: Sequence[tuple[int, Path]]) -> None:
-        self._segments = list(segments)
-        with _File(self._segments[-1][1], os.O_RDONLY) as file:
+    def __init__(self, segments: Sequence[Path]) -> None:
+        self._segments = segments
+        names = [segment_name(path.name) for path in segments]
+        # Of each the time of its first reading.
+        self._first_ns = [0 if name is None else name.first for name in names]
+        with _File(segments[-1], os.O_RDONLY) as file:
             self.info = file.info()
 
     def laid_over(self, steps: StepArrays) -> StepArrays:
@@ -159,22 +162,20 @@ class KeptReadings:
             return steps
         begin_ns_B, end_ns_B = _times_ns(steps)
         begin_ns, end_ns = int(begin_ns_B.min()), int(end_ns_B.max())
-        first_ns = [at_ns for at_ns, _ in self._segments]
         # From the last reading before them to the first one after.
-        before, after = max(0, bisect_right(first_ns, begin_ns) - 1), bisect_left(first_ns, end_ns)
-        found = [_between(path, begin_ns, end_ns) for _, path in self._segments[before : after + 1]]
+        before, after = max(0, bisect_right(self._first_ns, begin_ns) - 1), bisect_left(self._first_ns, end_ns)
+        found = [_between(path, begin_ns, end_ns) for path in self._segments[before : after + 1]]
         return laid_over(np.concatenate(found), steps)
 
 
-def kept_readings(directory: Path, info: RingInfo) -> KeptReadings | None:
-    """The readings of the process that has recorded a rank's steps; None where none are kept.
+def kept_readings(log: LogFiles | None, info: RingInfo) -> KeptReadings | None:
+    """The readings of the process that has recorded a rank's steps, by the log of them; None where none are kept.
 
     A run from before they were has none, and a file that cannot be read is no reason not to judge its steps.
     """
     try:
-        segments = [(name.first, path) for name, path in segments_of(directory, info, KIND)]
-        found = KeptReadings(segments) if segments else None
-    except (RingError, OSError):
+        found = None if log is None else KeptReadings(log.segments)
+    except RingError:
         return None
     return found if found is not None and same_writer(found.info, info) else None
 

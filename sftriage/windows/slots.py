@@ -25,9 +25,8 @@ In a ring of version 2 (``slots`` of them after the header) the step of sequence
 from __future__ import annotations
 
 import struct
-from zlib import crc32
 
-from sftriage.recorder.layout import MAX_COUNT, MAX_KIND_BYTES, WORD_BYTES, bounded_text
+from sftriage.recorder.layout import MAX_KIND_BYTES, WORD_BYTES, bounded_text
 from sftriage.records import StageSchema
 
 SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
@@ -62,21 +61,3 @@ def kind_words(kind: str) -> tuple[int, int]:
     """A kind of at most `MAX_KIND_BYTES` bytes as a slot holds it."""
     first, rest = _KIND.unpack(kind.encode("utf-8")[:MAX_KIND_BYTES].ljust(MAX_KIND_BYTES, b"\0"))
     return first, rest
-
-
-class SlotCheck:
-    """Tells the slots that were written whole. What they say is for `windows.decoding`."""
-
-    def __init__(self, schema: StageSchema) -> None:
-        self._words = struct.Struct(f"={slot_words(schema)}q")
-        self.slot_bytes = slot_bytes(schema)
-
-    def sequence(self, slot: bytes) -> int | None:
-        """The sequence number of one slot of ``slot_bytes`` bytes, or None if it is torn or damaged."""
-        words: tuple[int, ...] = self._words.unpack(slot)
-        if crc32(slot[:-WORD_BYTES]) != words[-1] or not 1 <= words[SEQ] < MAX_COUNT:
-            return None
-        # A right checksum does not make a right writer: no arithmetic further on has to expect a negative time.
-        if min(words[BETWEEN], words[WORK], *words[DURATIONS:-1]) < 0 or words[READY] < UNKNOWN:
-            return None
-        return words[SEQ]

@@ -123,11 +123,7 @@ class StepLog:
                 self._whole.drop(path)
 
     def join(self, cohort: str) -> None:
-        """The rank is of this cohort; whoever reads the log later knows it from the newest segment.
-
-        Raises:
-            RingError: the disk does not take it.
-        """
+        """The rank is of this cohort; whoever reads the log later knows it from the newest segment."""
         self._whole.join(cohort)
         self.info = self._whole.info
 

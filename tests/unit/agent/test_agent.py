@@ -16,9 +16,8 @@ from sftriage.records import CaptureRequest, CaptureResult, Trigger, WantedCaptu
 from sftriage.traces.store import LocalStore
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
-from sftriage.windows.scheduling import kept_readings
 from sftriage.windows.steplog import StepLog
-from tests.recorded import read_log
+from tests.recorded import kept_of, read_log
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
 
@@ -271,7 +270,7 @@ def test_a_cohort_that_is_joined_late_is_in_what_is_kept(places, tmp_path, monit
     # AND the readings of their scheduling are still theirs
     for log, reader in zip(logs, readers, strict=True):
         readings = places["steps"] / f"rank-{log.rank}.0.scheduling"
-        assert not readings.exists() or kept_readings(places["steps"], reader.info) is not None
+        assert not readings.exists() or kept_of(places["steps"], reader.info) is not None
 
 
 def _read_all(reader):

@@ -14,7 +14,8 @@ from sftriage.records import StageSchema
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.rings import open_ring
-from sftriage.windows.scheduling import SchedulingLog, kept_readings
+from sftriage.windows.scheduling import SchedulingLog
+from tests.recorded import kept_of
 from tests.unit.agent.test_agent import train
 from tests.unit.recorded import run_at
 
@@ -84,7 +85,7 @@ def test_readings_are_kept_and_only_where_steps_have_come(agent, monitor, places
         agent.rows()
     assert [path.stat().st_size for path in sorted(places["steps"].glob("*.scheduling"))] == sizes
     with open_ring(find_rings(places["rings"])[0]) as ring:
-        assert kept_readings(places["steps"], ring.info).info == ring.info
+        assert kept_of(places["steps"], ring.info).info == ring.info
 
 
 def test_a_kernel_that_counts_nothing_is_said_once_and_the_steps_go_without(

@@ -18,7 +18,7 @@ from sftriage.recorder.monitor import DEVICE_ENV
 from sftriage.windows.rings import open_ring
 from tests import needs
 
-from .fake_cuda import FakeDevice
+from .fake_cuda import FakeDevice, FakeEvent
 
 STAGES, SYNC = ("data", "forward", "backward", "optimizer"), ("backward",)
 
@@ -216,6 +216,36 @@ def test_a_step_whose_last_gradient_may_be_another_one_has_no_ready_moment_on_ei
         device.catches_up()
     assert [one.ready_ns is None for one in finish(job, device)][-2:] == [False, True]
     assert [one.ready_ns is None for one in job.host()][-2:] == [False, True]
+
+
+def test_a_gradient_on_another_device_costs_its_own_moment_alone(job, device, monkeypatch, caplog):
+    # GIVEN a model whose last layers are on a device whose clock is another one
+    model = Model()
+    job.monitor.watch(model)
+    measured = FakeEvent.elapsed_time
+
+    def elapsed_time(event, end):
+        if end.foreign:
+            raise RuntimeError("Both events must be on the same device")
+        return measured(event, end)
+
+    monkeypatch.setattr(FakeEvent, "foreign", False, raising=False)
+    monkeypatch.setattr(FakeEvent, "elapsed_time", elapsed_time)
+    for number in range(4):
+        with job.monitor.step():
+            backward(job, device, model, 3000, exchange_ns=700)
+        if number == 1:
+            (event,) = job.monitor._recording.device._steps[1].ready.values()
+            event.foreign = True
+        device.catches_up()
+    # THEN the steps' own times go on, without the moment, and that is said once
+    assert [(one.durations_ns[2], one.ready_ns) for one in finish(job, device)] == [
+        (3701, 3001),
+        (3701, None),
+        (3701, 3001),
+        (3701, None),
+    ]
+    assert caplog.text.count("is not known on the device") == 1
 
 
 def test_a_gradient_in_a_graph_that_is_captured_has_no_event(job, device):

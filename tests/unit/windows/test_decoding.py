@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from sftriage.recorder import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.decoding import checked, decode, together
-from sftriage.windows.slots import SlotCheck, slot_bytes
+from sftriage.windows.slots import slot_bytes
+from tests.unit.slotted import SlotCheck
 from tests.unit.windows.steps import batch, raw
 
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))

@@ -15,9 +15,10 @@ from sftriage.recorder.layout import HEADER_BYTES
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.log_segments import MIN_SEGMENT_BYTES, SEGMENTS, find_logs, find_segments, segment_name
 from sftriage.windows.logs import LogReader, StepLogs
-from sftriage.windows.scheduling import SchedulingLog, kept_readings
+from sftriage.windows.scheduling import SchedulingLog
 from sftriage.windows.slots import CAPTURING, FLAGS, START, slot_bytes
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, StepLog, stay
+from tests.recorded import kept_of
 from tests.unit.recorded import info_of
 from tests.unit.recorded import steps_of as recorded
 
@@ -199,6 +200,32 @@ def test_a_disk_that_takes_no_further_segment_keeps_the_log_whole(tmp_path, monk
     np.testing.assert_array_equal(read(tmp_path).step_B, np.arange(SEGMENT_STEPS + 10))
 
 
+def test_a_segment_that_cannot_be_removed_costs_nothing_but_room(tmp_path, monkeypatch):
+    # GIVEN a file system that lets nothing go
+    def refused(path, **_):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    log, said = StepLog(tmp_path, INFO, kept=KEPT), set()
+    for start in range(0, 2000, 50):
+        # WHEN steps are appended THEN it is an error that names the file, and they are all there
+        try:
+            log.append(STEPS[start : start + 50])
+        except RingError as error:
+            said.add(str(error).rpartition(": ")[2])
+        assert log.last_seq == start + 50
+    log.close()
+    monkeypatch.undo()
+    assert said == {"Read-only file system"}
+    np.testing.assert_array_equal(np.unique(read_all(tmp_path)), np.arange(2000))
+
+
+def read_all(folder: Path) -> list[int]:
+    """The steps in all files of whole ones."""
+    paths = [path for name, path in find_segments(folder) if name.kind == "steps"]
+    return [step for path in paths for step in LogReader(path).read(5000).step_B.tolist()]
+
+
 def test_a_segment_that_goes_while_it_is_read_is_passed_over(tmp_path):
     write(tmp_path, STEPS[:500])
     (log,) = find_logs(tmp_path)
@@ -248,7 +275,7 @@ def test_readings_of_scheduling_are_found_across_segments(tmp_path):
         log.add((n * quarter_ns, n * 150_000_000, n * 100_000_000, n))
     log.close()
     assert len(list(tmp_path.iterdir())) in (3, 4)
-    kept = kept_readings(tmp_path, INFO)
+    kept = kept_of(tmp_path, INFO)
     # WHEN they are laid over steps of a quarter of a second, from the first one on
     words = STEPS.slots_BW[:count].copy()
     words[:, START] = np.arange(len(words)) * quarter_ns

@@ -15,12 +15,12 @@ from sftriage.windows.scheduling import (
     MAX_APART_NS,
     KeptReadings,
     SchedulingLog,
-    kept_readings,
     laid_over,
     none_taken,
     of_ranks_laid_over,
     spread,
 )
+from tests.recorded import kept_of
 from tests.unit.recorded import info_of
 from tests.unit.windows.steps import batch
 
@@ -159,7 +159,7 @@ def written(folder, *rows, info=INFO):
 
 def test_kept_readings_give_the_steps_what_they_had_when_they_came(tmp_path):
     written(tmp_path, *ROWS)
-    kept = kept_readings(tmp_path, INFO)
+    kept = kept_of(tmp_path, INFO)
     for first in (1000, 1100, 4000, 10_400):
         steps = batch(*(step(n, first + 60 * n, 60) for n in range(5)), schema=SCHEMA)
         then_B2, now_B2 = laid_over(readings(*ROWS), steps).scheduled_B2, kept.laid_over(steps).scheduled_B2
@@ -180,7 +180,7 @@ def test_a_file_that_was_cut_off_is_gone_on_with(tmp_path):
     # THEN every reading is there
     assert (path.stat().st_size - HEADER_BYTES) % 40 == 0
     steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
-    waits_s = kept_readings(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
+    waits_s = kept_of(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
     np.testing.assert_allclose(waits_s, 0.1)
 
 
@@ -190,7 +190,7 @@ def test_a_damaged_reading_is_passed_over(tmp_path):
     raw[HEADER_BYTES + 5 * 40 + 17] ^= 1
     path.write_bytes(raw)
     steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
-    waits_s = kept_readings(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
+    waits_s = kept_of(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
     # (the readings around it say what has passed between them)
     np.testing.assert_allclose(waits_s, 0.1)
 
@@ -199,7 +199,7 @@ def test_a_damaged_reading_is_passed_over(tmp_path):
 def test_a_run_without_readings_goes_without(tmp_path, content):
     if content is not None:
         (tmp_path / INFO.file_name("scheduling")).write_bytes(content)
-    assert kept_readings(tmp_path, INFO) is None
+    assert kept_of(tmp_path, INFO) is None
 
 
 def test_the_readings_of_another_process_are_nobodys(tmp_path):
@@ -208,9 +208,9 @@ def test_the_readings_of_another_process_are_nobodys(tmp_path):
     # GIVEN another process of the same rank THEN it neither writes to them nor has them
     with pytest.raises(RingError, match="another run"):
         SchedulingLog(tmp_path, other)
-    assert kept_readings(tmp_path, other) is None
+    assert kept_of(tmp_path, other) is None
     # AND a file that goes away is an error that says so
-    kept = KeptReadings([(0, path)])
+    kept = KeptReadings([path])
     path.unlink()
     with pytest.raises(RingError):
         kept.laid_over(batch(step(0, 1100, 60), schema=SCHEMA))
