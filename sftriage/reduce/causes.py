@@ -18,12 +18,17 @@ from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo
 MAIN_FRACTION = 0.5
 """Of what the stage took longer, what a cause has to account for."""
 
+WORKS_MORE_FRACTION = 0.25
+"""Of what the stage took longer: a thread that ran for as much more did not only wait for a core."""
+
 SURE_FRACTION = 0.7
 SURE_SAMPLES = 10
-"""What makes it sure: so much of it, and so many samples at that place."""
+SURE_STEPS = 4
+"""What makes it sure: so much of it, and so many samples at that place, or some in so many steps: where the interpreter
+is held, one sample stands for long."""
 
 RUNS_FRACTION = 0.6
-"""A thread that runs for as much of the time works; one that runs less waits for something."""
+"""A thread that runs, or could if it had a core, for as much of the time works; any other waits for something."""
 
 _CALLED: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
     ("recompilation", re.compile(r"torch/_(dynamo|inductor)/")),
@@ -208,10 +213,16 @@ class _Search:
             if beside is not None and weight_ns:
                 control_s = sum(one.weight_ns * (fraction_of(one) or 0.0) for one in self.others)
                 control_s *= beside.stage_s / weight_ns
-            if took_s - (control_s or 0.0) >= MAIN_FRACTION * self.longer_s:
+            enough = took_s - (control_s or 0.0) >= MAIN_FRACTION * self.longer_s
+            if enough and not (code == "descheduled" and self._works_more()):
                 said = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
                 return self._made(code, said, took_s, control_s, None, "does so for")
         return None
+
+    def _works_more(self) -> bool:
+        """It runs for longer than the others take in all: on a crowded host it then waits for longer, too."""
+        ran_s = sum(self._seconds(one) * (one.run_fraction or 0.0) for one in self.spots)
+        return ran_s - (self.others_s or 0.0) >= WORKS_MORE_FRACTION * self.longer_s
 
     def _operator(self) -> CauseInfo | None:
         """Operators, where the trace has them for most of what the stage took longer."""
@@ -267,10 +278,11 @@ class _Search:
             said += f"; {whose} {verb} {_ms(control_s)}{where}"
         elif self.others_s is not None:
             said += f"; the other ranks spend {_ms(self.others_s)} in all of {stage}"
-        samples = self.samples if spot is None else spot.samples
+        samples, steps = (self.samples, 0) if spot is None else (spot.samples, spot.steps)
         known_s = control_s if control_s is not None else self.others_s
         more_s = took_s - (known_s or 0.0) if more_s is None else more_s - (self.others_s or 0.0) * (beside is None)
-        sure = known_s is not None and samples >= SURE_SAMPLES and more_s >= SURE_FRACTION * self.longer_s
+        enough = samples >= SURE_SAMPLES or steps >= SURE_STEPS
+        sure = known_s is not None and enough and more_s >= SURE_FRACTION * self.longer_s
         return CauseInfo(
             code=code,
             sure=sure and code != "blocked",
@@ -310,7 +322,7 @@ def _other(sampled: StackSamples, spot: Spot) -> str:
 
 def code_of(spot: Spot) -> CauseCode:
     """What is done at a place, by what had been called there and by whether the thread ran."""
-    runs = spot.run_fraction is not None and spot.run_fraction >= RUNS_FRACTION
+    runs = spot.run_fraction is not None and spot.run_fraction + (spot.waited_fraction or 0.0) >= RUNS_FRACTION
     innermost = spot.within[-1] if spot.within else spot.frame
     called = [f"{one.file} {one.function}" for one in spot.within]
     fits: Sequence[CauseCode] = (

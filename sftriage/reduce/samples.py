@@ -87,7 +87,7 @@ class Spot:
     Attributes:
         frame: the function, at the line that was met the most.
         within: the stack below it, outermost first, that was met the most: the libraries' functions that it calls.
-        samples: how many were taken there.
+        samples: how many were taken there, in how many ``steps``.
         weight_ns: the time that they stand for.
         run_fraction: of that time, what the thread ran; ``waited_fraction`` what it waited for a core;
             ``stopped_fraction`` what the whole process stood still. None where the system does not say.
@@ -97,6 +97,7 @@ class Spot:
     frame: Frame
     within: tuple[Frame, ...]
     samples: int
+    steps: int
     weight_ns: int
     run_fraction: float | None
     waited_fraction: float | None
@@ -114,6 +115,7 @@ RAN_FRACTION = 0.6
 @dataclass(slots=True)
 class _Spent:
     samples: int = 0
+    steps: set[int] = field(default_factory=set)
     weight_ns: int = 0
     seen_ns: int = 0
     run_ns: int = 0
@@ -164,6 +166,7 @@ def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | Non
         one = spent.setdefault((frame.function, frame.file), _Spent())
         weight_ns = max(0, samples.time_ns_N[at] - max(before_ns, since_ns))
         one.samples += 1
+        one.steps.add(samples.step_N[at])
         one.weight_ns += weight_ns
         one.stacks[stack] = one.stacks.get(stack, 0) + weight_ns
         if at and since_ns <= before_ns:
@@ -196,6 +199,7 @@ def _spot(frames: Sequence[Frame], spent: _Spent) -> Spot:
         frame=frames[number],
         within=tuple(frames[one] for one in stack[_own(frames, stack) + 1 :]),
         samples=spent.samples,
+        steps=len(spent.steps),
         weight_ns=spent.weight_ns,
         run_fraction=run,
         waited_fraction=waited,

@@ -101,7 +101,7 @@ TABLE = {
         samples(((LOOP, within("barrier", "torch/distributed/distributed_c10d.py", "work.wait()")), 8)),
         "collective",
     ),
-    "a core that is another's": (samples(((LOOP, GET), 8), runs=0.4, waits=0.6), "descheduled"),
+    "a core that is another's": (samples(((LOOP, GET), 8), runs=0.1, waits=0.9), "descheduled"),
     "a line that waits, while another thread has the interpreter": (
         samples(((LOOP,), 8), other=0.9),
         "gil",
@@ -111,6 +111,10 @@ TABLE = {
             ((LOOP, Frame("Queue.get", "/usr/lib/python3.11/queue.py", 171, "self.not_empty.wait()")), 8), other=0.9
         ),
         "lock",
+    ),
+    "more work, on a host that is crowded": (
+        samples(((LOOP, Frame("decode", "/job/data.py", 3, "total += b")), 8), runs=0.4, waits=0.6),
+        "python",
     ),
     "nobody ran, and the sampler came late": (samples(((LOOP, GET), 8), every_ms=40), "stopped"),
     "nobody ran, and the sampler had no core": (samples(((LOOP, GET), 8), every_ms=40, sampler_waits=0.9), "sleep"),
