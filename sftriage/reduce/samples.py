@@ -91,7 +91,7 @@ class Spot:
         weight_ns: the time that they stand for.
         run_fraction: of that time, what the thread ran; ``waited_fraction`` what it waited for a core;
             ``stopped_fraction`` what the whole process stood still. None where the system does not say.
-        beside: another thread, by its number among the others, that ran most of the time; None where none did.
+        beside: another thread, by its number among the others, that was busy most of the time; None where none was.
     """
 
     frame: Frame
@@ -108,8 +108,8 @@ class Spot:
 STOPPED_PERIODS = 4
 """A sampler that is late by so many periods, though it waited for no core and nobody ran, was stopped with all else."""
 
-RAN_FRACTION = 0.6
-"""Another thread that ran for as much of the time has kept the training thread from the interpreter."""
+BUSY_FRACTION = 0.6
+"""Another thread that ran, or was ready to, for as much of the time keeps the training thread from the interpreter."""
 
 
 @dataclass(slots=True)
@@ -133,11 +133,12 @@ class _Spent:
         self.seen_ns += since_ns
         self.run_ns += run_ns
         self.waited_ns += waited_ns
-        others_ns = [_ran(one, at)[0] or 0 for one in samples.others]
-        for number, ran_ns in enumerate(others_ns):
-            self.others_ns[number] = self.others_ns.get(number, 0) + ran_ns
+        # (a thread that waits for a core may hold the interpreter meanwhile)
+        busy_ns = [sum(one or 0 for one in _ran(thread, at)) for thread in samples.others]
+        for number, its_ns in enumerate(busy_ns):
+            self.others_ns[number] = self.others_ns.get(number, 0) + its_ns
         if since_ns > STOPPED_PERIODS * samples.period_ns:
-            held_ns = max(run_ns, waited_ns, _ran(samples.sampler, at)[1] or 0, *others_ns)
+            held_ns = max(run_ns, waited_ns, _ran(samples.sampler, at)[1] or 0, *busy_ns)
             self.stopped_ns += max(0, since_ns - samples.period_ns - held_ns)
 
 
@@ -162,7 +163,7 @@ def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | Non
         ):
             continue
         frame, since_ns = samples.own_frame(stack), samples.since_ns_N[at]
-        before_ns = samples.time_ns_N[at - 1] if at else 0
+        before_ns = samples.time_ns_N[at - 1] if at else samples.time_ns_N[0] - samples.period_ns
         one = spent.setdefault((frame.function, frame.file), _Spent())
         weight_ns = max(0, samples.time_ns_N[at] - max(before_ns, since_ns))
         one.samples += 1
@@ -193,7 +194,7 @@ def _spot(frames: Sequence[Frame], spent: _Spent) -> Spot:
         (min(1.0, one / seen_ns) if seen_ns else None) for one in (spent.run_ns, spent.waited_ns, spent.stopped_ns)
     )
     busiest = max(spent.others_ns, key=lambda one: spent.others_ns[one], default=None)
-    if busiest is not None and spent.others_ns[busiest] < RAN_FRACTION * seen_ns:
+    if busiest is not None and spent.others_ns[busiest] < BUSY_FRACTION * seen_ns:
         busiest = None
     return Spot(
         frame=frames[number],
