@@ -509,6 +509,19 @@ FACES: Mapping[str, str] = {
     "unknown": "Unknown",
 }
 
+LABEL_MEANINGS: Mapping[str, str] = {
+    "healthy": "nothing in the window's steps is over its threshold",
+    "needs_evidence": "the steps are slower, and nobody can be named from what was recorded; the reason is said",
+    "suspect": "one rank, or host, is why: mending it would make the job quicker",
+    "stalled": "the step in progress does not end",
+}
+OUTCOME_MEANINGS: Mapping[str, str] = {
+    "capture": "a profiler was started on the ranks that are named",
+    "hold": "nothing heavy was started, because nobody could be named, or a rule waits",
+    "throttle": "a rule matched, and one of its limits kept the profiler from being started",
+    "ignore": "there was nothing to capture",
+}
+
 QUESTIONS: Mapping[str, str] = {
     "healthy": "Is the job healthy?",
     "since": "Since when?",
@@ -582,6 +595,13 @@ AFTERWARDS: Mapping[str, str] = {
     "intermittent": "Too few steps were slow to tell it from chance: for the next run, lower min_persistence if short "
     "bursts are what you are after.",
     "self_inflicted": "The last windows were slowed by a capture: look at those before it.",
+    "not_arrived": "The other ranks waited for those that are named: look at what their stage reads from or calls; where "
+    "their stacks were captured, these say where they hung.",
+    "in_sync": "All ranks were inside the same sync stage: where their stacks were captured, these say which collective "
+    "some did not enter.",
+    "no_rank_waits": "No rank was in a sync stage: look at what those that got least far share with the others.",
+    "outside_steps": "No rank was in a step: see whether the job evaluated, saved or loaded.",
+    "unseen_ranks": "Some ranks of the job showed nothing: see whether they ran, and recorded.",
     "died": "The process of a named rank was gone, and the others waited for it: look for its last words, and in the "
     "kernel's log whether memory ran out.",
 }

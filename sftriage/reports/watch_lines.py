@@ -195,8 +195,10 @@ def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
     over = "" if shown.state != "ended" else ", the run has ended"
     if stands is None:
         return ("Warming up" if shown.state == "warming_up" else "No window was judged") + over, "bold cyan"
+    if stands.face == "unknown":
+        return stands.headline, _FACE_STYLES["unknown"]
     since = ""
-    if stands.since_step is not None and stands.since_s is not None and stands.face != "unknown":
+    if stands.since_step is not None and stands.since_s is not None:
         since = f"since {since_words(stands.since_step, stands.until_step)}, {ago(stands.since_s, now_s)}"
     return f"{stands.headline}  {since}{over}", _FACE_STYLES.get(stands.face, "bold")
 

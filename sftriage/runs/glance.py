@@ -76,7 +76,7 @@ def glance_of(view: View) -> Glance:
     lost_s = _lost_s(trouble, telling)
     answers = (
         _healthy(view, stands),
-        _since(stands),
+        _since(view, stands),
         _who(view, stands, telling),
         _sure(view, stands, telling, trouble),
         _cost(view, stands, telling, lost_s),
@@ -113,12 +113,17 @@ def _healthy(view: View, stands: Outlook) -> Answer:
     return Answer("healthy", was)
 
 
-def _since(stands: Outlook) -> Answer:
+def _since(view: View, stands: Outlook) -> Answer:
     before = stands.before
-    more = (f"trouble before, up to step {before.last_step:,}: {before.named}",) if before is not None else ()
-    if stands.since_step is None:
-        return Answer("since", "not known", more)
-    return Answer("since", since_words(stands.since_step, stands.until_step), more)
+    more: tuple[str, ...] = ("no trouble so far",) if stands.face == "healthy" else ()
+    if before is not None:
+        more = (f"trouble before, up to step {before.last_step:,}: {before.named}",)
+    since = "not known" if stands.since_step is None else since_words(stands.since_step, stands.until_step)
+    if view.unwatched:
+        return Answer(
+            "since", f"unknown since step {view.rows[-1].last_step:,}", (f"before that, since {since}", *more)
+        )
+    return Answer("since", since, more)
 
 
 def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:

@@ -28,9 +28,10 @@
     old.replaceWith(now);
     now.querySelectorAll(".scroll").forEach((one, n) => { one.scrollLeft = scrolled[n] || 0; });
     if (!inside) return;
-    const href = inside.getAttribute("href");
+    copying();
+    const name = inside.hasAttribute("href") ? "href" : "aria-label";
     const again = inside.id ? document.getElementById(inside.id)
-      : [...now.querySelectorAll("a[href]")].find((one) => one.getAttribute("href") === href);
+      : [...now.querySelectorAll(`[${name}]`)].find((one) => one.getAttribute(name) === inside.getAttribute(name));
     again?.focus({ preventScroll: true });
   }
 
