@@ -13,7 +13,7 @@ from sftriage.events import CostMeasured
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import (
     HEALTH,
     REPRODUCED,
@@ -133,7 +133,8 @@ def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
         first = telling.suspects[0]
         hosts = dict.fromkeys(view.hosts[rank] for rank in first.ranks if rank in view.hosts)
         on = f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}"
-        return Answer("who", stands.named, (on,) if hosts and not first.who.startswith("host ") else ())
+        more = (on,) if hosts and not first.who.startswith("host ") else ()
+        return Answer("who", stands.named, (*more, *(one.sentence for one in _causes(view, stands))))
     named = [f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN]]
     more = (f"candidates, none of them sure enough: {', '.join(named)}",) if named else ()
     return Answer("who", "nobody is named", more)
@@ -209,6 +210,13 @@ def _stored(view: View, stands: Outlook) -> Iterator[Manifest]:
     yield from sorted(stored, key=lambda one: wanted[one.capture_id].asked.role != "suspect")
 
 
+def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
+    """Why it is slow, as far as the traces of the present trouble say."""
+    for one in _stored(view, stands):
+        if one.findings is not None and one.findings.cause is not None and one.findings.cause.code != "unknown":
+            yield one.findings.cause
+
+
 def _captured(view: View, stands: Outlook) -> Answer:
     told = [_stored_words(one) for one in _stored(view, stands)][:MAX_SHOWN]
     told += [f"rank {one.asked.rank}: under way" for one in stands.captures if one.result is None]
@@ -256,7 +264,11 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow) -> Iterator[NextStep
         yield NextStep(f"Open the trace of rank {opened.capture.rank}.", command, opened.capture_id)
     if stands.named and telling.label == "suspect":
         first = telling.suspects[0]
-        yield NextStep(look_at(first.who, first.stage, (view.hosts.get(rank, "") for rank in first.ranks)))
+        cause = next(_causes(view, stands), None)
+        if cause is not None:
+            yield NextStep(cause.next_step)
+        else:
+            yield NextStep(look_at(first.who, first.stage, (view.hosts.get(rank, "") for rank in first.ranks)))
         if opened is None and watched and all(one.lost for one in stands.captures):
             command = f"sftriage capture --rank {first.ranks[0]} --reason 'slow in {first.where}' {run}"
             yield NextStep(f"Capture rank {first.ranks[0]} by hand.", command)
