@@ -45,7 +45,7 @@ SAYS = {
     "since when": "step 120",
     "how sure": "over its peers in 5 of 5 captured steps",
     "what it cost": "of each slow step",
-    "what to do": "Look at the data loader of rank 2",
+    "what to do": "Look there.",
     "which policy": "of policy default",
     "why": SENTENCE,
     "how to fetch the trace": "sftriage traces get c-1 --run run",
