@@ -233,8 +233,8 @@ def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, serve, recorded)
     page.goto(serve("--run", recorded)[1])
     live(page)
     # WHEN one points at the capture's mark
-    mark = page.locator(".stack .captured").bounding_box()
-    page.mouse.move(mark["x"] + mark["width"] / 2, mark["y"] + 40)
+    mark, chart = (page.locator(one).bounding_box() for one in (".stack .captured", "#timeline-cursor"))
+    page.hover("#timeline-cursor", position={"x": mark["x"] + mark["width"] / 2 - chart["x"], "y": 40})
     # THEN that is one of the steps that it recorded, on the timeline as on the map
     expect(page.locator("#heat-readout")).to_have_text(re.compile("step "))
     said = re.match(r"step (\d+), ", page.inner_text("#heat-readout"))
