@@ -185,7 +185,7 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
         return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}{queued}."
     often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
-    return f"{slow}: it costs the job {gain} a step {share}, {often}{queued}."
+    return f"{slow}: it costs the job {gain} of each slow step {share}, {often}{queued}."
 
 
 def _stall_sentence(verdict: Verdict) -> str:
@@ -595,10 +595,10 @@ AFTERWARDS: Mapping[str, str] = {
     "intermittent": "Too few steps were slow to tell it from chance: for the next run, lower min_persistence if short "
     "bursts are what you are after.",
     "self_inflicted": "The last windows were slowed by a capture: look at those before it.",
-    "not_arrived": "The other ranks waited for those that are named: look at what their stage reads from or calls; where "
-    "their stacks were captured, these say where they hung.",
-    "in_sync": "All ranks were inside the same sync stage: where their stacks were captured, these say which collective "
-    "some did not enter.",
+    "not_arrived": "The other ranks waited for those that are named: look at what their stage reads from or calls; "
+    "where their stacks were captured, these say where they hung.",
+    "in_sync": "All ranks were inside the same sync stage: where their stacks were captured, these say which "
+    "collective some did not enter.",
     "no_rank_waits": "No rank was in a sync stage: look at what those that got least far share with the others.",
     "outside_steps": "No rank was in a step: see whether the job evaluated, saved or loaded.",
     "unseen_ranks": "Some ranks of the job showed nothing: see whether they ran, and recorded.",

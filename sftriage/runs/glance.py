@@ -150,10 +150,10 @@ def _sure(view: View, stands: Outlook, telling: WindowRow, trouble: Sequence[Win
         return Answer("sure", sure, (*explained(telling.reasons), *clock))
     judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
     naming = sum(row.named == stands.named for row in judged)
-    more = [f"named by {naming:,} of the {len(judged):,} windows since then that no capture disturbed"]
+    more = [f"named in {naming:,} of {len(judged):,} windows that no capture disturbed"]
     for one in _stored(view, stands):
         if (again := one.reproduced) is not None:
-            more.append(f"and its trace: over its peers in {again.steps_with} of {again.steps} captured steps")
+            more.append(f"its trace shows it in {again.steps_with} of {again.steps} captured steps")
             break
     return Answer("sure", f"there in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
 

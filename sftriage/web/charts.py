@@ -20,7 +20,7 @@ from sftriage.traces.manifest import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0
 MAX_TABLE_ROWS = 40
-MAX_TICKS = 6
+MAX_TICKS = 4
 
 PARTS = (("working", "working_s"), ("waiting", "waiting_s"), ("not seen by the profiler", "unseen_s"))
 
@@ -251,7 +251,8 @@ def ticks_of(axis: Axis) -> tuple[Tick, ...]:
         named += [Tick(((axis.column(one.attempt, step) or 0) + 0.5) / axis.columns, step) for step in round_steps]
     kept: list[Tick] = []
     for tick in named:
-        if all(abs(tick.at - other.at) >= 0.8 / MAX_TICKS for other in kept):
+        # (the first one is written with the word, and a phone is narrow)
+        if all(abs(tick.at - other.at) >= (0.3 if other.at == 0.0 else 0.2) for other in kept):
             kept.append(tick)
     return tuple(sorted(kept, key=lambda tick: tick.at))
 

@@ -53,7 +53,12 @@
     if (bytes.length !== width * canvas.height) return;
     const picture = new ImageData(width, canvas.height);
     bytes.forEach((level, cell) => picture.data.set(COLOURS[level], 4 * cell));
-    canvas.getContext("2d").putImageData(picture, at, 0);
+    const context = canvas.getContext("2d");
+    // What is before the newest attempt is not known here.
+    context.fillStyle = "rgb(128 128 128 / 27%)";
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.fillRect(0, 0, at, canvas.height);
+    context.putImageData(picture, at, 0);
   }
   document.addEventListener("shown", draw);
   draw();
@@ -79,14 +84,14 @@
   }
 
   const shows = { timeline, heat };
-  // Both charts are on one axis: where one is looked at, so is the other. The row is the map's.
-  const place = [Infinity, 0];
+  // Both charts are on one axis: where one is looked at, so is the other. The row is the map's: at first the latest rank's.
+  const place = [Infinity, null];
 
   function show(cursor, column, row) {
     const columns = Number(cursor.getAttribute("aria-valuemax")) + 1;
-    const rows = Number(document.querySelector("#heat figure")?.dataset.rows || 1);
+    const map = document.querySelector("#heat figure")?.dataset ?? { rows: 1, row: 0 };
     place[0] = Math.min(Math.max(column, 0), columns - 1);
-    place[1] = Math.min(Math.max(row, 0), rows - 1);
+    place[1] = Math.min(Math.max(row ?? Number(map.row), 0), Number(map.rows) - 1);
     for (const one of document.querySelectorAll("[data-cursor]")) shows[one.dataset.cursor](one, ...place);
   }
 
@@ -102,7 +107,7 @@
   document.addEventListener("keydown", (event) => {
     const cursor = event.target.closest?.("[data-cursor]");
     if (!cursor || event.ctrlKey || event.altKey || event.metaKey) return;
-    const [column, row] = place;
+    const [column, row] = [place[0], place[1] ?? Number(document.querySelector("#heat figure")?.dataset.row ?? 0)];
     const from = Number.isFinite(column) ? column : Number(cursor.getAttribute("aria-valuemax"));
     const moved = {
       ArrowLeft: [from - 1, row], ArrowRight: [from + 1, row], ArrowUp: [from, row - 1], ArrowDown: [from, row + 1],

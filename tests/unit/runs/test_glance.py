@@ -43,7 +43,7 @@ def test_a_slow_job_is_answered_for():
     assert answers["healthy"] == "No: it is slow"
     assert answers["since"] == "step 40"
     assert answers["who"] == "rank 2 in data | on host vm"
-    assert answers["sure"].startswith("there in 90% of steps 80 to 129 | named by 2 of the 2 windows since then")
+    assert answers["sure"].startswith("there in 90% of steps 80 to 129 | named in 2 of 2 windows that")
     # (20 ms of each slow step, in 90 % of 100 steps; times four ranks)
     assert answers["cost"].startswith("about 1.8 s up to step 129 | 0.002 rank-hours (4 ranks) | 20.0 ms of each slow")
     assert answers["cost"].endswith("and 1.5 s for captures")
