@@ -106,13 +106,14 @@ class RunSource:
 
     Args:
         find: the run directory to look at, or None as long as there is none. Once found, it is not asked again.
+        waits_for: what is waited for until then, in words.
     """
 
-    def __init__(self, find: Callable[[], RunDirectory | None]) -> None:
+    def __init__(self, find: Callable[[], RunDirectory | None], waits_for: str = "") -> None:
         self._find = find
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
-        self._view = View("none")
+        self._view = View("none", problem=waits_for)
         # Maps of large runs take seconds: they are made one after the other, beside everything else.
         self._drawing = futures.ThreadPoolExecutor(1, thread_name_prefix="heat")
         self._maps: OrderedDict[tuple[int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()

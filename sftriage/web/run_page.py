@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -17,7 +20,9 @@ from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.runs.lateness import HeatMap
 from sftriage.runs.outlook import CaptureStatus, Outlook, TimelineColumn, columns_of, outlook
 from sftriage.runs.source import Drawing, RunSource, View
+from sftriage.runs.started import StartedRuns
 from sftriage.traces.manifest import Manifest
+from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, StepRange, bars_of, timeline
 from sftriage.web.downloads import file_of
 from sftriage.web.page import Page, page_number
@@ -37,9 +42,27 @@ LOW_COVERAGE = 0.98
 
 
 class RunPage(Page[RunSource]):
-    """The page about a run."""
+    """The page about a run.
+
+    Args:
+        root: where its addresses begin.
+        runs: the others that there are to choose from.
+    """
 
     layout = "base.html"
+
+    def __init__(
+        self,
+        source: RunSource,
+        access: Access,
+        now_s: Callable[[], float] = time.time,
+        stopping: threading.Event | None = None,
+        *,
+        root: str = "",
+        runs: StartedRuns | None = None,
+    ) -> None:
+        self.root, self._runs = root, runs
+        super().__init__(source, access, now_s, stopping)
 
     def routes(self) -> list[Route]:
         """What is answered."""
@@ -54,7 +77,16 @@ class RunPage(Page[RunSource]):
     def change(self) -> dict[str, Any]:
         """How much there is by now."""
         view = self._source.view()
-        return {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
+        version = self.around(view)["version"]
+        return {"version": version, "windows": len(view.rows), "captures": len(view.captures)}
+
+    def around(self, view: View) -> dict[str, Any]:
+        """See `Page.around`."""
+        if self._runs is None:
+            return {"version": view.version, "runs": None}
+        runs = self._runs.look()
+        seen = [(run.directory, run.info.run_id, run.state) for run in (*runs.runs, runs.before) if run is not None]
+        return {"version": f"{view.version}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:8]}", "runs": runs}
 
     def blank(self) -> View:
         """The view on which a refusal is shown."""
@@ -123,7 +155,7 @@ class RunPage(Page[RunSource]):
             "capture.html",
             view,
             layout="base.html",
-            address=f"/captures/{capture_id}",
+            address=f"{self.root}/captures/{capture_id}",
             manifest=found,
             bars=bars_of(found.findings),
             asked=row,

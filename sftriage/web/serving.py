@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import socket
 import threading
 from functools import partial
@@ -11,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from sftriage.errors import UsageError
+from sftriage.web.browsers import bracketed
 from sftriage.web.connections import BoundedProtocol, Bounds
 
 STOP_GRACE_S = 3
@@ -32,10 +35,21 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
-def address(listening: socket.socket) -> str:
-    """Where a browser finds what listens there."""
+def address(listening: socket.socket, name: str | None = None) -> str:
+    """Where a browser finds what listens there; on all addresses, by ``name`` or by one that other machines reach."""
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        host = name or _reached_at(listening.family)
+    return f"http://{bracketed(host)}:{port}/"
+
+
+def _reached_at(family: int) -> str:
+    """An address of this machine that others reach: the one by which it would reach them. Nothing is sent."""
+    far, loopback = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
+        asking.connect((far, 9))
+        return str(asking.getsockname()[0])
+    return loopback
 
 
 class _Server(uvicorn.Server):

@@ -227,8 +227,8 @@ PAINTED = """() => {
 def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path, environment):
     # GIVEN a page that may be reached from elsewhere
     (tmp_path / "token").write_text(TOKEN + "\n")
+    (tmp_path / "token").chmod(0o600)
     _, url = serve("--run", recorded, "--host", "0.0.0.0", "--token-file", tmp_path / "token")
-    url = url.replace("0.0.0.0", "127.0.0.1")
     # WHEN somebody comes without the token THEN they are asked for it, and see nothing
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, timeout=DEADLINE_S)
