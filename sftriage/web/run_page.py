@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sftriage.records import CAPTURE_ID
+from sftriage.runs.beside import control_of
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
 from sftriage.runs.following import RequestRow, WindowRow
@@ -149,8 +150,8 @@ class RunPage(Page[RunSource]):
             return self.html("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=row)
         attempt = row.attempt if row else 0
         control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
-        if found.findings is not None and found.findings.control is not None and found.findings.beside == "rank":
-            control = found.findings.control.rank
+        if (compared := control_of(found)) is not None:
+            control = compared
         return self.html(
             "capture.html",
             view,
