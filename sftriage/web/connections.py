@@ -127,6 +127,9 @@ class BoundedProtocol(H11Protocol):
     def on_response_complete(self) -> None:
         """It has been answered, and may ask for more."""
         self._owe()
+        if self.conn.trailing_data[0]:
+            # No browser asks for more before it has been answered; hundreds of requests at a time keep others waiting.
+            self.transport.close()
         super().on_response_complete()
 
     def pause_writing(self) -> None:

@@ -92,7 +92,11 @@ class BackgroundServer:
     """
 
     def __init__(
-        self, app: ASGIApp, listening: socket.socket, max_connections: int = MAX_CONNECTIONS, grace_s: int = STOP_GRACE_S
+        self,
+        app: ASGIApp,
+        listening: socket.socket,
+        max_connections: int = MAX_CONNECTIONS,
+        grace_s: int = STOP_GRACE_S,
     ) -> None:
         self._listening, self._grace_s = listening, grace_s
         self._server = uvicorn.Server(_config(app, max_connections, grace_s))

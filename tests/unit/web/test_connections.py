@@ -138,6 +138,7 @@ KINDS = {
     "half-open": WHOLE,
     "idle after an answer": WHOLE + b"\r\n",
     "half-open after an answer": WHOLE + b"\r\n" + WHOLE,
+    "many requests at a time": (WHOLE + b"\r\n") * 100,
     "a body that never ends": WHOLE + b"Content-Length: 1000\r\n\r\n.",
     "a body in pieces that never ends": WHOLE + b"Transfer-Encoding: chunked\r\n\r\n1\r\n.\r\n",
     "a body that is not wanted": b"POST / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n.",
@@ -214,6 +215,17 @@ def test_a_head_byte_by_byte_does_not_put_off_the_end(monkeypatch, served):
             one.sendall(b"x")
             time.sleep(0.01)
     assert time.monotonic() < end_s
+    one.close()
+
+
+def test_many_requests_at_a_time_are_not_answered(served):
+    # GIVEN somebody who asks for more before they have been answered THEN the first answer is all that they get
+    one = hostile(served, "many requests at a time")
+    said = b""
+    with contextlib.suppress(ConnectionError):
+        while piece := one.recv(2**16):
+            said += piece
+    assert said.count(b"HTTP/1.1 200") <= 1
     one.close()
 
 
