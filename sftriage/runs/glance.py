@@ -14,7 +14,7 @@ from sftriage.events import CostMeasured
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.words import (
     HEALTH,
     REPRODUCED,
@@ -134,7 +134,8 @@ def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
         first = telling.suspects[0]
         hosts = dict.fromkeys(view.hosts[rank] for rank in first.ranks if rank in view.hosts)
         on = said("on_host" if len(hosts) == 1 else "on_hosts", hosts=", ".join(hosts))
-        return Answer("who", stands.named, (on,) if hosts and not first.who.startswith("host ") else ())
+        more = (on,) if hosts and not first.who.startswith("host ") else ()
+        return Answer("who", stands.named, (*more, *(one.sentence for one in _causes(view, stands))))
     named = ", ".join(f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN])
     return Answer("who", said("unnamed"), (said("candidates", named=named),) if named else ())
 
@@ -212,6 +213,13 @@ def _stored(view: View, stands: Outlook) -> Iterator[Manifest]:
     yield from sorted(stored, key=lambda one: wanted[one.capture_id].asked.role != "suspect")
 
 
+def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
+    """Why it is slow, as far as the traces of the present trouble say."""
+    for one in _stored(view, stands):
+        if one.findings is not None and one.findings.cause is not None and one.findings.cause.code != "unknown":
+            yield one.findings.cause
+
+
 def _captured(view: View, stands: Outlook) -> Answer:
     stored, newest = list(_stored(view, stands)), view.rows[-1]
     told = [_stored_words(one) for one in stored[:MAX_SHOWN]]
@@ -258,7 +266,11 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow) -> Iterator[NextStep
         yield NextStep(text, f"sftriage traces open {opened.capture_id} {run}", opened.capture_id)
     if stands.named and telling.label == "suspect":
         first = telling.suspects[0]
-        yield NextStep(look_at(first.who, first.stage, (view.hosts.get(rank, "") for rank in first.ranks)))
+        cause = next(_causes(view, stands), None)
+        if cause is not None:
+            yield NextStep(cause.next_step)
+        else:
+            yield NextStep(look_at(first.who, first.stage, (view.hosts.get(rank, "") for rank in first.ranks)))
         if opened is None and watched and all(one.lost for one in stands.captures):
             # (nothing of the journal's texts goes into what is pasted into a shell)
             command = f"sftriage capture --rank {first.ranks[0]} --reason 'suspect of steps {window}' {run}"

@@ -1,4 +1,4 @@
-"""What becomes known of a stored capture later, noted in its manifest: reproduced, cost, findings."""
+"""What becomes known of a stored capture later, noted in its manifest: reproduced, cost, findings, recorded steps."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from collections import deque
 
 from sftriage.errors import SftriageError
 from sftriage.events import CostMeasured
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import Reproduced
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
+from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
+from sftriage.runs.beside import control_of, steps_beside
 from sftriage.runs.directory import RunDirectory
-from sftriage.runtime.reducing import known_faulty, stage_in_question
+from sftriage.runs.lateness import HeatSource
+from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
+from sftriage.windows.logs import StepLogs
 
 log = logging.getLogger("sftriage")
 
@@ -37,6 +42,7 @@ class Annotations:
         # Which of the two is known first depends on how long a trace takes to be written.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
+        self._steps = HeatSource(StepLogs(directory.steps))
 
     def stored(
         self, capture_id: str, found: Reproduced | None, remarks: tuple[str, ...] = (), attempt: int = 0
@@ -61,7 +67,9 @@ class Annotations:
         self._uncosted[capture_id] = (attempt, manifest.capture.first_step, manifest.capture.last_step)
         for cost, sharing in self._costs:
             self._note_cost(cost, sharing)
-        self._index(self._looked_into(manifest))
+        manifest = self._looked_into(manifest)
+        self._note_steps(capture_id, attempt)
+        self._index(manifest)
 
     def _looked_into(self, manifest: Manifest) -> Manifest:
         """The manifest with what filled the suspect stage in the trace, beside the control's, if that is quickly said.
@@ -72,7 +80,7 @@ class Annotations:
         if not _quick(manifest):
             return manifest
         try:
-            beside = self._beside(manifest)
+            beside = [one for one in self._beside(manifest) if _quick(one)]
             if manifest.capture.role == "suspect":
                 return self._found(manifest, next(iter(beside), None))
             for suspect in beside:
@@ -86,7 +94,16 @@ class Annotations:
         stage = stage_in_question(None, manifest, None, one, other)
         if other is not None and stage not in other.schema.stages:
             other = None
-        return self.store.note(manifest.capture_id, find(one, stage, other, known_faulty(manifest)))
+        findings = find(one, stage, other, known_faulty(manifest))
+        beside = None if control is None or other is None else self._samples(control)
+        cause = explained(findings, manifest, self._samples(manifest), beside)
+        return self.store.note(manifest.capture_id, findings.model_copy(update={"cause": cause}))
+
+    def _samples(self, manifest: Manifest) -> StackSamples | None:
+        """The stacks that were sampled in a capture, where they were."""
+        if not any(one.name == SAMPLES_NAME for one in manifest.artefacts):
+            return None
+        return read_samples(self.store.path(manifest.capture_id, SAMPLES_NAME))
 
     def _reduced(self, manifest: Manifest) -> Reduction:
         path = self.store.path(manifest.capture_id, manifest.artefacts[0].name)
@@ -94,7 +111,7 @@ class Annotations:
         return one
 
     def _beside(self, manifest: Manifest) -> list[Manifest]:
-        """The captures of the other role that were asked for together with this one, and can be quickly looked into."""
+        """The captures of the other role that were asked for together with this one."""
         window, capture = manifest.trigger.window, manifest.capture
         begins = f"w{window.first_step}-{window.last_step}-r"
         others = (self.store.manifest(one) for one in self.store.ids() if one.startswith(begins))
@@ -103,7 +120,6 @@ class Annotations:
             for one in others
             if (one.capture.role != capture.role and one.trigger.rule == manifest.trigger.rule)
             and (one.capture.first_step <= capture.last_step and one.capture.last_step >= capture.first_step)
-            and _quick(one)
         ]
 
     def costed(self, cost: CostMeasured) -> None:
@@ -121,7 +137,9 @@ class Annotations:
         if not touched:
             return
         for capture_id in touched:
-            del self._uncosted[capture_id]
+            # By now the last of its steps has been logged, and whatever else was captured with it is stored.
+            attempt, *_ = self._uncosted.pop(capture_id)
+            self._note_steps(capture_id, attempt)
         # Those that were noted before learn that there is one more.
         sharing += touched
         info = CostInfo(
@@ -136,6 +154,20 @@ class Annotations:
                 self.store.note(capture_id, info)
             except SftriageError as error:
                 log.warning("what capture %s has cost is not in its manifest: %s", capture_id, error)
+
+    def _note_steps(self, capture_id: str, attempt: int) -> None:
+        """Note the captured steps as they were recorded: a store keeps the manifest, and not the run."""
+        try:
+            manifest = self.store.manifest(capture_id)
+            controls = [one.capture.rank for one in self._beside(manifest) if one.capture.role == "control"]
+            control = control_of(manifest)
+            if control is None:
+                control = next(iter(controls), None)
+            recorded = steps_beside(self._steps, manifest, attempt, control)
+            if recorded is not None and recorded != manifest.recorded:
+                self.store.note(capture_id, recorded)
+        except (SftriageError, OSError) as error:
+            log.warning("the steps of capture %s are not in its manifest: %s", capture_id, error)
 
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
         """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""

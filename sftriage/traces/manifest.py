@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from sftriage.errors import InputError
+from sftriage.errors import InputError, SchemaError
 from sftriage.records import (
     CAPTURE_ID,
     MAX_STAGE_NAME_BYTES,
+    MAX_STAGES,
     CaptureRequest,
     CaptureResult,
     Cause,
@@ -25,6 +26,7 @@ from sftriage.records import (
     Reproduced,
     Role,
     Scope,
+    StageSchema,
     Trigger,
     plain,
 )
@@ -101,6 +103,53 @@ class Share(DocumentModel):
     control_self_s: Number | None = None
 
 
+CauseCode = Literal[
+    "sleep",
+    "dataloader_workers",
+    "lock",
+    "network",
+    "disk",
+    "checkpoint",
+    "garbage_collection",
+    "recompilation",
+    "collective",
+    "python",
+    "operator",
+    "blocked",
+    "gil",
+    "descheduled",
+    "stopped",
+    "unknown",
+]
+
+
+class PlaceInfo(DocumentModel):
+    """A line of the program: in which function and file, and what stands there where that could be read."""
+
+    function: Word
+    file: Sentence
+    line: Count
+    source: Sentence = ""
+
+
+class CauseInfo(DocumentModel):
+    """Why the suspect stage took so long.
+
+    ``code`` says what it is, ``place`` where, ``took_s`` of the stage's ``stage_s`` a step; ``control_s`` is what the
+    same place took the rank that it is ``compared_with``, or the suspect's other steps where that is None. It is
+    ``sure`` where most of what the stage took longer is in that one place, and enough samples say so.
+    """
+
+    code: CauseCode
+    sure: bool
+    sentence: Sentence
+    next_step: Sentence
+    place: PlaceInfo | None = None
+    compared_with: Rank | None = None
+    took_s: Number | None = None
+    control_s: Number | None = None
+
+
 class Findings(DocumentModel):
     """What filled the suspect stage, beside the same stage of a control rank where there is one.
 
@@ -116,6 +165,7 @@ class Findings(DocumentModel):
     summary: Sentence
     of_steps: Count | None = None
     beside: Literal["rank", "steps"] = "rank"
+    cause: CauseInfo | None = None
 
 
 SCHEMA_VERSION: Final = 1
@@ -277,6 +327,51 @@ class CostInfo(Steps):
     captures: Annotated[int, Field(ge=1, le=2**31)] = 1
 
 
+MAX_RECORDED_STEPS = 8
+
+
+class RecordedStep(DocumentModel):
+    """One step as its rank recorded it (see `records.StepRecord`), nanoseconds on the rank's own clock."""
+
+    step: Count
+    start_ns: Count
+    durations_ns: Annotated[tuple[Count, ...], Field(max_length=MAX_STAGES)]
+    outside_ns: Annotated[tuple[Count, ...], Field(max_length=MAX_STAGES)]
+
+
+class RecordedRank(DocumentModel):
+    """The first of the captured steps of one rank: of the one that was captured, or of one to compare it with."""
+
+    title: Literal["captured", "control"]
+    rank: Rank
+    host: Annotated[str, text(255)]
+    steps: Annotated[tuple[RecordedStep, ...], Field(min_length=1, max_length=MAX_RECORDED_STEPS)]
+
+
+class RecordedSteps(DocumentModel):
+    """The captured steps as they were recorded, stage by stage: what is left of them once the run has gone."""
+
+    stages: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)]
+    sync: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)]
+    ranks: Annotated[tuple[RecordedRank, ...], Field(min_length=1, max_length=2)]
+
+    @property
+    def schema_(self) -> StageSchema:
+        """The stages of a step, and which of them wait for the others."""
+        return StageSchema(self.stages, self.sync)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> RecordedSteps:
+        try:
+            schema = self.schema_
+        except SchemaError as error:
+            raise ValueError(str(error)) from error
+        for one in (step for rank in self.ranks for step in rank.steps):
+            if (len(one.durations_ns), len(one.outside_ns)) != (len(schema.stages), len(schema.sync)):
+                raise ValueError(f"step {one.step} has not a duration for each stage")
+        return self
+
+
 class Manifest(DocumentModel):
     """A capture, whole: what asked for it, what it measured, the files it left, and what they show once reduced."""
 
@@ -293,6 +388,7 @@ class Manifest(DocumentModel):
     cost: CostInfo | None = None
     evidence: Annotated[tuple[Sentence, ...], Field(max_length=64)] = ()
     findings: Findings | None = None
+    recorded: RecordedSteps | None = None
 
     @field_validator("created_at")
     @classmethod
@@ -353,8 +449,10 @@ class _Version(DocumentModel):
 def may_contain(options: Mapping[str, bool]) -> str:
     """What private data a torch.profiler trace recorded with these options may hold, in plain words."""
     parts = ["names of operators, kernels, threads and the program's own annotations", "process ids and device names"]
-    if options.get("with_stack"):
+    if options.get("with_stack") or options.get("sample_stacks"):
         parts.append("file paths, function names and line numbers of the program")
+    if options.get("sample_stacks"):
+        parts.append("single lines of its source")
     if options.get("record_shapes"):
         parts.append("shapes, types and scalar values of operator arguments")
     if options.get("profile_memory"):
