@@ -608,6 +608,52 @@ AFTERWARDS: Mapping[str, str] = {
 """What to do about a hold-off or a reason once the run has ended, where that is not what would have resolved it."""
 
 
+GLANCE: Mapping[str, str] = {
+    "was": "at step {step:,} it was: {was}",
+    "unknown_since": "unknown since step {step:,}",
+    "before": "before that, since {since}",
+    "no_trouble": "no trouble so far",
+    "trouble_before": "trouble before, up to step {step:,}: {named}",
+    "not_known": "not known",
+    "nobody": "nobody",
+    "unnamed": "nobody is named",
+    "on_host": "on host {hosts}",
+    "on_hosts": "on hosts {hosts}",
+    "candidates": "candidates, none of them sure enough: {named}",
+    "devices": "by the devices' clock",
+    "under_thresholds": "nothing over its thresholds in steps {first:,} to {last:,}",
+    "from_outside": "seen from outside",
+    "not_sure": "not enough to name anybody",
+    "there_in": "there in {share:.0%} of steps {first:,} to {last:,}",
+    "named_in": "named in {naming:,} of {windows:,} windows that no capture disturbed",
+    "reproduced_in": "its trace shows it in {steps_with:,} of {steps:,} captured steps",
+    "nothing_now": "nothing now",
+    "stood_still": "{lost} so far, in which nothing was done",
+    "lost": "about {lost} up to step {step:,}",
+    "of_slow_step": "{gain} of each slow step",
+    "for_captures": "and {lost} for captures",
+    "nothing": "nothing",
+    "trace": "rank {rank}, steps {first:,} to {last:,}",
+    "under_way": "rank {rank}: under way",
+    "no_trace": "rank {rank}: {state}",
+    "then": "Then: {done}",
+    "captures_before": "captures before that: {count:,}",
+    "nobody_ever": "Nobody watches it any more, and no window had been judged.",
+    "take_over": "The job goes on: take it over.",
+    "judge_rings": "Its ranks are gone too: judge the last steps that they recorded.",
+    "judge_steps": "Its ranks are gone too: judge the steps that are on record.",
+    "open": "Open the trace of rank {rank}.",
+    "capture": "Capture rank {rank} by hand.",
+    "explain": "See the numbers that decided.",
+}
+"""What the answers to the first questions are made of, and what is to do next."""
+
+
+def said(code: str, **given: object) -> str:
+    """A part of an answer, with what it is said with."""
+    return GLANCE[code].format(**given)
+
+
 def face_words(face: str, unknown_since: int | None = None) -> str:
     """How a job stands, in a word or two."""
     return FACES[face] + ("" if unknown_since is None else f" since step {unknown_since:,}")

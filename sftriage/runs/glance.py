@@ -5,6 +5,7 @@ Whatever shows a run (the page, `sftriage watch`, a report) shows these answers;
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -24,7 +25,9 @@ from sftriage.words import (
     last_known,
     lasted,
     look_at,
+    milliseconds,
     rank_hours,
+    said,
     since_words,
 )
 
@@ -73,7 +76,7 @@ def glance_of(view: View) -> Glance:
     stands = outlook(view.rows, view.became, view.asks)
     telling = telling_row(view.rows)
     trouble = [row for row in view.rows if stands.face != "healthy" and _of_trouble(row, stands, telling)]
-    lost_s = _lost_s(trouble, telling)
+    lost_s = _lost_s(trouble, stands)
     answers = (
         _healthy(view, stands),
         _since(view, stands),
@@ -95,7 +98,7 @@ def _unjudged(view: View) -> Outlook:
     if view.info is None:
         return Outlook("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
     if view.unwatched:
-        return Outlook("unknown", "Nobody watches it any more, and no window had been judged.")
+        return Outlook("unknown", said("nobody_ever"))
     if not view.going:
         return Outlook("no_run", "The run has ended before its first window was full.")
     return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
@@ -108,73 +111,71 @@ def _of_trouble(row: WindowRow, stands: Outlook, telling: WindowRow) -> bool:
 def _healthy(view: View, stands: Outlook) -> Answer:
     was = HEALTH.get("suspect" if stands.face == "held" and stands.named else stands.face, SLOW)
     if view.unwatched:
-        more = f"at step {view.rows[-1].last_step:,} it was: {was[0].lower()}{was[1:]}"
-        return Answer("healthy", HEALTH["unknown"], (more,))
+        step = view.rows[-1].last_step
+        return Answer("healthy", HEALTH["unknown"], (said("was", step=step, was=was[0].lower() + was[1:]),))
     return Answer("healthy", was)
 
 
 def _since(view: View, stands: Outlook) -> Answer:
-    before = stands.before
-    more: tuple[str, ...] = ("no trouble so far",) if stands.face == "healthy" else ()
+    before, more = stands.before, [said("no_trouble")] if stands.face == "healthy" else []
     if before is not None:
-        more = (f"trouble before, up to step {before.last_step:,}: {before.named}",)
-    since = "not known" if stands.since_step is None else since_words(stands.since_step, stands.until_step)
+        more = [said("trouble_before", step=before.last_step, named=before.named)]
+    since = said("not_known") if stands.since_step is None else since_words(stands.since_step, stands.until_step)
     if view.unwatched:
-        return Answer(
-            "since", f"unknown since step {view.rows[-1].last_step:,}", (f"before that, since {since}", *more)
-        )
-    return Answer("since", since, more)
+        more.insert(0, said("before", since=since))
+        since = said("unknown_since", step=view.rows[-1].last_step)
+    return Answer("since", since, tuple(more))
 
 
 def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
     if stands.face == "healthy":
-        return Answer("who", "nobody")
+        return Answer("who", said("nobody"))
     if stands.named:
         first = telling.suspects[0]
         hosts = dict.fromkeys(view.hosts[rank] for rank in first.ranks if rank in view.hosts)
-        on = f"on {'host' if len(hosts) == 1 else 'hosts'} {', '.join(hosts)}"
+        on = said("on_host" if len(hosts) == 1 else "on_hosts", hosts=", ".join(hosts))
         more = (on,) if hosts and not first.who.startswith("host ") else ()
         return Answer("who", stands.named, (*more, *(one.sentence for one in _causes(view, stands))))
-    named = [f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN]]
-    more = (f"candidates, none of them sure enough: {', '.join(named)}",) if named else ()
-    return Answer("who", "nobody is named", more)
+    named = ", ".join(f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN])
+    return Answer("who", said("unnamed"), (said("candidates", named=named),) if named else ())
 
 
 def _sure(view: View, stands: Outlook, telling: WindowRow, trouble: Sequence[WindowRow]) -> Answer:
-    clock = ("by the devices' clock",) if telling.clock == "device" else ()
-    steps = f"steps {telling.first_step:,} to {telling.last_step:,}"
+    clock = [said("devices")] if telling.clock == "device" else []
+    steps = {"first": telling.first_step, "last": telling.last_step}
     if stands.face == "healthy":
-        return Answer("sure", f"nothing over its thresholds in {steps}", clock)
+        return Answer("sure", said("under_thresholds", **steps), tuple(clock))
     if telling.label == "stalled" or not stands.named:
-        sure = "seen from outside" if telling.label == "stalled" else "not enough to name anybody"
+        sure = said("from_outside" if telling.label == "stalled" else "not_sure")
         return Answer("sure", sure, (*explained(telling.reasons), *clock))
     judged = [row for row in trouble if row.label in ("suspect", "needs_evidence") and row.reasons != DISTURBED]
-    naming = sum(row.named == stands.named for row in judged)
-    more = [f"named in {naming:,} of {len(judged):,} windows that no capture disturbed"]
-    for one in _stored(view, stands):
-        if (again := one.reproduced) is not None:
-            more.append(f"its trace shows it in {again.steps_with} of {again.steps} captured steps")
-            break
-    return Answer("sure", f"there in {telling.suspects[0].persistence:.0%} of {steps}", (*more, *clock))
+    more = [said("named_in", naming=sum(row.named == stands.named for row in judged), windows=len(judged))]
+    again = next((one.reproduced for one in _stored(view, stands) if one.reproduced is not None), None)
+    if again is not None:
+        more.append(said("reproduced_in", steps_with=again.steps_with, steps=again.steps))
+    return Answer("sure", said("there_in", share=telling.suspects[0].persistence, **steps), (*more, *clock))
 
 
 def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None) -> Answer:
-    captures_s = captures_cost_s(view.notes)
-    more = (f"and {lasted(captures_s)} for captures",) if captures_s else ()
-    if stands.face == "healthy":
-        return Answer("cost", "nothing now", more)
-    ranks = view.telemetry.world_size
+    captures_s, more = captures_cost_s(view.notes), []
     if telling.label == "stalled":
-        seconds, text = telling.exposed_s, f"{lasted(telling.exposed_s)} so far, in which nothing was done"
+        lost_s = telling.exposed_s
+    if stands.face != "healthy" and lost_s is not None:
+        on_devices = any(row.clock == "device" or "clock_limited" in row.reasons for row in view.rows)
+        if ranks := view.telemetry.world_size:
+            more.append(rank_hours(lost_s, ranks, on_devices=on_devices))
+        if telling.suspects and telling.label != "stalled":
+            more.append(said("of_slow_step", gain=milliseconds(telling.suspects[0].gain_s)))
+    if captures_s:
+        more.append(said("for_captures", lost=lasted(captures_s)))
+    if stands.face == "healthy":
+        text = said("nothing_now")
     elif lost_s is None:
-        return Answer("cost", "not known", more)
+        text = said("not_known")
     else:
-        seconds, text = lost_s, f"about {lasted(lost_s)} up to step {view.rows[-1].last_step:,}"
-    on_devices = any(row.clock == "device" or "clock_limited" in row.reasons for row in view.rows)
-    hours = (rank_hours(seconds, ranks, on_devices=on_devices),) if ranks else ()
-    if telling.suspects and telling.label != "stalled":
-        hours = (*hours, f"{telling.suspects[0].gain_s * 1e3:.1f} ms of each slow step")
-    return Answer("cost", text, (*hours, *more))
+        code = "stood_still" if telling.label == "stalled" else "lost"
+        text = said(code, lost=lasted(lost_s), step=view.rows[-1].last_step)
+    return Answer("cost", text, tuple(more))
 
 
 def captures_cost_s(notes: Sequence[Note]) -> float:
@@ -182,24 +183,26 @@ def captures_cost_s(notes: Sequence[Note]) -> float:
     return sum(max(0.0, one.cost_s) for one in notes if isinstance(one, CostMeasured) and one.cost_s is not None)
 
 
-def _lost_s(trouble: Sequence[WindowRow], telling: WindowRow) -> float | None:
-    """What was lost in windows that do not overlap, the newest first; one that a capture disturbed is as the others."""
-    known = [per_s for row in trouble if (per_s := _lost_a_step_s(row, telling)) is not None]
-    if not known:
+def _lost_s(trouble: Sequence[WindowRow], stands: Outlook) -> float | None:
+    """What was lost in windows that do not overlap, the newest first; one that says nothing is as the others."""
+    known = [per_s for row in trouble if (per_s := _lost_a_step_s(row, stands.named)) is not None]
+    if not known or stands.since_step is None:
         return None
     usual_s, lost_s, upto = sum(known) / len(known), 0.0, trouble[-1].last_step
     for row in reversed(trouble):
         if row.last_step <= upto and row.label != "stalled":
-            per_s = _lost_a_step_s(row, telling)
-            lost_s += (row.last_step - row.first_step + 1) * (usual_s if per_s is None else per_s)
+            per_s, first = _lost_a_step_s(row, stands.named), row.first_step
+            if per_s is None:
+                per_s, first = usual_s, max(first, stands.since_step)
+            lost_s += (row.last_step - first + 1) * per_s
             upto = row.first_step - 1
     return lost_s
 
 
-def _lost_a_step_s(row: WindowRow, telling: WindowRow) -> float | None:
+def _lost_a_step_s(row: WindowRow, named: str) -> float | None:
     """Seconds that a mean step of a window lost: to who is named, or to whatever makes it slower than it was."""
-    if telling.named:
-        return row.suspects[0].gain_s * row.suspects[0].persistence if row.named == telling.named else None
+    if named:
+        return row.suspects[0].gain_s * row.suspects[0].persistence if row.named == named else None
     return row.excess_s
 
 
@@ -218,50 +221,49 @@ def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
 
 
 def _captured(view: View, stands: Outlook) -> Answer:
-    told = [_stored_words(one) for one in _stored(view, stands)][:MAX_SHOWN]
-    told += [f"rank {one.asked.rank}: under way" for one in stands.captures if one.result is None]
-    more = [f"rank {one.asked.rank}: {one.state}{_detail(one)}" for one in stands.lost]
-    newest = view.rows[-1]
+    stored, newest = list(_stored(view, stands)), view.rows[-1]
+    told = [_stored_words(one) for one in stored[:MAX_SHOWN]]
+    told += [said("under_way", rank=one.asked.rank) for one in stands.captures if one.result is None]
+    more = [said("no_trace", rank=one.asked.rank, state=_ended(one)) for one in stands.lost]
     if stands.face != "healthy" and newest.outcome != "capture":
-        why = "" if newest.reason in ("undecided", "standstill") else newest.words
-        more.append(f"{'Then: ' if told else ''}{decision_phrase(newest.outcome, why)}")
-    others = sum(isinstance(one, Manifest) for one in view.captures) - len(list(_stored(view, stands)))
-    if others > 0:
-        more.append(f"{others:,} {'capture' if others == 1 else 'captures'} before that")
-    return Answer("captured", "; ".join(told) or "nothing", tuple(more))
+        # (the reasons of a verdict are in how sure it is)
+        done = decision_phrase(newest.outcome, "" if newest.reason in ("undecided", "standstill") else newest.words)
+        more.append(said("then", done=done) if told else done)
+    if others := sum(isinstance(one, Manifest) for one in view.captures) - len(stored):
+        more.append(said("captures_before", count=others))
+    return Answer("captured", "; ".join(told) or said("nothing"), tuple(more))
 
 
 def _stored_words(manifest: Manifest) -> str:
-    capture = manifest.capture
-    of = f"rank {capture.rank}, steps {capture.first_step:,} to {capture.last_step:,}"
-    return of + ("" if manifest.reproduced is None else f": {REPRODUCED[manifest.reproduced.answer]}")
+    capture, again = manifest.capture, manifest.reproduced
+    of = said("trace", rank=capture.rank, first=capture.first_step, last=capture.last_step)
+    return of if again is None else f"{of}: {REPRODUCED[again.answer]}"
 
 
-def _detail(one: CaptureStatus) -> str:
-    return f", {one.result.detail}" if one.result is not None and one.result.detail else ""
+def _ended(one: CaptureStatus) -> str:
+    return ", ".join(filter(None, (one.state, one.result.detail if one.result is not None else "")))
 
 
 def _watching(view: View) -> Iterator[NextStep]:
     """How a run that nobody watches is watched again, or judged at least."""
-    run = f"--run {view.directory}"
-    if view.watcher.state == "unwatched":
-        yield NextStep("The job goes on: take it over.", f"sftriage attach {run}")
-    elif view.watcher.state == "left" and view.rings_there:
-        yield NextStep("Its ranks are gone too: judge the last steps that they recorded.", f"sftriage attach {run}")
+    directory = shlex.quote(view.directory)
+    if view.watcher.state == "unwatched" or (view.watcher.state == "left" and view.rings_there):
+        text = said("take_over" if view.watcher.state == "unwatched" else "judge_rings")
+        yield NextStep(text, f"sftriage attach --run {directory}")
     else:
-        text = "Its ranks are gone too: judge the steps that are on record."
-        yield NextStep(text, f"sftriage analyze {view.directory}")
+        yield NextStep(said("judge_steps"), f"sftriage analyze {directory}")
 
 
 def _to_do(view: View, stands: Outlook, telling: WindowRow) -> Iterator[NextStep]:
     if stands.face == "healthy":
         return
-    run, newest = f"--run {view.directory}", view.rows[-1]
+    run, newest = f"--run {shlex.quote(view.directory)}", view.rows[-1]
     watched = view.going and not view.unwatched
+    window = f"{telling.first_step}-{telling.last_step}"
     opened = next(_stored(view, stands), None)
     if opened is not None:
-        command = f"sftriage traces open {opened.capture_id} {run}"
-        yield NextStep(f"Open the trace of rank {opened.capture.rank}.", command, opened.capture_id)
+        text = said("open", rank=opened.capture.rank)
+        yield NextStep(text, f"sftriage traces open {opened.capture_id} {run}", opened.capture_id)
     if stands.named and telling.label == "suspect":
         first = telling.suspects[0]
         cause = next(_causes(view, stands), None)
@@ -270,9 +272,10 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow) -> Iterator[NextStep
         else:
             yield NextStep(look_at(first.who, first.stage, (view.hosts.get(rank, "") for rank in first.ranks)))
         if opened is None and watched and all(one.lost for one in stands.captures):
-            command = f"sftriage capture --rank {first.ranks[0]} --reason 'slow in {first.where}' {run}"
-            yield NextStep(f"Capture rank {first.ranks[0]} by hand.", command)
+            # (nothing of the journal's texts goes into what is pasted into a shell)
+            command = f"sftriage capture --rank {first.ranks[0]} --reason 'suspect of steps {window}' {run}"
+            yield NextStep(said("capture", rank=first.ranks[0]), command)
     advice = newest.resolves if watched else afterwards(newest.reason, newest.reasons, newest.parameters)
     if advice and newest.outcome != "capture":
         yield NextStep(advice)
-    yield NextStep("See the numbers that decided.", f"sftriage explain {telling.first_step}-{telling.last_step} {run}")
+    yield NextStep(said("explain"), f"sftriage explain {window} {run}")

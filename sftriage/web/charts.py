@@ -20,7 +20,8 @@ from sftriage.traces.manifest import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0
 MAX_TABLE_ROWS = 40
-MAX_TICKS = 4
+TRIED_TICKS = 8
+"""Round steps that are tried as ticks: those are kept that leave each other room."""
 
 PARTS = (("working", "working_s"), ("waiting", "waiting_s"), ("not seen by the profiler", "unseen_s"))
 
@@ -244,7 +245,7 @@ def ticks_of(axis: Axis) -> tuple[Tick, ...]:
     """The steps that are named: where each attempt begins, the last one, and round numbers where there is room."""
     begin = [Tick(one.at / axis.columns, one.first_step) for one in axis.stretches]
     steps = sum(one.last_step - one.first_step + 1 for one in axis.stretches)
-    each = max(1, round(_nice(steps / MAX_TICKS)))
+    each = max(1, round(_nice(steps / TRIED_TICKS)))
     named = [begin[0], Tick(1.0, axis.stretches[-1].last_step), *begin[1:]]
     for one in axis.stretches:
         round_steps = range(-(-one.first_step // each) * each, one.last_step, each)

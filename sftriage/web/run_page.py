@@ -100,7 +100,8 @@ class RunPage(Page[RunSource]):
         view, span = self._source.view(), StepRange.of(request.query_params)
         rows = span.select(view.rows)
         axis = span.axis(rows)
-        heat = None if axis is None else self._source.heat(*_heat_steps(axis), patience_s=HEAT_PATIENCE_S)
+        steps = heat_steps(axis, rows)
+        heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
         chart = timeline(rows, axis, view.became, view.asks)
         stages = [] if chart is None else [one.stage for one in chart.series]
         return self.html(
@@ -133,8 +134,9 @@ class RunPage(Page[RunSource]):
     def heat(self, request: Request) -> Response:
         """The heat map's cells, row by row, a byte each: the page's script draws them."""
         view, span = self._source.view(), StepRange.of(request.query_params)
-        axis = span.axis(span.select(view.rows))
-        heat = None if axis is None else self._source.heat(*_heat_steps(axis))
+        rows = span.select(view.rows)
+        steps = heat_steps(span.axis(rows), rows)
+        heat = None if steps is None else self._source.heat(*steps)
         if isinstance(heat, Drawing):
             raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
         if heat is None:
@@ -193,10 +195,17 @@ class RunPage(Page[RunSource]):
         return view.rows[-1].label != "stalled" and self._now_s() - view.rows[-1].time_s > STALE_S
 
 
-def _heat_steps(axis: Axis) -> tuple[int, int, int, int]:
-    """What the heat map is of: the newest attempt on the axis, in its columns."""
+def heat_steps(axis: Axis | None, rows: Sequence[WindowRow]) -> tuple[int, int, int, int] | None:
+    """What the heat map is of: the newest attempt on the axis, in its columns, as far as it has been judged.
+
+    The step that a stall is about is not over, and what is read of it would be remembered.
+    """
+    if axis is None:
+        return None
     newest = axis.stretches[-1]
-    return newest.attempt, newest.first_step, newest.last_step, axis.column_steps
+    judged = (row.last_step for row in rows if row.attempt == newest.attempt and row.stages)
+    last_step = min(newest.last_step, max(judged, default=-1))
+    return (newest.attempt, newest.first_step, last_step, axis.column_steps) if last_step >= newest.first_step else None
 
 
 def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:

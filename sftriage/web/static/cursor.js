@@ -54,10 +54,10 @@
     const picture = new ImageData(width, canvas.height);
     bytes.forEach((level, cell) => picture.data.set(COLOURS[level], 4 * cell));
     const context = canvas.getContext("2d");
-    // What is before the newest attempt is not known here.
+    // What is before the newest attempt, or not over yet, is not known here.
     context.fillStyle = "rgb(128 128 128 / 27%)";
     context.clearRect(0, 0, canvas.width, canvas.height);
-    context.fillRect(0, 0, at, canvas.height);
+    context.fillRect(0, 0, canvas.width, canvas.height);
     context.putImageData(picture, at, 0);
   }
   document.addEventListener("shown", draw);
@@ -70,7 +70,7 @@
     here.setAttribute("x", column);
     here.setAttribute("y", row);
     here.setAttribute("visibility", "visible");
-    if (column < at || column >= at + columns) return say(cursor, "heat", "an earlier attempt of the job, which is not on the map", column);
+    if (column < at || column >= at + columns) return say(cursor, "heat", "not on the map: an earlier attempt of the job, or not over yet", column);
     const bytes = await levelsOf(about.heat);
     if (!bytes) return;
     const level = bytes[row * columns + column - at];

@@ -50,7 +50,10 @@ def test_a_slow_job_is_answered_for():
     assert answers["captured"].startswith("nothing | Throttled, nothing heavy was started: ")
     # AND it is said what to do, with the commands to copy
     assert steps[0].startswith("Look at the data loader of rank 2 on host vm: the storage it reads from")
-    assert steps[1] == "Capture rank 2 by hand. $ sftriage capture --rank 2 --reason 'slow in data' --run runs/r"
+    assert (
+        steps[1]
+        == "Capture rank 2 by hand. $ sftriage capture --rank 2 --reason 'suspect of steps 80-129' --run runs/r"
+    )
     assert steps[-1] == "See the numbers that decided. $ sftriage explain 80-129 --run runs/r"
 
 
@@ -62,6 +65,18 @@ def test_windows_that_overlap_are_not_paid_for_twice():
     disturbed = row(80, "needs_evidence", "hold", reasons=("self_inflicted",))
     between = (row(30, "suspect", onset=40), disturbed, row(130, "suspect", onset=40))
     assert glance_of(view(row(0), *between)).lost_s == pytest.approx(150 * 0.02 * 0.9)
+
+
+def test_of_a_window_before_somebody_was_named_only_the_steps_since_the_onset_count():
+    # GIVEN a fault since step 65, in the last steps of a window that was healthy yet
+    rows = row(20), row(70, "suspect", onset=65)
+    assert glance_of(view(*rows)).lost_s == pytest.approx((50 + 5) * 0.02 * 0.9)
+
+
+def test_a_command_is_one_to_paste():
+    # GIVEN a directory whose name a shell would take for more than a name
+    steps = glance_of(view(row(30, "suspect", "throttle"), directory="my runs/$(x)")).steps
+    assert steps[-1].command.endswith(" --run 'my runs/$(x)'")
 
 
 def test_a_held_job_names_nobody_and_says_why_in_words():

@@ -10,6 +10,7 @@ from sftriage.runs.axis import MAX_COLUMNS, Axis, Stretch, axis_of
 from sftriage.runs.following import row_of
 from sftriage.traces.manifest import Findings, StageProfile
 from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, ticks_of, timeline
+from sftriage.web.run_page import heat_steps
 from tests.unit.recorded import decision, request_of, verdict
 
 STAGES = ("data", "forward", "backward", "other")
@@ -94,6 +95,13 @@ def test_named_steps_have_room(found):
     assert (ticks[0].at, ticks[0].step) == (0.0, found[0][0])
     assert len(ticks) <= 5
     assert all(after.at - one.at > 0.19 for one, after in pairwise(ticks))
+
+
+def test_the_map_is_of_steps_that_are_over():
+    # GIVEN a step that hangs after the last window
+    rows = [row(20), row(75, "stalled")]
+    assert heat_steps(axis_of(rows, 0, 10**9), rows) == (0, 20, 69, 1)
+    assert heat_steps(axis_of(rows[1:], 0, 10**9), rows[1:]) is None
 
 
 def test_stages_that_changed_over_a_restart_are_all_drawn():
