@@ -183,7 +183,7 @@ def test_whoever_asks_is_answered_though_many_hold_on(served, kind):
     with contextlib.ExitStack() as held:
         for _ in range(3 * ROOM):
             held.enter_context(hostile(served, kind))
-        # THEN each who asks is answered at once; those who are being answered themselves may leave no place for a moment
+        # THEN each who asks is answered at once, or soon where those who are being answered take all places
         asks = answered_soon if kind in BEING_ANSWERED else answered
         assert [asks(served) for _ in range(3)] == [200, 200, 200]
 
