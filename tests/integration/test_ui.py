@@ -184,7 +184,7 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
             file.write(json.dumps({"path": str(tmp_path / name)}) + "\n")
         expect(page.locator("#run .quiet")).to_have_text(name)
     # AND says that it has gone on to another
-    expect(page.locator("#newer")).to_contain_text("Before it, the newest was demo, first.")
+    expect(page.locator("#newer")).to_contain_text("This run began after demo, first, which was shown here")
     # WHEN somebody chooses the first with the keyboard THEN they stay with it, wherever they go on to
     page.focus("#runs-list summary")
     page.keyboard.press("Enter")
