@@ -20,7 +20,7 @@ from sftriage.web.access import Access
 from sftriage.web.app import application
 from sftriage.web.connections import SPARED_S, Bounds, one_too_many, peer_of
 from sftriage.web.metrics import MetricsEndpoint
-from sftriage.web.serving import BackgroundServer, listen
+from sftriage.web.serving import BACKLOG, MAX_CONNECTIONS, BackgroundServer, listen
 from sftriage.web.viewer import HOST, ServedTrace
 
 DEADLINE_S = 30.0
@@ -86,6 +86,18 @@ def test_bounds_hold_whoever_comes(arriving):
             assert leaving is one or leaving.owes_since_s is not None
         assert len(held) <= 6
         assert all(count <= 4 for count in Counter(each.peer for each in held).values())
+
+
+def test_who_has_just_come_is_heard_before_they_are_one_too_many():
+    # GIVEN as many who connect at once as are taken in before any of them is heard, all of one peer
+    bounds = Bounds.of(MAX_CONNECTIONS)
+    held = [Connected(A, 0.0) for _ in range(bounds.per_peer)]
+    arriving = [Connected(A, 1.0) for _ in range(BACKLOG)]
+    for one in arriving:
+        held.append(one)
+        held.remove(one_too_many(one, held, bounds, now_s=1.0))
+    # THEN none of them goes before they could say anything
+    assert held[-BACKLOG:] == arriving
 
 
 @pytest.mark.parametrize(
