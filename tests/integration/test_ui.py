@@ -74,6 +74,10 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
         f"Capture of rank 2, steps {manifest.capture.first_step} to {manifest.capture.last_step}"
     )
     assert page.locator("#lanes .lane").count() == 2
+    # (and the manifest keeps what is drawn there, for a store)
+    assert [[step.step for step in one.steps] for one in manifest.recorded.ranks] == [
+        list(range(manifest.capture.first_step, manifest.capture.last_step + 1))
+    ] * 2
     # AND downloads the trace
     with page.expect_download() as download:
         page.click("text=Download trace.json.gz")
