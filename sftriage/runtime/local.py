@@ -7,15 +7,24 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.policies import PolicyFiles
-from sftriage.errors import UsageError
+from sftriage.errors import InputError, UsageError
 from sftriage.recorder.layout import bounded_text
-from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, RunInfo, create, new_run_id, read_info, remember
+from sftriage.runs.directory import (
+    DEFAULT_ROOT,
+    RunDirectory,
+    RunInfo,
+    create,
+    new_run_id,
+    read_info,
+    remember,
+    write_info,
+)
 from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
@@ -88,6 +97,15 @@ class _Watched:
         fleet = this_host(directory, info, nsys)
         self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume)
 
+    def _finish(self) -> None:
+        """The job has ended, and was watched to its end: what is left of it is judged, and that is put on record."""
+        self._triage.finish()
+        ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        try:
+            write_info(self.directory, replace(read_info(self.directory), ended_at=ended_at))
+        except (InputError, UsageError) as error:
+            log.warning("that the run has ended is not on record: %s", error)
+
     def close(self) -> None:
         """End the triage, and remove what the trainers need no more."""
         self._triage.close()
@@ -140,6 +158,7 @@ class LocalRun(_Watched):
             drop_local=keeping.drop_local,
             steps_bytes=None if keeping.steps is None else keeping.steps.max_bytes,
             steps_age_s=None if keeping.steps is None else keeping.steps.age_s,
+            ended_at="",
         )
         try:
             texts = [path.read_text(encoding="utf-8") for path in policies]
@@ -179,7 +198,7 @@ class LocalRun(_Watched):
             except Exception:
                 log.exception("the job goes on without triage, which could not begin")
             status = launcher.wait()
-            self._triage.finish()
+            self._finish()
             return status
         finally:
             self.close()
@@ -222,7 +241,7 @@ class TakeOver(_Watched):
                 seen_s = time.monotonic()
             elif not known and time.monotonic() - seen_s > RESTART_S:
                 break
-        self._triage.finish()
+        self._finish()
 
 
 def job_name(job: str | None, command: list[str]) -> str:

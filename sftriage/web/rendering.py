@@ -8,7 +8,18 @@ from collections.abc import Callable, Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sftriage import __version__
-from sftriage.words import CONTROL_PART, ago, clock_time, moment, size, stage_suspected
+from sftriage.words import (
+    CONTROL_PART,
+    LABEL_MEANINGS,
+    OUTCOME_MEANINGS,
+    QUESTIONS,
+    ago,
+    clock_time,
+    lasted,
+    moment,
+    size,
+    stage_suspected,
+)
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -61,6 +72,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
     )
     environment.filters.update(
         milliseconds=milliseconds,
+        lasted=lasted,
         signed=lambda seconds: f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}",
         clock=clock_time,
         stamp=lambda time_s: moment(time_s).isoformat(timespec="seconds"),
@@ -78,6 +90,9 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         label_words=LABEL_WORDS,
         state_words=STATE_WORDS,
         control_part=CONTROL_PART,
+        questions=QUESTIONS,
+        label_meanings=LABEL_MEANINGS,
+        outcome_meanings=OUTCOME_MEANINGS,
         ago=lambda time_s: ago(time_s, now_s()),
     )
     return environment
