@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -64,10 +65,14 @@ class RunsPage(Page[StartedRuns]):
         return self._waiting if newest is None else self._page(newest)
 
     async def _of_run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        run = self._source.named(scope["path_params"]["run_id"])
+        page = await run_in_threadpool(self._named, scope["path_params"]["run_id"])
+        await page.app(scope, receive, send)
+
+    def _named(self, run_id: str) -> RunPage:
+        run = self._source.named(run_id)
         if run is None:
             raise HTTPException(404, "There is no such run.")
-        await self._page(run).app(scope, receive, send)
+        return self._page(run)
 
     def _page(self, run: StartedRun) -> RunPage:
         """The page about a run, which is read from the beginning if nobody has looked at it lately."""

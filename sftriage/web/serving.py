@@ -21,6 +21,8 @@ STOP_GRACE_S = 3
 
 MAX_CONNECTIONS = 256
 
+BACKLOG = 64
+
 
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 is any that is free.
@@ -30,7 +32,7 @@ def listen(host: str, port: int) -> socket.socket:
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        return socket.create_server((host, port), family=family, backlog=128)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
@@ -76,6 +78,8 @@ def _config(app: ASGIApp, max_connections: int, grace_s: int) -> uvicorn.Config:
         proxy_headers=False,
         lifespan="off",
         ws="none",
+        # So many are taken in at a time, before any of them is heard: fewer than one peer may have.
+        backlog=BACKLOG,
         timeout_graceful_shutdown=grace_s,
     )
 

@@ -81,6 +81,10 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
         f"Capture of rank 2, steps {manifest.capture.first_step} to {manifest.capture.last_step}"
     )
     assert page.locator("#lanes .lane").count() == 2
+    # (and the manifest keeps what is drawn there, for a store)
+    assert [[step.step for step in one.steps] for one in manifest.recorded.ranks] == [
+        list(range(manifest.capture.first_step, manifest.capture.last_step + 1))
+    ] * 2
     # AND downloads the trace
     with page.expect_download() as download:
         page.click("text=Download trace.json.gz")
@@ -191,7 +195,7 @@ def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
             file.write(json.dumps({"path": str(tmp_path / name)}) + "\n")
         expect(page.locator("#run .quiet")).to_have_text(name)
     # AND says that it has gone on to another
-    expect(page.locator("#newer")).to_contain_text("Before it, the newest was demo, first.")
+    expect(page.locator("#newer")).to_contain_text("This run began after demo, first, which was shown here")
     # WHEN somebody chooses the first with the keyboard THEN they stay with it, wherever they go on to
     page.focus("#runs-list summary")
     page.keyboard.press("Enter")

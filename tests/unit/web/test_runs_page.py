@@ -61,12 +61,12 @@ def test_the_newest_run_is_followed_and_the_switch_is_said(app, begin):
     begin("run-1", "resnet")
     first = ask(app, "/")
     assert "resnet run-1" in text_of(first)
-    assert "began while the page was open" not in text_of(first)
+    assert "This run began after" not in text_of(first)
     # WHEN a newer one begins THEN that is shown instead, and it is said which was shown before
     begin("run-2", "bert")
     second = ask(app, "/")
     assert "bert run-2" in text_of(second)
-    assert "This run began while the page was open. Before it, the newest was resnet, run-1" in text_of(second)
+    assert "This run began after resnet, run-1 , which was shown here as the newest until then" in text_of(second)
     # AND whoever listens has heard of each change
     assert len({version(answer) for answer in (waiting, first, second)}) == 3
 
