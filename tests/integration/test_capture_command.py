@@ -147,9 +147,7 @@ def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_ask
         status, out, err = asked(start, directory, "--rank", 0)
         # THEN they are told who could answer, and not that nobody did
         assert (status, out) == (2, "")
-        assert re.search(
-            r"nobody watches .*: its sftriage has ended before its job; `sftriage attach --run .*` takes", err
-        )
+        assert re.search(r"nobody watches .* since its sftriage ended: `sftriage attach --run .*` takes over", err)
         assert not list((directory / "asks").iterdir())
         # AND the same, once the job has ended too
         for ring in find_rings(rings_of(directory)):
