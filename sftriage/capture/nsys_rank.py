@@ -386,7 +386,8 @@ class Armed(RankSession):
 
 def inner(channel: int) -> int:
     """The inner half: under nsys, with the bare environment. Becomes the trainer when it is told to."""
-    stream, standard = b"", []
+    stream = b""
+    standard: list[int] = []
     with socket.socket(fileno=channel) as told, contextlib.suppress(OSError):
         told.sendall(f"{os.getpid()}\n".encode("ascii"))
         _, standard, _, _ = socket.recv_fds(told, 1, 3)

@@ -105,8 +105,8 @@ def _survey(text: str) -> tuple[list[Problem], list[Problem]]:
             elif isinstance(event, yaml.NodeEvent):
                 if event.anchor is not None:
                     anchors.append(Problem(*place, "", f"anchor &{event.anchor} refused: a policy has no aliases"))
-                if getattr(event, "tag", None) is not None:
-                    notes.append(Problem(*place, "", f"tag {shown(event.tag)} refused: a policy is plain data"))
+                if (tag := getattr(event, "tag", None)) is not None:
+                    notes.append(Problem(*place, "", f"tag {shown(tag)} refused: a policy is plain data"))
             if isinstance(event, yaml.NodeEvent) and open_items:
                 open_items[-1] += 1
                 if open_items[-1] > MAX_ITEMS:

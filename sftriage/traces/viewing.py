@@ -170,7 +170,7 @@ class _Rank:
         return _Slice(event["name"], (event.get("pid"), event.get("tid")), self._ns(event), _length_ns(event))
 
     def _ns(self, event: Mapping[str, Any]) -> int:
-        return self._base_ns + round(event["ts"] * 1000)
+        return int(self._base_ns + round(event["ts"] * 1000))
 
 
 def _told(event: Mapping[str, Any]) -> bool:
