@@ -203,7 +203,8 @@ def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, 
     return [
         (one, other)
         for one, other in others
-        if (other.capture.role != capture.role and other.trigger.rule == manifest.trigger.rule)
+        if (other.job, other.run, other.trigger.rule) == (manifest.job, manifest.run, manifest.trigger.rule)
+        and other.capture.role != capture.role
         and (other.capture.first_step <= capture.last_step and other.capture.last_step >= capture.first_step)
     ]
 

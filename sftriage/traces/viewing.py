@@ -115,9 +115,7 @@ class _Rank:
         self._manifest = manifest
         base = document.get("baseTimeNanoseconds", 0)
         self._base_ns = base if isinstance(base, int) else 0
-        self._events: list[dict[str, Any]] = [
-            event for event in document["traceEvents"] if isinstance(event.get("ts"), int | float)
-        ]
+        self._events: list[dict[str, Any]] = [event for event in document["traceEvents"] if _placed(event)]
         slices = [self._slice(event) for event in self._events if event.get("ph") == "X" and _told(event)]
         self.steps = [one for one in slices if one.name.startswith(_STEP)]
         self._stages = [one for one in slices if one.name == f"{_STAGE}{manifest.trigger.stage}"]
@@ -171,6 +169,12 @@ class _Rank:
 
     def _ns(self, event: Mapping[str, Any]) -> int:
         return int(self._base_ns + round(event["ts"] * 1000))
+
+
+def _placed(event: Mapping[str, Any]) -> bool:
+    """Whether it has a time and a track."""
+    track = (event.get("pid"), event.get("tid", 0))
+    return isinstance(event.get("ts"), int | float) and all(isinstance(one, int | str) for one in track)
 
 
 def _told(event: Mapping[str, Any]) -> bool:

@@ -93,7 +93,16 @@ def test_it_opens_on_the_suspect_stage_where_the_fault_is(tmp_path, written, ste
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"traceEvents": [1]}', '{"traceEvents": []}', '{"traceEvents": [{"ph": "X", "ts": 1}]}']
+    "text",
+    [
+        '{"traceEvents": [{"ph": "X", "ts": 1, "pid": [], "tid": {}}]}',
+        "",
+        "{",
+        "[]",
+        '{"traceEvents": [1]}',
+        '{"traceEvents": []}',
+        '{"traceEvents": [{"ph": "X", "ts": 1}]}',
+    ],
 )
 def test_what_is_no_trace_with_steps_is_not_laid_out(tmp_path, make_manifest, text):
     path = tmp_path / "trace.json"
