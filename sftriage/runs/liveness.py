@@ -55,11 +55,12 @@ def note_process(path: Path, pid: int) -> None:
 
 
 def noted_process(path: Path) -> int | None:
-    """The process of which there is word, while it is there. Notes of an earlier version have no more than its pid."""
+    """The process of which there is word, while it is there."""
     pid, _, ticks = _short_note(path).partition(" ")
     number, started = _whole_number(pid), _whole_number(ticks)
-    found = None if number is None else start_ticks(number)
-    return number if found is not None and (found == started or not ticks) else None
+    if number is None or started is None:
+        return None
+    return number if start_ticks(number) == started else None
 
 
 def trainers_alive(rings: Path) -> bool:

@@ -81,8 +81,10 @@ def sweep(home: Path) -> None:
         with contextlib.suppress(OSError), (rings / _OWNER).open(encoding="ascii") as file:
             # (several runs may begin at once)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # (a launcher whose trainers are yet to make their rings has none)
+            # (a launcher's trainers may be yet to make their rings)
             alive = noted_process(rings / _OWNER) is not None or launcher_of(rings) is not None
+            # An earlier version notes no more than its pid.
+            alive |= (pid := file.read(20)).isdecimal() and Path(f"/proc/{pid}").exists()
             if not alive and not trainers_alive(rings):
                 steps = Path(os.fsdecode((rings / _STEPS).read_bytes())) if (rings / _STEPS).is_file() else None
                 if steps is not None:
