@@ -77,7 +77,7 @@ ReasonCode = Literal[
 ]
 """Why a decision is what it is; `words` has the sentence of each. ``waits_for_windows`` is in journals of earlier
 versions alone, and ``recorded`` is a sentence of theirs."""
-Parameter: TypeAlias = "str | int | float | bool | tuple[str | int, ...]"
+Parameter: TypeAlias = str | int | float | bool | tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from sftriage.errors import CaptureError
 
 MAX_OUTPUT_BYTES = 1 << 20
 POLL_S = 0.02
+MOMENT_S = 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +81,14 @@ class BoundedProgram:
     def wait(self) -> Generator[None, None, Finished]:
         """For a generator: ``finished = yield from program.wait()``, turn by turn. It is killed if nobody goes on.
 
+        A moment is waited for it at first: most programs need less, and the next turn may be long in coming.
+
         Raises:
             CaptureError: as `poll`.
         """
         try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(MOMENT_S)
             while (finished := self.poll()) is None:
                 yield
         finally:

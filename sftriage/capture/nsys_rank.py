@@ -16,7 +16,7 @@ It keeps five promises that `nsys launch` alone does not:
 - **nsys stops in time.** Where the agent that had it collect is killed, this script tells it to, a little later.
 - **The trainer's environment stays out of the reports.** nsys copies the environment of what it starts; so it is given
   a bare one, and the inner half puts the real one back before it becomes the trainer. Standard output goes where it
-  would go without nsys, which would keep a copy.
+  would go without nsys, which would keep a copy, and whose agent, where it stays on, would hold the reader's pipe open.
 
 Environment: ``SFTRIAGE_NSYS`` (the nsys binary), ``SFTRIAGE_NSYS_SESSION`` (prefix of the session's name),
 ``SFTRIAGE_NSYS_TRACE``, ``SFTRIAGE_NSYS_TMP`` (executable), ``SFTRIAGE_NSYS_ARMED`` (prefix of reports: see `Armed`),
@@ -153,23 +153,20 @@ class Rank:
         self._looks = self._armed or Deserted(environment, bare)
         self._ours, self._theirs = _pair()
         self._alive_read, self._alive_write = os.pipe()
-        standard = [os.dup(number) for number in range(3)]
-        for number in (*standard, self._theirs):
-            os.set_inheritable(number, True)
-        self._message = {"command": command, "real": environment, "bare": bare, "standard": standard}
+        self._standard = [os.dup(number) for number in range(3)]
+        os.set_inheritable(self._theirs, True)
+        self._message = {"command": command, "real": environment, "bare": bare}
         inner_command = [sys.executable, "-I", "-S", str(Path(__file__).resolve()), INNER, str(self._theirs)]
         self._nsys = subprocess.Popen(
             [*nsys_command(environment), *inner_command],
             env=bare,
-            pass_fds=(*standard, self._theirs),
+            pass_fds=(self._theirs,),
             # What nsys itself has to say is no output of the job's.
             stdout=2,
             # Signals to our group would make nsys end the trainer its own way, with a status of its own.
             start_new_session=True,
         )
         os.close(self._theirs)
-        for number in standard:
-            os.close(number)
 
     def begun(self, end_s: float) -> bool:
         """Tell the inner half to become the trainer, once it is there; whether it did, before the deadline."""
@@ -190,19 +187,27 @@ class Rank:
         self._watch()
         for signum in FORWARDED:
             signal.signal(signum, self._forward)
-        # Decoded with surrogateescape, which JSON carries as they are.
-        _write(self._ours, json.dumps(self._message).encode("ascii") + b"\n")
-        os.close(self._ours)
+        # Handed over, not inherited: of what nsys starts on the way there, some outlives the trainer.
+        with socket.socket(fileno=self._ours) as ours:
+            socket.send_fds(ours, [b"."], self._standard)
+            # Decoded with surrogateescape, which JSON carries as they are.
+            ours.sendall(json.dumps(self._message).encode("ascii") + b"\n")
+        self._close_standard()
         return True
 
     def give_up(self) -> None:
         """End nsys, and the inner half that waits under it."""
         for number in (self._ours, self._alive_read, self._alive_write):
             os.close(number)
+        self._close_standard()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._nsys.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._nsys.wait(KILL_GRACE_S)
+
+    def _close_standard(self) -> None:
+        for number in self._standard:
+            os.close(number)
 
     def wait(self) -> int:
         """Wait for the trainer, and for nsys to say how it ended. Dies of the signal that the trainer died of."""
@@ -256,6 +261,7 @@ class Rank:
             os.setsid()
             os.close(self._alive_write)
             os.close(self._ours)
+            self._close_standard()
             for number in range(3):
                 os.close(number)
             os.read(self._alive_read, 1)
@@ -380,15 +386,17 @@ class Armed(RankSession):
 
 def inner(channel: int) -> int:
     """The inner half: under nsys, with the bare environment. Becomes the trainer when it is told to."""
-    _write(channel, f"{os.getpid()}\n".encode("ascii"))
     stream = b""
-    while not stream.endswith(b"\n"):
-        if not (part := os.read(channel, 1 << 16)):
-            return UNKNOWN_STATUS  # Nobody wants us any more.
-        stream += part
-    os.close(channel)
+    standard: list[int] = []
+    with socket.socket(fileno=channel) as told, contextlib.suppress(OSError):
+        told.sendall(f"{os.getpid()}\n".encode("ascii"))
+        _, standard, _, _ = socket.recv_fds(told, 1, 3)
+        while not stream.endswith(b"\n") and (part := told.recv(1 << 16)):
+            stream += part
+    if not stream.endswith(b"\n"):
+        return UNKNOWN_STATUS  # Nobody wants us any more.
     message = json.loads(stream)
-    for number, kept in enumerate(message["standard"]):
+    for number, kept in enumerate(standard):
         os.dup2(kept, number)
         os.close(kept)
     environment = trainer_environment(message["real"], message["bare"], dict(os.environ))
@@ -416,11 +424,6 @@ def _pair() -> tuple[int, int]:
     """Both ends of a channel."""
     ours, theirs = socket.socketpair()
     return ours.detach(), theirs.detach()
-
-
-def _write(number: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(number, data) :]
 
 
 def _die(signum: int) -> None:

@@ -16,10 +16,10 @@ from sftriage.commands.output import copying, ending_on_sigterm, print_json, say
 from sftriage.commands.traces import CaptureArgument, captures_of
 from sftriage.commands.ui import serve_page
 from sftriage.errors import UsageError
-from sftriage.traces.opening import Program, StoredFile, program_for
+from sftriage.traces.opening import Program, StoredFile, for_viewer, program_for
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store
-from sftriage.web.browsers import Starter, browser_starter
+from sftriage.web.browsers import Starter, browser_starter, has_browser
 
 PATIENCE_S = 600.0
 GRACE_S = 30
@@ -69,7 +69,7 @@ def open_trace(
     program = program_for(wanted.name, manifest.capture.profiler)
     trace = StoredFile(found, reference, manifest, wanted, out, copying)
     if program == "perfetto":
-        _hand_over(trace, port, wait, start, as_json)
+        _hand_over(trace, port, wait, start, browser and has_browser(os.environ, sys.platform), as_json)
     elif program == "text":
         _print_text(trace, as_json)
     else:
@@ -90,14 +90,16 @@ def _show_page(store: Store, reference: str, port: int | None, out: Path | None,
         serve_page(page.app, page.stopping, HOST, port or 0, about, as_json=as_json, where=page.where, start=start)
 
 
-def _hand_over(trace: StoredFile, wanted_port: int | None, wait_s: float, start: Starter, as_json: bool) -> None:
+def _hand_over(
+    trace: StoredFile, wanted_port: int | None, wait_s: float, start: Starter, started: bool, as_json: bool
+) -> None:
     from sftriage.web.serving import BackgroundServer
-    from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer
+    from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer, unreachable
 
     port = wanted_port or VIEWER_PORT
     try:
-        with ending_on_sigterm(), listen_for_viewer(port) as listening, trace.verified() as file:
-            served = ServedTrace(file, trace.name, port)
+        with ending_on_sigterm(), listen_for_viewer(port) as listening, for_viewer(trace) as (file, shown, spot):
+            served = ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
             with BackgroundServer(served.app(), listening, grace_s=GRACE_S):
                 if as_json:
                     path = str(trace.here or file)
@@ -112,7 +114,7 @@ def _hand_over(trace: StoredFile, wanted_port: int | None, wait_s: float, start:
                         f"on port {port} only other programs reach the file"
                     )
                 start(served.link, port)
-                if not served.wait(wait_s, say):
+                if not served.wait(wait_s, say, started=started, away=unreachable):
                     say(f"nobody has fetched {trace.artefact.name} within {wait_s:.0f} s")
                     raise typer.Exit(1)
     except KeyboardInterrupt:

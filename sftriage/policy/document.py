@@ -6,8 +6,7 @@ expand, then, once that stream is known to be small and without aliases, as a tr
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -19,6 +18,8 @@ from sftriage.policy.quantities import shown
 
 MAX_DEPTH = 20
 """Deeper than any policy, shallower than Python's recursion limit."""
+MAX_ITEMS = 1000
+"""More than any list of a policy has; where one goes on, the text is read no further."""
 
 _TAG = "tag:yaml.org,2002:"
 
@@ -86,7 +87,11 @@ def _survey(text: str) -> tuple[list[Problem], list[Problem]]:
     """What forbids composing the text, and what can be reported along with the rest."""
     fatal: list[Problem] = []
     notes: list[Problem] = []
-    depth = documents = 0
+    anchors: list[Problem] = []
+    aliases: list[Problem] = []
+    documents = 0
+    # Of each collection that is open how many items it has so far; of a mapping, keys and values are not counted.
+    open_items: list[float] = []
     try:
         for event in yaml.parse(text, Loader=yaml.SafeLoader):
             place = _place(event.start_mark)
@@ -96,26 +101,34 @@ def _survey(text: str) -> tuple[list[Problem], list[Problem]]:
                     fatal.append(Problem(*place, "", "a second document; a policy file holds one"))
                     break
             elif isinstance(event, yaml.AliasEvent):
-                fatal.append(Problem(*place, "", f"alias *{event.anchor} refused: write the value out"))
+                aliases.append(Problem(*place, "", f"alias *{event.anchor} refused: write the value out"))
             elif isinstance(event, yaml.NodeEvent):
-                notes.extend(_ornaments(event, place))
+                if event.anchor is not None:
+                    anchors.append(Problem(*place, "", f"anchor &{event.anchor} refused: a policy has no aliases"))
+                if (tag := getattr(event, "tag", None)) is not None:
+                    notes.append(Problem(*place, "", f"tag {shown(tag)} refused: a policy is plain data"))
+            if isinstance(event, yaml.NodeEvent) and open_items:
+                open_items[-1] += 1
+                if open_items[-1] > MAX_ITEMS:
+                    fatal.append(Problem(*place, "", f"a list of more than {MAX_ITEMS} items; a policy has none"))
+                    break
             if isinstance(event, yaml.CollectionStartEvent):
-                depth += 1
-                if depth > MAX_DEPTH:
+                open_items.append(0 if isinstance(event, yaml.SequenceStartEvent) else float("-inf"))
+                if len(open_items) > MAX_DEPTH:
                     fatal.append(Problem(*place, "", f"nested more than {MAX_DEPTH} deep"))
                     break
             elif isinstance(event, yaml.CollectionEndEvent):
-                depth -= 1
+                open_items.pop()
     except yaml.YAMLError as error:
         fatal.append(_syntax(error, text))
-    return fatal, notes
+    # A value that is said once and meant often is one mistake, however often it is meant.
+    return fatal + _first(aliases), notes + ([] if aliases else _first(anchors))
 
 
-def _ornaments(event: Any, place: SourcePosition) -> Iterator[Problem]:
-    if event.anchor is not None:
-        yield Problem(*place, "", f"anchor &{event.anchor} refused: a policy has no aliases")
-    if getattr(event, "tag", None) is not None:
-        yield Problem(*place, "", f"tag {shown(event.tag)} refused: a policy is plain data")
+def _first(problems: list[Problem]) -> list[Problem]:
+    """The first of problems of one kind, which says how many more there are."""
+    more = f"; and {len(problems) - 1} more" if len(problems) > 1 else ""
+    return [replace(one, message=one.message + more) for one in problems[:1]]
 
 
 def _syntax(error: yaml.YAMLError, text: str) -> Problem:

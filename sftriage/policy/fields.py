@@ -46,6 +46,10 @@ def _stage(value: object) -> object:
     return value
 
 
+def _fraction(value: object) -> object:
+    return quantities.fraction(value) if isinstance(value, str) else value
+
+
 def _held(value: object) -> object:
     if value is False:
         raise ValueError(
@@ -59,6 +63,8 @@ Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-
 Stage = Annotated[str, BeforeValidator(_stage), Field(min_length=1, max_length=MAX_STAGE_NAME_BYTES)]
 Rank = Annotated[int, Field(ge=0, lt=2**31)]
 Share = Annotated[str, _within(quantities.fraction, 0.0, 1.0, "0% to 100%")]
+Fraction = Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=1)]
+"""A number, as a CRD has it, or a percentage."""
 Budget = Annotated[str, _within(quantities.fraction, 0.0001, 1.0, "0.01% to 100%")]
 Gain = Annotated[str, _read(quantities.gain)]
 Lasting = Annotated[str, _read(quantities.lasting)]

@@ -24,6 +24,7 @@ from sftriage.policy.contradictions import (
     contradictions,
     unsaid,
 )
+from sftriage.policy.document import MAX_ITEMS
 from sftriage.policy.fields import (
     AbsolutePath,
     Age,
@@ -31,6 +32,7 @@ from sftriage.policy.fields import (
     Cooldown,
     Cron,
     EnvironmentName,
+    Fraction,
     Gain,
     Held,
     Lasting,
@@ -65,15 +67,13 @@ class Detection(PolicyModel):
         description="How often chance alone may name somebody; the fewer, the longer a fault must last to be named "
         "(docs/verdicts.md has the trade-off).",
     )
-    min_persistence: float = Field(
+    min_persistence: Fraction = Field(
         default=0.6,
-        ge=0,
-        le=1,
         description="Fraction of the window's steps in which what all ranks share must be there, and of the captured "
         "steps in which a fault must be to be reproduced.",
     )
-    min_coverage: float = Field(
-        default=0.95, ge=0, le=1, description="Fraction of the window's ranks and steps that must be present."
+    min_coverage: Fraction = Field(
+        default=0.95, description="Fraction of the window's ranks and steps that must be present."
     )
     stalled_after: StallTime = Field(
         default="60s",
@@ -315,7 +315,7 @@ class Spec(PolicyModel):
 
     detection: Detection = Field(default=Detection(), description="How windows are cut and judged.")
     rules: Listed[Rule] = Field(
-        max_length=1000,
+        max_length=MAX_ITEMS,
         json_schema_extra={"minItems": 1},  # pydantic's own would count an invalid rule as one that is missing
         description="Tried in order; the first that may capture decides.",
     )

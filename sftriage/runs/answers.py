@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from sftriage.errors import CaptureError, UsageError
@@ -11,8 +12,9 @@ from sftriage.events import FollowUpDecided, ManualRequestDecided
 from sftriage.records import ManualRequest, plain
 from sftriage.runs.asks import withdraw
 from sftriage.runs.decisions import decided_in, results_in
-from sftriage.runs.directory import RunDirectory
+from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
+from sftriage.runs.liveness import WatcherLook
 from sftriage.words import decision_values, place
 
 POLL_S = 0.1
@@ -26,30 +28,34 @@ def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
     """The decision to capture.
 
     Raises:
-        UsageError: nobody answers; the ask is withdrawn.
+        UsageError: nobody is there to answer, or nobody does; the ask is withdrawn.
         CaptureError: it is another decision.
     """
-    decision = _waited(lambda: _decision(directory, ask), ANSWER_S)
-    if decision is None:
+    try:
+        decision = _waited(directory, lambda: _decision(directory, ask), ANSWER_S)
+        if decision is None:
+            raise UsageError(f"nobody answers in {place(directory.path)}, though its job is being watched: try again")
+    except UsageError:
         withdraw(directory, ask)
-        raise UsageError(
-            f"nobody answers in {place(directory.path)}: does `sftriage run` still watch the job? If not, "
-            "`sftriage attach` takes over"
-        )
+        raise
     if decision["outcome"] != "capture":
         raise CaptureError(f"not captured: {decision['words']}. {decision['resolves']}".strip())
     return decision
 
 
 def ended(directory: RunDirectory, decision: dict[str, Any], deadline_s: float) -> list[dict[str, Any]]:
-    """What became of the captures of a decision, once all of them have ended; nothing where they do not in time."""
+    """What became of the captures of a decision, once all of them have ended; nothing where they do not in time.
+
+    Raises:
+        UsageError: nobody is there any more who could bring them to their end.
+    """
     ids = _capture_ids(decision)
 
     def found() -> list[dict[str, Any]] | None:
         results = results_in(read_journal(directory.decisions))
         return [plain(results[capture_id]) for capture_id in ids] if results.keys() >= set(ids) else None
 
-    return _waited(found, deadline_s) or []
+    return _waited(directory, found, deadline_s) or []
 
 
 def left_alone(directory: RunDirectory, ask: ManualRequest) -> str:
@@ -81,9 +87,23 @@ def _decision(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any] | N
     return None
 
 
-def _waited(look: Callable[[], _T | None], deadline_s: float) -> _T | None:
-    """What ``look`` finds, as soon as it finds something; None if it does not."""
+def _waited(directory: RunDirectory, look: Callable[[], _T | None], deadline_s: float) -> _T | None:
+    """What ``look`` finds, as soon as it finds something; None if it does not.
+
+    Raises:
+        UsageError: nobody watches the job, so that nothing is to be found.
+    """
+    rings, watchers = Path(read_info(directory).rings), WatcherLook(directory)
     end_s = time.monotonic() + deadline_s
-    while (found := look()) is None and time.monotonic() < end_s:
+    while (found := look()) is None and (now_s := time.monotonic()) < end_s:
+        state = watchers.at(now_s, rings).state
+        # (who has gone may have said it with their last word)
+        if state in ("unwatched", "left") and (found := look()) is None:
+            where = place(directory.path)
+            if state == "left":
+                raise UsageError(f"nobody watches {where}, and its job has ended")
+            raise UsageError(
+                f"nobody watches {where} since its sftriage ended: `sftriage attach --run {where}` takes over"
+            )
         time.sleep(POLL_S)
     return found

@@ -37,12 +37,26 @@ LOOK_S = 2.0
 def note_launcher(rings: Path, pid: int) -> None:
     """Leave word which process started the trainers, for whoever has to know that without having started it."""
     with contextlib.suppress(OSError):
-        (rings / _LAUNCHER).write_text(f"{pid} {start_ticks(pid)}", encoding="ascii")
+        note_process(rings / _LAUNCHER, pid)
 
 
 def launcher_of(rings: Path) -> int | None:
     """The process that started the trainers, while it is there; a pid used again by another one is not it."""
-    pid, _, ticks = _short_note(rings / _LAUNCHER).partition(" ")
+    return noted_process(rings / _LAUNCHER)
+
+
+def note_process(path: Path, pid: int) -> None:
+    """Leave word of a process, such that another one to which its pid is given later does not pass for it.
+
+    Raises:
+        OSError: the note cannot be written.
+    """
+    path.write_text(f"{pid} {start_ticks(pid)}", encoding="ascii")
+
+
+def noted_process(path: Path) -> int | None:
+    """The process of which there is word, while it is there."""
+    pid, _, ticks = _short_note(path).partition(" ")
     number, started = _whole_number(pid), _whole_number(ticks)
     if number is None or started is None:
         return None

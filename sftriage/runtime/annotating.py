@@ -21,6 +21,7 @@ from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
+from sftriage.traces.stores import beside
 from sftriage.windows.logs import StepLogs
 
 log = logging.getLogger("sftriage")
@@ -112,15 +113,7 @@ class Annotations:
 
     def _beside(self, manifest: Manifest) -> list[Manifest]:
         """The captures of the other role that were asked for together with this one."""
-        window, capture = manifest.trigger.window, manifest.capture
-        begins = f"w{window.first_step}-{window.last_step}-r"
-        others = (self.store.manifest(one) for one in self.store.ids() if one.startswith(begins))
-        return [
-            one
-            for one in others
-            if (one.capture.role != capture.role and one.trigger.rule == manifest.trigger.rule)
-            and (one.capture.first_step <= capture.last_step and one.capture.last_step >= capture.first_step)
-        ]
+        return [one for _, one in beside(self.store, manifest.capture_id, manifest)]
 
     def costed(self, cost: CostMeasured) -> None:
         """Note what captures have cost the job in the manifests of those that touched its steps."""

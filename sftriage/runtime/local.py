@@ -29,7 +29,7 @@ from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
-from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory
+from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove_rings_directory, sweep
 from sftriage.runtime.triage import POLL_S, Triage, this_host
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
@@ -160,6 +160,7 @@ class LocalRun(_Watched):
             steps_age_s=None if keeping.steps is None else keeping.steps.age_s,
             ended_at="",
         )
+        launch = None
         try:
             texts = [path.read_text(encoding="utf-8") for path in policies]
             directory = create(keeping.out or Path(DEFAULT_ROOT) / run_id, info, *texts)
@@ -169,6 +170,8 @@ class LocalRun(_Watched):
             super().__init__(directory, info, files, sinks, keeping.catalogue, launch.place if launch else None)
         except BaseException:
             remove_rings_directory(rings)
+            if launch is not None:
+                remove_place(launch.place)
             raise
 
     def execute(self, environment: Mapping[str, str] | None = None, output: int | None = None) -> int:
@@ -227,6 +230,7 @@ class TakeOver(_Watched):
         files = PolicyFiles(policies or directory.policy_files())
         super().__init__(directory, info, files, sinks, catalogue, place_in(directory), resume=True)
         own(self._rings)
+        sweep(self._rings.parent)
 
     def watch(self) -> None:
         """Triage the job to its end: that of what started its trainers, or else of the trainers themselves."""

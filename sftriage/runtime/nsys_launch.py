@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from itertools import pairwise
@@ -27,6 +29,10 @@ RANK_VARIABLE = "SFTRIAGE_NSYS_RANK"
 """Names the script that starts one rank, for launchers that start ranks their own way."""
 
 _ASK_S = 20.0
+_END_S = 10.0
+_PROGRAMS = (b"/nsys", b"QdstrmImporter")
+_PROGRAM_WORDS = 4
+"""Within how many words of a command line its program is named, if ``timeout`` runs it."""
 _TMP_PREFIX = "nsys-"
 _PREFIX = re.compile(r"sft-[0-9A-Za-z][0-9A-Za-z.-]+")
 _ELASTIC_MODULES = ("torch.distributed.run", "torch.distributed.launch")
@@ -115,26 +121,45 @@ def place_in(directory: RunDirectory) -> NsysPlace | None:
 def remove_place(place: NsysPlace) -> None:
     """Remove what was temporary in a run that is over, and nothing else, whatever its note says.
 
-    The agents that nsys starts for its sessions end with their ranks; on a busy machine some wait on for ever.
+    The agents that nsys starts for its sessions end with their ranks; on a busy machine some wait on for ever, and one
+    that is still being started has no rank yet. So it is looked until none is left: whoever starts one is ended too.
     """
-    if _PREFIX.fullmatch(place.prefix):
-        for pid in _agents(place.prefix):
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
     if place.tmp.name.startswith(_TMP_PREFIX):
+        # First: without its directory nsys starts no more.
+        shutil.rmtree(place.tmp, ignore_errors=True)
+    end_s = time.monotonic() + _END_S
+    while _PREFIX.fullmatch(place.prefix) and (found := _of_run(place)) and time.monotonic() < end_s:
+        for pid in found:
+            _kill(pid, end_s)
+    if place.tmp.name.startswith(_TMP_PREFIX):
+        # What they made meanwhile.
         shutil.rmtree(place.tmp, ignore_errors=True)
 
 
-def _agents(prefix: str) -> list[int]:
-    """The processes that nsys has started for the sessions of a run."""
-    session = re.compile(rf"--session-name={re.escape(prefix)}-\d+\.\d+".encode())
+def _of_run(place: NsysPlace) -> list[int]:
+    """The processes of nsys that work for the sessions of a run or on its reports, or start one that does."""
+    session = re.compile(rf"--session(?:-name|-new)?={re.escape(place.prefix)}-\d+\.\d+".encode())
+    report = os.fsencode(place.tmp / "_")[:-1]
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
             words = path.read_bytes().split(b"\0")
-            if b"--start-agent" in words and any(map(session.fullmatch, words)):
+            of_nsys = b"--start-agent" in words or any(word.endswith(_PROGRAMS) for word in words[:_PROGRAM_WORDS])
+            if of_nsys and any(session.fullmatch(word) or report in word for word in words):
                 found.append(int(path.parent.name))
     return found
+
+
+def _kill(pid: int, end_s: float) -> None:
+    """End a process of nsys, and remove the shared memory that it leaves where it cannot do so itself."""
+    with suppress(OSError):
+        process = os.pidfd_open(pid)
+        try:
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            select.select([process], [], [], max(0.0, end_s - time.monotonic()))
+        finally:
+            os.close(process)
+        Path(f"/dev/shm/quadd-agent-instance-{pid}").unlink(missing_ok=True)
 
 
 def wrapped(command: Sequence[str], script: str) -> tuple[str, ...]:

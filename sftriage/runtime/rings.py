@@ -1,4 +1,8 @@
-"""Where a run's rings live while it lasts: a private directory on tmpfs, swept when nobody needs it any more."""
+"""Where a run's rings live while it lasts: a private directory on tmpfs, swept when nobody needs it any more.
+
+It is how a run that was killed is found again: with its rings goes all that it had outside its run directory, and what
+nsys left of it.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,10 @@ import tempfile
 from pathlib import Path
 
 from sftriage.agent.reading import RankRings
-from sftriage.errors import UsageError
-from sftriage.runs.liveness import trainers_alive
+from sftriage.errors import InputError, UsageError
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.liveness import launcher_of, note_process, noted_process, trainers_alive
+from sftriage.runtime.nsys_launch import place_in, remove_place
 
 log = logging.getLogger("sftriage")
 
@@ -33,7 +39,7 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
         found = home.lstat()
         if home.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
             raise UsageError(f"{home} exists and is not a private directory of this user; remove it")
-        _sweep(home)
+        sweep(home)
         rings = home / run_id
         rings.mkdir(mode=0o700)
         own(rings)
@@ -49,7 +55,7 @@ def own(rings: Path) -> None:
         UsageError: it is gone, or cannot be written.
     """
     try:
-        (rings / _OWNER).write_text(str(os.getpid()), encoding="ascii")
+        note_process(rings / _OWNER, os.getpid())
     except OSError as error:
         raise UsageError(f"{rings} cannot be written: {error.strerror}") from error
 
@@ -66,24 +72,40 @@ def remove_rings_directory(rings: Path) -> None:
         shutil.rmtree(rings, ignore_errors=True)
 
 
-def _sweep(home: Path) -> None:
-    """Remove what runs that were killed have left: neither they nor any of their trainers is there any more."""
+def sweep(home: Path) -> None:
+    """Remove what runs that were killed have left, of all whose rings are in a directory.
+
+    Neither they, nor what started their trainers, nor any of these is there any more.
+    """
     for rings in home.iterdir():
-        try:
-            with (rings / _OWNER).open(encoding="ascii") as file:
-                # (several runs may begin at once)
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not Path(f"/proc/{int(file.read())}").exists() and not trainers_alive(rings):
-                    _keep_steps(rings)
-                    shutil.rmtree(rings, ignore_errors=True)
-        except (OSError, ValueError):
-            continue
+        with contextlib.suppress(OSError), (rings / _OWNER).open(encoding="ascii") as file:
+            # (several runs may begin at once)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # (a launcher's trainers may be yet to make their rings)
+            alive = noted_process(rings / _OWNER) is not None or launcher_of(rings) is not None
+            # An earlier version notes no more than its pid.
+            alive |= (pid := file.read(20)).isdecimal() and Path(f"/proc/{pid}").exists()
+            if not alive and not trainers_alive(rings):
+                steps = Path(os.fsdecode((rings / _STEPS).read_bytes())) if (rings / _STEPS).is_file() else None
+                if steps is not None:
+                    _keep_steps(rings, steps)
+                    _end_nsys(RunDirectory(steps.parent))
+                shutil.rmtree(rings, ignore_errors=True)
 
 
-def _keep_steps(rings: Path) -> None:
+def _end_nsys(directory: RunDirectory) -> None:
+    try:
+        place = place_in(directory)
+    except InputError as error:
+        log.warning("what nsys left of it is not removed: %s", error)
+    else:
+        if place is not None:
+            remove_place(place)
+
+
+def _keep_steps(rings: Path, steps: Path) -> None:
     """Put the steps that are in no log yet into one: who would have done it was killed."""
     try:
-        steps = Path(os.fsdecode((rings / _STEPS).read_bytes()))
         if steps.is_dir():
             reading = RankRings(rings, steps)
             reading.rows()

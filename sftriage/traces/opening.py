@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sftriage.errors import UsageError
+from sftriage.errors import SftriageError, UsageError
 from sftriage.records import Profiler
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store, destination_of
+from sftriage.traces.stores import Store, beside, destination_of
+from sftriage.traces.viewing import Spot, lay_out
 
 Program = Literal["perfetto", "nsys-ui", "sqlite3", "text", "none"]
 
@@ -70,3 +71,29 @@ class StoredFile:
     def _copied(self, target: Path) -> Path:
         with self.copying(self.artefact.name, self.artefact.size_bytes) as progress:
             return self.store.get(self.reference, self.artefact.name, target, progress=progress)
+
+
+@contextlib.contextmanager
+def for_viewer(trace: StoredFile) -> Iterator[tuple[Path, Path, Spot | None]]:
+    """A capture's trace, what the viewer is given of it, and where that opens: the suspect with its control beside it.
+
+    Where they cannot be laid out so, the viewer is given the trace as it was stored. What was made for it is gone after
+    the block.
+    """
+    with contextlib.ExitStack() as made:
+        file = made.enter_context(trace.verified())
+        target = Path(made.enter_context(tempfile.TemporaryDirectory(prefix="sftriage-open-"))) / trace.name
+        alone = [(trace.manifest, file)]
+        both = alone if trace.artefact != trace.manifest.artefacts[0] else [*alone, *_beside(trace, made)]
+        both.sort(key=lambda one: one[0].capture.role == "control")
+        spot = lay_out(both, target) or lay_out(alone, target)
+        yield file, file if spot is None else target, spot
+
+
+def _beside(trace: StoredFile, made: contextlib.ExitStack) -> list[tuple[Manifest, Path]]:
+    """The capture that goes with this one, if it can be had."""
+    with contextlib.suppress(SftriageError):
+        for reference, other in beside(trace.store, trace.reference, trace.manifest)[:1]:
+            copy = StoredFile(trace.store, reference, other, other.artefacts[0], None, trace.copying)
+            return [(other, made.enter_context(copy.verified()))]
+    return []

@@ -191,6 +191,24 @@ class Store(ABC):
         """The references of the captures that are pinned."""
 
 
+def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, Manifest]]:
+    """The captures of the other role that were asked for together with one, and recorded some of its steps.
+
+    Raises:
+        SftriageError: the store cannot be reached, or holds a manifest that cannot be read.
+    """
+    window, capture = manifest.trigger.window, manifest.capture
+    begins = f"{reference.removesuffix(manifest.capture_id)}w{window.first_step}-{window.last_step}-r"
+    others = ((one, store.manifest(one)) for one in sorted(store.ids()) if one.startswith(begins))
+    return [
+        (one, other)
+        for one, other in others
+        if (other.job, other.run, other.trigger.rule) == (manifest.job, manifest.run, manifest.trigger.rule)
+        and other.capture.role != capture.role
+        and (other.capture.first_step <= capture.last_step and other.capture.last_step >= capture.first_step)
+    ]
+
+
 def noting(manifest: Manifest, noted: Noted) -> Manifest:
     """The manifest with what became known later."""
     if isinstance(noted, Remarks):

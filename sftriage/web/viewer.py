@@ -12,7 +12,9 @@ import hmac
 import secrets
 import socket
 import threading
+import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,8 +34,15 @@ HOST = "127.0.0.1"
 VIEWER_PORT = 9001
 """The one port of this machine that the viewer's own rules (its Content-Security-Policy) let it ask."""
 
-HINT_S = 20.0
-"""After so long without a request it is said what may be in the way."""
+HINT_S = 2.5
+"""After so long without a request it is said what is in the way, where a browser was started, or is known to fail."""
+LATE_HINT_S = 20.0
+"""And here where somebody opens the link by hand."""
+_OFFLINE = "`sftriage traces open --offline` shows the capture on a page of its own, which asks no other host"
+_BLOCKED = (
+    "nothing has asked for it yet: the browser has to be online, and to let the page ask this machine "
+    f"(Chrome and Edge ask you; Safari never does). {_OFFLINE}"
+)
 
 _CHUNK_BYTES = 1 << 16
 
@@ -46,11 +55,13 @@ class ServedTrace:
         secret: the part of the path that cannot be guessed.
         asked: set once somebody has asked for it.
         fetched: set once somebody has got all of it but the last piece, which is on its way.
+        opened_at: what of it the viewer is to show first, as parameters of its link.
     """
 
     file: Path
     name: str
     port: int
+    opened_at: str = ""
     secret: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     asked: threading.Event = field(default_factory=threading.Event)
     fetched: threading.Event = field(default_factory=threading.Event)
@@ -68,20 +79,30 @@ class ServedTrace:
     @property
     def link(self) -> str:
         """The viewer's documented deep link to it."""
-        return f"{VIEWER}/#!/?url={self.url}"
+        return f"{VIEWER}/#!/?url={self.url}" + (f"&{self.opened_at}" if self.opened_at else "")
 
-    def wait(self, wait_s: float, say: Callable[[str], None]) -> bool:
-        """Wait until the file has been fetched, and say after a while what may be in the way."""
-        if self.fetched.wait(min(wait_s, HINT_S)):
-            return True
-        if wait_s <= HINT_S:
-            return False
-        if not self.asked.is_set():
-            say(
-                "nothing has asked for it yet: the browser has to be online, and to let the page ask this machine "
-                "(Chrome and Edge ask you; Safari never does). `sftriage traces open --offline` needs neither"
-            )
-        return self.fetched.wait(wait_s - HINT_S)
+    def wait(self, wait_s: float, say: Callable[[str], None], *, started: bool, away: Callable[[], str]) -> bool:
+        """Wait until the file has been fetched, and say soon what is in the way, or may be.
+
+        ``started`` says whether a browser was sent here; who opens the link by hand needs longer. ``away`` says why
+        the viewer cannot be reached from this machine, or nothing.
+        """
+        why: Future[str] = Future()
+        threading.Thread(target=lambda: why.set_result(away()), name="viewer", daemon=True).start()
+        waited_s = 0.0
+        for hint_s in (HINT_S, LATE_HINT_S):
+            if self.fetched.wait(min(wait_s, hint_s) - waited_s):
+                return True
+            waited_s = hint_s
+            if wait_s <= hint_s:
+                return False
+            if self.asked.is_set():
+                break
+            reason = why.result() if why.done() else "it does not answer"
+            if reason or started or hint_s == LATE_HINT_S:
+                say(f"{VIEWER} cannot be reached from this machine: {reason}. {_OFFLINE}" if reason else _BLOCKED)
+                break
+        return self.fetched.wait(wait_s - waited_s)
 
     def app(self) -> ASGIApp:
         """What answers for it, and for nothing else."""
@@ -120,6 +141,17 @@ class ServedTrace:
             yield b""
             self.fetched.set()
             yield file.read()
+
+
+def unreachable() -> str:
+    """Why the viewer cannot be reached from this machine; nothing where it can, or where a proxy is asked for it."""
+    if urllib.request.getproxies():
+        return ""
+    try:
+        with socket.create_connection((VIEWER.removeprefix("https://"), 443), timeout=HINT_S):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def listen_for_viewer(port: int) -> socket.socket:

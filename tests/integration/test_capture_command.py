@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.recorder import find_rings
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.liveness import trainers_alive, watcher_of
+from sftriage.windows.rings import open_ring
 from tests.integration.conftest import own_environment
 from tests.integration.killing import POLICY
 from tests.integration.processes import DEADLINE_S, ended, wait_until
@@ -120,7 +126,7 @@ def test_whoever_stops_waiting_is_told_that_the_capture_goes_on_and_where_to_fin
 
 
 def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
-    # GIVEN a run that goes on and is not watched, and somebody who waits for an answer
+    # GIVEN a run that goes on, of which nobody knows who watches it, and somebody who waits for an answer
     directory = run_going_on(tmp_path / "run")
     waiting = start("capture", "--run", directory.path, "--rank", 0, "--reason", "a look")
     wait_until(lambda: list(directory.asks.glob("*.json")))
@@ -130,6 +136,31 @@ def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
     assert (waiting.returncode, out) == (130, "")
     assert "withdrawn before it was answered" in err
     assert not list(directory.asks.iterdir())
+
+
+def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_asked_for(start, tmp_path, environment):
+    # GIVEN a job whose sftriage was killed, so that nobody would ever answer
+    with watched(tmp_path, environment, POLICY) as directory:
+        os.kill(int((directory / ".lock").read_text(encoding="ascii")), signal.SIGKILL)
+        wait_until(lambda: watcher_of(RunDirectory(directory), rings_of(directory)).state == "unwatched")
+        # WHEN somebody asks for a capture
+        status, out, err = asked(start, directory, "--rank", 0)
+        # THEN they are told who could answer, and not that nobody did
+        assert (status, out) == (2, "")
+        assert re.search(r"nobody watches .* since its sftriage ended: `sftriage attach --run .*` takes over", err)
+        assert not list((directory / "asks").iterdir())
+        # AND the same, once the job has ended too
+        for ring in find_rings(rings_of(directory)):
+            with contextlib.suppress(ProcessLookupError), open_ring(ring) as one:
+                os.kill(one.info.pid, signal.SIGKILL)
+        wait_until(lambda: not trainers_alive(rings_of(directory)))
+        status, _, err = asked(start, directory, "--rank", 0)
+        assert (status, "and its job has ended" in err) == (2, True), err
+        shutil.rmtree(rings_of(directory))
+
+
+def rings_of(directory):
+    return Path(read_info(RunDirectory(directory)).rings)
 
 
 def test_a_run_that_has_ended_cannot_be_captured(start, tmp_path):

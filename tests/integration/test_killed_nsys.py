@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,26 @@ def test_where_nobody_takes_over_nsys_is_stopped_all_the_same_soon_after_the_tim
     assert capture_again(running, environment, "nsys")["state"] == "stored"
     check_ends(running, successor)
     check_gone(running)
+
+
+@needs.nsys
+def test_what_a_killed_sftriage_and_its_job_leave_is_swept_by_the_next_run(job, environment, tmp_path):
+    # GIVEN a job whose sftriage was killed while nsys collected, and that has ended since, all alone
+    running = job()
+    come_to(running, "collecting", collecting, profiler="nsys")
+    kill(running)
+    running.release.touch()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running.pids))
+    assert running.rings.exists()
+    assert tmp_of(running).exists()
+    # WHEN another job is run
+    other = ["run", "--out", tmp_path / "other", "--", sys.executable, "-c", ""]
+    command = [sys.executable, "-m", "sftriage", *map(str, other)]
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=DEADLINE_S)
+    # THEN nothing is left of it but its run directory, without what was temporary in it
+    assert not running.rings.exists()
+    check_gone(running)
+    assert not list(running.directory.path.glob("nsys-*"))
 
 
 @needs.nsys

@@ -234,6 +234,12 @@ def session_agent(place):
     return None
 
 
+def ends_in(descriptor):
+    """What a descriptor of a process is an end of."""
+    with contextlib.suppress(OSError):  # (closed since)
+        return str(Path(descriptor).readlink())
+
+
 def trainers(word):
     """Processes with this argument, which no launcher is among."""
     found = []
@@ -260,6 +266,16 @@ def test_a_rank_ends_as_its_trainer_does_and_its_output_goes_where_it_would(rank
     # The trainer has its own environment back.
     assert process.stdout.readline() == f"{SECRET} {os.environ.get('TMPDIR')}\n"
     assert process.wait(DEADLINE_S) == status
+
+
+def test_nothing_that_nsys_leaves_running_holds_the_output_of_the_job(rank, place):
+    # GIVEN a rank whose output somebody reads to its end
+    process = rank(sys.executable, "-c", "import sys; print('up', flush=True); sys.stdin.readline()")
+    assert process.stdout.readline() == "up\n"
+    # THEN nsys's agent, which may stay on, has no end of it
+    ends = {ends_in(f"/proc/self/fd/{stream.fileno()}") for stream in (process.stdout, process.stderr)}
+    agent = wait_until(lambda: session_agent(place))
+    assert not ends & {ends_in(one) for one in Path(f"/proc/{agent}/fd").iterdir()}
 
 
 @pytest.mark.parametrize("fault", ["missing", "failing", "hanging"])

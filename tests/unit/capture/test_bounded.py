@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from sftriage.capture import bounded
 from sftriage.capture.bounded import BoundedProgram, run_bounded
 from sftriage.errors import CaptureError
 
@@ -52,6 +53,13 @@ def test_a_program_that_hangs_is_killed_with_all_it_started(tmp_path):
 def test_one_that_cannot_be_started_is_a_reason(tmp_path):
     with pytest.raises(CaptureError, match="nsys cannot be started: No such file"):
         run_bounded([tmp_path / "nsys", "--version"], 5)
+
+
+def test_a_program_that_needs_a_moment_does_not_cost_a_turn(monkeypatch):
+    monkeypatch.setattr(bounded, "MOMENT_S", 30.0)
+    with pytest.raises(StopIteration) as ended_at_once:
+        next(BoundedProgram(["true"], 60).wait())
+    assert ended_at_once.value.value.status == 0
 
 
 def test_a_wait_that_is_given_up_kills_the_program():

@@ -150,6 +150,12 @@ def test_a_policy_filled_in_says_the_same_and_is_valid():
     assert "None" not in str(filled)
 
 
+@pytest.mark.parametrize("said", [0.6, "60%", "60 %"])
+def test_a_fraction_may_be_said_as_a_percentage(said):
+    detection = TriagePolicy.model_validate(document(detection={"min_persistence": said})).spec.detection
+    assert detection.min_persistence == 0.6
+
+
 def test_defaults_are_those_of_the_documentation():
     spec = TriagePolicy.model_validate(document()).spec
     assert (spec.detection.window_steps, spec.detection.stride_steps, spec.detection.warmup_steps) == (50, 10, 20)
@@ -219,6 +225,8 @@ def test_for_is_steps_or_time_and_windows_are_the_steps_that_they_span(said, las
         ({"detection": {"window_steps": True}}, ("spec", "detection", "window_steps")),
         ({"detection": {"min_persistence": 1.01}}, ("spec", "detection", "min_persistence")),
         ({"detection": {"min_persistence": float("nan")}}, ("spec", "detection", "min_persistence")),
+        ({"detection": {"min_persistence": "101%"}}, ("spec", "detection", "min_persistence")),
+        ({"detection": {"min_coverage": "95"}}, ("spec", "detection", "min_coverage")),
         ({"detection": {"min_gain": "101%"}}, ("spec", "detection", "min_gain")),
         ({"detection": {"stalled_after": "500ms"}}, ("spec", "detection", "stalled_after")),
         ({"detection": {"stalled_after": "2d"}}, ("spec", "detection", "stalled_after")),

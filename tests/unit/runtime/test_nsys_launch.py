@@ -10,8 +10,10 @@ import pytest
 
 from sftriage.capture.nsys import NsysPlace
 from sftriage.errors import UsageError
+from sftriage.policy.loading import find
 from sftriage.runs.directory import RunDirectory
 from sftriage.runtime import nsys_launch as nsys
+from sftriage.runtime.local import Keeping, LocalRun, UnderNsys
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
 
 SCRIPT = "/run/rank"
@@ -58,6 +60,14 @@ def fake(tmp_path, monkeypatch):
         monkeypatch.setenv("PATH", f"{path.parent}:{os.environ['PATH']}")
 
     return put
+
+
+def test_a_run_that_cannot_begin_leaves_no_place_behind(fake, tmp_path):
+    fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
+    run = ("torchrun", "--no-python", "train")
+    with pytest.raises(UsageError, match="SFTRIAGE_NSYS_RANK"):
+        LocalRun(run, "job", [find("default")], lambda _: (), keeping=Keeping(tmp_path / "run"), nsys=UnderNsys("nvtx"))
+    assert not list((tmp_path / "run").glob("nsys-*"))
 
 
 def test_a_launch_has_a_private_place_a_script_and_is_gone_when_closed(fake, tmp_path):
@@ -140,11 +150,15 @@ def test_where_no_program_may_run_another_directory_is_taken(fake, tmp_path, mon
 
 
 def test_agents_of_nsys_that_outlive_their_ranks_are_ended_with_the_run_and_no_others(tmp_path):
-    # GIVEN processes that look like agents of nsys: of a run's sessions, of another run's, and one that is no agent
+    # GIVEN processes that look like agents of nsys, and what starts one: of a run's sessions, of another run's, and one
+    # that is no agent
     def started(*words):
         return subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE)
 
     ours = [started("--start-agent", f"--session-name=sft-run-1-{rank}.0") for rank in range(2)]
+    ours += [started("/usr/bin/nsys", "launch", "--session-new=sft-run-1-0.1")]
+    left = Path(f"/dev/shm/quadd-agent-instance-{ours[0].pid}")
+    left.touch()
     others = [
         started("--start-agent", "--session-name=sft-run-1-0-0.0"),
         started("launch", "--session-name=sft-run-1-0.0"),
@@ -152,10 +166,12 @@ def test_agents_of_nsys_that_outlive_their_ranks_are_ended_with_the_run_and_no_o
     try:
         # WHEN a run is over whose note names no run's sessions, THEN nobody is ended
         remove_place(NsysPlace(Path("/usr/bin/nsys"), "sft-", ("nvtx",), tmp_path))
-        assert [process.poll() for process in (*ours, *others)] == [None] * 4
+        assert [process.poll() for process in (*ours, *others)] == [None] * 5
         # WHEN the run is over, THEN its agents are ended, and the others are not
         remove_place(NsysPlace(Path("/usr/bin/nsys"), "sft-run-1", ("nvtx",), tmp_path))
-        assert [process.wait(DEADLINE_S) for process in ours] == [-signal.SIGKILL] * 2
+        assert [process.wait(DEADLINE_S) for process in ours] == [-signal.SIGKILL] * 3
+        # AND so is the shared memory that an agent leaves where it is killed
+        assert not left.exists()
         assert [process.poll() for process in others] == [None] * 2
     finally:
         for process in (*ours, *others):

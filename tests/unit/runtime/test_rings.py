@@ -1,6 +1,8 @@
 """Ring directories: private, and swept when nobody needs them any more."""
 
+import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -8,6 +10,8 @@ import pytest
 
 from sftriage.errors import UsageError
 from sftriage.recorder import Monitor
+from sftriage.runs.directory import RunDirectory
+from sftriage.runs.liveness import note_process
 from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
 from sftriage.windows.logs import LogReader
 
@@ -67,6 +71,48 @@ def test_the_steps_of_a_killed_run_are_kept_before_its_rings_are_swept(tmp_path,
     assert not left.exists()
     (log,) = steps.glob("*.steps")
     assert len(LogReader(log).read()) == 1
+
+
+@pytest.mark.parametrize("of", ["owner", "launcher"])
+def test_a_run_is_known_to_live_by_who_watches_it_and_by_what_started_its_trainers(tmp_path, dead_pid, of):
+    # GIVEN a run whose trainers are yet to make their rings, of which one of these two is there
+    left = make_rings_directory("run-1", tmp_path)
+    (left / "owner").write_text(str(dead_pid))
+    note_process(left / of, os.getpid())
+    # WHEN the next run sweeps THEN it is left alone
+    make_rings_directory("run-2", tmp_path)
+    assert left.exists()
+    # AND not where the pid is another process's by now
+    (left / of).write_text(f"{os.getpid()} 1")
+    make_rings_directory("run-3", tmp_path)
+    assert not left.exists()
+
+
+def test_what_nsys_left_of_a_killed_run_goes_with_its_rings_and_nothing_of_others(tmp_path, dead_pid):
+    # GIVEN two runs under nsys, each with a place and an agent: one was killed, the other lives
+    def under_nsys(name):
+        rings, run = make_rings_directory(name, tmp_path), RunDirectory(tmp_path / name)
+        place = run.path / "nsys-1"
+        for made in (run.steps, place):
+            made.mkdir(parents=True)
+        note = {"binary": "/usr/bin/nsys", "prefix": f"sft-{name}", "traces": ["nvtx"], "tmp": str(place)}
+        run.nsys.write_text(json.dumps(note))
+        note_steps(rings, run.steps)
+        words = ("--start-agent", f"--session-name=sft-{name}-0.0")
+        return rings, place, subprocess.Popen([sys.executable, "-c", "input()", *words], stdin=subprocess.PIPE)
+
+    killed, lives = under_nsys("run-1"), under_nsys("run-2")
+    (killed[0] / "owner").write_text(str(dead_pid))
+    try:
+        # WHEN the next run sweeps THEN all of the one is gone, and all of the other is there
+        make_rings_directory("run-3", tmp_path)
+        assert killed[2].wait(30) == -signal.SIGKILL
+        assert [path.exists() for path in (*killed[:2], *lives[:2])] == [False, False, True, True]
+        assert lives[2].poll() is None
+    finally:
+        for *_, agent in (killed, lives):
+            agent.kill()
+            agent.communicate()
 
 
 def test_the_rings_of_a_run_that_lives_are_left_alone(tmp_path):

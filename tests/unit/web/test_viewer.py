@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from sftriage.web import viewer
 from sftriage.web.viewer import ServedTrace
 from tests.unit.web.asking import ask
 
 VIEWER = "https://ui.perfetto.dev"
-SERVED = ServedTrace(Path(__file__), "c-1-trace.json.gz", 9001, "secret")
+SERVED = ServedTrace(Path(__file__), "c-1-trace.json.gz", 9001, secret="secret")
 HOST = "127.0.0.1:9001"
 HOSTS = ("evil.example:9001", "localhost:9001", "127.0.0.1", "127.0.0.1:80", "")
 ORIGINS = ("https://evil.example", "null", "", "http://ui.perfetto.dev", "https://UI.perfetto.dev")
@@ -84,3 +85,32 @@ def test_an_address_cannot_be_guessed():
 
 def test_the_link_is_the_documented_one():
     assert SERVED.link == ("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:9001/secret/c-1-trace.json.gz")
+
+
+@pytest.mark.parametrize(
+    ("reason", "started", "said"),
+    [
+        ("Name or service not known", True, "cannot be reached from this machine: Name or service not known"),
+        ("Name or service not known", False, "cannot be reached from this machine: Name or service not known"),
+        ("", True, "has to be online, and to let the page ask this machine"),
+        ("", False, ""),
+    ],
+)
+def test_what_is_in_the_way_is_said_at_once_and_what_to_do(monkeypatch, reason, started, said):
+    # GIVEN a viewer that cannot be reached, or a browser that does not let its page ask
+    monkeypatch.setattr(viewer, "HINT_S", 0.02)
+    # (the answer is there before it is looked for)
+    monkeypatch.setattr(viewer.threading, "Thread", AtOnce)
+    heard = []
+    served = ServedTrace(Path("t"), "t", 9001)
+    # WHEN nobody fetches the file THEN the reason is said, with what needs no viewer
+    assert not served.wait(0.04, heard.append, started=started, away=lambda: reason)
+    assert len(heard) == bool(said)
+    assert all(said in one and "--offline" in one for one in heard)
+
+
+class AtOnce:
+    """A thread that has done its work when it has been started."""
+
+    def __init__(self, target, **_):
+        self.start = target

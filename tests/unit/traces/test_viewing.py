@@ -1,0 +1,126 @@
+"""Traces of ranks laid side by side for the viewer, and where that opens."""
+
+import gzip
+import json
+from urllib.parse import parse_qs
+
+import pytest
+
+from sftriage.records import Reproduced
+from sftriage.traces.manifest import ReproducedInfo
+from sftriage.traces.viewing import Spot, lay_out
+
+
+def marks(start_us, steps):
+    """Steps of this length, whose `data` takes this much of it, one after the other: microseconds."""
+    for number, (length, data) in enumerate(steps):
+        about = {"ph": "X", "cat": "user_annotation", "pid": 7, "tid": 8}
+        yield {**about, "name": f"ProfilerStep#{number}", "ts": start_us, "dur": length}
+        yield {**about, "name": "sftriage:data", "ts": start_us + 0.25, "dur": data}
+        start_us += length
+
+
+@pytest.fixture
+def written(tmp_path, make_manifest):
+    """A manifest, and a trace of the same process number on every host."""
+
+    def written(rank, role, steps, *, base_ns, start_us=1000.5, fault_steps=()):
+        manifest = make_manifest(f"c-{rank}")
+        capture = manifest.capture.model_copy(update={"rank": rank, "role": role})
+        changed = {"capture": capture}
+        if fault_steps:
+            found = Reproduced("partly", len(steps), len(fault_steps), 0.0, 0.0, fault_steps)
+            changed["reproduced"] = ReproducedInfo.of(found)
+        names = {"process_name": "python", "process_labels": "GPU 0", "thread_name": "thread 8 (python)"}
+        events = [
+            {"ph": "M", "name": name, "ts": 0, "pid": 7, "tid": 8, "args": {name.partition("_")[2]: value}}
+            for name, value in names.items()
+        ]
+        events += [
+            *marks(start_us, steps),
+            {"ph": "s", "name": "ac2g", "id": 5, "cat": "ac2g", "pid": 7, "tid": 8, "ts": start_us},
+        ]
+        path = tmp_path / f"{rank}.json.gz"
+        path.write_bytes(gzip.compress(json.dumps({"baseTimeNanoseconds": base_ns, "traceEvents": events}).encode()))
+        return manifest.model_copy(update=changed), path
+
+    return written
+
+
+def events_in(path):
+    return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+
+
+def test_two_ranks_are_told_apart_and_are_on_one_clock(tmp_path, written):
+    # GIVEN a suspect and a control whose processes have one number, and whose clocks have bases a microsecond apart
+    suspect = written(2, "suspect", [(100.0, 80.0)], base_ns=10**18)
+    control = written(0, "control", [(100.0, 5.0)], base_ns=10**18 + 1000)
+    # WHEN they are laid out
+    target = tmp_path / "both.json.gz"
+    assert lay_out([suspect, control], target) is not None
+    events = events_in(target)
+    # THEN each has a process, a thread and a flow of its own, which have its name
+    called = {one["pid"]: one["args"]["name"] for one in events if one["name"] == "process_name"}
+    assert list(called.values()) == ["rank 2 (suspect) GPU 0", "rank 0 (control) GPU 0"]
+    assert [one["args"]["name"] for one in events if one["name"] == "thread_name"] == [
+        "rank 2 suspect",
+        "rank 0 control",
+    ]
+    assert len({one["id"] for one in events if one["ph"] == "s"}) == 2
+    # AND their steps begin as far apart as they did
+    began = {called[one["pid"]]: one["ts"] for one in events if one["name"] == "ProfilerStep#0"}
+    assert list(began.values()) == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("steps", "fault_steps", "start_us", "length_us"),
+    [
+        # the step in which the stage is longest
+        ([(100.0, 10.0), (200.0, 80.125), (100.0, 70.0)], (), 100.25, 80.125),
+        # of those that have the fault, where they are known
+        ([(100.0, 10.0), (200.0, 80.0), (100.0, 70.0)], (0, 2), 300.25, 70.0),
+    ],
+)
+def test_it_opens_on_the_suspect_stage_where_the_fault_is(tmp_path, written, steps, fault_steps, start_us, length_us):
+    trace = written(2, "suspect", steps, base_ns=0, fault_steps=fault_steps)
+    spot = lay_out([trace], tmp_path / "t")
+    assert (spot.selected_ns, spot.selected_length_ns) == (round(start_us * 1000), round(length_us * 1000))
+    # AND exactly that slice is in what the viewer gets
+    found = [one for one in events_in(tmp_path / "t") if (one.get("ts"), one.get("dur")) == (start_us, length_us)]
+    assert [one["name"] for one in found] == ["sftriage:data"]
+    # AND it is on the screen
+    assert 0 <= spot.first_ns < spot.selected_ns < spot.selected_ns + spot.selected_length_ns <= spot.last_ns
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"traceEvents": [{"ph": "X", "ts": 1, "pid": [], "tid": {}}]}',
+        "",
+        "{",
+        "[]",
+        '{"traceEvents": [1]}',
+        '{"traceEvents": []}',
+        '{"traceEvents": [{"ph": "X", "ts": 1}]}',
+    ],
+)
+def test_what_is_no_trace_with_steps_is_not_laid_out(tmp_path, make_manifest, text):
+    path = tmp_path / "trace.json"
+    path.write_text(text)
+    assert lay_out([(make_manifest("c-1"), path)], tmp_path / "target") is None
+    assert not (tmp_path / "target").exists()
+
+
+def test_a_link_says_what_to_select_to_show_to_expand_and_to_pin():
+    found = parse_qs(Spot(5, 20, 0, 100).parameters)
+    assert {name: found[name] for name in ("ts", "dur", "visStart", "visEnd")} == {
+        "ts": ["5"],
+        "dur": ["20"],
+        "visStart": ["0"],
+        "visEnd": ["100"],
+    }
+    (commands,) = found["startupCommands"]
+    assert [one["id"].rpartition(".")[2] for one in json.loads(commands)] == [
+        "ExpandTracksByRegex",
+        "PinTracksByRegex",
+    ]
