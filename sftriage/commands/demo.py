@@ -71,7 +71,7 @@ def demo(
         notices().print(f"The job failed with exit status {status}:\n{tail}", markup=False)
         raise typer.Exit(status)
     detection = local.files.current.detection
-    outcome = DemoOutcome.of(local.directory, detection, steps, faults, fault_step, progress.captures)
+    outcome = DemoOutcome.of(local.directory, detection, steps, faults, fault_step, progress.ended)
     if as_json:
         print_json(outcome.values())
     else:
