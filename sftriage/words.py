@@ -158,8 +158,8 @@ def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     """What is captured, of whom, and beside whom."""
     first = requests[0]
     what = "the stacks" if first.profiler == "stacks" else counted(first.steps, "step")
-    suspects = _ranks_of(one.rank for one in requests if one.role == "suspect")
-    controls = _ranks_of(one.rank for one in requests if one.role == "control")
+    suspects = some_ranks([one.rank for one in requests if one.role == "suspect"])
+    controls = some_ranks([one.rank for one in requests if one.role == "control"])
     beside = f"; beside it {controls}, to compare with" if controls else ""
     return f"Capturing {what} of {suspects or controls} with {PROFILERS[first.profiler]}{beside if suspects else ''}."
 
@@ -181,9 +181,17 @@ def cost_sentence(cost_s: float | None, before_s: float | None, first_step: int,
     return f"{milliseconds(cost_s)} in all, {steps}" if cost_s > 0.0 else f"nothing that could be measured, {steps}"
 
 
-def _ranks_of(ranks: Iterable[int]) -> str:
-    *others, last = [str(rank) for rank in ranks] or [""]
-    return f"ranks {', '.join(others)} and {last}" if others else last and f"rank {last}"
+def some_ranks(ranks: Sequence[int]) -> str:
+    """Some ranks by number, the first of many; "" for none."""
+    if not ranks:
+        return ""
+    *others, last = [str(rank) for rank in ranks[:_MOST_RANKS]]
+    if more := len(ranks) - _MOST_RANKS:
+        others, last = ([*others, last], f"{more:,} more") if more > 0 else (others, last)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+_MOST_RANKS = 8
 
 
 def stage_suspected(label: str, stage: str | None) -> str:
@@ -258,10 +266,14 @@ def _stall_sentence(verdict: Verdict) -> str:
 
 
 def _missing(suspect: Suspect) -> str:
-    ranks = ", ".join(map(str, suspect.ranks))
-    if suspect.scope == "host":
-        return f"host {suspect.host} (ranks {ranks})"
-    return f"rank {ranks}" if suspect.scope == "rank" else "every rank"
+    ranks = some_ranks(suspect.ranks)
+    return (
+        f"host {suspect.host} ({ranks})"
+        if suspect.scope == "host"
+        else ranks
+        if suspect.scope == "rank"
+        else "every rank"
+    )
 
 
 SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
@@ -288,8 +300,14 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
         ": captures have cost the job {spent_s} s, which is more than {budget_share} of the run so far ({budget_s} s); "
         "the next from {until_s} on",
     ),
-    "captures_per_hour": ("captures_per_hour", ": {asked} in the last hour, of {limit}; the next from {until_s} on"),
-    "captures_per_day": ("captures_per_day", ": {asked} in the last day, of {limit}; the next from {until_s} on"),
+    "captures_per_hour": (
+        "captures_per_hour",
+        ": {captures} of {limit} captures asked for in the last hour; the next from {until_s} on",
+    ),
+    "captures_per_day": (
+        "captures_per_day",
+        ": {captures} of {limit} captures asked for in the last day; the next from {until_s} on",
+    ),
     "place_kept": (
         "the last place of {place_of} is kept for a suspect larger than any before",
         ": this one costs {gain_s} ms a step, and one of {largest_gain_s} ms was captured; until {until_s}",
@@ -415,10 +433,8 @@ def _phrases(decision: Decision, said: _Said) -> Mapping[str, str]:
         once = given.get("failures") == 1
         failed = "the last capture" if once else f"the last {said['failures']} captures"
         return {"failed": failed, "were": "was" if once else "were"}
-    if code in ("captures_per_hour", "captures_per_day"):
-        return {"asked": f"{_times(given.get('captures'), said['captures'], 'capture')} asked for"}
     if code == "captures_left":
-        return {"wanted_ranks": _times(given.get("wanted"), said["wanted"], "rank")}
+        return {"wanted_ranks": f"{said['wanted']} rank" + "s" * (given.get("wanted") != 1)}
     if code == "no_such_rank":
         return {"there": f"its ranks are 0 to {said['last_rank']}" if "last_rank" in given else "it has none so far"}
     return {}
@@ -451,10 +467,6 @@ def _stands(decision: Decision, said: _Said) -> str:
     return (", ".join(reasons_of(decision)) or "no reason given") + _named(decision.parameters, said)
 
 
-def _times(number: Parameter | None, said: str, noun: str) -> str:
-    return f"{said} {noun}" + "s" * (number != 1)
-
-
 def _named(given: Mapping[str, Parameter], said: _Said) -> str:
     if "rank" not in given and "rank_count" not in given:
         return ""
@@ -475,7 +487,7 @@ def _beside(given: Mapping[str, Parameter]) -> str:
     if controls is None:
         return ""
     if not isinstance(controls, (tuple, list)) or not controls:
-        return "; there is no healthy rank to compare with"
+        return "; no healthy rank was found beside it"
     ranks = ", ".join(map(str, controls))
     return f"; with rank{'s' if len(controls) > 1 else ''} {ranks} to compare with"
 
@@ -529,8 +541,8 @@ _NUMBERS: Mapping[str, Callable[[float], str]] = {
 
 
 def milliseconds(seconds: float) -> str:
-    """A duration as people say it here: what is ten seconds and more is said in seconds."""
-    return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 10.0 else f"{seconds:.1f} s"
+    """A duration as people say it here."""
+    return f"{seconds * 1e3:.1f} ms"
 
 
 def counted(number: int, noun: str) -> str:

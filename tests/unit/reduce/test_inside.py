@@ -131,7 +131,7 @@ def test_against_a_control_what_took_more_comes_first(tmp_path):
     ]
     assert findings.control is not None
     assert findings.control.rank == 1
-    assert "First of all it is aten::slow." in findings.summary
+    assert "What stands out is aten::slow." in findings.summary
 
 
 def test_steps_that_both_have_are_compared(tmp_path):
@@ -162,8 +162,8 @@ def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_pa
         ("aten::slow", 1000, 100),
         ("aten::stack", 200, 200),
     ]
-    assert "ms a step, in the 2 of 6 captured steps that have the fault" in findings.summary
-    assert "0.9 ms more than in its other steps. First of all it is aten::slow." in findings.summary
+    assert "ms of a step in the 2 of 6 captured steps that have the fault" in findings.summary
+    assert "0.9 ms more than in its other steps. What stands out is aten::slow." in findings.summary
     assert Findings.model_validate_json(findings.model_dump_json()) == findings
 
 
