@@ -49,7 +49,7 @@ STALLS: Mapping[str, str] = {
 """Why a job stands still; where ranks are named, they follow."""
 
 RESOLVES: Mapping[str, str] = {
-    "co_critical": "Several ranks are late together, so mending one of them alone would save nothing: "
+    "co_critical": "Several ranks are late together, so mending one of them alone would save little: "
     "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
     "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, and there all of them tie. "
     "With DDP, monitor.watch(model) tells work from waiting there. Under FSDP it cannot, for gradients are ready only "
@@ -60,7 +60,7 @@ RESOLVES: Mapping[str, str] = {
     "and that its ring can be read, then wait for a complete window.",
     "no_baseline": "Every rank is slower alike and there is nothing yet to compare with: "
     "let the job run through its warm-up, so that its own normal step is known.",
-    "intermittent": "Too few steps of the window are slow: wait for it to come back more often, "
+    "intermittent": "Too few steps of the window are slow: wait for the delay to come back more often, "
     "or lower min_persistence if short bursts are what you are after.",
     "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "
     "declare cohorts, so that each rank is compared with ranks of its own role.",
@@ -101,7 +101,7 @@ def when(suspect: Suspect) -> str:
     """Since when a suspect has been there, and whether it comes back."""
     since = "" if suspect.onset_step is None else f" since {onset(suspect)}"
     if suspect.pattern == "recurring":
-        return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'again and again'}{since}"
+        return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'at no fixed period'}{since}"
     if suspect.pattern == "one-off":
         return f"one-off{since.replace('since', 'from')}, and has passed"
     return f"chronic{since}"
@@ -160,7 +160,7 @@ def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     what = "the stacks" if first.profiler == "stacks" else counted(first.steps, "step")
     suspects = some_ranks([one.rank for one in requests if one.role == "suspect"])
     controls = some_ranks([one.rank for one in requests if one.role == "control"])
-    beside = f"; beside it {controls}, to compare with" if controls else ""
+    beside = f"; {controls} too, to compare with" if controls else ""
     return f"Capturing {what} of {suspects or controls} with {PROFILERS[first.profiler]}{beside if suspects else ''}."
 
 
@@ -242,14 +242,15 @@ def regression_phrase(regression: Regression) -> str:
 
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
-    slow = f"{who(suspect).capitalize()} is slow in {where(suspect)}"
-    gain, share = milliseconds(suspect.gain_s), f"({suspect.share:.0%})"
+    over = suspect.pattern == "one-off"
+    slow = f"{who(suspect).capitalize()} {'was' if over else 'is'} slow in {where(suspect)}"
+    cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
     queued = f"; {descheduled(suspect)}" if suspect.mostly_descheduled else ""
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
-        return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}{queued}."
+        return f"{slow} {since}: {cost} each time ({suspect.share:.0%} of such a step), in {steps}{queued}."
     often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
-    return f"{slow}: it costs the job {gain} a step {share}, {often}{queued}."
+    return f"{slow}: {cost} a step ({suspect.share:.0%}), {often}{queued}."
 
 
 def _stall_sentence(verdict: Verdict) -> str:
@@ -293,7 +294,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "rule_matched": ("rule {rule}", ": {found}{beside}"),
     "asked": ("{who} asked for it", ": {why}"),
     "rank_hangs": ("rank {rank} hangs inside capture {capture_id}", ": its stacks are taken from outside"),
-    "captures_per_run": ("captures_per_run", ": {captures} of {limit} captures have been made"),
+    "captures_per_run": ("captures_per_run", ": {captures_of} made"),
     "active": ("active", ": captures are {allowed}"),
     "overhead_budget": (
         "overhead_budget",
@@ -302,11 +303,11 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     ),
     "captures_per_hour": (
         "captures_per_hour",
-        ": {captures} of {limit} captures asked for in the last hour; the next from {until_s} on",
+        ": {captures_of} asked for in the last hour; the next from {until_s} on",
     ),
     "captures_per_day": (
         "captures_per_day",
-        ": {captures} of {limit} captures asked for in the last day; the next from {until_s} on",
+        ": {captures_of} asked for in the last day; the next from {until_s} on",
     ),
     "place_kept": (
         "the last place of {place_of} is kept for a suspect larger than any before",
@@ -315,7 +316,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "already_captured": (
         "already captured",
         ": {capture_id} holds it, {captured_gain_s} ms a step then and {gain_s} ms now; it is captured again "
-        "from {worse_gain_s} ms on, once the job has started again, or from {until_s} on",
+        "once it costs {worse_gain_s} ms, once the job has started again, or from {until_s} on",
     ),
     "cooldown": ("cooldown of rule {rule}", " until {until_s}"),
     "after_failures": ("{failed} of rule {rule} failed or {were} refused; the next attempt from {until_s} on", ""),
@@ -324,7 +325,7 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
         "concurrent_ranks",
         ": {running} of at most {limit} ranks are being captured, and {wanted} more asked for",
     ),
-    "no_such_rank": ("no rank {ranks} in this job", ": {there}"),
+    "no_such_rank": ("{ranks_asked} not in this job", ": {there}"),
     "captures_left": ("captures of {wanted_ranks} asked for, and {left} left", ""),
     "recorded": ("{text}", ""),
 }
@@ -433,10 +434,17 @@ def _phrases(decision: Decision, said: _Said) -> Mapping[str, str]:
         once = given.get("failures") == 1
         failed = "the last capture" if once else f"the last {said['failures']} captures"
         return {"failed": failed, "were": "was" if once else "were"}
+    if code.startswith("captures_per_"):
+        return {"captures_of": f"{said['captures']} of {said['limit']} capture" + "s" * (given.get("limit") != 1)}
     if code == "captures_left":
         return {"wanted_ranks": f"{said['wanted']} rank" + "s" * (given.get("wanted") != 1)}
     if code == "no_such_rank":
-        return {"there": f"its ranks are 0 to {said['last_rank']}" if "last_rank" in given else "it has none so far"}
+        ranks = given.get("ranks")
+        several = isinstance(ranks, tuple) and len(ranks) > 1
+        return {
+            "ranks_asked": f"{'ranks' if several else 'rank'} {said['ranks']} {'are' if several else 'is'}",
+            "there": f"its ranks are 0 to {said['last_rank']}" if "last_rank" in given else "it has none so far",
+        }
     return {}
 
 

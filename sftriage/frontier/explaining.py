@@ -55,15 +55,15 @@ CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
 )
 """Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
-    ("first_log_odds", "first suspect: evidence that it is not chance, in log odds", "min_log_odds", "log odds"),
+    ("first_log_odds", "evidence that the first suspect is not chance, in log odds", "min_log_odds", "log odds"),
     (
         "first_own_fraction",
-        "first suspect: steps that it alone held up, of those that it or the next suspect did",
+        "steps that the first suspect alone held up, of those that it or the next one did",
         "min_own_fraction",
         "fraction",
     ),
-    ("first_share", "first suspect: what it adds to a step, as a share of it", "min_share", "fraction"),
-    ("first_explained_s", "first suspect: how much of the delay it explains", "wanted_s", "s"),
+    ("first_share", "what the first suspect adds to a step, as a share of it", "min_share", "fraction"),
+    ("first_explained_s", "how much of the delay the first suspect explains", "wanted_s", "s"),
 )
 
 
@@ -102,7 +102,7 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         return ("healthy once its steps are as good as the job's best again",)
     missed = [check.what for check in of_first if not check.met]
     if verdict.label == "healthy":
-        found = [f"not healthy if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]
+        found = [f"unhealthy if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]
         return tuple(found)
     if not of_first:
         return ("a suspect if mending one alone would save a good part of the delay",)

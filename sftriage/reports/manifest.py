@@ -34,7 +34,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         f"reproduced  {_reproduced(manifest)}",
         *(f"its GPU     {remark}" for remark in manifest.evidence),
         f"cost        to the job: {_cost(manifest)}",
-        f"its time    on rank {capture.rank}, of which the job waits for a part: {timings or 'not measured'}",
+        f"its time    on rank {capture.rank}: {timings or 'not measured'}",
         *(f"trace       {one.name}, {size(one.size_bytes)}, sha256 {one.sha256}" for one in manifest.artefacts),
         f"may contain {manifest.may_contain}",
         *_found(manifest),

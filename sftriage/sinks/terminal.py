@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from sftriage.events import CaptureChanged, Event, Sight, WindowJudged
+from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, Sight, WindowJudged
 from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
 from sftriage.words import (
@@ -16,6 +16,7 @@ from sftriage.words import (
     ended_sentence,
     milliseconds,
     outcome_sentence,
+    reason_sentence,
     verdict_sentence,
 )
 
@@ -81,6 +82,11 @@ class Reporter(Sink):
         match seen:
             case WindowJudged():
                 self._judged(seen.verdict, seen.decision)
+            case ManualRequestDecided() | FollowUpDecided() if seen.decision.requests:
+                why = reason_sentence(seen.decision)
+                self.say(f"{capturing_sentence(seen.decision.requests)[:-1]}; {why}")
+            case ManualRequestDecided():
+                self.say(f"{seen.request.who} asked for a capture, and gets none: {reason_sentence(seen.decision)}.")
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
 

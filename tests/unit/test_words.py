@@ -125,7 +125,11 @@ def test_what_was_read_back_has_words_whatever_its_parameters_are(code, paramete
 @pytest.mark.parametrize(
     ("fraction", "in_one_sentence", "by_itself"),
     [
-        (0.83, "83% of its lateness was waiting for a CPU", "83% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for one; see what"),
+        (
+            0.83,
+            "83% of its lateness was waiting for a CPU",
+            "83% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for one; see what",
+        ),
         (0.2, "", "20% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for one"),
         (None, "", ""),
     ],

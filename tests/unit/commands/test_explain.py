@@ -49,7 +49,7 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("0-49", ["Healthy", "is under", "how much later than usual the last rank", "not healthy if this reached"]),
+        ("0-49", ["Healthy", "is under", "how much later than usual the last rank", "unhealthy if this reached"]),
         ("70", ["Rank 2 is slow in data", "chronic since step 50", "Runner-up: nobody", "It would be held if"]),
         ("w50-99-r2-slow-rank-1", ["Rank 2 is slow in data", "Decided: capture"]),
         (

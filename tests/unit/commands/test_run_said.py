@@ -169,11 +169,11 @@ def requested(rank: int, role: str = "suspect", profiler: str = "torch", steps: 
         ([requested(2)], "Capturing 3 steps of rank 2 with PyTorch Profiler."),
         (
             [requested(2), requested(1, "control")],
-            "Capturing 3 steps of rank 2 with PyTorch Profiler; beside it rank 1, to compare with.",
+            "Capturing 3 steps of rank 2 with PyTorch Profiler; rank 1 too, to compare with.",
         ),
         (
             [requested(2, steps=1), requested(5, steps=1), requested(1, "control"), requested(3, "control")],
-            "Capturing 1 step of ranks 2 and 5 with PyTorch Profiler; beside it ranks 1 and 3, to compare with.",
+            "Capturing 1 step of ranks 2 and 5 with PyTorch Profiler; ranks 1 and 3 too, to compare with.",
         ),
         ([requested(2, profiler="nsys")], "Capturing 3 steps of rank 2 with Nsight Systems."),
         ([requested(2, profiler="stacks")], "Capturing the stacks of rank 2 with py-spy."),

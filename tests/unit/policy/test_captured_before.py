@@ -108,7 +108,7 @@ def test_that_it_was_captured_is_on_record_with_the_capture_and_the_gain_then_an
     }
     assert reason_sentence(decision) == (
         "already captured: w100-149-r2-a-1 holds it, 20 ms a step then and 25 ms now; "
-        "it is captured again from 30 ms on, once the job has started again, or from 2027-01-22T08:00:00Z on"
+        "it is captured again once it costs 30 ms, once the job has started again, or from 2027-01-22T08:00:00Z on"
     )
     assert resolution(decision) == "Look at the trace that there is, or ask for another (`sftriage capture`)."
 

@@ -80,7 +80,7 @@ def test_patterns(wanted, pattern, outcome, reason):
             {"captures": 3, "spent_s": 1e6},
             {"captures_per_run": 3},
             {"cron": "1 * * * *"},
-            "captures_per_run: 3 of 3 captures have been made",
+            "captures_per_run: 3 of 3 captures made",
         ),
         # A run is not limited unless a policy says so
         ({"captures": 10**6}, {}, None, None),

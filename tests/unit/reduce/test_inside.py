@@ -184,3 +184,13 @@ def test_names_that_would_harm_a_terminal_are_made_harmless(tmp_path):
     findings = find(reduced(tmp_path / "t.json", [*STEP, event("\x1b[31m" + "x" * 300, 200, 50)]), "data")
     (share,) = findings.shares
     assert share.name == "?[31m" + "x" * 95
+
+
+def test_a_fault_is_not_told_against_steps_in_which_its_stage_is_longer(tmp_path):
+    # GIVEN steps that are known to have the fault, for the peers were quicker in them, and others in which it is longer
+    captured = reduced(tmp_path / "t.json", RECURRING, rank=2, world_size=4)
+    findings = find(captured, "data", fault_steps=(0, 2, 3, 5))
+    # THEN it is not said to be shorter by so much than elsewhere
+    assert (findings.suspect.steps, findings.of_steps, findings.control) == (4, 6, None)
+    assert "in the 4 of 6 captured steps that have the fault: " in findings.summary
+    assert "than" not in findings.summary

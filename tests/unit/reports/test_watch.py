@@ -147,7 +147,7 @@ def test_what_lacks_in_the_telemetry_is_said(run):
     with run.directory.decisions.open("a") as file:
         file.write("no entry\n")
     written = text(shown(run, telemetry=RankCoverage(3, 4)))
-    assert "3 of 4 ranks record, 74.9% of the newest window's steps came in, 1 lines of the journal" in written
+    assert "3 of 4 ranks record, 74.9% of the newest window's steps came in, 1 line of the journal" in written
 
 
 def test_a_run_that_has_ended_says_so(tmp_path):
