@@ -329,6 +329,7 @@ def _say_begun(reporter: Reporter, how: str, watched: LocalRun | TakeOver, meter
 
 
 def _say_summary(reporter: Reporter, watched: LocalRun | TakeOver) -> None:
+    reporter.finish()
     reporter.say(
         f"{counted(reporter.windows, 'window')} judged, {counted(reporter.captures, 'capture')} stored; "
         f"why: sftriage decisions --run {place(watched.directory.path)}"

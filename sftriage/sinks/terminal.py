@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, Sight, WindowJudged
@@ -24,34 +24,32 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-AGAIN_S = 60.0
-"""Nothing is said twice within a minute."""
-
-MOST = 6
-"""Nor are more things said within one than so many."""
+WITHIN_S = 60.0
+MOST_TIMES, MOST = 2, 6
+"""How often the same is said within a minute, and how many things in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What was said of a job last, and when each thing that was said within the last minute was.
+    """What was said of a job last, and all that was within the last minute, with the time.
 
-    The rule, window by window: what a window finds is said where it is not what was said last; but what was said less
-    than a minute ago waits until the minute is over, and is said then if it is still so. So a change is said at once, a
-    reason that flickers from window to window makes a line a minute, and a terminal is wrong for a minute at most.
-    More than `MOST` different things within a minute wait likewise. What must be said (``at_once``: a capture begins
+    The rule, window by window: what a window finds is said at once where it is not what was said last, and not at all
+    where it is. But what flickers from window to window is said twice within a minute, and of more different things no
+    more than six: what comes beyond that waits until the minute is over, and is said then if it is still so. So a
+    terminal is never flooded, and is wrong for a minute at most. What must be said (``at_once``: a capture begins
     because of it) waits for nothing, but is not repeated either.
     """
 
     last: Hashable = None
-    at_s: Mapping[Hashable, float] = field(default_factory=dict)
+    recent: tuple[tuple[Hashable, float], ...] = ()
 
     def after(self, found: Hashable, time_s: float, *, at_once: bool = False) -> tuple[Said, bool]:
         """What has been said once a window was judged at ``time_s``, and whether what it found is said now."""
-        recent = {one: said_s for one, said_s in self.at_s.items() if time_s - said_s < AGAIN_S}
-        waits = found in recent or len(recent) >= MOST
+        recent = tuple((one, said_s) for one, said_s in self.recent if time_s - said_s < WITHIN_S)
+        waits = len(recent) >= MOST or sum(one == found for one, _ in recent) >= MOST_TIMES
         if found == self.last or (waits and not at_once):
             return self, False
-        return Said(found, {**recent, found: time_s}), True
+        return Said(found, (*recent, (found, time_s))), True
 
 
 def standing(verdict: Verdict) -> Hashable:
@@ -75,6 +73,7 @@ class Reporter(Sink):
     def __init__(self, console: Console) -> None:
         self._console = console
         self._said = self._why_not = Said()
+        self._waits = ""
         self.windows = self.captures = 0
 
     def take(self, seen: Event | Sight) -> None:
@@ -96,13 +95,14 @@ class Reporter(Sink):
         A window that a capture disturbed says nothing about the job, and the capture is said itself.
         """
         if verdict.label == "stalled":
-            self._said = Said()
+            self._said, self._waits = Said(), ""
             self.say(verdict_sentence(verdict))
         else:
             self.windows += 1
             if verdict.reasons != ("self_inflicted",):
                 now_s, captures = decision.time_s, decision.outcome == "capture"
                 self._said, news = self._said.after(standing(verdict), now_s, at_once=captures)
+                self._waits = "" if news or self._said.last == standing(verdict) else verdict_sentence(verdict)
                 if news:
                     self.say(verdict_sentence(verdict))
                 why_not = outcome_sentence(decision)
@@ -115,6 +115,11 @@ class Reporter(Sink):
     def _captured(self, result: CaptureResult, stored_bytes: int) -> None:
         self.captures += result.state == "stored"
         self.say(ended_sentence(result, stored_bytes))
+
+    def finish(self) -> None:
+        """The job is over: what waited to be said of it is."""
+        if self._waits:
+            self.say(self._waits)
 
     def say(self, text: str) -> None:
         """One line."""

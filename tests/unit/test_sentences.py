@@ -3,6 +3,7 @@
 Rows are made from the codes themselves, so that a code without words, and words that nobody has read, fail. After a
 change, ``SFTRIAGE_WRITE_SENTENCES=1`` writes the table anew: read what has changed in it.
 """
+# ruff: noqa: E501 (a row a line: it is read as a table)
 
 import ast
 import os
