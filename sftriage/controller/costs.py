@@ -10,7 +10,7 @@ from math import ceil, isfinite
 import numpy as np
 
 from sftriage.events import CostMeasured
-from sftriage.frontier.arrays import medians
+from sftriage.frontier.arrays import FloatArray, medians
 from sftriage.records import Window
 
 AFTER_STEPS = 10
@@ -40,10 +40,10 @@ KEPT_STEPS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step of the job: how long it took the slowest rank, its kind, and whether a profiler ran.
+    """A step of the job: how long it took, its kind, and whether a profiler ran.
 
-    ``rank`` took ``over_s`` longer than the median rank in ``part``, a local stage or (-1) the time before the step:
-    nobody was further over its peers.
+    ``rank`` took ``over_s`` longer than the median rank in one ``part`` that is its own, by number: nobody was further
+    over its peers in any.
     """
 
     took_s: float
@@ -61,23 +61,31 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The last steps of one attempt of a job, and the last of them up to which captures have been accounted for."""
+    """The last steps of one attempt of a job, and the last of them up to which captures have been accounted for.
+
+    ``left_R`` is what of the very last one comes after its sync stages, in seconds.
+    """
 
     steps: Mapping[int, Step] = field(default_factory=dict)
     settled: int = -1
+    left_R: FloatArray | None = field(default=None, compare=False)
 
     def after(self, window: Window, now_s: float) -> tuple[Ledger, list[CostMeasured]]:
         """The ledger with one more window, and what has become known by it at ``now_s``, in seconds of the epoch."""
         steps = dict(self.steps)
         last = max(steps, default=-1)
+        left_R = self.left_R
         if last < window.last_step:
-            steps |= _steps(window.steps(max(window.first_step, last + 1), window.last_step))
+            follows = window.first_step <= last + 1
+            new = window.steps(max(window.first_step, last + 1), window.last_step)
+            found, left_R = _steps(new, left_R if follows else None)
+            steps |= found
         for number in list(steps)[: max(0, len(steps) - KEPT_STEPS)]:
             del steps[number]
-        ledger, costs = Ledger(steps, self.settled), []
+        ledger, costs = Ledger(steps, self.settled, left_R), []
         while (touched := ledger._next()) is not None:
             costs.append(CostMeasured(now_s, window.attempt, *touched, *ledger._cost_s(*touched)))
-            ledger = Ledger(steps, touched[1] + AFTER_STEPS)
+            ledger = Ledger(steps, touched[1] + AFTER_STEPS, left_R)
         return ledger, costs
 
     def _next(self) -> tuple[int, int] | None:
@@ -161,14 +169,27 @@ def _near_s(before: Sequence[Step]) -> float:
     return float(np.median([step.took_s for step in before[-NEAR_STEPS:]]))
 
 
-def _steps(window: Window) -> dict[int, Step]:
-    """The steps of a window, by number. What nobody saw took NaN."""
-    local = [n for n, stage in enumerate(window.schema.stages) if stage not in window.schema.sync]
-    between_NR = window.between_NR if window.between_NR is not None else np.zeros(window.durations_NRS.shape[:2])
+def _steps(window: Window, left_R: FloatArray | None) -> tuple[dict[int, Step], FloatArray]:
+    """The steps of a window, by number, and what of the last one comes after its sync stages. What nobody saw took NaN.
+
+    A step is taken from the end of the sync stages of the one before: from there on the ranks are together. What a rank
+    does after them, as a checkpoint, would count twice otherwise: as its own, and as the others' wait in the next step.
+    """
+    durations_NRS, stages = window.durations_NRS, window.schema.stages
+    synced = max((n for n, stage in enumerate(stages) if stage in window.schema.sync), default=len(stages))
+    local = [n for n, stage in enumerate(stages) if stage not in window.schema.sync and n < synced]
+    between_NR = (
+        np.nan_to_num(window.between_NR) if window.between_NR is not None else np.zeros(durations_NRS.shape[:2])
+    )
+    after_NR = durations_NRS[:, :, synced + 1 :].sum(axis=2)
+    if synced < len(stages) and window.outside_NRG is not None:
+        after_NR = after_NR - window.outside_NRG.sum(axis=2)
+    first_R = left_R if left_R is not None and left_R.shape == after_NR[0].shape else np.zeros(after_NR[0].shape)
+    before_NR = np.concatenate((first_R[None], after_NR[:-1]))
     # (fmax passes over missing ranks)
-    took_NR = window.durations_NRS.sum(axis=2) + np.nan_to_num(between_NR)
+    took_NR = durations_NRS.sum(axis=2) + between_NR - after_NR + np.nan_to_num(before_NR)
     took_N = np.fmax.reduce(took_NR, axis=1, initial=np.nan)
-    parts_NRP = np.concatenate((window.durations_NRS[:, :, local], between_NR[:, :, None]), axis=2)
+    parts_NRP = np.concatenate((durations_NRS[:, :, local], between_NR[:, :, None], before_NR[:, :, None]), axis=2)
     over_NRP = np.nan_to_num(parts_NRP - medians(parts_NRP, axis=1)[:, None], nan=-np.inf)
     steps = {}
     for n, over_RP in enumerate(over_NRP):
@@ -178,7 +199,7 @@ def _steps(window: Window) -> dict[int, Step]:
             capturing=window.capturing_N is not None and bool(window.capturing_N[n]),
             kind=window.kinds[n] if window.kinds is not None else "",
             rank=rank,
-            part=local[part] if part < len(local) else -1,
+            part=part,
             over_s=float(over_RP[rank, part]),
         )
-    return steps
+    return steps, after_NR[-1]

@@ -156,6 +156,28 @@ def test_a_checkpoint_in_a_capture_is_no_capture_s_cost(every, captured, kind, e
     assert cost.cost_s == pytest.approx(expected_s, abs=0.025)
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(("length", "stride"), [(50, 10), (50, 50), (7, 7)])
+def test_a_checkpoint_after_the_sync_counts_once(ranks, length, stride):
+    # GIVEN steps of 100 ms, a checkpoint of 200 ms on one rank after the sync of every 25th, for which the others wait
+    # in the next, and a capture of one that holds its rank up for 60 ms
+    slow_N, n_steps = np.arange(400) % 25 == 0, 400
+    durations_NRS = np.full((n_steps, ranks, 3), [0.03, 0.06, 0.01])
+    durations_NRS[:, 0, 2] += 0.2 * slow_N
+    durations_NRS[1:, 1:, 1] += 0.2 * slow_N[:-1, None]
+    between_NR, capturing_N = np.zeros((n_steps, ranks)), np.zeros(n_steps, dtype=bool)
+    between_NR[303, 1], capturing_N[298:304] = 0.06, True
+    durations_NRS[303, np.arange(ranks) != 1, 1] += 0.06
+    schema = StageSchema(("forward", "backward", "other"), ("backward",))
+    job = Window(schema, 0, durations_NRS, between_NR=between_NR, capturing_N=capturing_N)
+    # WHEN its windows come in THEN the cost is what it held the job up for
+    ledger, found = Ledger(), []
+    for first in range(0, n_steps - length + 1, stride):
+        ledger, costs = ledger.after(job.steps(first, first + length - 1), 100.0)
+        found += costs
+    assert [one.cost_s for one in found] == [pytest.approx(0.06, abs=0.02)]
+
+
 def test_what_was_slow_for_a_while_before_is_not_taken_for_what_comes_back():
     # GIVEN a job that was slower for a hundred steps, and no longer is, and a capture that makes five steps slower
     took_s, capturing = job(500, (400, 404, 0.1, 0.0))
