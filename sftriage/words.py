@@ -368,10 +368,10 @@ def reason_kind(decision: Decision) -> str:
 
 
 def outcome_sentence(decision: Decision) -> str:
-    """Why a suspect is not captured; "" where it is, or nobody is suspected."""
+    """Why a suspect is not captured now; "" where it is, or nobody is suspected."""
     if decision.label != "suspect" or decision.outcome == "capture":
         return ""
-    return f"Not captured: {reason_sentence(decision)}."
+    return f"No capture now: {reason_sentence(decision)}."
 
 
 def resolution(decision: Decision) -> str:

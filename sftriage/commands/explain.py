@@ -45,7 +45,8 @@ def explain_decision(
         print_json({**values, "resolves": resolves})
         return
     write(verdict_sentence(verdict))
-    for check in explanation.checks:
+    # (what is asked of nothing is no threshold)
+    for check in (one for one in explanation.checks if one.threshold):
         value, threshold = (_amount(amount, check) for amount in (check.value, check.threshold))
         write(f"  {check.what}: {value}, {'reaches' if check.met else 'is under'} the threshold of {threshold}")
     if verdict.suspects:

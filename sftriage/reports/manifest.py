@@ -48,9 +48,8 @@ def _reproduced(manifest: Manifest) -> str:
     whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
     due = " in which it was due" if manifest.trigger.period_steps else ""
     return (
-        f"{found.answer}: {whose} was in {found.steps_with} of {counted(found.steps, 'captured step')}{due}, where the "
-        f"suspect took {_over(found.over_s)} than its peers; before, it cost the job {milliseconds(found.expected_s)}"
-        " a step"
+        f"{found.answer}: {whose} was in {found.steps_with} of {counted(found.steps, 'captured step')}{due}; "
+        f"the suspect took {_over(found.over_s)} than its peers (before, it cost the job {milliseconds(found.expected_s)} a step)"
     )
 
 

@@ -70,7 +70,7 @@ def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
         if is_news or row.asked:
             lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
-    lines += [f"{clock_time(now_s)}  {clean(_ended_said(one))}" for one in ended]
+    lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
     return all_of(view, said), lines
 
 
@@ -116,6 +116,7 @@ def _ask_said(ask: RequestRow) -> str:
     return f"{by}: {ask.why}. " + (f"Capturing {ranks}." if ranks else f"Refused: {ask.words}.")
 
 
-def _ended_said(one: CaptureView) -> str:
-    result = CaptureResult(one.capture_id, one.rank, one.state, one.detail, one.first_step, one.last_step)
+def _ended_said(one: CaptureView, result: CaptureResult) -> str:
+    if one.state == "damaged":
+        return f"No trace of rank {result.rank}: what is stored is damaged: {one.detail}."
     return ended_sentence(result, one.size_bytes)

@@ -38,7 +38,7 @@ def test_a_fault_that_is_there_to_stay_after_all_is_said_before_it_is_captured(c
     first, why_not, second, third = capsys.readouterr().err.splitlines()
     assert "steps 40 to 79; one-off from step 57, and has passed." in first
     assert "steps 60 to 99; chronic since step 57." in second
-    assert why_not == "sftriage: Not captured: one-off, and has passed."
+    assert why_not == "sftriage: No capture now: one-off, and has passed."
     assert third.endswith("Capturing 4 steps of rank 1 with PyTorch Profiler.")
 
 
@@ -71,7 +71,7 @@ def test_a_demo_says_what_changes_and_keeps_how_captures_ended(console, capsys):
     first, *others = capsys.readouterr().err.splitlines()
     assert first.startswith("Rank 1 is slow in data")
     assert others == [
-        "Not captured: one-off, and has passed.",
+        "No capture now: one-off, and has passed.",
         "Capturing 4 steps of rank 1 with PyTorch Profiler.",
         "Captured steps 60 to 63 of rank 1 (2.0 KiB): sftriage traces show c-1",
         "No trace of rank 1: the capture failed: the job ended.",
