@@ -47,10 +47,9 @@ def _reproduced(manifest: Manifest) -> str:
         return "it cannot be told whether the fault was there"
     whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
     due = " in which it was due" if manifest.trigger.period_steps else ""
-    return (
-        f"{found.answer}: {whose} was in {found.steps_with} of {counted(found.steps, 'captured step')}{due}; "
-        f"the suspect took {_over(found.over_s)} than its peers (before, it cost the job {milliseconds(found.expected_s)} a step)"
-    )
+    there = f"{found.answer}: {whose} was in {found.steps_with} of {counted(found.steps, 'captured step')}{due}"
+    before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
+    return f"{there}; the suspect took {_over(found.over_s)} than its peers ({before})"
 
 
 def _over(seconds: float) -> str:

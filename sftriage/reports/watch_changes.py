@@ -8,7 +8,7 @@ from typing import Any
 
 from sftriage.records import CaptureResult, plain
 from sftriage.reports.watch_lines import clean
-from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
 from sftriage.runs.outlook import DISTURBED, telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
@@ -100,8 +100,7 @@ def _kind(row: WindowRow) -> tuple[object, ...]:
 
 def _said(row: WindowRow) -> str:
     if row.outcome == "capture":
-        ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in row.asked)
-        return f"{row.sentence} Capturing {ranks}."
+        return f"{row.sentence} Capturing {_captured(row.asked)}."
     if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy"):
         said = "Throttled" if row.outcome == "throttle" else "Nothing was done"
         said = f"{row.sentence} {said}: {row.words}."
@@ -112,8 +111,12 @@ def _said(row: WindowRow) -> str:
 
 def _ask_said(ask: RequestRow) -> str:
     by = f"{ask.by} asked for a capture" if ask.by else "Another capture led to this"
-    ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in ask.asked)
-    return f"{by}: {ask.why}. " + (f"Capturing {ranks}." if ranks else f"Refused: {ask.words}.")
+    return f"{by}: {ask.why}. " + (f"Capturing {_captured(ask.asked)}." if ask.asked else f"Refused: {ask.words}.")
+
+
+def _captured(asked: Sequence[RequestedCapture]) -> str:
+    beside = {"control": " to compare with"}
+    return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)
 
 
 def _ended_said(one: CaptureView, result: CaptureResult) -> str:
