@@ -173,11 +173,14 @@ def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:
     return f"Captured {steps} of rank {result.rank} ({size(stored_bytes)}): sftriage traces show {result.capture_id}"
 
 
-def cost_sentence(cost_s: float | None, before_s: float | None, first_step: int, last_step: int) -> str:
-    """What captures cost the job."""
+def cost_sentence(
+    cost_s: float | None, before_s: float | None, first_step: int, last_step: int, captures: int = 1
+) -> str:
+    """What so many captures in some steps cost the job together."""
     if cost_s is None or before_s is None:
         return "not known: too few steps before it to compare with"
-    steps = f"in {span(first_step, last_step)} and just after; a step took {milliseconds(before_s)} before"
+    shared = "" if captures == 1 else f"; shared by {counted(captures, 'capture')}"
+    steps = f"in {span(first_step, last_step)} and just after; a step took {milliseconds(before_s)} before{shared}"
     return f"{milliseconds(cost_s)} in all, {steps}" if cost_s > 0.0 else f"nothing that could be measured, {steps}"
 
 
@@ -371,7 +374,8 @@ def outcome_sentence(decision: Decision) -> str:
     """Why a suspect is not captured now; "" where it is, or nobody is suspected."""
     if decision.label != "suspect" or decision.outcome == "capture":
         return ""
-    return f"No capture now: {reason_sentence(decision)}."
+    more = "further " if decision.outcome == "throttle" else ""
+    return f"No {more}capture now: {reason_sentence(decision)}."
 
 
 def resolution(decision: Decision) -> str:

@@ -181,7 +181,7 @@ def _summary(
     most = max(more, key=lambda what: more[what])
     if most == UNSEEN and profile.unseen_s > 0.1 * profile.stage_s:
         return (
-            f"{sentence}. What stands out has no events, for it is in Python or in the system: "
+            f"{sentence}. What stands out is time in Python or in the system, which leaves no events: "
             "a capture with stacks would show where."
         )
     first = next((share for share in shares if share.waits == (most == "waiting")), None)

@@ -38,14 +38,17 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
     for manifest in outcome.manifests:
         trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
         steps = span(capture.first_step, capture.last_step)
-        say(f"Captured    rank {capture.rank}, {steps}, {size(trace.size_bytes)}")
+        beside = ", to compare with" if capture.role == "control" else ""
+        say(f"Captured    rank {capture.rank}{beside}, {steps}, {size(trace.size_bytes)}")
         say(
             f"Because of  window {trigger.window.first_step} to {trigger.window.last_step}: "
             f"{trigger.stage or 'all local stages'} of {some_ranks(trigger.ranks)}, "
             f"rule {trigger.rule} of policy {trigger.policy}"
         )
         if (cost := manifest.cost) is not None:
-            say(f"Cost        {cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step)}")
+            say(
+                f"Cost        {cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)}"
+            )
         say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
         say(f"Fetch it    sftriage traces get {manifest.capture_id} {run}")
         say(f"Open it     sftriage traces open {manifest.capture_id} {run}")

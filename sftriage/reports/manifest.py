@@ -17,10 +17,15 @@ from sftriage.words import (
 )
 
 
+_TIMES = {"run": "recording"}
+
+
 def manifest_lines(manifest: Manifest) -> list[str]:
     """What triggered a capture, what it holds, what it cost, and what its trace showed once it was reduced."""
     trigger, capture = manifest.trigger, manifest.capture
-    timings = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items())
+    timings = ", ".join(
+        f"{_TIMES.get(name, name)} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items()
+    )
     rule = f"{trigger.rule} of policy" if trigger.rule else "none, a person asked; under the limits of policy"
     return [
         f"capture     {manifest.capture_id}",
@@ -60,8 +65,7 @@ def _cost(manifest: Manifest) -> str:
     cost = manifest.cost
     if cost is None:
         return "not known: it is measured once the steps just after the capture have been judged"
-    shared = "" if cost.captures == 1 else f"; shared by {counted(cost.captures, 'capture')}"
-    return cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step) + shared
+    return cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
 
 
 def _why(manifest: Manifest) -> str:

@@ -224,6 +224,7 @@ def captures() -> Rows:
         result = CaptureResult("c-2", 2, state, "" if state == "stored" else "cancelled", *steps)
         yield state, ended_sentence(result, 2048)
     yield "cost", cost_sentence(0.1601, 0.1407, 146, 152)
+    yield "cost that several share", cost_sentence(0.1601, 0.1407, 146, 152, 2)
     yield "cost of nothing", cost_sentence(0.0, 0.1407, 146, 146)
     yield "cost that is not known", cost_sentence(None, None, 146, 152)
 
