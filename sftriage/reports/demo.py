@@ -46,9 +46,8 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
             f"rule {trigger.rule} of policy {trigger.policy}"
         )
         if (cost := manifest.cost) is not None:
-            say(
-                f"Cost        {cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)}"
-            )
+            what = cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
+            say(f"Cost        {what}")
         say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
         say(f"Fetch it    sftriage traces get {manifest.capture_id} {run}")
         say(f"Open it     sftriage traces open {manifest.capture_id} {run}")

@@ -16,7 +16,6 @@ from sftriage.words import (
     stage_suspected,
 )
 
-
 _TIMES = {"run": "recording"}
 
 
