@@ -9,8 +9,9 @@ import ast
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from html import unescape
 from pathlib import Path
-from re import search
+from re import DOTALL, findall, search, sub
 from typing import get_args
 
 import pytest
@@ -51,9 +52,11 @@ from sftriage.records import (
     Verdict,
 )
 from sftriage.reports.manifest import manifest_lines
+from sftriage.runs.following import Other, note_kind
 from sftriage.runs.outlook import HEADLINES, OUTCOMES
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, ReproducedInfo
+from sftriage.web.rendering import templates
 from sftriage.words import (
     REASONS,
     RESOLUTIONS,
@@ -291,6 +294,16 @@ def events(capsys) -> Rows:
                 policies = PolicySet((load(find("default")),))
                 for line in Change(event.kind, policies, event.problems, event.later).said():
                     yield f"{kind.__name__}, on a terminal", line
+            if kind in get_args(Other):
+                for line in on_the_page(event):
+                    yield f"{kind.__name__}, on the page", line
+
+
+def on_the_page(note: Other) -> Iterator[str]:
+    """What the page says of an event that is no window and no capture."""
+    macros = templates({}, lambda: NOON_S).get_template("macros.html").make_module()
+    for paragraph in findall(r"<p[^>]*>(.*?)</p>", macros.noted(note, note_kind(note)), DOTALL)[1:]:
+        yield " ".join(unescape(sub(r"<[^>]*>", "", paragraph)).split())
 
 
 def said_in(path: str, *called: str) -> Iterator[str]:
