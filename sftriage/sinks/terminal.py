@@ -45,7 +45,8 @@ class Said:
 
     def after(self, found: Hashable, time_s: float, *, at_once: bool = False) -> tuple[Said, bool]:
         """What has been said once a window was judged at ``time_s``, and whether what it found is said now."""
-        recent = tuple((one, said_s) for one, said_s in self.recent if time_s - said_s < WITHIN_S)
+        # (a clock that was set back keeps nobody silent)
+        recent = tuple((one, said_s) for one, said_s in self.recent if 0.0 <= time_s - said_s < WITHIN_S)
         waits = len(recent) >= MOST or sum(one == found for one, _ in recent) >= MOST_TIMES
         if found == self.last or (waits and not at_once):
             return self, False
@@ -94,21 +95,21 @@ class Reporter(Sink):
 
         A window that a capture disturbed says nothing about the job, and the capture is said itself.
         """
+        sentence, now_s = verdict_sentence(verdict), decision.time_s
+        self.windows += verdict.label != "stalled"
         if verdict.label == "stalled":
             self._said, self._waits = Said(), ""
-            self.say(verdict_sentence(verdict))
-        else:
-            self.windows += 1
-            if verdict.reasons != ("self_inflicted",):
-                now_s, captures = decision.time_s, decision.outcome == "capture"
-                self._said, news = self._said.after(standing(verdict), now_s, at_once=captures)
-                self._waits = "" if news or self._said.last == standing(verdict) else verdict_sentence(verdict)
-                if news:
-                    self.say(verdict_sentence(verdict))
-                why_not = outcome_sentence(decision)
-                self._why_not, news = self._why_not.after(why_not and (decision.reason, decision.rule), now_s)
-                if news and why_not:
-                    self.say(why_not)
+            self.say(sentence)
+        elif verdict.reasons != ("self_inflicted",):
+            found = standing(verdict)
+            self._said, news = self._said.after(found, now_s, at_once=decision.outcome == "capture")
+            self._waits = "" if self._said.last == found else sentence
+            if news:
+                self.say(sentence)
+            why_not = outcome_sentence(decision)
+            self._why_not, news = self._why_not.after(why_not and (decision.reason, decision.rule), now_s)
+            if news and why_not:
+                self.say(why_not)
         if decision.requests:
             self.say(capturing_sentence(decision.requests))
 

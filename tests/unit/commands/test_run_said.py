@@ -105,6 +105,8 @@ def windows_said(*windows: tuple[float, str]) -> list[tuple[float, str]]:
         ([(0, "a"), (5, "b"), (6, "a"), (7, "b"), (8, "a"), (9, "b"), (70, "b")], [(8, "a"), (9, "b"), (70, "b")]),
         # A capture is not begun without saying why, and not said why twice
         ([(0, "a"), (5, "b"), (10, "a"), (15, "b"), (20, "A"), (21, "A")], [(21, "A")]),
+        # A clock that was set back keeps nobody silent
+        ([(900, "a"), (905, "b"), (910, "a"), (915, "b"), (5, "a"), (10, "b")], []),
         # Of many different things, six a minute
         ([(0, "a"), (1, "b"), (2, "c"), (3, "d"), (4, "e"), (5, "f"), (6, "g"), (7, "h"), (60, "h"), (61, "i")],
          [(6, "g"), (7, "h")]),
