@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
-from sftriage.records import OTHER, Decision, Parameter, ReasonCode, Regression, Suspect, Verdict, plain
+from sftriage.records import (
+    OTHER,
+    CaptureRequest,
+    CaptureResult,
+    CaptureState,
+    Decision,
+    Parameter,
+    Profiler,
+    ReasonCode,
+    Regression,
+    Suspect,
+    Verdict,
+    plain,
+)
 
 REASONS: Mapping[str, str] = {
     "co_critical": "several ranks are late together, so mending one alone would save little",
-    "sync_ambiguous": "the excess is inside a sync stage, where all ranks look alike",
+    "sync_ambiguous": "the time is lost inside a sync stage, where ranks wait for each other and all look alike",
     "roaming": "the rank that comes last changes from step to step",
     "low_coverage": "steps of some ranks are missing",
     "no_baseline": "all ranks became slower alike, before the job's normal step was known",
-    "intermittent": "one rank causes most of it, but not often enough yet to tell it from chance",
-    "mixed_roles": "the ranks do different work, and no cohorts are declared",
+    "intermittent": "one rank causes most of the delay, but not often enough yet to tell that from chance",
+    "mixed_roles": "the ranks do different work, and which of them do the same (cohorts) is not declared",
     "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
-    "self_inflicted": "a capture was running",
+    "self_inflicted": "a capture was running, and it slows the job itself",
     "regressed": "the job is slower than its own best, and nobody alone is why",
 }
 
@@ -37,17 +50,18 @@ STALLS: Mapping[str, str] = {
 """Why a job stands still; where ranks are named, they follow."""
 
 RESOLVES: Mapping[str, str] = {
-    "co_critical": "Several ranks are late together, so mending one of them alone would save nothing: "
+    "co_critical": "Several ranks are late together, so mending one of them alone would save little: "
     "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
-    "sync_ambiguous": "The excess is inside a stage where ranks wait for each other, and there all of them tie: "
-    "call monitor.watch(model), so that the last ready gradient splits the stage into work and waiting.",
+    "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, and there all of them tie. "
+    "With DDP, monitor.watch(model) tells work from waiting there. Under FSDP it cannot, for gradients are ready only "
+    "after the exchange: there, and where it is called already, capture some ranks (`sftriage capture`) and compare.",
     "roaming": "A different rank leads from step to step: look for what moves with the data or the clock "
     "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
     "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "
     "and that its ring can be read, then wait for a complete window.",
     "no_baseline": "Every rank is slower alike and there is nothing yet to compare with: "
     "let the job run through its warm-up, so that its own normal step is known.",
-    "intermittent": "Too few steps of the window are slow: wait for it to come back more often, "
+    "intermittent": "Too few steps of the window are slow: wait for the delay to come back more often, "
     "or lower min_persistence if short bursts are what you are after.",
     "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "
     "declare cohorts, so that each rank is compared with ranks of its own role.",
@@ -79,15 +93,16 @@ def who(suspect: Suspect) -> str:
     if suspect.scope == "rank":
         return f"rank {suspect.ranks[0]}"
     if suspect.scope == "host":
-        return f"host {suspect.host} ({len(suspect.ranks)} ranks)"
-    return f"cohort {suspect.cohort} ({len(suspect.ranks)} ranks)" if suspect.scope == "cohort" else "every rank"
+        return f"host {suspect.host} ({counted(len(suspect.ranks), 'rank')})"
+    of_cohort = f"cohort {suspect.cohort} ({counted(len(suspect.ranks), 'rank')})"
+    return of_cohort if suspect.scope == "cohort" else "every rank"
 
 
 def when(suspect: Suspect) -> str:
     """Since when a suspect has been there, and whether it comes back."""
     since = "" if suspect.onset_step is None else f" since {onset(suspect)}"
     if suspect.pattern == "recurring":
-        return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'again and again'}{since}"
+        return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'at no fixed period'}{since}"
     if suspect.pattern == "one-off":
         return f"one-off{since.replace('since', 'from')}, and has passed"
     return f"chronic{since}"
@@ -103,7 +118,7 @@ def onset(suspect: Suspect) -> str:
 def descheduled(suspect: Suspect) -> str:
     """How much of a suspect's lateness was waiting for a CPU; "" where that is not known."""
     known = suspect.descheduled_fraction
-    return "" if known is None else f"of its lateness {known:.0%} was waiting for a CPU"
+    return "" if known is None else f"{known:.0%} of its lateness was waiting for a CPU"
 
 
 def scheduling_sentence(verdict: Verdict) -> str:
@@ -111,10 +126,10 @@ def scheduling_sentence(verdict: Verdict) -> str:
     if not verdict.suspects or verdict.suspects[0].descheduled_fraction is None:
         return ""
     numbers, suspect = verdict.numbers, verdict.suspects[0]
-    each = [f"{milliseconds(numbers['queued_s'])} a step"] if "queued_s" in numbers else []
-    each += [f"preempted {numbers['preempted']:.1f} times"] if "preempted" in numbers else []
+    each = [f"it waited {milliseconds(numbers['queued_s'])} for one"] if "queued_s" in numbers else []
+    each += [f"lost one {numbers['preempted']:.1f} times"] if "preempted" in numbers else []
     advice = "; see what else runs on its cores, or limits its CPU time" if suspect.mostly_descheduled else ""
-    return descheduled(suspect) + (f" ({', '.join(each)})" if each else "") + advice
+    return descheduled(suspect) + (f"; in each step {' and '.join(each)}" if each else "") + advice
 
 
 def every(period_steps: int) -> str:
@@ -130,6 +145,58 @@ def where(suspect: Suspect) -> str:
 CONTROL_PART = "healthy, captured in the same steps to compare the suspect with"
 """What the capture of a control is."""
 
+PROFILERS: Mapping[Profiler, str] = {"torch": "PyTorch Profiler", "nsys": "Nsight Systems", "stacks": "py-spy"}
+
+ENDINGS: Mapping[CaptureState, str] = {
+    "failed": "the capture failed",
+    "refused": "the capture was refused",
+    "expired": "the capture was given up",
+}
+"""How a capture that left no trace has ended."""
+
+
+def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
+    """What is captured, of whom, and beside whom."""
+    first = requests[0]
+    what = "the stacks" if first.profiler == "stacks" else counted(first.steps, "step")
+    suspects = some_ranks([one.rank for one in requests if one.role == "suspect"])
+    controls = some_ranks([one.rank for one in requests if one.role == "control"])
+    beside = f"; {controls} too, to compare with" if controls else ""
+    return f"Capturing {what} of {suspects or controls} with {PROFILERS[first.profiler]}{beside if suspects else ''}."
+
+
+def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:
+    """What became of a capture that has ended: where its trace is, or why there is none."""
+    if result.state != "stored" or result.first_step is None or result.last_step is None:
+        why = f": {result.detail}" if result.detail else ""
+        return f"No trace of rank {result.rank}: {ENDINGS.get(result.state, result.state)}{why}."
+    steps = span(result.first_step, result.last_step)
+    return f"Captured {steps} of rank {result.rank} ({size(stored_bytes)}): sftriage traces show {result.capture_id}"
+
+
+def cost_sentence(
+    cost_s: float | None, before_s: float | None, first_step: int, last_step: int, captures: int = 1
+) -> str:
+    """What so many captures in some steps cost the job together."""
+    if cost_s is None or before_s is None:
+        return "not known: too few steps before it to compare with"
+    shared = "" if captures == 1 else f"; shared by {counted(captures, 'capture')}"
+    steps = f"in {span(first_step, last_step)} and just after; a step took {milliseconds(before_s)} before{shared}"
+    return f"{milliseconds(cost_s)} in all, {steps}" if cost_s > 0.0 else f"nothing that could be measured, {steps}"
+
+
+def some_ranks(ranks: Sequence[int]) -> str:
+    """Some ranks by number, the first of many; "" for none."""
+    if not ranks:
+        return ""
+    *others, last = [str(rank) for rank in ranks[:_MOST_RANKS]]
+    if more := len(ranks) - _MOST_RANKS:
+        others, last = ([*others, last], f"{more:,} more") if more > 0 else (others, last)
+    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
+
+
+_MOST_RANKS = 8
+
 
 def stage_suspected(label: str, stage: str | None) -> str:
     """The stage that led to a capture, by what triggered it; "" where a person asked, and nothing was suspected."""
@@ -138,7 +205,7 @@ def stage_suspected(label: str, stage: str | None) -> str:
 
 def verdict_sentence(verdict: Verdict) -> str:
     """The verdict in one sentence, with its clock where that is not the host's."""
-    steps, clock = f"steps {verdict.first_step} to {verdict.last_step}", CLOCKS[verdict.clock]
+    steps, clock = span(verdict.first_step, verdict.last_step), CLOCKS[verdict.clock]
     match verdict.label:
         case "healthy":
             sentence = f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.exposed_s)} a step)."
@@ -167,25 +234,27 @@ def regression_phrase(regression: Regression) -> str:
     if regression.until_step is not None:
         as_good = f"{subject} as good as {'their' if regression.kind else 'its'} best again"
         return (
-            f"{as_good} since about step {regression.until_step}, after {regression.fraction:.0%} more from {since} on"
+            f"{as_good} since about step {regression.until_step}, "
+            f"after being slower by {regression.fraction:.0%} from {since} on"
         )
-    best = f"{'their' if regression.kind else 'its'} best of {milliseconds(regression.best_step_s)}"
+    best = f"{'their' if regression.kind else 'its'} best of {milliseconds(regression.best_step_s)} a step"
     between = f"({regression.since_first_step} to {regression.since_last_step})"
     where_in = f", in {' and '.join(regression.stages)}" if regression.stages else ""
-    whom = "on all ranks" if regression.scope == "all" else "for ranks that are late, and not on all"
+    whom = "on all ranks alike" if regression.scope == "all" else "because some ranks are late"
     return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {whom}"
 
 
 def _suspect_sentence(verdict: Verdict, steps: str) -> str:
     suspect = verdict.suspects[0]
-    slow = f"{who(suspect).capitalize()} is slow in {where(suspect)}"
-    gain, share = milliseconds(suspect.gain_s), f"({suspect.share:.0%})"
+    over = suspect.pattern == "one-off"
+    slow = f"{who(suspect).capitalize()} {'was' if over else 'is'} slow in {where(suspect)}"
+    cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
     queued = f"; {descheduled(suspect)}" if suspect.mostly_descheduled else ""
     if suspect.pattern == "recurring" and suspect.period_steps:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
-        return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}{queued}."
+        return f"{slow} {since}: {cost} each time ({suspect.share:.0%} of such a step), in {steps}{queued}."
     often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
-    return f"{slow}: it costs the job {gain} of each slow step {share}, {often}{queued}."
+    return f"{slow}: {cost} of each slow step ({suspect.share:.0%}), {often}{queued}."
 
 
 def _stall_sentence(verdict: Verdict) -> str:
@@ -202,10 +271,14 @@ def _stall_sentence(verdict: Verdict) -> str:
 
 
 def _missing(suspect: Suspect) -> str:
-    ranks = ", ".join(map(str, suspect.ranks))
-    if suspect.scope == "host":
-        return f"host {suspect.host} (ranks {ranks})"
-    return f"rank {ranks}" if suspect.scope == "rank" else "every rank"
+    ranks = some_ranks(suspect.ranks)
+    return (
+        f"host {suspect.host} ({ranks})"
+        if suspect.scope == "host"
+        else ranks
+        if suspect.scope == "rank"
+        else "every rank"
+    )
 
 
 SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
@@ -214,55 +287,64 @@ SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
     "standstill": ("{reasons}", "{named}"),
     "no_rank_named": ("{label}, but no rank is named", ""),
     "one_off": ("one-off, and has passed", ""),
-    "descheduled": ("waiting for a CPU", ": {descheduled_share} of its lateness, which no trace of its own would show"),
+    "descheduled": (
+        "waiting for a CPU",
+        ": that is {descheduled_share} of its lateness, and no trace of its own would show it",
+    ),
     "no_rule_matched": ("{missed}", ""),
     "observe_only": ("observe-only", ": rule {rule} matched{found}"),
     "pending": ("rule {rule} waits for it to last", ": {lasted}"),
     "waits_for_windows": ("rule {rule}: window {window} of {windows}", ""),
     "rule_matched": ("rule {rule}", ": {found}{beside}"),
     "asked": ("{who} asked for it", ": {why}"),
-    "rank_hangs": ("rank {rank} hangs inside capture {capture_id}", ": its stacks, from outside"),
-    "captures_per_run": ("captures_per_run", ": {captures} of {limit} captures made"),
+    "rank_hangs": ("rank {rank} hangs inside capture {capture_id}", ": its stacks are taken from outside"),
+    "captures_per_run": ("captures_per_run", ": {captures_of} made"),
     "active": ("active", ": captures are {allowed}"),
     "overhead_budget": (
         "overhead_budget",
-        ": captures have cost {spent_s} s of the {budget_s} s that are {budget_share} of the run so far, "
-        "until {until_s}",
+        ": captures have cost the job {spent_s} s, which is more than {budget_share} of the run so far ({budget_s} s); "
+        "the next from {until_s} on",
     ),
-    "captures_per_hour": ("captures_per_hour", ": {captures} of {limit} captures asked for, until {until_s}"),
-    "captures_per_day": ("captures_per_day", ": {captures} of {limit} captures asked for, until {until_s}"),
+    "captures_per_hour": (
+        "captures_per_hour",
+        ": {captures_of} asked for in the last hour; the next from {until_s} on",
+    ),
+    "captures_per_day": (
+        "captures_per_day",
+        ": {captures_of} asked for in the last day; the next from {until_s} on",
+    ),
     "place_kept": (
         "the last place of {place_of} is kept for a suspect larger than any before",
-        ": {gain_s} ms a step, and {largest_gain_s} ms was captured; until {until_s}",
+        ": this one costs {gain_s} ms a step, and one of {largest_gain_s} ms was captured; until {until_s}",
     ),
     "already_captured": (
         "already captured",
-        ": {capture_id} holds it, {captured_gain_s} ms a step then and {gain_s} ms now; "
-        "again from {worse_gain_s} ms on, in another attempt of the job, or from {until_s} on",
+        ": {capture_id} holds it, {captured_gain_s} ms a step then and {gain_s} ms now; it is captured again "
+        "once it costs {worse_gain_s} ms, once the job has started again, or from {until_s} on",
     ),
     "cooldown": ("cooldown of rule {rule}", " until {until_s}"),
-    "after_failures": ("{failed} of rule {rule} failed or {were} refused, next attempt from {until_s} on", ""),
+    "after_failures": ("{failed} of rule {rule} failed or {were} refused; the next attempt from {until_s} on", ""),
     "rank_busy": ("rank {rank} is being captured already", " ({capture_id})"),
     "concurrent_ranks": (
         "concurrent_ranks",
-        ": {running} of {limit} ranks are being captured, {wanted} more asked for",
+        ": {running} of at most {limit} ranks are being captured, and {wanted} more asked for",
     ),
-    "no_such_rank": ("no rank {ranks} in this job", ": {there}"),
-    "captures_left": ("{wanted} ranks asked for, {left} captures left", ""),
+    "no_such_rank": ("{ranks_asked} not in this job", ": {there}"),
+    "captures_left": ("captures of {wanted_ranks} asked for, and {left} left", ""),
     "recorded": ("{text}", ""),
 }
 """For each reason of a decision what kind it is, and its particulars. `_phrases` makes what is no parameter."""
 
 RESOLUTIONS: Mapping[ReasonCode, str] = {
-    "one_off": "Nothing to capture any more: wait whether it comes back; "
+    "one_off": "There is nothing left to capture. See whether it comes back; "
     "`sftriage explain` says in which steps it was.",
-    "descheduled": "See what else runs on its cores, or limits its CPU time; `sftriage capture` takes a trace all the "
-    "same, and a rule with nsys does.",
-    "pending": "Wait whether it lasts, or lower the rule's `for`.",
-    "waits_for_windows": "Wait whether the next windows match too.",
+    "descheduled": "See what else runs on its cores, or limits its CPU time. `sftriage capture` takes a trace all the "
+    "same, and so does a rule whose profiler is nsys.",
+    "pending": "See whether it lasts, or lower the rule's `for`.",
+    "waits_for_windows": "See whether the next windows match too.",
     "captures_per_run": "Raise limits.captures_per_run, or start another run.",
-    "active": "Wait until then, or change active.cron.",
-    "overhead_budget": "Wait until the run has earned it, or raise limits.overhead_budget.",
+    "active": "Wait until then, or change the policy's active.cron.",
+    "overhead_budget": "Wait until the run has lasted long enough for it, or raise limits.overhead_budget.",
     "captures_per_hour": "Wait until then, or raise limits.captures_per_hour.",
     "captures_per_day": "Wait until then, or raise limits.captures_per_day.",
     "place_kept": "Wait until then, or raise limits.{place_of}.",
@@ -272,7 +354,7 @@ RESOLUTIONS: Mapping[ReasonCode, str] = {
     "rank_busy": "Wait for that capture to end.",
     "concurrent_ranks": "Wait for a running capture to end, or raise limits.concurrent_ranks.",
     "no_such_rank": "Ask for ranks that it has.",
-    "captures_left": "Ask for fewer, or raise limits.",
+    "captures_left": "Ask for fewer, or raise the policy's limits.",
     "recorded": "{resolves}",
 }
 """What would resolve a decision not to capture, where that does not follow from the verdict's reasons."""
@@ -289,13 +371,21 @@ def reason_kind(decision: Decision) -> str:
     return _filled(SENTENCES[decision.reason][0], decision, _masked)
 
 
+def outcome_sentence(decision: Decision) -> str:
+    """Why a suspect is not captured now; "" where it is, or nobody is suspected."""
+    if decision.label != "suspect" or decision.outcome == "capture":
+        return ""
+    more = "further " if decision.outcome == "throttle" else ""
+    return f"No {more}capture now: {reason_sentence(decision)}."
+
+
 def resolution(decision: Decision) -> str:
     """What would resolve a decision not to capture, or a stall; "" where there is nothing to say."""
     own = RESOLUTIONS.get(decision.reason)
     if own is None:
         return advice(reasons_of(decision))
     if decision.reason == "active" and "until_s" not in decision.parameters:
-        return "Change active.cron."
+        return "Change the policy's active.cron."
     return _filled(own, decision, _shown)
 
 
@@ -349,30 +439,39 @@ def _phrases(decision: Decision, said: _Said) -> Mapping[str, str]:
         once = given.get("failures") == 1
         failed = "the last capture" if once else f"the last {said['failures']} captures"
         return {"failed": failed, "were": "was" if once else "were"}
+    if code.startswith("captures_per_"):
+        return {"captures_of": f"{said['captures']} of {said['limit']} capture" + "s" * (given.get("limit") != 1)}
+    if code == "captures_left":
+        return {"wanted_ranks": f"{said['wanted']} rank" + "s" * (given.get("wanted") != 1)}
     if code == "no_such_rank":
-        return {"there": f"0 to {said['last_rank']}" if "last_rank" in given else "none so far"}
+        ranks = given.get("ranks")
+        several = isinstance(ranks, tuple) and len(ranks) > 1
+        return {
+            "ranks_asked": f"{'ranks' if several else 'rank'} {said['ranks']} {'are' if several else 'is'}",
+            "there": f"its ranks are 0 to {said['last_rank']}" if "last_rank" in given else "it has none so far",
+        }
     return {}
 
 
 def _missed(given: Mapping[str, Parameter], said: _Said) -> str:
     """By which of its conditions the nearest rule was missed."""
     if "rule" not in given:
-        return f"no rule is about {said['label']}"
+        return f"no rule is about the label {said['label']}"
     lacking = [
-        f"gain {said[name]}{unit} under {said[f'min_{name}']}{unit}"
+        f"its gain of {said[name]}{unit} is under {said[f'min_{name}']}{unit}"
         for name, unit in (("share", ""), ("gain_s", " ms"))
         if name in given
     ]
     for name in ("scope", "stage", "pattern"):
         if name in given:
-            what = f"{name} {said[name]}" if name != "stage" or given[name] else "a whole rank"
+            what = f"its {name} {said[name]}" if name != "stage" or given[name] else "a whole rank"
             lacking.append(f"{what} is not one of {said[f'{name}s']}")
-    return f"{' and '.join(lacking)} of rule {said['rule']}"
+    return f"rule {said['rule']} does not match: {', and '.join(lacking)}"
 
 
 def _saves(given: Mapping[str, Parameter], said: _Said) -> str:
     return (
-        f"{_stage(given)} of {_ranks(given, said)} would save {said['gain_s']} ms a step ({said['share']}), "
+        f"mending {_stage(given)} of {_ranks(given, said)} would save {said['gain_s']} ms a step ({said['share']}), "
         f"in {said['persistence']} of the steps"
     )
 
@@ -401,9 +500,9 @@ def _beside(given: Mapping[str, Parameter]) -> str:
     if controls is None:
         return ""
     if not isinstance(controls, (tuple, list)) or not controls:
-        return "; no healthy peer beside it was found"
+        return "; no healthy rank was found beside it"
     ranks = ", ".join(map(str, controls))
-    return f"; beside it rank{'s' if len(controls) > 1 else ''} {ranks}, to compare with"
+    return f"; with rank{'s' if len(controls) > 1 else ''} {ranks} to compare with"
 
 
 def _shown(name: str, value: Parameter) -> str:
@@ -457,6 +556,16 @@ _NUMBERS: Mapping[str, Callable[[float], str]] = {
 def milliseconds(seconds: float) -> str:
     """A duration as people say it here."""
     return f"{seconds * 1e3:.1f} ms"
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of something: one step, two steps."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def span(first_step: int, last_step: int) -> str:
+    """Some steps that follow one another, both ends included."""
+    return f"step {first_step}" if first_step == last_step else f"steps {first_step} to {last_step}"
 
 
 def size(size_bytes: float) -> str:

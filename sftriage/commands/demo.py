@@ -70,8 +70,9 @@ def demo(
         tail = trainer_log.read_text(encoding="utf-8", errors="replace")[-8000:]
         notices().print(f"The job failed with exit status {status}:\n{tail}", markup=False)
         raise typer.Exit(status)
+    progress.finish()
     detection = local.files.current.detection
-    outcome = DemoOutcome.of(local.directory, detection, steps, faults, fault_step, progress.captures)
+    outcome = DemoOutcome.of(local.directory, detection, steps, faults, fault_step, progress.ended)
     if as_json:
         print_json(outcome.values())
     else:

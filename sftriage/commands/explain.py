@@ -45,9 +45,10 @@ def explain_decision(
         print_json({**values, "resolves": resolves})
         return
     write(verdict_sentence(verdict))
-    for check in explanation.checks:
-        reaches = "reaches" if check.met else "is under"
-        write(f"  {check.what}: {_amount(check.value, check)} {reaches} {_amount(check.threshold, check)}")
+    # (what is asked of nothing is no threshold)
+    for check in (one for one in explanation.checks if one.threshold):
+        value, threshold = (_amount(amount, check) for amount in (check.value, check.threshold))
+        write(f"  {check.what}: {value}, {'reaches' if check.met else 'is under'} the threshold of {threshold}")
     if verdict.suspects:
         first = verdict.suspects[0]
         gain = f"{milliseconds(first.gain_s)} of each slow step ({first.share:.1%})"
@@ -55,7 +56,7 @@ def explain_decision(
         if scheduled := scheduling_sentence(verdict):
             write(f"Scheduler: {scheduled}")
     if verdict.suspects and explanation.runner_up is None:
-        write("Runner-up: nobody; mending another alone would save next to nothing")
+        write("Runner-up: nobody else would save much if mended alone")
     if explanation.runner_up is not None:
         second = explanation.runner_up
         write(f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} of each ({second.share:.1%})")
@@ -69,4 +70,4 @@ def explain_decision(
 def _amount(value: float, check: Check) -> str:
     if check.unit == "s":
         return milliseconds(value)
-    return f"{value:.1%}" if check.unit == "fraction" else f"{value:g}"
+    return f"{value:.1%}" if check.unit == "fraction" else f"{value:.1f}"

@@ -14,7 +14,7 @@ from sftriage.commands.options import CatalogueOption, RunOption
 from sftriage.commands.output import notices, uploading
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
-from sftriage.words import place
+from sftriage.words import counted, place
 
 if TYPE_CHECKING:
     from sftriage.runtime.local import LocalRun, TakeOver
@@ -329,7 +329,8 @@ def _say_begun(reporter: Reporter, how: str, watched: LocalRun | TakeOver, meter
 
 
 def _say_summary(reporter: Reporter, watched: LocalRun | TakeOver) -> None:
+    reporter.finish()
     reporter.say(
-        f"{reporter.windows} windows decided, {reporter.captures} captured; "
+        f"{counted(reporter.windows, 'window')} judged, {counted(reporter.captures, 'capture')} stored; "
         f"why: sftriage decisions --run {place(watched.directory.path)}"
     )

@@ -226,11 +226,11 @@ class Controller:
         return ask.request_id in self._left.request_ids
 
     def _charge(self, window: Window, now_s: float) -> list[CostMeasured]:
-        """Charge to the budget what captures have cost, once the steps just after them have been seen."""
+        """Charge to the budget what captures have cost, and put the same on record, once it is known."""
         ledger, costs = self._ledgers.get(window.attempt, Ledger()).after(window, now_s)
         self._ledgers[window.attempt] = ledger
         for cost in costs:
-            if cost.cost_s is not None and cost.cost_s > 0.0:
+            if cost.cost_s:
                 self._state = charged(self._state, cost.cost_s)
                 self._remember()
             self.record(cost)

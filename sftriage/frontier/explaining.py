@@ -39,31 +39,31 @@ class Explanation:
 
 
 EXCESS: tuple[tuple[str, str, str, Unit], ...] = (
-    ("coverage", "vectors of ranks and steps that are there", "min_coverage", "fraction"),
-    ("single_gain_s", "what one rank or host adds", "min_gain_s", "s"),
-    ("late_excess_s", "lateness of the last rank over what is normal", "min_lateness_s", "s"),
-    ("shared_excess_s", "what all ranks have in common over what is normal", "min_group_s", "s"),
+    ("coverage", "steps of all ranks that came in", "min_coverage", "fraction"),
+    ("single_gain_s", "what one rank or host alone adds to a step", "min_gain_s", "s"),
+    ("late_excess_s", "how much later than usual the last rank comes", "min_lateness_s", "s"),
+    ("shared_excess_s", "how much longer than usual the step is for all ranks alike", "min_group_s", "s"),
 )
 AGAINST_ITSELF: tuple[tuple[str, str, str, Unit], ...] = (
-    ("over_best_fraction", "the last steps over the job's own best", "min_over_best_fraction", "fraction"),
-    ("slower_evidence", "evidence that the job has become slower", "min_slower_evidence", "log odds"),
+    ("over_best_fraction", "how much slower than its own best the job is now", "min_over_best_fraction", "fraction"),
+    ("slower_evidence", "evidence that the job has become slower, in log odds", "min_slower_evidence", "log odds"),
 )
 CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
     ("device_coverage", "steps whose device times are known", "min_device_coverage", "fraction"),
-    ("clock_agreement", "a step's length on one clock, of that on the other", "min_clock_agreement", "fraction"),
-    ("longer_s", "a step's length over that of a healthy one, by the hosts' clock", "min_longer_s", "s"),
+    ("clock_agreement", "how far the two clocks agree on the length of a step", "min_clock_agreement", "fraction"),
+    ("longer_s", "how much longer than a healthy step it is, by the hosts' clock", "min_longer_s", "s"),
 )
 """Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
-    ("first_log_odds", "the likeliest: log odds that it is no chance", "min_log_odds", "log odds"),
+    ("first_log_odds", "evidence that the likeliest is no chance, in log odds", "min_log_odds", "log odds"),
     (
         "first_own_fraction",
-        "the likeliest: clear events of its own, of those of it and the next one",
+        "steps that the likeliest alone held up, of those that it or the next one did",
         "min_own_fraction",
         "fraction",
     ),
-    ("first_share", "the likeliest: its gain or steady delay, of the step", "min_share", "fraction"),
-    ("first_explained_s", "the likeliest: what it explains of its own lateness and of what all share", "wanted_s", "s"),
+    ("first_share", "what the likeliest adds to a step, as a share of it", "min_share", "fraction"),
+    ("first_explained_s", "how much of the delay the likeliest explains", "wanted_s", "s"),
 )
 
 
@@ -90,20 +90,20 @@ def _changes(verdict: Verdict, checks: tuple[Check, ...]) -> tuple[str, ...]:
         # The check that was passed by the least is the one that would fail first.
         passed = (check for check in of_first if check.threshold > 0.0)
         close = min(passed, key=lambda check: check.value / check.threshold, default=None)
-        return (f"held, if this fell below its threshold: {close.what}",) if close is not None else ()
+        return (f"held if this fell below its threshold: {close.what}",) if close is not None else ()
     if "low_coverage" in verdict.reasons:
-        return ("looked into, once enough of the steps are complete",)
+        return ("looked into once enough of its steps have come in from all ranks",)
     if "clock_limited" in verdict.reasons:
         missed = [check.what for check in of_clock if not check.met and check.unit == "fraction"]
-        return tuple(f"judged by the devices' clock, if this reached its threshold: {what}" for what in missed)
+        return tuple(f"judged by the devices' clock if this reached its threshold: {what}" for what in missed)
     if "self_inflicted" in verdict.reasons:
-        return ("looked into, without a capture in it",)
+        return ("looked into if no capture had run in it",)
     if verdict.reasons == ("regressed",):
-        return ("healthy, once its steps are as good as its best again",)
+        return ("healthy once its steps are as good as the job's best again",)
     missed = [check.what for check in of_first if not check.met]
     if verdict.label == "healthy":
-        found = [f"no longer healthy, if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]
+        found = [f"unhealthy if this reached its threshold: {c.what}" for c in of_excess[1:] if not c.met]
         return tuple(found)
     if not of_first:
-        return ("a suspect, if mending one alone would save a good part of the excess",)
-    return tuple(f"a suspect, if this reached its threshold: {what}" for what in missed)
+        return ("a suspect if mending one alone would save a good part of the delay",)
+    return tuple(f"a suspect if this reached its threshold: {what}" for what in missed)

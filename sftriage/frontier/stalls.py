@@ -211,7 +211,7 @@ def _suspects(standing: WaitState, job: JobSince, still_s: float, lasted_s: floa
             ranks=tuple(sorted(one.rank for one in ranks)),
             stage=stages.pop() if len(stages) == 1 else None,
             gain_s=still_s,
-            share=still_s / lasted_s if lasted_s else 1.0,
+            share=min(1.0, still_s / lasted_s) if lasted_s else 1.0,
             persistence=1.0,
             rank=ranks[0].rank if len(ranks) == 1 and host is None else None,
             host=host,

@@ -41,6 +41,7 @@ _KIND_NAMES: Final[dict[int, Kind]] = {
 }
 # Annotations that stand for work or waiting of their own, and not only for a part of the program.
 _TELLING: Final = (*WAITS, "enumerate(DataLoader)*", "Optimizer.*")
+UNSEEN = "without any event in the trace"
 _ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-f]+")
 _NAME_SHIFT = 4
 _REST = (1 << _NAME_SHIFT) - 1
@@ -80,6 +81,9 @@ def find(
         beside = suspect
     profile, named = _looked_at(suspect, stage, wanted)
     against, its_named = (None, None) if beside is None else _looked_at(beside, stage, its_steps)
+    if against is not None and beside is suspect and against.stage_s >= profile.stage_s:
+        # What makes these steps the faulty ones is not that the stage is longer in them: its peers were quicker.
+        against = its_named = None
     shares = _shares(named, profile.steps, its_named, against.steps if against else 1)
     of_steps = len(steps) if len(others) else None
     return Findings(
@@ -163,10 +167,10 @@ def _summary(
     than: str,
 ) -> str:
     """What stands out, in words."""
-    parts = {"at work": profile.working_s, "waiting": profile.waiting_s, "in nothing the trace shows": profile.unseen_s}
+    parts = {"at work": profile.working_s, "waiting": profile.waiting_s, UNSEEN: profile.unseen_s}
     said = ", ".join(f"{seconds * 1e3:.1f} ms {what}" for what, seconds in parts.items())
-    where = "" if of_steps is None else f", in the {profile.steps} of {of_steps} captured steps that have the fault"
-    sentence = f"{stage} took {profile.stage_s * 1e3:.1f} of {profile.step_s * 1e3:.1f} ms a step{where}: {said}"
+    where = "" if of_steps is None else f" in the {profile.steps} of {of_steps} captured steps that have the fault"
+    sentence = f"{stage} took {profile.stage_s * 1e3:.1f} of the {profile.step_s * 1e3:.1f} ms of a step{where}: {said}"
     more = dict(parts)
     if control is not None:
         longer_s = profile.stage_s - control.stage_s
@@ -175,11 +179,11 @@ def _summary(
         for what, its_s in zip(more, (control.working_s, control.waiting_s, control.unseen_s), strict=True):
             more[what] -= its_s
     most = max(more, key=lambda what: more[what])
-    if most == "in nothing the trace shows" and profile.unseen_s > 0.1 * profile.stage_s:
-        return f"{sentence}. Most of it is in Python or in the system."
+    if most == UNSEEN and profile.unseen_s > 0.1 * profile.stage_s:
+        return f"{sentence}. What stands out is time in Python or in the system, which leaves no events."
     first = next((share for share in shares if share.waits == (most == "waiting")), None)
     if first is not None and first.self_s > 0.1 * profile.stage_s:
-        return f"{sentence}. First of all it is {first.name}."
+        return f"{sentence}. What stands out is {first.name}."
     return f"{sentence}."
 
 

@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sftriage.reports.tables import frontier_table
-from sftriage.words import milliseconds, place, size, verdict_sentence
+from sftriage.words import cost_sentence, milliseconds, place, size, some_ranks, span, verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from sftriage.demo.outcome import DemoOutcome
+
+
+_PARTS = {
+    "before_fault": "before the fault",
+    "in_fault": "with the fault",
+    "in_capture": "while captured",
+    "after_capture": "after that",
+}
 
 
 def print_outcome(outcome: DemoOutcome, console: Console) -> None:
@@ -29,15 +37,19 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
     console.print(frontier_table(verdict))
     for manifest in outcome.manifests:
         trigger, capture, trace = manifest.trigger, manifest.capture, manifest.artefacts[0]
-        steps = f"steps {capture.first_step} to {capture.last_step}"
-        say(f"Captured    rank {capture.rank}, {steps}, {size(trace.size_bytes)}")
+        steps = span(capture.first_step, capture.last_step)
+        beside = ", to compare with" if capture.role == "control" else ""
+        say(f"Captured    rank {capture.rank}{beside}, {steps}, {size(trace.size_bytes)}")
         say(
             f"Because of  window {trigger.window.first_step} to {trigger.window.last_step}: "
-            f"{trigger.stage or 'all local stages'} of rank {', '.join(map(str, trigger.ranks))}, "
+            f"{trigger.stage or 'all local stages'} of {some_ranks(trigger.ranks)}, "
             f"rule {trigger.rule} of policy {trigger.policy}"
         )
         if manifest.findings is not None and manifest.findings.cause is not None:
             say(f"Why         {manifest.findings.cause.sentence}")
+        if (cost := manifest.cost) is not None:
+            what = cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
+            say(f"Cost        {what}")
         say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
         say(f"Fetch it    sftriage traces get {manifest.capture_id} {run}")
         say(f"Open it     sftriage traces open {manifest.capture_id} {run}")
@@ -45,7 +57,7 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
         say(f"No trace    of rank {result.rank}: {result.state}, {result.detail}")
     if not outcome.manifests and not outcome.failures:
         say(f"No capture was started. Why, window by window: sftriage decisions {run}")
-    times = {name: milliseconds(s) for name, s in outcome.step_time_s.items() if s is not None}
-    say("Step time   " + ", ".join(f"{name.replace('_', ' ')} {time}" for name, time in times.items()))
+    times = [f"{_PARTS[name]} {milliseconds(s)}" for name, s in outcome.step_time_s.items() if s is not None]
+    say(f"Step time   median {', '.join(times)}")
     injected = ", ".join(map(str, outcome.faults)) or "none"
-    say(f"The fault   that the job had been given, and sftriage was not told: {injected}")
+    say(f"The fault   that the job was given, and sftriage was not told of: {injected}")

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from sftriage.reports.reduction import finding_lines
 from sftriage.traces.manifest import Manifest
-from sftriage.words import CONTROL_PART, milliseconds, size, stage_suspected
+from sftriage.words import (
+    CONTROL_PART,
+    PROFILERS,
+    cost_sentence,
+    counted,
+    milliseconds,
+    size,
+    some_ranks,
+    span,
+    stage_suspected,
+)
+
+_TIMES = {"run": "recording"}
 
 
 def manifest_lines(manifest: Manifest) -> list[str]:
     """What triggered a capture, what it holds, what it cost, and what its trace showed once it was reduced."""
     trigger, capture = manifest.trigger, manifest.capture
-    timings = ", ".join(f"{name} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items())
+    timings = ", ".join(
+        f"{_TIMES.get(name, name)} {milliseconds(seconds)}" for name, seconds in capture.timings_s.items()
+    )
     rule = f"{trigger.rule} of policy" if trigger.rule else "none, a person asked; under the limits of policy"
     return [
         f"capture     {manifest.capture_id}",
@@ -18,12 +32,13 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         f"created     {manifest.created_at:%Y-%m-%d %H:%M:%S} UTC",
         f"because     {trigger.why or _why(manifest)}",
         f"rule        {rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
-        f"captured    steps {capture.first_step} to {capture.last_step} of rank {capture.rank} on {capture.host}, "
-        f"{capture.profiler} profiler" + (f" ({capture.detail})" if capture.detail else ""),
+        f"captured    {span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}, "
+        f"with {PROFILERS[capture.profiler]}" + (f" ({capture.detail})" if capture.detail else ""),
         *([f"its part    {CONTROL_PART}"] if capture.role == "control" else []),
         f"reproduced  {_reproduced(manifest)}",
         *(f"its GPU     {remark}" for remark in manifest.evidence),
-        f"cost        {timings or 'not measured'} on that rank; {_cost(manifest)}",
+        f"cost        to the job: {_cost(manifest)}",
+        f"its time    on rank {capture.rank}: {timings or 'not measured'}",
         *(f"trace       {one.name}, {size(one.size_bytes)}, sha256 {one.sha256}" for one in manifest.artefacts),
         f"may contain {manifest.may_contain}",
         *_found(manifest),
@@ -33,24 +48,23 @@ def manifest_lines(manifest: Manifest) -> list[str]:
 def _reproduced(manifest: Manifest) -> str:
     found = manifest.reproduced
     if found is None:
-        return "not told"
-    whose = "the suspect's fault " if manifest.capture.role == "control" else ""
-    due = " that it was due in" if manifest.trigger.period_steps else ""
-    return (
-        f"{found.answer}: {whose}in {found.steps_with} of {found.steps} captured steps{due}, "
-        f"{milliseconds(found.over_s)} over its peers a step ({milliseconds(found.expected_s)} before)"
-    )
+        return "it cannot be told whether the fault was there"
+    whose = "the suspect's fault" if manifest.capture.role == "control" else "the fault"
+    due = " in which it was due" if manifest.trigger.period_steps else ""
+    there = f"{found.answer}: {whose} was in {found.steps_with} of {counted(found.steps, 'captured step')}{due}"
+    before = f"before, it cost the job {milliseconds(found.expected_s)} a step"
+    return f"{there}; the suspect took {_over(found.over_s)} than its peers ({before})"
+
+
+def _over(seconds: float) -> str:
+    return f"{milliseconds(abs(seconds))} {'longer' if seconds >= 0 else 'less'}"
 
 
 def _cost(manifest: Manifest) -> str:
     cost = manifest.cost
-    if cost is None or cost.cost_s is None or cost.before_s is None:
-        return "for the job not known"
-    steps = f"steps {cost.first_step} to {cost.last_step}, of {milliseconds(cost.before_s)} before"
-    if cost.cost_s <= 0.0:
-        return f"for the job nothing that was seen ({steps})"
-    shared = "" if cost.captures == 1 else f", shared by {cost.captures} captures"
-    return f"{milliseconds(cost.cost_s)} for the job ({steps}{shared})"
+    if cost is None:
+        return "not known: it is measured once the steps just after the capture have been judged"
+    return cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
 
 
 def _why(manifest: Manifest) -> str:
@@ -58,10 +72,10 @@ def _why(manifest: Manifest) -> str:
     trigger = manifest.trigger
     if trigger.label == "asked":
         return "a person asked for it"
-    ranks = ", ".join(map(str, trigger.ranks[:8])) + (", ..." if len(trigger.ranks) > 8 else "")
+    ranks = some_ranks(trigger.ranks)
     return (
-        f"rank {ranks} in {stage_suspected(trigger.label, trigger.stage)} cost {milliseconds(trigger.gain_s)} a step "
-        f"({trigger.share:.0%}), steps {trigger.window.first_step} to {trigger.window.last_step}"
+        f"{ranks} in {stage_suspected(trigger.label, trigger.stage)} cost {milliseconds(trigger.gain_s)} a step "
+        f"({trigger.share:.0%}), in {span(trigger.window.first_step, trigger.window.last_step)}"
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sftriage.controller.replay import Replayed
 from sftriage.records import Outcome, plain
-from sftriage.words import decision_values, reason_kind, reason_sentence, size, where, who
+from sftriage.words import counted, decision_values, reason_kind, reason_sentence, size, where, who
 
 OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
 
@@ -71,7 +71,7 @@ class ReplayReport:
         first, last = group[0].decision, group[-1].decision
         steps = f"{first.first_step}-{last.last_step}" if first.first_step != last.last_step else f"{first.first_step}"
         attempt = f"attempt {first.attempt}, " if first.attempt else ""
-        count = _counted(len(group), "window") if first.label != "stalled" else "stall"
+        count = counted(len(group), "window") if first.label != "stalled" else "stall"
         about = f"{reason_sentence(first)}{_about(group[0])}"
         yield _elapsed(group[0].time_s - self.start_s), f"{attempt}steps {steps}", count, first.outcome, about
         for request, recorded in zip(first.requests, group[0].captured_steps, strict=True):
@@ -90,10 +90,10 @@ class ReplayReport:
             yield "No window: the recording is shorter than the warm-up and one window."
             return
         lasted = _elapsed(max(one.time_s for one in self.replayed) - self.start_s)
-        counted = [_counted(self._captures, "capture")]
+        made = [counted(self._captures, "capture")]
         if self._messages:
-            counted.append(_counted(self._messages, "notification"))
-        yield f"{_counted(len(self.replayed), 'decision')} in {lasted}; {', '.join(counted)}."
+            made.append(counted(self._messages, "notification"))
+        yield f"{counted(len(self.replayed), 'decision')} in {lasted}; {', '.join(made)}."
         yield ""
         yield "| outcome | windows | why |"
         yield "|---|---:|---|"
@@ -120,10 +120,6 @@ def _about(one: Replayed) -> str:
         return ""
     first = one.verdict.suspects[0]
     return f" ({who(first)} in {where(first)}, {1000 * first.gain_s:.3g} ms a step, {first.pattern})"
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _elapsed(seconds: float) -> str:

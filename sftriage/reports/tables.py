@@ -108,7 +108,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         "capture": lambda row: row.capture_id,
         **({"state": lambda row: states[row.store, row.reference]} if set(states.values()) - {"", "whole"} else {}),
         "rank": lambda row: str(row.rank),
-        "suspect stage": lambda row: stage_suspected(row.label, row.stage),
+        "suspect stage": lambda row: "(control)" if row.role == "control" else stage_suspected(row.label, row.stage),
         "captured steps": lambda row: f"{row.first_step} to {row.last_step}",
         "reproduced": lambda row: row.reproduced or "",
         "size": lambda row: size(row.size_bytes),

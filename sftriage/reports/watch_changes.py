@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from sftriage.records import plain
+from sftriage.records import CaptureResult, plain
 from sftriage.reports.watch_lines import clean
-from sftriage.runs.following import RequestRow, WindowRow
-from sftriage.runs.outlook import telling_row
+from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
+from sftriage.runs.outlook import DISTURBED, telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
-from sftriage.words import clock_time, size
+from sftriage.sinks.terminal import Said
+from sftriage.words import clock_time, counted, ended_sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
     """How much has been told of a run: windows, captures asked for beside them, and which captures have ended.
 
-    ``last`` is what was said of the last window, as far as another has to differ from it.
+    ``said`` is what was said of the windows of an ``attempt`` of the job.
     """
 
     windows: int = 0
     asks: int = 0
     ended: frozenset[str] = frozenset()
-    last: tuple[object, ...] = ()
+    said: Said = field(default_factory=Said)
+    attempt: int = 0
 
 
-def all_of(view: View) -> Told:
-    """Nothing of what has been so far is news."""
-    last = _kind(view.rows[-1]) if view.rows else ()
-    return Told(len(view.rows), len(view.asks), frozenset(view.became), last)
+def all_of(view: View, said: Said | None = None) -> Told:
+    """Nothing of what has been so far is news; of windows, the newest has been told of, or what was ``said``."""
+    row = telling_row(view.rows) if view.rows else None
+    if said is None:
+        said = Said() if row is None else Said(_kind(row))
+    return Told(len(view.rows), len(view.asks), frozenset(view.became), said, view.rows[-1].attempt if row else 0)
 
 
 def opening(view: View, place: str) -> str:
@@ -47,23 +51,27 @@ def opening(view: View, place: str) -> str:
 def closing(view: View) -> str:
     """That a run has ended, and what there was."""
     captured = sum(result.state == "stored" for result in view.became.values())
-    return f"The run has ended: {len(view.rows)} windows judged, {captured} captured."
+    return f"The run has ended: {counted(len(view.rows), 'window')} judged, {counted(captured, 'capture')} stored."
 
 
 def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
-    """What is new, a line each, and what has been told with it. Windows that are as the one before are no news."""
+    """What is new, a line each, and what has been told with it. Which windows are news is `Said`'s to say."""
     rows, asks, ended = _since(told, view)
-    lines, last = [], told.last if len(view.rows) >= told.windows else ()
+    lines, said, attempt = [], told.said, told.attempt
+    if len(view.rows) < told.windows:
+        said, attempt = Said(), 0
     for row in rows:
-        kind = _kind(row)
-        if last and last[0] != row.attempt:
+        if row.attempt > attempt:
+            said, attempt = Said(), row.attempt
             lines.append(f"{clock_time(row.time_s)}  The job was started anew (restart {row.attempt}).")
-        if kind != last or row.asked:
+        if row.reasons == DISTURBED:
+            continue
+        said, is_news = said.after(_kind(row), row.time_s, at_once=row.label == "stalled")
+        if is_news or row.asked:
             lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
-        last = kind
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
-    lines += [f"{clock_time(now_s)}  {clean(_ended_said(one))}" for one in ended]
-    return all_of(view), lines
+    lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
+    return all_of(view, said), lines
 
 
 def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
@@ -84,16 +92,15 @@ def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[Reques
 
 
 def _kind(row: WindowRow) -> tuple[object, ...]:
-    """What two windows share of which the second is no news."""
+    """What two windows share of which the second is no news: who, where and why, and what is done about it."""
     first = row.suspects[0] if row.label == "suspect" and row.suspects else None
     slower = row.regression and (row.regression.since_step, row.regression.until_step)
-    return (row.attempt, row.label, row.named if first else "", first and first.pattern, row.outcome, slower)
+    return (row.label, row.reasons, row.named if first else "", first and first.pattern, row.outcome, slower)
 
 
 def _said(row: WindowRow) -> str:
     if row.outcome == "capture":
-        ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in row.asked)
-        return f"{row.sentence} Capturing {ranks}."
+        return f"{row.sentence} Capturing {_captured(row.asked)}."
     if row.outcome == "throttle" or (row.outcome == "ignore" and row.reason != "healthy"):
         said = "Throttled" if row.outcome == "throttle" else "Nothing was done"
         said = f"{row.sentence} {said}: {row.words}."
@@ -104,14 +111,15 @@ def _said(row: WindowRow) -> str:
 
 def _ask_said(ask: RequestRow) -> str:
     by = f"{ask.by} asked for a capture" if ask.by else "Another capture led to this"
-    ranks = ", ".join(f"rank {one.rank} ({one.capture_id})" for one in ask.asked)
-    return f"{by}: {ask.why}. " + (f"Capturing {ranks}." if ranks else f"Refused: {ask.words}.")
+    return f"{by}: {ask.why}. " + (f"Capturing {_captured(ask.asked)}." if ask.asked else f"Refused: {ask.words}.")
 
 
-def _ended_said(one: CaptureView) -> str:
-    if one.state != "stored":
-        return f"No trace of rank {one.rank}: {one.state}{one.detail and ', '}{one.detail}."
-    return (
-        f"Captured steps {one.first_step} to {one.last_step} of rank {one.rank} "
-        f"({size(one.size_bytes)}): sftriage traces show {one.capture_id}"
-    )
+def _captured(asked: Sequence[RequestedCapture]) -> str:
+    beside = {"control": " to compare with"}
+    return ", ".join(f"rank {one.rank}{beside.get(one.role, '')} ({one.capture_id})" for one in asked)
+
+
+def _ended_said(one: CaptureView, result: CaptureResult) -> str:
+    if one.state == "damaged":
+        return f"No trace of rank {result.rank}: what is stored is damaged: {one.detail}."
+    return ended_sentence(result, one.size_bytes)

@@ -16,7 +16,7 @@ from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.picture import CaptureView, Frontier, Picture
 from sftriage.traces.manifest import CONTROL
-from sftriage.words import ago, milliseconds, moment, since_words, size
+from sftriage.words import ago, counted, milliseconds, moment, since_words, size
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""
@@ -139,7 +139,7 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
         parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
-        parts.append(_listed("Decisions", decided, lambda _: f"on {len(shown.view.rows)} windows"))
+        parts.append(_listed("Decisions", decided, lambda _: f"on {counted(len(shown.view.rows), 'window')}"))
     if shown.captures:
         captures = [_capture(one) for one in shown.captures]
         parts.append(_listed("Captures", captures, lambda count: _left(shown.captured - count)))
@@ -336,11 +336,11 @@ def _telemetry(shown: Picture, now_s: float) -> list[Text]:
         facts.append(f"{_percent(newest.coverage)} of the newest window's steps came in")
         lacking = lacking or newest.coverage < 1.0
     if shown.view.skipped:
-        facts.append(f"{shown.view.skipped} lines of the journal could not be read")
+        facts.append(f"{counted(shown.view.skipped, 'line')} of the journal could not be read")
     lines = [Text("Telemetry  ", style="bold") + Text(", ".join(facts), style="yellow" if lacking else "")]
     judged, late = "no window yet", False
     if newest is not None:
-        judged = f"{len(shown.view.rows)} windows, the last {ago(newest.time_s, now_s)}"
+        judged = f"{counted(len(shown.view.rows), 'window')}, the last {ago(newest.time_s, now_s)}"
         judged += f", restart {newest.attempt}" if newest.attempt else ""
         late = shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))

@@ -278,7 +278,11 @@ def _named(verdict: Verdict) -> tuple[str, tuple[int, ...], str | None]:
 def stage_in_question(
     asked: str | None, manifest: Manifest | None, verdict: Verdict | None, one: Reduction, control: Reduction | None
 ) -> str:
-    """The stage to look into: the one asked for, the suspect's, or the longest, against the control if there is one."""
+    """The stage to look into: the one asked for, the suspect's, or the longest.
+
+    That is the one that is longest against the control if there is one, or else in the steps that have the fault
+    against the others, if these are known.
+    """
     if asked is not None:
         return asked
     triggered = manifest.trigger.stage if manifest is not None else None
@@ -290,6 +294,11 @@ def stage_in_question(
     if control is not None:
         its_s = control.mean_s
         mean_s = {stage: seconds - its_s.get(stage, 0.0) for stage, seconds in mean_s.items() if stage in its_s}
+    else:
+        faulty_N = np.isin(one.steps.number_N, known_faulty(manifest))
+        if faulty_N.any() and not faulty_N.all():
+            more_S = one.durations_ns_NS[faulty_N].mean(axis=0) - one.durations_ns_NS[~faulty_N].mean(axis=0)
+            mean_s = dict(zip(one.schema.stages, more_S.tolist(), strict=True))
     return max(mean_s, key=lambda stage: mean_s[stage])
 
 
@@ -373,9 +382,9 @@ def findings_of(
                 raise InputError(f"{control}: one trace is wanted: {'; '.join(each.reason for each in read.refused)}")
             (beside,) = read.reductions
     manifest = signal.manifest if signal else None
-    stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
     if manifest is None and len(reduced.reductions) == 1:
         manifest = _manifest_beside(reduced.files[0], one.trace)
+    stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
     findings = find(one, stage, beside, known_faulty(manifest))
     files = reduced.files[0] if len(reduced.reductions) == 1 else None, control
     its, others = (None if file is None else _samples_beside(file) for file in files)

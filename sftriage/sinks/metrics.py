@@ -237,7 +237,7 @@ class Metrics(Sink):
                 case CostMeasured(cost_s=None):
                     self._unknown_cost.inc()
                 case CostMeasured(cost_s=float(cost_s)):
-                    self._group_cost.inc(max(0.0, cost_s))
+                    self._group_cost.inc(cost_s)
                 case JobSeen():
                     self._looked(seen)
                 case Resumed():

@@ -1,22 +1,68 @@
-"""What is said on a terminal while a job is watched: what changes, and nothing while all stays as it is."""
+"""What is said on a terminal while a job is watched: how it stands now, and nothing while that stays as it is."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sftriage.events import CaptureChanged, Event, Sight, WindowJudged
+from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, Sight, WindowJudged
 from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
-from sftriage.words import size, verdict_sentence
+from sftriage.words import (
+    capturing_sentence,
+    counted,
+    ended_sentence,
+    milliseconds,
+    outcome_sentence,
+    reason_sentence,
+    verdict_sentence,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
+WITHIN_S = 60.0
+MOST_TIMES, MOST = 2, 6
+"""How often the same is said within a minute, and how many things in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What was said of a job last, and all that was within the last minute, with the time.
+
+    The rule, window by window: what a window finds is said at once where it is not what was said last, and not at all
+    where it is. But what flickers from window to window is said twice within a minute, and of more different things no
+    more than six: what comes beyond that waits until the minute is over, and is said then if it is still so. So a
+    terminal is never flooded, and is wrong for a minute at most. What must be said (``at_once``: a capture begins
+    because of it) waits for nothing, but is not repeated either.
+    """
+
+    last: Hashable = None
+    recent: tuple[tuple[Hashable, float], ...] = ()
+
+    def after(self, found: Hashable, time_s: float, *, at_once: bool = False) -> tuple[Said, bool]:
+        """What has been said once a window was judged at ``time_s``, and whether what it found is said now."""
+        # (a clock that was set back keeps nobody silent)
+        recent = tuple((one, said_s) for one, said_s in self.recent if 0.0 <= time_s - said_s < WITHIN_S)
+        waits = len(recent) >= MOST or sum(one == found for one, _ in recent) >= MOST_TIMES
+        if found == self.last or (waits and not at_once):
+            return self, False
+        return Said(found, (*recent, (found, time_s))), True
+
+
+def standing(verdict: Verdict) -> Hashable:
+    """What two windows share of which the second is no news: who, where and why."""
+    suspect = verdict.suspects[0] if verdict.label == "suspect" else None
+    named = suspect and (suspect.ranks, suspect.stage, suspect.pattern)
+    slower = verdict.regression and (verdict.regression.since_step, verdict.regression.until_step)
+    return verdict.label, verdict.reasons, named, slower
+
 
 class Reporter(Sink):
-    """A line for each change.
+    """A line for each change (see `Said`).
 
     Attributes:
         windows: windows that have been decided.
@@ -27,7 +73,8 @@ class Reporter(Sink):
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._last: tuple[object, ...] = ("healthy", None, None, None)
+        self._said = self._why_not = Said()
+        self._waits = ""
         self.windows = self.captures = 0
 
     def take(self, seen: Event | Sight) -> None:
@@ -35,55 +82,63 @@ class Reporter(Sink):
         match seen:
             case WindowJudged():
                 self._judged(seen.verdict, seen.decision)
+            case ManualRequestDecided() | FollowUpDecided() if seen.decision.requests:
+                why = reason_sentence(seen.decision)
+                self.say(f"{capturing_sentence(seen.decision.requests)[:-1]}; {why}")
+            case ManualRequestDecided():
+                self.say(f"{seen.request.who} asked for a capture, and gets none: {reason_sentence(seen.decision)}.")
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
-        """Said where it differs from the window before. A stall is always said."""
+        """Said where it is news. A stall is told of when it begins or changes: it always is, and so is what is next.
+
+        A window that a capture disturbed says nothing about the job, and the capture is said itself.
+        """
+        sentence, now_s = verdict_sentence(verdict), decision.time_s
+        self.windows += verdict.label != "stalled"
         if verdict.label == "stalled":
-            self.say(verdict_sentence(verdict))
-            return
-        self.windows += 1
-        suspect = verdict.suspects[0] if verdict.label == "suspect" else None
-        slower = verdict.regression and (verdict.regression.since_step, verdict.regression.until_step)
-        now = (verdict.label, verdict.reasons, suspect and (suspect.ranks, suspect.stage, suspect.pattern), slower)
-        if now[0] != self._last[0] or (suspect and now != self._last) or (slower and slower != self._last[3]):
-            self.say(verdict_sentence(verdict))
-        self._last = now
-        if decision.outcome == "capture":
-            ranks = ", ".join(str(request.rank) for request in decision.requests)
-            self.say(f"Capturing {decision.requests[0].steps} steps of rank {ranks}.")
+            self._said, self._waits = Said(), ""
+            self.say(sentence)
+        elif verdict.reasons != ("self_inflicted",):
+            found = standing(verdict)
+            self._said, news = self._said.after(found, now_s, at_once=decision.outcome == "capture")
+            self._waits = "" if self._said.last == found else sentence
+            if news:
+                self.say(sentence)
+            why_not = outcome_sentence(decision)
+            self._why_not, news = self._why_not.after(why_not and (decision.reason, decision.rule), now_s)
+            if news and why_not:
+                self.say(why_not)
+        if decision.requests:
+            self.say(capturing_sentence(decision.requests))
 
     def _captured(self, result: CaptureResult, stored_bytes: int) -> None:
-        if result.state != "stored":
-            self.say(f"No trace of rank {result.rank}: {result.state}, {result.detail}.")
-            return
-        self.captures += 1
-        self.say(
-            f"Captured steps {result.first_step} to {result.last_step} of rank {result.rank} "
-            f"({size(stored_bytes)}): sftriage traces show {result.capture_id}"
-        )
+        self.captures += result.state == "stored"
+        self.say(ended_sentence(result, stored_bytes))
+
+    def finish(self) -> None:
+        """The job is over: what waited to be said of it is."""
+        if self._waits:
+            self.say(self._waits)
 
     def say(self, text: str) -> None:
         """One line."""
         self._console.print(f"sftriage: {text}", soft_wrap=True, markup=False)
 
 
-class Progress(Sink):
-    """The same of a demo of some ``steps``: one live line on a terminal, a line a change elsewhere.
+class Progress(Reporter):
+    """The same of a demo of some ``steps``, with one live line on a terminal.
 
     Attributes:
-        captures: captures that have ended.
+        ended: captures that have ended.
     """
 
-    name = "terminal"
-
     def __init__(self, console: Console, steps: int) -> None:
-        self._console = console
+        super().__init__(console)
         self._steps = steps
-        self._label = ""
         self._status: Status | None = None
-        self.captures: list[CaptureResult] = []
+        self.ended: list[CaptureResult] = []
 
     def live(self, what: str) -> AbstractContextManager[object]:
         """Show the live line while the job runs."""
@@ -92,26 +147,15 @@ class Progress(Sink):
         self._status = self._console.status(what)
         return self._status
 
-    def take(self, seen: Event | Sight) -> None:
-        """Say what is new in it."""
-        match seen:
-            case WindowJudged():
-                self._judged(seen.verdict, seen.decision)
-            case CaptureChanged(result=result) if result.state in ENDED:
-                self.captures.append(result)
-                detail = f" ({result.detail})" if result.detail else ""
-                self.say(f"Capture of rank {result.rank}: {result.state}{detail}.")
-
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
-        label = f"{verdict.label} {verdict.reasons}"
-        if label != self._label:
-            self.say(verdict_sentence(verdict))
-        self._label = label
-        if decision.outcome == "capture":
-            self.say(f"Starting torch.profiler on rank {', '.join(str(r.rank) for r in decision.requests)} alone.")
+        super()._judged(verdict, decision)
         if self._status is not None:
-            done = f"step {verdict.last_step + 1} of {self._steps}"
-            self._status.update(f"{done}, {verdict.label}, {verdict.exposed_s * 1e3:.0f} ms a step: {decision.outcome}")
+            done = f"step {verdict.last_step + 1} of {self._steps}, {counted(self.windows, 'window')} judged"
+            self._status.update(f"{done}; the newest: {verdict.label}, {milliseconds(verdict.exposed_s)} a step")
+
+    def _captured(self, result: CaptureResult, stored_bytes: int) -> None:
+        super()._captured(result, stored_bytes)
+        self.ended.append(result)
 
     def say(self, text: str) -> None:
         """One line that stays."""

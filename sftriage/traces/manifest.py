@@ -317,9 +317,9 @@ class Remarks(DocumentModel):
 class CostInfo(Steps):
     """What captures cost the whole job. The steps are those that a profiler touched, warm-up and probing included.
 
-    ``cost_s`` is by how much these, and some after them, took longer than as many before (``before_s`` each) would
-    have: below nothing where the machine was quicker meanwhile, None where too little is known of before. Of captures
-    in the same steps it cannot be told which cost what: ``captures`` share it.
+    ``cost_s`` is by how much these, and some after them, took longer than they would have without, by the steps before
+    (``before_s`` each); None where too little is known of these. Of captures in the same steps it cannot be told which
+    cost what: ``captures`` share it.
     """
 
     cost_s: Number | None

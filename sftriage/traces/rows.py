@@ -51,6 +51,7 @@ class CaptureRow:
     reproduced: str | None
     store: str
     reference: str
+    role: str = "suspect"
 
     def distance_from(self, step: int) -> int:
         """How many steps the capture is from a step; 0 where it recorded it, or its window holds it."""
@@ -130,7 +131,7 @@ stores = Table(
     "sftriage_stores", METADATA, Column("key", TEXT, primary_key=True), Column("store", TEXT, nullable=False)
 )
 
-VERSION = "0001"
+VERSION = "0002"
 """Of these tables, as text in the order of time. To be raised with whatever is changed in them."""
 schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), primary_key=True))
 

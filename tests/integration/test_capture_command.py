@@ -98,7 +98,7 @@ def test_the_limits_hold_for_people_too(start, environment, tmp_path):
 
 def test_what_cannot_be_asked_for_is_said(start, running):
     directory = running
-    assert "no rank 7 in this job: 0 to 1" in asked(start, directory, "--rank", 7)[2]
+    assert "rank 7 is not in this job: its ranks are 0 to 1" in asked(start, directory, "--rank", 7)[2]
     assert "--reason" in start("capture", "--run", directory, "--rank", 0).communicate(timeout=60)[1]
     # AND what somebody else left there is removed and not obeyed
     bad = directory / "asks" / "0.json"

@@ -83,7 +83,7 @@ def test_every_code_has_words():
         (
             decided("place_kept", place_of="captures_per_hour", gain_s=0.01, largest_gain_s=0.02, until_s=1.8e9),
             "the last place of captures_per_hour is kept for a suspect larger than any before: "
-            "10 ms a step, and 20 ms was captured; until 2027-01-15T08:00:00Z",
+            "this one costs 10 ms a step, and one of 20 ms was captured; until 2027-01-15T08:00:00Z",
             "the last place of captures_per_hour is kept for a suspect larger than any before",
         ),
         # Journals of before have it
@@ -94,13 +94,13 @@ def test_every_code_has_words():
         ),
         (
             decided("no_rule_matched", rule="a", share=0.0351, min_share=0.05),
-            "gain 3.51% under 5% of rule a",
-            "gain N under N of rule a",
+            "rule a does not match: its gain of 3.51% is under 5%",
+            "rule a does not match: its gain of N is under N",
         ),
         (
             decided("no_rule_matched", rule="a", stage="", stages=("data", "forward")),
-            "a whole rank is not one of data, forward of rule a",
-            "a whole rank is not one of data, forward of rule a",
+            "rule a does not match: a whole rank is not one of data, forward",
+            "rule a does not match: a whole rank is not one of data, forward",
         ),
         (decided("active"), "active: captures are never allowed again", "active"),
     ],
@@ -130,8 +130,12 @@ def test_what_was_read_back_has_words_whatever_its_parameters_are(code, paramete
 @pytest.mark.parametrize(
     ("fraction", "in_one_sentence", "by_itself"),
     [
-        (0.83, "of its lateness 83% was waiting for a CPU", "83% was waiting for a CPU (25.0 ms a step); see what"),
-        (0.2, "", "of its lateness 20% was waiting for a CPU (25.0 ms a step)"),
+        (
+            0.83,
+            "83% of its lateness was waiting for a CPU",
+            "83% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for one; see what",
+        ),
+        (0.2, "", "20% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for one"),
         (None, "", ""),
     ],
 )

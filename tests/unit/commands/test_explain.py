@@ -49,18 +49,18 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("0-49", ["Healthy", "is under", "lateness of the last rank", "no longer healthy, if this reached"]),
-        ("70", ["Rank 2 is slow in data", "chronic since step 50", "Runner-up: nobody", "It would be held, if"]),
+        ("0-49", ["Healthy", "is under", "how much later than usual the last rank", "unhealthy if this reached"]),
+        ("70", ["Rank 2 is slow in data", "chronic since step 50", "Runner-up: nobody", "It would be held if"]),
         ("w50-99-r2-slow-rank-1", ["Rank 2 is slow in data", "Decided: capture"]),
         (
             "199",
             [
                 "of its lateness",
-                "Scheduler: of its",
-                "was waiting for a CPU (30.0 ms a step, preempted 15.0 times); see",
+                "Scheduler: 97% of its",
+                "was waiting for a CPU; in each step it waited 30.0 ms for one and lost one 15.0 times; see",
             ],
         ),
-        ("149", ["Held: co_critical", "a suspect, if mending one alone", "What would resolve it: Several"]),
+        ("149", ["Held: co_critical", "a suspect if mending one alone", "What would resolve it: Several"]),
     ],
 )
 def test_a_window_is_explained_from_its_numbers(sftriage, run, what, said):

@@ -45,7 +45,7 @@ def test_the_timeline_says_what_would_have_happened_and_why(sftriage, policy, jo
     assert lines[0].endswith("ignore    healthy")
     # AND the capture stands by itself, with whom, how and when
     (at,) = [number for number, line in enumerate(lines) if "  capture  " in line]
-    assert "rule slow-input: data of rank 2 would save" in lines[at]
+    assert "rule slow-input: mending data of rank 2 would save" in lines[at]
     assert "rank 2: torch, steps " in lines[at + 1]
     assert "no more than 60 s and 512.0 MiB" in lines[at + 1]
     # AND then it is held while the profiler runs, and after that there is a trace that holds it

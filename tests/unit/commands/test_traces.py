@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import jsonschema
@@ -122,6 +123,23 @@ def test_a_person_is_told_who_was_captured_and_whether_the_fault_was_there(sftri
     assert "reproduced" in lines[2]
     assert [line for line in lines if SECOND in line and "partly" in line]
     assert "resnet" not in "".join(lines)
+
+
+def test_a_control_is_not_listed_as_a_suspect(sftriage, tmp_path):
+    # GIVEN a capture of a suspect, and one of the healthy rank beside it
+    directory, trace = run_in(tmp_path / "run"), tmp_path / "trace"
+    trace.write_text('{"traceEvents": []}')
+    for name, rank, role in (("c-1", 2, "suspect"), ("c-2", 1, "control")):
+        manifest = partial(manifest_of, name, rank=rank, role=role)
+        LocalStore(directory.path).put(name, trace, manifest)
+    # WHEN they are listed THEN it is said which is which
+    lines = sftriage("traces", "list", "--run", directory.path).out.splitlines()
+    said = {name: line for line in lines for name in ("c-1", "c-2") if name in line}
+    assert "data" in said["c-1"]
+    assert "(control)" in said["c-2"]
+    assert "data" not in said["c-2"]
+    listed = json.loads(sftriage("traces", "list", "--run", directory.path, "--json").out)
+    assert {one["capture_id"]: one["role"] for one in listed} == {"c-1": "suspect", "c-2": "control"}
 
 
 def test_a_catalogue_that_was_deleted_gives_every_answer_again(sftriage, run):

@@ -32,7 +32,7 @@ def rank(number, stage):
         ),
         (
             verdict(Suspect("host", (4, 5), "data", 61.3, 0.99, 1.0, host="node-2")),
-            "not arrived: host node-2 (ranks 4, 5) in data.",
+            "not arrived: host node-2 (ranks 4 and 5) in data.",
         ),
         (
             verdict(Suspect("all", (0, 1), "data", 61.3, 0.99, 1.0), reasons=("no_rank_waits",)),

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sftriage.controller.costs import AFTER_STEPS, KEPT_STEPS, Ledger
 from sftriage.records import StageSchema, Window
@@ -45,9 +47,9 @@ def job(n_steps=200, *captures):
         # One capture: its steps, and those just after it.
         ([(80, 85, 0.05, 0.0)], [(80, 85, 0.3)]),
         ([(80, 85, 0.05, 0.01)], [(80, 85, 0.4)]),
-        # A capture that cost nothing, or less than that.
+        # A capture that cost nothing. Where the machine was quicker meanwhile, nobody is told of less than nothing.
         ([(80, 85, 0.0, 0.0)], [(80, 85, 0.0)]),
-        ([(80, 85, -0.01, 0.0)], [(80, 85, -0.06)]),
+        ([(80, 85, -0.01, 0.0)], [(80, 85, 0.0)]),
         # Two that are apart are told apart, two that overlap or follow at once are one.
         ([(60, 62, 0.1, 0.0), (120, 122, 0.2, 0.0)], [(60, 62, 0.3), (120, 122, 0.6)]),
         ([(60, 62, 0.1, 0.0), (66, 68, 0.1, 0.0)], [(60, 68, 0.6)]),
@@ -96,7 +98,7 @@ def test_a_long_job_is_remembered_within_bounds():
     ("onset", "period", "most_s"),
     [
         (85, 1, 0.05),  # a fault that began 15 steps before it
-        (20, 7, 0.30),  # one that comes back every seventh step, and twice in the steps that are charged
+        (20, 7, 0.05),  # one that comes back every seventh step, and twice in the steps that are charged
         (20, 1, 0.05),  # one that was always there
     ],
 )
@@ -116,3 +118,78 @@ def test_a_checkpoint_before_it_hides_no_cost():
     (cost,) = costs_of(took_s, capturing)
     # (0.6 s, less what is taken for usual of the checkpoint)
     assert cost.cost_s == pytest.approx(0.6, abs=0.15)
+
+
+def checkpointing(every, captured, *, stall_s=0.15, kind="", rank=1, n_steps=700):
+    """Steps of 100 ms of two ranks, one of which now and then takes 200 ms more; a capture stalls the other one."""
+    slow_N = np.arange(n_steps) % every == 0
+    durations_NRS = np.full((n_steps, 2, 2), 0.05)
+    durations_NRS[:, rank, 1] += 0.2 * slow_N
+    between_NR = np.zeros((n_steps, 2))
+    between_NR[captured + 3, 0] = stall_s
+    capturing_N = np.zeros(n_steps, dtype=bool)
+    capturing_N[captured : captured + 4] = True
+    kinds = tuple(kind if slow else "" for slow in slow_N)
+    return Window(SCHEMA, 0, durations_NRS, between_NR=between_NR, capturing_N=capturing_N, kinds=kinds)
+
+
+@pytest.mark.parametrize(
+    ("every", "captured", "kind", "expected_s"),
+    [
+        # The capture is laid over the checkpoint: its stall is its cost, and the checkpoint is not.
+        (50, 599, "", 0.15),
+        (120, 599, "", 0.15),
+        (250, 499, "", 0.15),
+        (7, 601, "", 0.15),
+        # The job says which of its steps are checkpoints.
+        (120, 599, "checkpoint", 0.15),
+        # There is none in it: the stall is not taken for one, though it is nearly as long.
+        (250, 600, "", 0.15),
+        (50, 610, "", 0.15),
+        # Of a kind that was never seen before, it is not known how long it takes.
+        (600, 599, "checkpoint", 0.15),
+    ],
+)
+def test_a_checkpoint_in_a_capture_is_no_capture_s_cost(every, captured, kind, expected_s):
+    job = checkpointing(every, captured, kind=kind)
+    (cost,) = Ledger().after(job, 100.0)[1]
+    assert cost.cost_s == pytest.approx(expected_s, abs=0.025)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize(("length", "stride"), [(50, 10), (50, 50), (7, 7)])
+def test_a_checkpoint_after_the_sync_counts_once(ranks, length, stride):
+    # GIVEN steps of 100 ms, a checkpoint of 200 ms on one rank after the sync of every 25th, for which the others wait
+    # in the next, and a capture of one that holds its rank up for 60 ms
+    slow_N, n_steps = np.arange(400) % 25 == 0, 400
+    durations_NRS = np.full((n_steps, ranks, 3), [0.03, 0.06, 0.01])
+    durations_NRS[:, 0, 2] += 0.2 * slow_N
+    durations_NRS[1:, 1:, 1] += 0.2 * slow_N[:-1, None]
+    between_NR, capturing_N = np.zeros((n_steps, ranks)), np.zeros(n_steps, dtype=bool)
+    between_NR[303, 1], capturing_N[298:304] = 0.06, True
+    durations_NRS[303, np.arange(ranks) != 1, 1] += 0.06
+    schema = StageSchema(("forward", "backward", "other"), ("backward",))
+    job = Window(schema, 0, durations_NRS, between_NR=between_NR, capturing_N=capturing_N)
+    # WHEN its windows come in THEN the cost is what it held the job up for
+    ledger, found = Ledger(), []
+    for first in range(0, n_steps - length + 1, stride):
+        ledger, costs = ledger.after(job.steps(first, first + length - 1), 100.0)
+        found += costs
+    assert [one.cost_s for one in found] == [pytest.approx(0.06, abs=0.02)]
+
+
+def test_what_was_slow_for_a_while_before_is_not_taken_for_what_comes_back():
+    # GIVEN a job that was slower for a hundred steps, and no longer is, and a capture that makes five steps slower
+    took_s, capturing = job(500, (400, 404, 0.1, 0.0))
+    took_s[100:200] += 0.1
+    # THEN all of that is its cost
+    (cost,) = costs_of(took_s, capturing)
+    assert cost.cost_s == pytest.approx(0.5)
+
+
+@given(st.lists(st.floats(0.0, 2.0), min_size=60, max_size=120), st.integers(8, 40), st.integers(1, 8))
+def test_a_cost_is_never_below_nothing_nor_above_what_was_seen(took_s, first, length):
+    capturing = np.zeros(len(took_s), dtype=bool)
+    capturing[first : first + length] = True
+    for cost in costs_of(took_s, capturing, length=len(took_s)):
+        assert 0.0 <= cost.cost_s <= sum(took_s[first : first + length + AFTER_STEPS]) + 1e-9

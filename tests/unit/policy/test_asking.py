@@ -57,10 +57,10 @@ def test_stacks_are_taken_at_once():
 @pytest.mark.parametrize(
     ("wanted", "before", "limits", "reason"),
     [
-        (ask(7), (), None, "no rank 7 in this job: 0 to 3"),
-        (ask(0, 1, 2), (), None, "concurrent_ranks: 0 of 2"),
+        (ask(7), (), None, "rank 7 is not in this job: its ranks are 0 to 3"),
+        (ask(0, 1, 2), (), None, "concurrent_ranks: 0 of at most 2"),
         (ask(1), (ask(1),), None, "rank 1 is being captured already"),
-        (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of 2"),
+        (ask(2), (ask(0, 1),), None, "concurrent_ranks: 2 of at most 2"),
         (ask(1), (ask(0),), policies("{captures_per_run: 1, concurrent_ranks: 1}"), "captures_per_run: 1 of 1"),
         (ask(1), (ask(0),), policies("{captures_per_hour: 1, concurrent_ranks: 2}"), "captures_per_hour: 1 of 1"),
         (ask(1), (ask(0),), policies("{captures_per_day: 1, concurrent_ranks: 2}"), "captures_per_day: 1 of 1"),
@@ -80,7 +80,7 @@ def test_the_limits_hold(wanted, before, limits, reason):
 
 
 def test_of_a_job_that_nothing_is_known_of_nobody_is_captured():
-    assert reason_sentence(decided(ask(0), ranks=())[0]) == "no rank 0 in this job: none so far"
+    assert reason_sentence(decided(ask(0), ranks=())[0]) == "rank 0 is not in this job: it has none so far"
 
 
 def test_the_trigger_says_who_asked_and_why_and_that_nothing_was_suspected():

@@ -108,7 +108,7 @@ def test_that_it_was_captured_is_on_record_with_the_capture_and_the_gain_then_an
     }
     assert reason_sentence(decision) == (
         "already captured: w100-149-r2-a-1 holds it, 20 ms a step then and 25 ms now; "
-        "again from 30 ms on, in another attempt of the job, or from 2027-01-22T08:00:00Z on"
+        "it is captured again once it costs 30 ms, once the job has started again, or from 2027-01-22T08:00:00Z on"
     )
     assert resolution(decision) == "Look at the trace that there is, or ask for another (`sftriage capture`)."
 
@@ -189,7 +189,7 @@ def test_what_came_to_nothing_is_given_back_but_not_tried_again_at_once(ended):
     assert decide(make_verdict(ranks=(3,)), policy, state, NOW + 61)[0].outcome == "capture"
     throttled, _ = decide(make_verdict(), policy, state, NOW + 119)
     assert reason_sentence(throttled) == (
-        "the last capture of rule a failed or was refused, next attempt from 2027-01-15T08:02:00Z on"
+        "the last capture of rule a failed or was refused; the next attempt from 2027-01-15T08:02:00Z on"
     )
     again, state = decide(make_verdict(), policy, state, NOW + 120)
     assert again.requests[0].capture_id != request.capture_id

@@ -26,7 +26,7 @@ def test_a_rule_waits_for_as_many_steps_as_it_says():
     assert [(one.outcome, reason_sentence(one)[:45]) for one in decisions] == [
         ("hold", "rule a waits for it to last: 50 of 70 steps"),
         ("hold", "rule a waits for it to last: 60 of 70 steps"),
-        ("capture", "rule a: data of rank 2 would save 20 ms a ste"),
+        ("capture", "rule a: mending data of rank 2 would save 20 "),
     ]
     assert [one.reason for one in decisions] == ["pending", "pending", "rule_matched"]
     assert decisions[0].parameters == {"rule": "a", "lasted_steps": 50, "for_steps": 70}
@@ -35,7 +35,7 @@ def test_a_rule_waits_for_as_many_steps_as_it_says():
         (60, 70),
         (70, 70),
     ]
-    assert resolution(decisions[0]) == "Wait whether it lasts, or lower the rule's `for`."
+    assert resolution(decisions[0]) == "See whether it lasts, or lower the rule's `for`."
 
 
 def test_a_rule_waits_for_as_long_as_it_says_by_what_the_steps_took():

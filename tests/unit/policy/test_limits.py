@@ -19,7 +19,7 @@ TELLING = {"name": "t", "match": {}, "notify": [{"webhook": {"url_from_env": "A"
     ("wanted", "pattern", "outcome", "reason"),
     [
         (["chronic"], "chronic", "capture", "rule a: "),
-        (["chronic"], "recurring", "ignore", "pattern recurring is not one of chronic of rule a"),
+        (["chronic"], "recurring", "ignore", "rule a does not match: its pattern recurring is not one of chronic"),
         (["chronic", "recurring"], "recurring", "capture", "rule a: "),
         (["recurring", "one-off"], "one-off", "hold", "one-off, and has passed"),
         ([], "recurring", "capture", "rule a: "),
@@ -38,20 +38,20 @@ def test_patterns(wanted, pattern, outcome, reason):
             {"asked_s": (NOW - 3601, NOW - 3599, NOW - 60)},
             {"captures_per_hour": 2},
             None,
-            "captures_per_hour: 2 of 2 captures asked for, until 2027-01-15T08:00:01Z",
+            "captures_per_hour: 2 of 2 captures asked for in the last hour; the next from 2027-01-15T08:00:01Z on",
         ),
         ({"asked_s": (NOW - 3600, NOW - 60)}, {"captures_per_hour": 2}, None, None),
         (
             {"asked_s": (NOW - 50, NOW - 40, NOW - 30)},
             {"captures_per_hour": 2},  # the policy has become stricter
             None,
-            "captures_per_hour: 3 of 2 captures asked for, until 2027-01-15T08:59:20Z",
+            "captures_per_hour: 3 of 2 captures asked for in the last hour; the next from 2027-01-15T08:59:20Z on",
         ),
         (
             {"asked_s": (NOW - 86401, NOW - 86399, NOW - 7200)},
             {"captures_per_day": 2},
             None,
-            "captures_per_day: 2 of 2 captures asked for, until 2027-01-15T08:00:01Z",
+            "captures_per_day: 2 of 2 captures asked for in the last day; the next from 2027-01-15T08:00:01Z on",
         ),
         ({"asked_s": (NOW - 86400, NOW - 7200)}, {"captures_per_day": 2}, None, None),
         # What lasts longer is said first
@@ -59,14 +59,14 @@ def test_patterns(wanted, pattern, outcome, reason):
             {"asked_s": (NOW - 60, NOW - 50)},
             {"captures_per_hour": 2, "captures_per_day": 2},
             None,
-            "captures_per_day: 2 of 2 captures asked for, until 2027-01-16T07:59:00Z",
+            "captures_per_day: 2 of 2 captures asked for in the last day; the next from 2027-01-16T07:59:00Z on",
         ),
         (
             {"spent_s": 20.0},
             {"overhead_budget": "1%"},
             None,
-            "overhead_budget: captures have cost 20 s of the 10 s that are 1% of the run so far, "
-            "until 2027-01-15T08:16:40Z",
+            "overhead_budget: captures have cost the job 20 s, which is more than 1% of the run so far (10 s); "
+            "the next from 2027-01-15T08:16:40Z on",
         ),
         ({"spent_s": 10.0}, {"overhead_budget": "1%"}, None, None),
         (
@@ -147,7 +147,7 @@ def test_whom_a_rule_captures(capture, peers, ranks, controls):
     }
     assert by_role == {"suspect": ranks, "control": controls}
     assert ("to compare with" in reason_sentence(decision)) == bool(controls)
-    assert ("no healthy peer" in reason_sentence(decision)) == (bool(capture.get("control_ranks")) and not controls)
+    assert ("no healthy rank" in reason_sentence(decision)) == (bool(capture.get("control_ranks")) and not controls)
     assert {one.rank: one.control for one in state.running.values()} == {
         **dict.fromkeys(ranks, False),
         **dict.fromkeys(controls, True),

@@ -55,7 +55,7 @@ def test_that_a_place_is_kept_is_said_with_the_gains_and_until_when(limits, plac
     }
     assert reason_sentence(decision) == (
         f"the last place of {place_of} is kept for a suspect larger than any before: "
-        f"15 ms a step, and 20 ms was captured; until {until}"
+        f"this one costs 15 ms a step, and one of 20 ms was captured; until {until}"
     )
     assert resolution(decision) == f"Wait until then, or raise limits.{place_of}."
     # AND then it is captured

@@ -131,7 +131,7 @@ def test_against_a_control_what_took_more_comes_first(tmp_path):
     ]
     assert findings.control is not None
     assert findings.control.rank == 1
-    assert "First of all it is aten::slow." in findings.summary
+    assert "What stands out is aten::slow." in findings.summary
 
 
 def test_steps_that_both_have_are_compared(tmp_path):
@@ -162,8 +162,8 @@ def test_a_fault_that_comes_back_is_found_in_its_steps_against_the_others(tmp_pa
         ("aten::slow", 1000, 100),
         ("aten::stack", 200, 200),
     ]
-    assert "ms a step, in the 2 of 6 captured steps that have the fault" in findings.summary
-    assert "0.9 ms more than in its other steps. First of all it is aten::slow." in findings.summary
+    assert "ms of a step in the 2 of 6 captured steps that have the fault" in findings.summary
+    assert "0.9 ms more than in its other steps. What stands out is aten::slow." in findings.summary
     assert Findings.model_validate_json(findings.model_dump_json()) == findings
 
 
@@ -184,3 +184,13 @@ def test_names_that_would_harm_a_terminal_are_made_harmless(tmp_path):
     findings = find(reduced(tmp_path / "t.json", [*STEP, event("\x1b[31m" + "x" * 300, 200, 50)]), "data")
     (share,) = findings.shares
     assert share.name == "?[31m" + "x" * 95
+
+
+def test_a_fault_is_not_told_against_steps_in_which_its_stage_is_longer(tmp_path):
+    # GIVEN steps that are known to have the fault, for the peers were quicker in them, and others in which it is longer
+    captured = reduced(tmp_path / "t.json", RECURRING, rank=2, world_size=4)
+    findings = find(captured, "data", fault_steps=(0, 2, 3, 5))
+    # THEN it is not said to be shorter by so much than elsewhere
+    assert (findings.suspect.steps, findings.of_steps, findings.control) == (4, 6, None)
+    assert "in the 4 of 6 captured steps that have the fault: " in findings.summary
+    assert "than" not in findings.summary

@@ -151,7 +151,7 @@ def test_what_lacks_in_the_telemetry_is_said(run):
     with run.directory.decisions.open("a") as file:
         file.write("no entry\n")
     written = text(shown(run, telemetry=RankCoverage(3, 4)))
-    assert "3 of 4 ranks record, 74.9% of the newest window's steps came in, 1 lines of the journal" in written
+    assert "3 of 4 ranks record, 74.9% of the newest window's steps came in, 1 line of the journal" in written
 
 
 def test_a_run_that_has_ended_says_so(tmp_path):
@@ -316,7 +316,7 @@ def test_a_line_is_said_where_a_window_differs_from_the_one_before(run):
     assert lines[0].startswith("2027-01-15 08:01:29  ")
     # AND nothing is said twice
     assert news(told, run.source.view(), NOW_S)[1] == []
-    assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captured."
+    assert closing(run.source.view()) == "The run has ended: 6 windows judged, 0 captures stored."
 
 
 def test_a_fault_that_passes_or_comes_to_stay_is_another(run):
@@ -406,5 +406,5 @@ def test_that_the_job_is_slower_than_its_own_best_is_said_when_it_begins_and_end
     # THEN each change is said, and what is as before is not
     _, lines = news(told, run.source.view(), NOW_S)
     assert ["best" in line for line in lines] == [False, True, True, False]
-    assert "slower than its best of 50.0 ms by 21% since about step 40 (38 to 45), in backward" in lines[1]
+    assert "slower than its best of 50.0 ms a step by 21% since about step 40 (38 to 45), in backward" in lines[1]
     assert "as good as its best again since about step 60" in lines[2]

@@ -106,7 +106,7 @@ def everything(**options) -> Metrics:
     """Metrics that have seen one of each."""
     found = metrics(**options)
     tell(found, judged(), window(), lag_s=0.2)
-    for cost_s in (0.4, None, -0.1):
+    for cost_s in (0.4, None, 0.0):
         found.take(cost(cost_s))
     tell(found, judged("suspect", [suspect()], [request()], reason="rule_matched"), window(10, seed=1))
     found.take(judged("stalled", [suspect("backward")], outcome="hold", reason="standstill", reasons=["not_arrived"]))

@@ -1,0 +1,418 @@
+"""Every sentence that the product says of a job, in one table that a person reads in one go: ``sentences.txt``.
+
+Rows are made from the codes themselves, so that a code without words, and words that nobody has read, fail. After a
+change, ``SFTRIAGE_WRITE_SENTENCES=1`` writes the table anew: read what has changed in it.
+"""
+# ruff: noqa: E501 (a row a line: it is read as a table)
+
+import ast
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from html import unescape
+from pathlib import Path
+from re import DOTALL, findall, search, sub
+from typing import get_args
+
+import pytest
+from rich.console import Console
+
+import sftriage
+from sftriage.controller.policies import Change
+from sftriage.events import (
+    CaptureChanged,
+    CostMeasured,
+    Event,
+    EvidenceGathered,
+    FollowUpDecided,
+    ManualRequestDecided,
+    NamedPolicy,
+    PolicyChanged,
+    TakenOver,
+    WindowJudged,
+)
+from sftriage.frontier import explaining
+from sftriage.frontier.explaining import explain
+from sftriage.policy.loading import find, load
+from sftriage.policy.policy_set import PolicySet
+from sftriage.records import (
+    CaptureRequest,
+    CaptureResult,
+    CaptureState,
+    Decision,
+    Label,
+    ManualRequest,
+    Outcome,
+    Pattern,
+    Profiler,
+    ReasonCode,
+    Regression,
+    Scope,
+    Suspect,
+    Verdict,
+)
+from sftriage.reports.manifest import manifest_lines
+from sftriage.runs.following import Other, note_kind
+from sftriage.runs.outlook import HEADLINES, OUTCOMES
+from sftriage.sinks.terminal import Reporter
+from sftriage.traces.manifest import CostInfo, ReproducedInfo
+from sftriage.web.rendering import templates
+from sftriage.words import (
+    REASONS,
+    RESOLUTIONS,
+    RESOLVES,
+    SENTENCES,
+    STALLS,
+    capturing_sentence,
+    cost_sentence,
+    ended_sentence,
+    outcome_sentence,
+    reason_sentence,
+    resolution,
+    scheduling_sentence,
+    verdict_sentence,
+)
+from tests.unit.conftest import asked_for, manifest_of
+
+TABLE = Path(__file__).with_name("sentences.txt")
+SOURCE = Path(sftriage.__file__).parent
+NOON_S = 1_800_000_000.0
+RANK = Suspect("rank", (3,), "data", 0.0242, 0.17, 0.57, rank=3, onset_step=120)
+RIVAL = replace(RANK, ranks=(1,), rank=1, stage="forward", gain_s=0.004, share=0.03)
+REGRESSED = Regression(400, 380, 410, 0.45, "all", ("backward",), 0.12)
+
+
+def judged(label: Label = "suspect", *reasons: str, suspects=(RANK,), **about) -> Verdict:
+    advances = {"data": 0.02, "backward": 0.12}
+    return Verdict(
+        90, 139, label, reasons, suspects, 0.14, advances, {}, about.pop("numbers", {}), ("backward",), **about
+    )
+
+
+Rows = Iterator[tuple[str, str]]
+
+
+def verdicts() -> Rows:
+    healthy = judged("healthy", suspects=())
+    yield "healthy", verdict_sentence(healthy)
+    yield "healthy, by the devices' clock", verdict_sentence(replace(healthy, clock="device"))
+    yield "healthy, of one step", verdict_sentence(replace(healthy, last_step=90))
+    scopes: dict[Scope, Suspect] = {
+        "rank": RANK,
+        "host": replace(RANK, scope="host", host="node-2", ranks=(4, 5), rank=None),
+        "cohort": replace(RANK, scope="cohort", cohort="stage-0", ranks=(4,), rank=None, stage=None),
+        "all": replace(RANK, scope="all", ranks=tuple(range(8)), rank=None, stage="backward"),
+    }
+    for scope in get_args(Scope):
+        yield f"suspect: {scope}", verdict_sentence(judged(suspects=(scopes[scope],)))
+    patterns: dict[Pattern, Suspect] = {
+        "chronic": replace(RANK, onset_range=(118, 126)),
+        "recurring": replace(RANK, pattern="recurring", period_steps=7),
+        "one-off": replace(RANK, pattern="one-off"),
+    }
+    for pattern in get_args(Pattern):
+        yield f"suspect: {pattern}", verdict_sentence(judged(suspects=(patterns[pattern],)))
+    often = replace(RANK, pattern="recurring", period_steps=2)
+    yield "suspect: every second step", verdict_sentence(judged(suspects=(often,)))
+    yield "suspect: recurring, who knows when", verdict_sentence(judged(suspects=(replace(often, period_steps=None),)))
+    waited = judged(suspects=(replace(RANK, descheduled_fraction=0.83),), numbers={"queued_s": 0.03, "preempted": 8.2})
+    yield "suspect that waited for a CPU", verdict_sentence(waited)
+    yield "suspect that waited for a CPU, explained", scheduling_sentence(waited)
+    yield "suspect, and slower than ever", verdict_sentence(judged(regression=REGRESSED))
+    for reason in REASONS:
+        yield f"needs_evidence: {reason}", verdict_sentence(judged("needs_evidence", reason, suspects=()))
+    of_kind = replace(REGRESSED, kind="eval", scope="some", stages=())
+    yield (
+        "needs_evidence: regressed, known",
+        verdict_sentence(judged("needs_evidence", "regressed", suspects=(), regression=REGRESSED)),
+    )
+    yield (
+        "needs_evidence: regressed, a kind of step",
+        verdict_sentence(judged("needs_evidence", "regressed", suspects=(), regression=of_kind)),
+    )
+    yield "regression that has ended", verdict_sentence(replace(healthy, regression=replace(REGRESSED, until_step=700)))
+    yield (
+        "needs_evidence: two reasons",
+        verdict_sentence(judged("needs_evidence", "roaming", "no_baseline", suspects=())),
+    )
+    numbers = {"still_s": 61.3, "typical_step_s": 0.02, "missing_ranks": 12.0}
+    for reason in STALLS:
+        named = (RANK, scopes["host"]) if reason in ("not_arrived", "died", "left_early", "no_rank_waits") else ()
+        stall = replace(judged("stalled", reason, suspects=named, numbers=numbers if named else {}), last_step=90)
+        yield f"stalled: {reason}", verdict_sentence(stall)
+
+
+def advice() -> Rows:
+    for reason in (*REASONS, *STALLS):
+        yield reason, RESOLVES[reason]
+
+
+PARAMETERS: dict[ReasonCode, dict] = {
+    "healthy": {},
+    "undecided": {"reasons": ("roaming", "low_coverage")},
+    "standstill": {"reasons": ("died",), "rank": 3, "stage": "data", "more_ranks": 2},
+    "no_rank_named": {},
+    "one_off": {},
+    "descheduled": {"descheduled_share": 0.83},
+    "no_rule_matched": {"rule": "slow-rank", "share": 0.03, "min_share": 0.05, "stage": "data", "stages": ("forward",)},
+    "observe_only": {"rule": "slow-rank"},
+    "pending": {"rule": "slow-rank", "lasted_steps": 60, "for_steps": 100},
+    "waits_for_windows": {"rule": "slow-rank", "window": 1, "windows": 3},
+    "rule_matched": {"rule": "slow-rank", "rank": 3, "stage": "data", "gain_s": 0.0242, "share": 0.17, "persistence": 0.57, "controls": (1,)},
+    "asked": {"who": "ada", "why": "why is the loader slow?"},
+    "rank_hangs": {"rank": 3, "capture_id": "w90-139-r3-slow-rank-1"},
+    "captures_per_run": {"captures": 3, "limit": 3},
+    "active": {"until_s": NOON_S},
+    "overhead_budget": {"spent_s": 0.864, "budget_s": 0.126, "budget_share": 0.005, "until_s": NOON_S},
+    "captures_per_hour": {"captures": 4, "limit": 4, "until_s": NOON_S},
+    "captures_per_day": {"captures": 12, "limit": 12, "until_s": NOON_S},
+    "place_kept": {"place_of": "captures_per_hour", "gain_s": 0.015, "largest_gain_s": 0.02, "until_s": NOON_S},
+    "already_captured": {"capture_id": "w90-139-r3-slow-rank-1", "captured_gain_s": 0.024, "gain_s": 0.025, "worse_gain_s": 0.036, "until_s": NOON_S},
+    "cooldown": {"rule": "slow-rank", "until_s": NOON_S},
+    "after_failures": {"rule": "slow-rank", "failures": 2, "until_s": NOON_S},
+    "rank_busy": {"rank": 3, "capture_id": "w90-139-r3-slow-rank-1"},
+    "concurrent_ranks": {"running": 1, "limit": 2, "wanted": 2},
+    "no_such_rank": {"ranks": (8, 9), "last_rank": 7},
+    "captures_left": {"wanted": 2, "left": 1},
+    "recorded": {"text": "what an earlier version said", "resolves": "What it advised."},
+}  # fmt: skip
+
+VARIANTS: list[tuple[ReasonCode, dict]] = [
+    ("undecided", {}),
+    ("no_rule_matched", {}),
+    ("no_rule_matched", {"rule": "slow-rank", "gain_s": 0.004, "min_gain_s": 0.01, "stage": "", "stages": ("data",)}),
+    ("observe_only", {"rule": "stuck", "reasons": ("died",), "rank": 3, "stage": "data"}),
+    ("pending", {"rule": "slow-rank", "lasted_s": 4.2, "for_s": 30.0}),
+    ("rule_matched", {**PARAMETERS["rule_matched"], "rank": 3, "stage": "", "controls": ()}),
+    ("rule_matched", {"rule": "stuck", "reasons": ("not_arrived",), "rank": 3, "stage": "data"}),
+    ("active", {}),
+    ("captures_per_hour", {"captures": 1, "limit": 1, "until_s": NOON_S}),
+    ("after_failures", {"rule": "slow-rank", "failures": 1, "until_s": NOON_S}),
+    ("no_such_rank", {"ranks": (8,)}),
+    ("captures_left", {"wanted": 1, "left": 0}),
+]
+
+
+def decisions() -> Rows:
+    for code, given in (*((code, PARAMETERS[code]) for code in get_args(ReasonCode)), *VARIANTS):
+        decision = Decision(NOON_S, 90, 139, "suspect", "hold", code, parameters=given)
+        yield code, reason_sentence(decision)
+        if resolves := resolution(decision):
+            yield f"{code}, resolved by", resolves
+    yield (
+        "on a terminal",
+        outcome_sentence(
+            Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"])
+        ),
+    )
+    for outcome in get_args(Outcome):
+        yield f"outcome: {outcome}", OUTCOMES[outcome]
+    for face, headline in HEADLINES.items():
+        yield f"headline: {face}", headline
+
+
+def requested(rank: int, profiler: Profiler = "torch", role: str = "suspect") -> CaptureRequest:
+    return CaptureRequest(f"c-{rank}", rank, profiler, 3, 1, 60.0, 2**29, role=role)
+
+
+def captures() -> Rows:
+    for profiler in get_args(Profiler):
+        yield f"capturing with {profiler}", capturing_sentence([requested(2, profiler)])
+        beside = [requested(2, profiler), requested(3, profiler), requested(1, profiler, "control")]
+        yield f"capturing with {profiler}, beside a control", capturing_sentence(beside)
+    for state in get_args(CaptureState):
+        if state in ("accepted", "armed", "running"):
+            continue
+        steps = (147, 151) if state == "stored" else (None, None)
+        result = CaptureResult("c-2", 2, state, "" if state == "stored" else "cancelled", *steps)
+        yield state, ended_sentence(result, 2048)
+    yield "cost", cost_sentence(0.1601, 0.1407, 146, 152)
+    yield "cost that several share", cost_sentence(0.1601, 0.1407, 146, 152, 2)
+    yield "cost of nothing", cost_sentence(0.0, 0.1407, 146, 146)
+    yield "cost that is not known", cost_sentence(None, None, 146, 152)
+
+
+def explanations() -> Rows:
+    for name, what, *_ in (*explaining.CLOCK, *explaining.EXCESS, *explaining.FIRST, *explaining.AGAINST_ITSELF):
+        yield f"check: {name}", what
+    numbers = {threshold: 1.0 for _, _, threshold, _ in (*explaining.EXCESS, *explaining.FIRST)}
+    reached = numbers | {name: 2.0 for name, *_ in (*explaining.EXCESS, *explaining.FIRST)}
+    missed = numbers | {name: 0.5 for name, *_ in (*explaining.EXCESS, *explaining.FIRST)}
+    clock = {"device_coverage": 0.1, "min_device_coverage": 0.5}
+    for case, verdict in {
+        "suspect": judged(suspects=(RANK, RIVAL), numbers=reached),
+        "healthy": judged("healthy", suspects=(), numbers=missed),
+        "co_critical": judged("needs_evidence", "co_critical", suspects=(), numbers={}),
+        "roaming": judged("needs_evidence", "roaming", numbers=missed),
+        "low_coverage": judged("needs_evidence", "low_coverage", suspects=()),
+        "clock_limited": judged("needs_evidence", "clock_limited", suspects=(), numbers=clock),
+        "self_inflicted": judged("needs_evidence", "self_inflicted", suspects=()),
+        "regressed": judged("needs_evidence", "regressed", suspects=()),
+    }.items():
+        for change in explain(verdict).changes:
+            yield f"{case}", f"It would be {change}."
+
+
+def manifests() -> Rows:
+    told = ReproducedInfo(answer="yes", steps=5, steps_with=5, over_s=0.0404, expected_s=0.0242)
+    cost = CostInfo(first_step=146, last_step=152, cost_s=0.1601, before_s=0.1407, captures=2)
+    about = {"reproduced": told, "cost": cost, "evidence": ("GPU 0 runs at 1,200 of 1,980 MHz: power cap",)}
+    whole = manifest_of("w100-149-r2-slow-rank-1").model_copy(update=about)
+    whole = whole.model_copy(update={"trigger": whole.trigger.model_copy(update={"why": verdict_sentence(judged())})})
+    control = manifest_of("w100-149-r1-slow-rank-1", rank=1, role="control").model_copy(
+        update={"reproduced": told.model_copy(update={"answer": "partly", "steps_with": 1, "over_s": -0.004})}
+    )
+    for case, manifest in {"suspect": whole, "control": control, "asked for": asked_for(manifest_of("a-1"))}.items():
+        for line in manifest_lines(manifest):
+            yield case, line
+
+
+TOLD: dict[type, list[Event]] = {
+    WindowJudged: [WindowJudged(judged(), Decision(NOON_S, 90, 139, "suspect", "throttle", "cooldown", parameters=PARAMETERS["cooldown"]))],
+    ManualRequestDecided: [
+        ManualRequestDecided(ManualRequest("q", (2,), "ada", "why?"), Decision(NOON_S, 90, 90, "asked", "capture", "asked", parameters=PARAMETERS["asked"], requests=(requested(2),))),
+        ManualRequestDecided(ManualRequest("q", (2,), "ada", "why?"), Decision(NOON_S, 90, 90, "asked", "throttle", "rank_busy", parameters=PARAMETERS["rank_busy"])),
+    ],
+    FollowUpDecided: [FollowUpDecided("c-2", Decision(NOON_S, 90, 90, "asked", "capture", "rank_hangs", parameters=PARAMETERS["rank_hangs"], requests=(requested(2, "stacks"),)))],
+    CaptureChanged: [CaptureChanged(NOON_S, CaptureResult("c-2", 2, "stored", "", 147, 151), stored_bytes=2048)],
+    PolicyChanged: [PolicyChanged(NOON_S, kind, (NamedPolicy("default"),), problems, later) for kind, problems, later in (
+        ("changed", (), ("detection.window_steps",)), ("refused", ("line 3: limits: no such field",), ()), ("restored", (), ()))],
+    CostMeasured: [CostMeasured(NOON_S, 0, 146, 152, cost_s, before_s) for cost_s, before_s in ((0.1601, 0.1407), (0.0, 0.1407), (None, None))],
+    EvidenceGathered: [EvidenceGathered(NOON_S, 90, 139, ("GPU 0 runs at 1,200 of 1,980 MHz: power cap",))],
+    TakenOver: [TakenOver(NOON_S, "node-1", 4711)],
+}  # fmt: skip
+
+
+def events(capsys) -> Rows:
+    reporter = Reporter(Console(stderr=True, width=500))
+    for kind in get_args(Event):
+        for event in TOLD[kind]:
+            reporter.take(event)
+            for line in capsys.readouterr().err.splitlines():
+                yield f"{kind.__name__}, on a terminal", line
+            if isinstance(event, PolicyChanged):
+                policies = PolicySet((load(find("default")),))
+                for line in Change(event.kind, policies, event.problems, event.later).said():
+                    yield f"{kind.__name__}, on a terminal", line
+            if kind in get_args(Other):
+                for line in on_the_page(event):
+                    yield f"{kind.__name__}, on the page", line
+
+
+def on_the_page(note: Other) -> Iterator[str]:
+    """What the page says of an event that is no window and no capture."""
+    macros = templates({}, lambda: NOON_S).get_template("macros.html").make_module()
+    for paragraph in findall(r"<p[^>]*>(.*?)</p>", macros.noted(note, note_kind(note)), DOTALL)[1:]:
+        yield " ".join(unescape(sub(r"<[^>]*>", "", paragraph)).split())
+
+
+def said_in(path: str, *called: str) -> Iterator[str]:
+    """What the calls of these functions in a file are given to say; what is filled in stands in braces."""
+    text = (SOURCE / path).read_text(encoding="utf-8")
+    if not any(f"{name}(" in text for name in called):
+        return
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] in called:
+            for argument in node.args:
+                yield from _texts(argument)
+
+
+def _texts(node: ast.expr) -> Iterator[str]:
+    match node:
+        case ast.Constant(value=str(text)) if " " in text.strip() or text == "cancelled":
+            yield text
+        case ast.JoinedStr(values=values):
+            parts = [
+                one.value if isinstance(one, ast.Constant) else "{" + ast.unparse(one.value) + "}" for one in values
+            ]
+            if any(isinstance(one, ast.Constant) and " " in one.value for one in values):
+                yield "".join(map(str, parts))
+        case ast.IfExp() | ast.BoolOp() | ast.BinOp():
+            for child in ast.iter_child_nodes(node):
+                if isinstance(child, ast.expr):
+                    yield from _texts(child)
+
+
+def in_rooms(*rooms: str) -> list[str]:
+    return sorted(str(path.relative_to(SOURCE)) for room in rooms for path in SOURCE.glob(room))
+
+
+def refusals() -> Rows:
+    for path in in_rooms("capture/*.py", "recorder/*.py", "agent/*.py", "runtime/triage.py", "traces/store.py"):
+        called = "CaptureError", "_NotBegunError", "failed", "_fail", "_answer", "CaptureResult", "_finish_early"
+        for text in said_in(path, *called):
+            yield path, text
+
+
+def lines_of_commands() -> Rows:
+    for path in in_rooms("commands/*.py", "reports/demo.py", "runtime/*.py"):
+        for text in said_in(path, "say", "tell", "write"):
+            yield path, text
+
+
+def findings() -> Rows:
+    for text in said_in("runtime/doctor.py", "Finding"):
+        yield "doctor", text
+
+
+def warnings() -> Rows:
+    for path in in_rooms("**/*.py"):
+        for text in said_in(path, "warning", "error", "warn"):
+            yield path, text
+
+
+def table(capsys) -> str:
+    sections = {
+        "Verdicts": verdicts(),
+        "What would resolve them": advice(),
+        "Decisions": decisions(),
+        "Captures": captures(),
+        "Why a capture is refused or fails": refusals(),
+        "Explanations": explanations(),
+        "Manifests": manifests(),
+        "Events": events(capsys),
+        "Findings of the doctor": findings(),
+        "Lines of commands": lines_of_commands(),
+        "Warnings": warnings(),
+    }
+    lines = []
+    for title, rows in sections.items():
+        lines += ["", f"== {title}", ""]
+        before = ""
+        for what, text in rows:
+            lines += [*([f"[{what}]"] if what != before else []), f"    {text}"]
+            before = what
+    return "\n".join(lines[1:]) + "\n"
+
+
+def test_every_sentence_is_in_the_table_that_people_read(capsys):
+    said = table(capsys)
+    if os.environ.get("SFTRIAGE_WRITE_SENTENCES"):
+        TABLE.write_text(said, encoding="utf-8")
+    assert said == TABLE.read_text(encoding="utf-8")
+
+
+def test_no_code_is_without_a_row():
+    assert set(PARAMETERS) == set(SENTENCES) == set(get_args(ReasonCode))
+    assert set(RESOLVES) == {*REASONS, *STALLS}
+    assert set(RESOLUTIONS) <= set(PARAMETERS)
+    assert set(TOLD) == set(get_args(Event))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        r"(?<!of )\b1 (?:step|rank|window|capture|time)s\b",
+        r" \?|\?\?",
+        r"\.\.(?!\.)",
+        r"\w  +\w",
+        r"-\d+\.\d ms",
+        r"rank \d+, \d+ ",
+    ],
+)
+def test_what_no_sentence_says(capsys, wrong):
+    """One of something is no several, nothing is missing, ends twice, or is less than nothing."""
+    found = [
+        line for rows in (verdicts(), advice(), decisions(), captures()) for _, line in rows if search(wrong, line)
+    ]
+    assert found == []
