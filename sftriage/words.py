@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from sftriage.events import DiskFailed, DiskRecovered
 from sftriage.records import Decision, Parameter, ReasonCode, Regression, Suspect, Verdict, plain
 
 REASONS: Mapping[str, str] = {
@@ -478,6 +479,24 @@ def thinning(whole_from_step: int, first_step: int, block_steps: int, period_ste
     gone = f" Of those before {first_step:,} none are." if first_step else ""
     of = f"the first {block_steps} of every {period_steps:,}"
     return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
+
+
+def disk_sentence(seen: DiskFailed | DiskRecovered) -> str:
+    """That the run directory takes nothing, or takes it again, and what that has cost."""
+    if isinstance(seen, DiskFailed):
+        return (
+            f"The run directory cannot be written ({seen.problem}). Training goes on, and so does judging; what is to "
+            "be written waits in memory."
+        )
+    late, lost = (
+        ", ".join(f"{number:,} {kind}" for kind, number in sorted(one.items())) for one in (seen.late, seen.lost)
+    )
+    if lost and "windows" in seen.lost and seen.lost_steps is not None:
+        lost += f" (windows of steps {seen.lost_steps[0]} to {seen.lost_steps[1]})"
+    told = [f"written late: {late}"] * bool(late) + [f"lost: {lost}" if lost else "nothing is lost"]
+    lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
+    begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the last {lasted}"
+    return f"The run directory {begin} ({seen.problem}); {'; '.join(told)}."
 
 
 def clock_time(time_s: float) -> str:

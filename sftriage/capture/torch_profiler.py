@@ -127,5 +127,6 @@ class TorchCapture(Executor):
     def close(self) -> None:
         """Let go of the mailbox, and of what the trainer may have left in the spool."""
         self._mailbox.close()
-        for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
-            leftover.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
+                leftover.unlink(missing_ok=True)

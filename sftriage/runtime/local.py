@@ -24,6 +24,7 @@ from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove
 from sftriage.runtime.triage import POLL_S, Triage, this_host
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
+from sftriage.traces.disk import Disk
 from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")
@@ -85,8 +86,9 @@ class _Watched:
         self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
         kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
         note_steps(self._rings, directory.steps)
-        fleet = this_host(directory, info, nsys)
-        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume)
+        disk = Disk()
+        fleet = this_host(directory, info, nsys, disk.do)
+        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=disk)
 
     def close(self) -> None:
         """End the triage, and remove what the trainers need no more."""

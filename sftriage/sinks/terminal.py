@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
-from sftriage.events import CaptureChanged, Event, Sight, WindowJudged
+from sftriage.events import CaptureChanged, DiskFailed, DiskRecovered, Event, Sight, WindowJudged
 from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
-from sftriage.words import size, verdict_sentence
+from sftriage.words import disk_sentence, size, verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +37,8 @@ class Reporter(Sink):
                 self._judged(seen.verdict, seen.decision)
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
+            case DiskFailed() | DiskRecovered():
+                self.say(disk_sentence(seen))
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
         """Said where it differs from the window before. A stall is always said."""
@@ -101,6 +103,8 @@ class Progress(Sink):
                 self.captures.append(result)
                 detail = f" ({result.detail})" if result.detail else ""
                 self.say(f"Capture of rank {result.rank}: {result.state}{detail}.")
+            case DiskFailed() | DiskRecovered():
+                self.say(disk_sentence(seen))
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
         label = f"{verdict.label} {verdict.reasons}"
