@@ -481,13 +481,18 @@ def thinning(whole_from_step: int, first_step: int, block_steps: int, period_ste
     return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
 
 
+def disk_now(problem: str) -> str:
+    """That the run directory takes nothing now."""
+    return (
+        f"The run directory cannot be written ({problem}). What is judged meanwhile waits in memory, and is on record "
+        "once it can."
+    )
+
+
 def disk_sentence(seen: DiskFailed | DiskRecovered) -> str:
     """That the run directory takes nothing, or takes it again, and what that has cost."""
     if isinstance(seen, DiskFailed):
-        return (
-            f"The run directory cannot be written ({seen.problem}). Training goes on, and so does judging; what is to "
-            "be written waits in memory."
-        )
+        return f"{disk_now(seen.problem)} Training goes on."
     late, lost = (
         ", ".join(f"{number:,} {kind}" for kind, number in sorted(one.items())) for one in (seen.late, seen.lost)
     )

@@ -193,7 +193,7 @@ class JournalTail:
             kept.clear()
 
     def _take(self, data: bytes) -> bool:
-        """Take the whole lines; whether there may be more. What is there of one that is being written may yet be cut."""
+        """Take the whole lines; whether there may be more. What is there of another may yet be cut off."""
         *lines, rest = data.split(b"\n")
         self._at += len(data) - len(rest)
         for line in lines:
@@ -343,8 +343,8 @@ def note_of(event: Other) -> Other | None:
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None
 
 
-def _bounded(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """As many of a decision's parameters, and as much of each, as any decision has."""
+def _bounded(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """As many of a decision's parameters, or of other things by name, and as much of each, as there ever are."""
 
     def cut(value: str | int | float) -> Any:
         return value[:MAX_TEXT] if isinstance(value, str) else value

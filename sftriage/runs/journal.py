@@ -5,6 +5,7 @@ A line is written whole, or not at all: what a crash or a full disk leaves of on
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from functools import partial
@@ -19,6 +20,8 @@ from sftriage.traces.disk import Counted, Do, at_once
 from sftriage.traces.files import write_atomically
 
 _TAIL_BYTES = 1 << 16
+RESERVE_BYTES = 16 << 10
+"""Room on the disk for a last word about a disk that has stayed full."""
 
 
 class Journal:
@@ -35,6 +38,9 @@ class Journal:
     def __init__(self, path: Path, do: Do = at_once) -> None:
         self._path, self._do = path, do
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._reserve = path.with_name(".reserve")
+        with contextlib.suppress(OSError), self._reserve.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
         # Where a line begins that is not there whole.
         self._torn_at = self._after_whole_lines()
 
@@ -51,9 +57,17 @@ class Journal:
         """What is on record, in order: see `read_journal`."""
         return read_journal(self._path)
 
+    def last_word(self, event: Event) -> None:
+        """Put an event on record in the room that was kept for it, if the disk takes anything at all."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+            self._write(encode(event) + b"\n")
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
 
     def _write(self, line: bytes) -> None:
         # Cut here, and not where it failed: a disk that takes nothing may not even let go of it.
@@ -67,7 +81,7 @@ class Journal:
         self._torn_at = None
 
     def _after_whole_lines(self) -> int | None:
-        """Where the last line begins, if a crash or a full disk cut it short. One that lacks only its end is given it."""
+        """Where the last line begins, if it was cut short. One that lacks only its end is given it."""
         size_bytes = os.fstat(self._descriptor).st_size
         tail = b""
         while b"\n" not in tail and len(tail) < size_bytes:

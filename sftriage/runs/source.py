@@ -20,7 +20,7 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
-from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook
+from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook, disk_problem
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
@@ -47,6 +47,7 @@ class View:
         captures: the stored ones, newest first.
         skipped: lines of the journal that could not be read.
         uploading: somebody sends captures to the store now.
+        disk: why nothing can be written to the run directory now, or "".
         directory: where the run is, for the commands that are named to a person.
     """
 
@@ -65,6 +66,7 @@ class View:
     telemetry: RankCoverage = field(default_factory=RankCoverage)
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
+    disk: str = ""
     directory: str = ""
 
     def has_ended(self) -> bool:
@@ -213,8 +215,9 @@ class RunSource:
         telemetry = opened.telemetry.at(journal.rows[-1].attempt if journal.rows else None)
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
         going = there and watcher.state != "left"
+        disk = disk_problem(Path(info.rings)) if info is not None and there else ""
         lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
-        about = (going, problem, watcher, telemetry, uploading, self._late_maps)
+        about = (going, problem, watcher, telemetry, uploading, disk, self._late_maps)
         sent = sorted((name, one.state) for name, one in uploads.items())
         seen = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
         version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
@@ -235,6 +238,7 @@ class RunSource:
                 telemetry=telemetry,
                 uploads=uploads,
                 uploading=uploading,
+                disk=disk,
                 directory=str(run.path),
             )
         return self._view

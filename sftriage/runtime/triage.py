@@ -36,6 +36,7 @@ from sftriage.records import ENDED, CaptureResult, Decision, JobStatus, ManualRe
 from sftriage.runs.asks import left
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
+from sftriage.runs.liveness import note_disk
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
@@ -126,7 +127,7 @@ class Triage:
         disk: Disk | None = None,
     ) -> None:
         self.directory, self._fleet, self._clock = directory, fleet, clock
-        self._disk = disk or Disk()
+        self._disk, self._rings = disk or Disk(), Path(info.rings)
         with refusing(f"{directory.path} cannot be written"), contextlib.ExitStack() as held:
             held.enter_context(_alone(directory))
             detection = in_force(policy).detection
@@ -160,6 +161,7 @@ class Triage:
 
     def start(self) -> None:
         """Begin, in a thread of its own; where an earlier triage has left something, with that."""
+        note_disk(self._rings, None)
         self._stream.start()
         self._thread = threading.Thread(target=self._work, name="sftriage-triage", daemon=True)
         self._thread.start()
@@ -184,7 +186,10 @@ class Triage:
         self._disk.drain(DISK_GRACE_S)
         self._tell_of_disk()
         self._disk.close()
-        self._tell_of_disk()
+        for seen in self._disk.news():
+            self._stream.publish(seen)
+            if isinstance(seen, DiskRecovered) and not self._disk.hangs:
+                self._journal.last_word(seen)
         self._stream.close(SINKS_GRACE_S)
         if not self._disk.hangs:
             # (closing a file may wait for a disk that hangs; the end of the process closes them too)
@@ -392,9 +397,11 @@ class Triage:
 
     def _tell_of_disk(self) -> None:
         for seen in self._disk.news():
-            if isinstance(seen, DiskRecovered) and seen.over:
+            if isinstance(seen, DiskRecovered):
+                note_disk(self._rings, None)
                 self._controller.record(seen)
             else:
+                note_disk(self._rings, seen.problem)
                 self._stream.publish(seen)
 
     def _say_once(self, problem: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sftriage import __version__
-from sftriage.words import CONTROL_PART, ago, clock_time, disk_sentence, moment, size, stage_suspected
+from sftriage.words import CONTROL_PART, ago, clock_time, disk_now, disk_sentence, moment, size, stage_suspected
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -67,6 +67,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         label_words=LABEL_WORDS,
         state_words=STATE_WORDS,
         control_part=CONTROL_PART,
+        disk_now=disk_now,
         disk_sentence=disk_sentence,
         ago=lambda time_s: ago(time_s, now_s()),
     )
