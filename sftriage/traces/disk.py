@@ -191,7 +191,7 @@ class Disk:
         """Note that it hangs, if it does."""
         if not self.hangs or self._under_way is None:
             return False
-        self._fails(f"it has not answered for {self._under_way[0].patience_s:g} s")
+        self._fails("it does not answer", time.monotonic() - self._under_way[1])
         return True
 
     def _work(self) -> None:
@@ -220,9 +220,12 @@ class Disk:
             return None
 
     def _tried(self, lane: str, task: _Task, error: Exception | None) -> None:
+        said = refusal(error)
+        if error is not None and said is None:
+            log.error("%s: %s", type(error).__name__, error)
+            log.debug("%s failed", lane, exc_info=error)
         with self._changed:
             self._under_way = None
-            said = refusal(error)
             if said is not None and not self._ending:
                 self._refused.add(lane)
                 self._again_s = time.monotonic() + RETRY_S
@@ -230,9 +233,6 @@ class Disk:
             elif lane in self._lanes:
                 self._taken(lane, task)
             self._changed.notify_all()
-        if error is not None and said is None:
-            log.error("%s: %s", type(error).__name__, error)
-            log.debug("%s failed", lane, exc_info=error)
 
     def _taken(self, lane: str, task: _Task) -> None:
         task.done = True
@@ -245,9 +245,9 @@ class Disk:
             if not self._lanes:
                 self._recovered(over=True)
 
-    def _fails(self, problem: str) -> None:
+    def _fails(self, problem: str, ago_s: float = 0.0) -> None:
         if self._failed is None:
-            self._failed = DiskFailed(self._clock(), problem)
+            self._failed = DiskFailed(self._clock() - ago_s, problem)
             self._news.append(self._failed)
 
     def _lose(self, counted: Counted, problem: str) -> None:
