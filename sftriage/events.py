@@ -132,7 +132,8 @@ class DiskRecovered(_Event, tag="disk", frozen=True):
     """The run's disk did not take all there was from ``since_s`` on, and does again; with ``over`` false, it never did.
 
     ``problem`` is what it said. Of what was to be written meanwhile, ``late`` was, and ``lost`` is not: how many, by
-    kind (windows, other records, steps, readings). Lost windows are of the steps from and to ``lost_steps``.
+    kind (windows, other records, steps, device times, readings, notes on captures). Lost windows are of the steps from
+    and to ``lost_steps``.
     """
 
     time_s: float

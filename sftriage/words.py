@@ -493,15 +493,18 @@ def disk_sentence(seen: DiskFailed | DiskRecovered) -> str:
     """That the run directory takes nothing, or takes it again, and what that has cost."""
     if isinstance(seen, DiskFailed):
         return f"{disk_now(seen.problem)} Training goes on."
-    late, lost = (
-        ", ".join(f"{number:,} {kind}" for kind, number in sorted(one.items())) for one in (seen.late, seen.lost)
-    )
-    if lost and "windows" in seen.lost and seen.lost_steps is not None:
-        lost += f" (windows of steps {seen.lost_steps[0]} to {seen.lost_steps[1]})"
-    told = [f"written late: {late}"] * bool(late) + [f"lost: {lost}" if lost else "nothing is lost"]
     lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
-    begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the last {lasted}"
-    return f"The run directory {begin} ({seen.problem}); {'; '.join(told)}."
+    begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the run's last {lasted}"
+    late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""
+    lost = f"Lost: {_amounts(seen.lost, seen.lost_steps)}." if seen.lost else "Nothing is lost."
+    return f"The run directory {begin} ({seen.problem}).{late} {lost}"
+
+
+def _amounts(amounts: Mapping[str, int], steps: tuple[int, int] | None) -> str:
+    """How many of each kind, whose name is its plural; ``steps`` are those of windows."""
+    of = {"windows": f" (of steps {steps[0]} to {steps[1]})"} if steps is not None else {}
+    named = {kind: kind if n != 1 else kind.removesuffix("s") for kind, n in amounts.items()}
+    return ", ".join(f"{amounts[kind]:,} {name}{of.get(kind, '')}" for kind, name in sorted(named.items()))
 
 
 def clock_time(time_s: float) -> str:

@@ -1,4 +1,4 @@
-"""What is to be written is written in order, late, or counted as lost; nobody waits for a disk that does not take it."""
+"""What is to be written is written in order, late, or counted as lost; nobody waits for a disk that hangs."""
 
 import errno
 import logging
