@@ -103,7 +103,7 @@ def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tupl
         try:
             if one.capture_id in store.pinned():
                 continue  # somebody pinned it meanwhile
-            with suppress(CatalogueError):
+            with suppress(CatalogueError, UsageError):
                 catalogue.drop(one.capture_id)
             store.remove(one.capture_id)
         except (UsageError, StoreError) as error:
