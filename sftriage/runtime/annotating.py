@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from functools import partial
 
 from sftriage.errors import SftriageError
@@ -37,7 +38,9 @@ class Annotations:
         self._do = do
         self.store = LocalStore(directory.path)
         self._catalogue = Catalogue(directory.catalogue, self.store)
-        self.store.sweep()
+        # What a crash has left is no reason not to begin where the disk lets nothing go now.
+        with suppress(SftriageError):
+            self.store.sweep()
         # Which of the two is known first depends on how long a trace takes to be written.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)

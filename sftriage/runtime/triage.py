@@ -424,7 +424,8 @@ def _alone(directory: RunDirectory) -> Iterator[None]:
         except BlockingIOError:
             who = file.read(20).strip()
             raise UsageError(f"{directory.path} is watched already, by process {who or 'unknown'}") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        # (on a full disk it is held all the same)
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
         yield

@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from itertools import chain, count
 
 from sftriage.events import DiskFailed, DiskRecovered
@@ -87,6 +88,8 @@ class Disk:
         self._changed = threading.Condition()
         self._lanes: dict[str, deque[_Task]] = {}
         self._numbers, self._waiting_bytes = count(), 0
+        # The first task of each lane, by its number, but for that under way, and those that were refused.
+        self._ready: list[tuple[int, str]] = []
         # Lanes whose first task was refused, until when they are left alone; the task under way, and since when.
         self._refused: set[str] = set()
         self._again_s = 0.0
@@ -172,7 +175,10 @@ class Disk:
         if self._waiting_bytes + task.size_bytes > self._max_bytes:
             self._lose(task.counted, "it is too slow")
             return None
-        self._lanes.setdefault(lane, deque()).append(task)
+        if lane not in self._lanes:
+            self._lanes[lane] = deque()
+            heappush(self._ready, (task.number, lane))
+        self._lanes[lane].append(task)
         self._waiting_bytes += task.size_bytes
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="sftriage-disk", daemon=True)
@@ -210,10 +216,11 @@ class Disk:
             while not self._ending:
                 now_s = time.monotonic()
                 if now_s >= self._again_s:
+                    for lane in self._refused:
+                        heappush(self._ready, (self._lanes[lane][0].number, lane))
                     self._refused.clear()
-                ready = [(tasks[0].number, lane) for lane, tasks in self._lanes.items() if lane not in self._refused]
-                if ready:
-                    lane = min(ready)[1]
+                if self._ready:
+                    _, lane = heappop(self._ready)
                     self._under_way = (self._lanes[lane][0], now_s)
                     return lane, self._lanes[lane][0]
                 self._changed.wait(self._again_s - now_s if self._refused else None)
@@ -237,7 +244,9 @@ class Disk:
     def _taken(self, lane: str, task: _Task) -> None:
         task.done = True
         self._lanes[lane].popleft()
-        if not self._lanes[lane]:
+        if self._lanes[lane]:
+            heappush(self._ready, (self._lanes[lane][0].number, lane))
+        else:
             del self._lanes[lane]
         self._waiting_bytes -= task.size_bytes
         if self._failed is not None:
