@@ -86,6 +86,8 @@ class _Watched:
         self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
         kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
         note_steps(self._rings, directory.steps)
+        # (they may lie on another disk)
+        files.do = Disk().do
         disk = Disk()
         fleet = this_host(directory, info, nsys, disk.do)
         self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=disk)
