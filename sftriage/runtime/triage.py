@@ -274,8 +274,9 @@ class Triage:
                 self._controller.learn(window, spans)
                 continue
             judged = self._controller.take(window, self._clock.wall_s(), spans)
-            for agent, position in self._gathering.settled(window).items():
-                self._fleet.settled(agent, position)
+            if self._disk.well:
+                for agent, position in self._gathering.settled(window).items():
+                    self._fleet.settled(agent, position)
             for cost in judged.costs:
                 self._annotate(partial(self._annotations.costed, cost))
             self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
