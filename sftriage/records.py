@@ -31,6 +31,8 @@ CAPTURE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """What a capture may be called: a plain file name that is never hidden and never leads elsewhere."""
 
 Label = Literal["healthy", "suspect", "stalled", "needs_evidence"]
+NAMING: frozenset[Label] = frozenset({"suspect", "stalled"})
+"""The labels under which a suspect is named. Under any other there may be candidates, none of them sure enough."""
 Cause = Literal["healthy", "suspect", "stalled", "needs_evidence", "asked"]
 """What a decision is about: a verdict's label, or that a person asked."""
 Scope = Literal["rank", "host", "cohort", "all"]
@@ -421,6 +423,11 @@ class Verdict:
     clock: Clock = "host"
     attempt: int = 0
     regression: Regression | None = None
+
+    @property
+    def named(self) -> Suspect | None:
+        """Who is named; None where nobody is: the suspects of a window that is held are candidates and no more."""
+        return self.suspects[0] if self.suspects and self.label in NAMING else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.events import DiskFailed, DiskRecovered
-from sftriage.records import Decision, Parameter, ReasonCode, Regression, Suspect, Verdict, plain
+from sftriage.records import OTHER, Decision, Parameter, ReasonCode, Regression, Suspect, Verdict, plain
 
 REASONS: Mapping[str, str] = {
     "co_critical": "several ranks are late together, so mending one alone would save little",
@@ -186,7 +186,7 @@ def _suspect_sentence(verdict: Verdict, steps: str) -> str:
         since = f"{every(suspect.period_steps)} since {onset(suspect)}"
         return f"{slow} {since}: it costs the job {gain} {share} of such a step; {steps}{queued}."
     often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
-    return f"{slow}: it costs the job {gain} a step {share}, {often}{queued}."
+    return f"{slow}: it costs the job {gain} of each slow step {share}, {often}{queued}."
 
 
 def _stall_sentence(verdict: Verdict) -> str:
@@ -519,3 +519,173 @@ def ago(time_s: float, now_s: float) -> str:
         if passed >= 2 * seconds:
             return f"{passed / seconds:.0f} {unit} ago"
     return f"{passed:.0f} s ago"
+
+
+# The first glance at a run: how it stands, and what to do.
+
+FACES: Mapping[str, str] = {
+    "no_run": "No run yet",
+    "warming_up": "Warming up",
+    "healthy": "Healthy",
+    "suspect": "Slow",
+    "captured": "Slow, and captured",
+    "held": "Undecided: held",
+    "regressed": "Slower than its own best",
+    "throttled": "Slow, capture throttled",
+    "stalled": "Stalled",
+    "unknown": "Unknown",
+}
+
+LABEL_MEANINGS: Mapping[str, str] = {
+    "healthy": "nothing in the window's steps is over its threshold",
+    "needs_evidence": "the steps are slower, and nobody can be named from what was recorded; the reason is said",
+    "suspect": "one rank, or host, is why: mending it would make the job quicker",
+    "stalled": "the step in progress does not end",
+}
+OUTCOME_MEANINGS: Mapping[str, str] = {
+    "capture": "a profiler was started on the ranks that are named",
+    "hold": "nothing heavy was started, because nobody could be named, or a rule waits",
+    "throttle": "a rule matched, and one of its limits kept the profiler from being started",
+    "ignore": "there was nothing to capture",
+}
+
+QUESTIONS: Mapping[str, str] = {
+    "healthy": "Is the job healthy?",
+    "since": "Since when?",
+    "who": "Who, and where?",
+    "sure": "How sure is that?",
+    "cost": "What did it cost so far?",
+    "captured": "What was captured?",
+}
+
+HEALTH: Mapping[str, str] = {
+    "healthy": "Yes",
+    "held": "It is slower, and nobody can be named",
+    "regressed": "It is slower than it has been, and nobody alone is why",
+    "stalled": "No: it stands still",
+    "unknown": "Unknown: nobody watches it any more",
+}
+"""The first answer, by the face; that of any other is `SLOW`."""
+
+SLOW = "No: it is slow"
+
+OUTCOMES: Mapping[str, str] = {
+    "capture": "Captured",
+    "hold": "Held, nothing heavy was started",
+    "throttle": "Throttled, nothing heavy was started",
+    "ignore": "Nothing was done",
+}
+
+REPRODUCED: Mapping[str, str] = {
+    "yes": "the fault is in it",
+    "partly": "the fault is in some of its steps",
+    "no": "the fault is not in it",
+}
+
+LOOK_AT: Mapping[str | None, tuple[str, str]] = {
+    "data": ("the data loader", "the storage it reads from, its worker processes, and the CPUs that they have"),
+    "h2d": ("the copies to the device", "whether the host's memory is pinned, and the link of that GPU"),
+    "forward": ("the forward pass", "its device's clocks and temperature, its CPUs, and what only this rank computes"),
+    "backward": (
+        "the backward pass",
+        "its device's clocks and temperature, its CPUs, and what only this rank computes",
+    ),
+    "optimizer": ("the optimizer", "what this rank does there alone: logging, checkpoints, a hook"),
+    OTHER: ("the code outside the named stages", "what this rank does there alone: logging, checkpoints, evaluation"),
+    None: ("everything", "its device's clocks and temperature, its CPUs, and what else runs on its host"),
+}
+"""What to look at, by the stage that is slow; None is all local stages alike."""
+
+AFTERWARDS: Mapping[str, str] = {
+    "one_off": "It has passed: `sftriage explain` says in which steps it was.",
+    "descheduled": "See what else ran on its cores, or limited its CPU time.",
+    "pending": "For the next run, lower the rule's `for`.",
+    "waits_for_windows": "For the next run, lower the rule's `for`.",
+    "active": "For the next run, change active.cron.",
+    "overhead_budget": "For the next run, raise limits.overhead_budget.",
+    "captures_per_run": "For the next run, raise limits.captures_per_run.",
+    "captures_per_hour": "For the next run, raise limits.captures_per_hour.",
+    "captures_per_day": "For the next run, raise limits.captures_per_day.",
+    "place_kept": "For the next run, raise limits.{place_of}.",
+    "already_captured": "Look at the trace that there is.",
+    "cooldown": "For the next run, shorten the rule's cooldown.",
+    "after_failures": "`sftriage decisions` says why its captures failed.",
+    "rank_busy": "For the next run, make captures shorter.",
+    "concurrent_ranks": "For the next run, raise limits.concurrent_ranks.",
+    "no_such_rank": "",
+    "captures_left": "For the next run, raise limits.",
+    "recorded": "",
+    "roaming": "A different rank led from step to step: look for what moves with the data or the clock (uneven "
+    "batches, garbage collection, a shared filesystem).",
+    "low_coverage": "Ranks or steps are missing: check that every rank runs the recorder.",
+    "no_baseline": "Every rank was slower alike, from the start: compare with a run that was quicker.",
+    "intermittent": "Too few steps were slow to tell it from chance: for the next run, lower min_persistence if short "
+    "bursts are what you are after.",
+    "self_inflicted": "The last windows were slowed by a capture: look at those before it.",
+    "not_arrived": "The other ranks waited for those that are named: look at what their stage reads from or calls; "
+    "where their stacks were captured, these say where they hung.",
+    "in_sync": "All ranks were inside the same sync stage: where their stacks were captured, these say which "
+    "collective some did not enter.",
+    "no_rank_waits": "No rank was in a sync stage: look at what those that got least far share with the others.",
+    "outside_steps": "No rank was in a step: see whether the job evaluated, saved or loaded.",
+    "unseen_ranks": "Some ranks of the job showed nothing: see whether they ran, and recorded.",
+    "died": "The process of a named rank was gone, and the others waited for it: look for its last words, and in the "
+    "kernel's log whether memory ran out.",
+}
+"""What to do about a hold-off or a reason once the run has ended, where that is not what would have resolved it."""
+
+
+def face_words(face: str, unknown_since: int | None = None) -> str:
+    """How a job stands, in a word or two."""
+    return FACES[face] + ("" if unknown_since is None else f" since step {unknown_since:,}")
+
+
+def last_known(sentence: str, step: int) -> str:
+    """How a job stood that nobody has watched since."""
+    return f"At step {step:,}, when it was watched last: {sentence}"
+
+
+def decision_phrase(outcome: str, words: str) -> str:
+    """What was done, and why."""
+    return ": ".join(filter(None, (OUTCOMES.get(outcome, outcome), words)))
+
+
+def explained(codes: Iterable[str]) -> tuple[str, ...]:
+    """What a verdict's reasons mean, each with its code, for whoever meets that elsewhere."""
+    meanings = {**REASONS, **STALLS}
+    return tuple(f"{meanings[code]} ({code})" if code in meanings else code for code in codes)
+
+
+def since_words(first_step: int, last_step: int | None) -> str:
+    """Since which step something is so, or between which ones that began."""
+    between = f"a step between {first_step:,} and {last_step:,}"
+    return f"step {first_step:,}" if last_step in (None, first_step) else between
+
+
+def look_at(who_: str, stage: str | None, hosts: Iterable[str]) -> str:
+    """Where to look, of whom and what is named."""
+    there = list(dict.fromkeys(filter(None, hosts)))
+    on = f" on host {there[0]}" if len(there) == 1 else f" on hosts {', '.join(there)}" if there else ""
+    thing, what = LOOK_AT.get(stage, (stage or "", "what only it does there"))
+    return f"Look at {thing} of {who_}{'' if who_.startswith('host ') else on}: {what}."
+
+
+def afterwards(reason: ReasonCode, reasons: Iterable[str], parameters: Mapping[str, Parameter]) -> str:
+    """What to do about a decision not to capture, or a stall, once the run has ended and nothing is waited for."""
+    codes = (reason,) if reason in RESOLUTIONS else tuple(reasons)
+    said = (AFTERWARDS.get(code, RESOLVES.get(code, "")) for code in codes)
+    return " ".join(filter(None, said)).format_map(_Said({name: str(value) for name, value in parameters.items()}))
+
+
+def lasted(seconds: float) -> str:
+    """A length of time, from milliseconds to hours."""
+    for unit, of_unit_s in (("h", 3600.0), ("min", 60.0), ("s", 1.0)):
+        if seconds >= 2 * of_unit_s or (unit == "s" and seconds >= 1.0):
+            return f"{seconds / of_unit_s:.1f} {unit}"
+    return f"{seconds * 1e3:.0f} ms"
+
+
+def rank_hours(seconds: float, ranks: int, *, on_devices: bool) -> str:
+    """What time lost by all ranks comes to."""
+    hours, unit = seconds * ranks / 3600.0, "GPU-hours" if on_devices else "rank-hours"
+    return f"{hours:.2g} {unit} ({ranks} ranks)" if hours < 10 else f"{hours:,.0f} {unit} ({ranks:,} ranks)"

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from sftriage.capture.executor import Executor, mailbox_of
 from sftriage.errors import CaptureError, RingError
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
 from sftriage.traces.files import chunks
 from sftriage.traces.store import FileToStore
@@ -129,8 +130,12 @@ class TorchCapture(Executor):
         verify_trace(self.trace, self.request, result)
 
     def products(self) -> tuple[FileToStore, ...]:
-        """The trace; the trainer left it as it is, to save its own time."""
-        return (FileToStore(self.trace, "trace.json.gz", "application/gzip"),)
+        """The trace, which the trainer left as it is to save its own time; and the stacks, where they were sampled."""
+        trace = FileToStore(self.trace, "trace.json.gz", "application/gzip")
+        stacks = self.trace.with_name(f"{self.request.capture_id}.{SAMPLES_NAME}")
+        if not stacks.exists():
+            return (trace,)
+        return trace, FileToStore(stacks, SAMPLES_NAME, "application/json", compress=False)
 
     def close(self) -> None:
         """Let go of the mailbox, and of what the trainer may have left in the spool."""

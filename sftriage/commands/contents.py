@@ -213,6 +213,16 @@ CONTENTS: tuple[Entry | Section, ...] = (
         ("sftriage explain 1042", "sftriage explain 1000-1049", "sftriage explain w1000-1049-r3-slow-rank-1"),
     ),
     Entry(
+        "report",
+        "report:report",
+        "Write a report of a run or a capture, to hand on.",
+        (
+            "sftriage report -o report.html",
+            "sftriage report sftriage-runs/RUN --format md",
+            "sftriage report w1000 -o capture.html",
+        ),
+    ),
+    Entry(
         "ui",
         "ui:ui",
         "Show a run or a store as a web page.",

@@ -50,15 +50,15 @@ def explain_decision(
         write(f"  {check.what}: {_amount(check.value, check)} {reaches} {_amount(check.threshold, check)}")
     if verdict.suspects:
         first = verdict.suspects[0]
-        gain = f"{milliseconds(first.gain_s)} a step ({first.share:.1%})"
-        write(f"First:     {who(first)}, {where(first)}, {when(first)}: {gain}")
+        gain = f"{milliseconds(first.gain_s)} of each slow step ({first.share:.1%})"
+        write(f"{'Suspect:  ' if verdict.named else 'Candidate:'} {who(first)}, {where(first)}, {when(first)}: {gain}")
         if scheduled := scheduling_sentence(verdict):
             write(f"Scheduler: {scheduled}")
     if verdict.suspects and explanation.runner_up is None:
         write("Runner-up: nobody; mending another alone would save next to nothing")
     if explanation.runner_up is not None:
         second = explanation.runner_up
-        write(f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} a step ({second.share:.1%})")
+        write(f"Runner-up: {who(second)}, {where(second)}: {milliseconds(second.gain_s)} of each ({second.share:.1%})")
     for change in explanation.changes:
         write(f"It would be {change}.")
     if resolves:

@@ -55,15 +55,15 @@ CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
 )
 """Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
-    ("first_log_odds", "first suspect: log odds that it is no chance", "min_log_odds", "log odds"),
+    ("first_log_odds", "the likeliest: log odds that it is no chance", "min_log_odds", "log odds"),
     (
         "first_own_fraction",
-        "first suspect: clear events of its own, of those of it and the next one",
+        "the likeliest: clear events of its own, of those of it and the next one",
         "min_own_fraction",
         "fraction",
     ),
-    ("first_share", "first suspect: its gain or steady delay, of the step", "min_share", "fraction"),
-    ("first_explained_s", "first suspect: what it explains of its own lateness and of what all share", "wanted_s", "s"),
+    ("first_share", "the likeliest: its gain or steady delay, of the step", "min_share", "fraction"),
+    ("first_explained_s", "the likeliest: what it explains of its own lateness and of what all share", "wanted_s", "s"),
 )
 
 

@@ -14,10 +14,17 @@ from sftriage.records import Profiler
 
 
 class TorchOptions(PolicyModel):
-    """What torch.profiler records beside operators and kernels. Each costs time and memory: off unless asked for."""
+    """What is recorded beside operators and kernels. What costs time and memory is off unless asked for."""
 
+    sample_stacks: bool = Field(
+        default=True,
+        description="Sample the Python stacks of all threads, some 200 times a second, from a thread in the trainer: "
+        "they say where what is no operator took its time. Not beside `with_stack`.",
+    )
     record_shapes: bool = Field(default=False, description="Record the shapes of operators' inputs.")
-    with_stack: bool = Field(default=False, description="Record the Python stack of each operator.")
+    with_stack: bool = Field(
+        default=False, description="Trace every Python call: exact, and several times slower where there are many."
+    )
     profile_memory: bool = Field(default=False, description="Record allocations.")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from sftriage.policy import limits
+from sftriage.policy.capture import Capture
 from sftriage.policy.explanations import Why
 from sftriage.policy.limits import Chosen
 from sftriage.policy.policy_set import PolicySet
@@ -95,6 +96,7 @@ def _requests(manual: ManualRequest, state: State, step: int, attempt: int) -> t
             warmup_steps=0 if stacks else manual.warmup_steps,
             max_seconds=manual.max_seconds,
             max_bytes=manual.max_bytes,
+            options=Capture(profiler=manual.profiler).options,
         )
         for number, rank in enumerate(manual.ranks, start=1)
     )

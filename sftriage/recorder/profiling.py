@@ -36,6 +36,8 @@ from sftriage.recorder.guard import GUARD, ProfilerGuard
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
+from sftriage.recorder.sampling import SAMPLE_STACKS
 from sftriage.recorder.session import OPTIONS, NvtxSession, Probe, Session, TorchSession
 from sftriage.recorder.sizing import StepLimit, StepSizes, TraceCost
 from sftriage.recorder.spool import write_trace
@@ -215,7 +217,8 @@ class CaptureExecutor:
                 self._answer(request.capture_id, "refused", str(error), code="no_nvtx")
                 return
         else:
-            session = TorchSession(self._info, request.options, self._guard)
+            sample = bool(request.options.get(SAMPLE_STACKS))
+            session = TorchSession(self._info, request.options, self._guard, sample=sample)
         deadline_s = time.monotonic() + request.max_seconds
         capture = _Capture(request, deadline_s, session, _warmup_begins(request, number), StepLimit(request.steps))
         self._capture = capture
@@ -308,6 +311,12 @@ class CaptureExecutor:
             size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
             fixed_s = self._sizes.fixed_s(request.options)
             self._sizes.note(request.options, TraceCost(session.steps, size_bytes, session.stall_s, fixed_s))
+            if session.sampler is not None:
+                # Without them the trace is as good as it would be.
+                missing = session.sampler.keep(
+                    self._spool / f"{request.capture_id}.{SAMPLES_NAME}", request.max_bytes - size_bytes
+                )
+                detail = "; ".join(filter(None, (detail, missing)))
         except Exception as error:
             state, detail = "failed", _reason(error)
         session.timings_s["export"] = time.monotonic() - began_s

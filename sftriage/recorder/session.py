@@ -18,11 +18,13 @@ from time import monotonic, monotonic_ns, time_ns
 from sftriage.errors import CaptureError
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.layout import RingInfo
+from sftriage.recorder.sampling import SAMPLE_STACKS, StackSampler
 from sftriage.recorder.sizing import TraceCost
 from sftriage.recorder.spool import create
+from sftriage.records import OTHER
 
-OPTIONS = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
-"""What a request may ask of the profiler; all off by default, for they multiply its memory and its trace."""
+OPTIONS = frozenset({SAMPLE_STACKS, "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
+"""What a request may ask for. Those of the profiler are off by default: they multiply its memory and its trace."""
 
 RANGE = "SFT_CAPTURE"
 """The range around the steps of a capture: ``nsys --capture-range=nvtx --nvtx-capture=SFT_CAPTURE@*`` waits for it."""
@@ -42,6 +44,7 @@ class Session(ABC):
         last_step: the last one.
         timings_s: seconds that ``import``, ``prepare``, ``start``, ``run`` and ``stop`` took, as far as they take any.
         clock: ``mono_ns`` and ``wall_ns``, read together when recording started.
+        at: the step and the innermost stage that the rank is in, and since when (monotonic clock, ns).
     """
 
     def __init__(self) -> None:
@@ -54,6 +57,7 @@ class Session(ABC):
         self.last_step: int | None = None
         self.timings_s: dict[str, float] = {}
         self.clock: dict[str, int] = {}
+        self.at = (0, OTHER, 0)
 
     @abstractmethod
     def prepare(self) -> None:
@@ -75,6 +79,7 @@ class Session(ABC):
         """Mark the start of a step that is recorded."""
         self._step_mark = self._mark(f"ProfilerStep#{number}")
         self.last_step = number
+        self.at = (number, OTHER, monotonic_ns())
 
     def end_step(self) -> None:
         """Mark the end of the step."""
@@ -87,6 +92,7 @@ class Session(ABC):
             self._stage_marks.pop()()
         for stage in stages[len(self._stage_marks) :]:
             self._stage_marks.append(self._mark(f"sftriage:{stage}"))
+        self.at = (self.at[0], stages[-1] if stages else OTHER, monotonic_ns())
 
     def _begun(self, first_step: int) -> None:
         self._started_s = monotonic()
@@ -105,10 +111,14 @@ class TorchSession(Session):
 
     Attributes:
         stall_s: seconds that the stop and the export took; torch keeps the GIL for both, whatever thread they run on.
+        sampler: what samples the stacks of its steps; None where nobody asked, or the profiler has them itself.
     """
 
-    def __init__(self, info: RingInfo, options: Mapping[str, bool], guard: ProfilerGuard) -> None:
+    def __init__(
+        self, info: RingInfo, options: Mapping[str, bool], guard: ProfilerGuard, *, sample: bool = False
+    ) -> None:
         super().__init__()
+        options = {name: wanted for name, wanted in options.items() if name != SAMPLE_STACKS}
         began_s = monotonic()
         profiler = import_module("torch.profiler")
         self.timings_s["import"] = monotonic() - began_s
@@ -123,6 +133,8 @@ class TorchSession(Session):
         self.stall_s = 0.0
         self._prepared = False
         self._started = False
+        # Beside the profiler's own stacks, which trace every thread, it would only be traced.
+        self.sampler = StackSampler(lambda: self.at) if sample and not options.get("with_stack") else None
 
     def prepare(self) -> None:
         """See `Session`."""
@@ -156,6 +168,8 @@ class TorchSession(Session):
         if not _torch_knows_ranks():
             ranks = {"backend": "none", "rank": self._info.rank, "world_size": self._info.world_size}
             self._profile.add_metadata_json("distributedInfo", json.dumps(ranks))
+        if self.sampler is not None:
+            self.sampler.start()
 
     def stop(self) -> None:
         """See `Session`."""
@@ -163,6 +177,8 @@ class TorchSession(Session):
             return
         self._prepared = False
         began_s = monotonic()
+        if self.sampler is not None:
+            self.sampler.stop()
         try:
             self._close_marks()
             if self._started:

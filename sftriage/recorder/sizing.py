@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sftriage.errors import CaptureError
+from sftriage.recorder.sampling import SAMPLE_STACKS
 from sftriage.records import CaptureRequest
 
 PROBED_STEPS = 10
@@ -114,4 +115,4 @@ def _in_time(measured: TraceCost, asked: int) -> int:
 
 
 def _key(options: Mapping[str, object]) -> Options:
-    return tuple(sorted((name, value) for name, value in options.items() if value))
+    return tuple(sorted((name, value) for name, value in options.items() if value and name != SAMPLE_STACKS))

@@ -176,7 +176,7 @@ def _summary(
             more[what] -= its_s
     most = max(more, key=lambda what: more[what])
     if most == "in nothing the trace shows" and profile.unseen_s > 0.1 * profile.stage_s:
-        return f"{sentence}. Most of it is in Python or in the system: a capture with stacks would show where."
+        return f"{sentence}. Most of it is in Python or in the system."
     first = next((share for share in shares if share.waits == (most == "waiting")), None)
     if first is not None and first.self_s > 0.1 * profile.stage_s:
         return f"{sentence}. First of all it is {first.name}."

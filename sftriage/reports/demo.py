@@ -36,6 +36,8 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
             f"{trigger.stage or 'all local stages'} of rank {', '.join(map(str, trigger.ranks))}, "
             f"rule {trigger.rule} of policy {trigger.policy}"
         )
+        if manifest.findings is not None and manifest.findings.cause is not None:
+            say(f"Why         {manifest.findings.cause.sentence}")
         say(f"Manifest    {place(outcome.directory.path / 'captures' / manifest.capture_id / 'manifest.json')}")
         say(f"Fetch it    sftriage traces get {manifest.capture_id} {run}")
         say(f"Open it     sftriage traces open {manifest.capture_id} {run}")

@@ -115,7 +115,11 @@ def shares_table(findings: Findings) -> Table:
 
 def finding_lines(findings: Findings) -> list[str]:
     """Findings in lines: the summary, and the device's side where there is one."""
+    cause = findings.cause
     lines = [findings.summary]
+    if cause is not None:
+        likely = "" if cause.sure or cause.code == "unknown" else "This is likely, and not sure. "
+        lines = [cause.sentence, f"{likely}{cause.next_step}", findings.summary]
     suspect = findings.suspect
     if suspect.kernels or suspect.launches:
         lines.append(

@@ -47,7 +47,7 @@ class ReplayReport:
                     "after_s": one.time_s - self.start_s,
                     "label": one.verdict.label,
                     "reasons": list(one.verdict.reasons),
-                    "suspect": plain(one.verdict.suspects[0]) if one.verdict.suspects else None,
+                    "suspect": plain(one.verdict.named),
                     "decision": decision_values(one.decision),
                     "captured_steps": plain(one.captured_steps),
                 }

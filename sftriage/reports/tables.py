@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.markup import escape
 from rich.table import Table
 
-from sftriage.records import Suspect, Verdict
+from sftriage.records import Verdict
 from sftriage.words import CLOCKS, every, milliseconds, moment, size, stage_suspected, where, who
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def frontier_table(verdict: Verdict) -> Table:
 def windows_table(verdicts: Iterable[Verdict]) -> Table:
     """A line a window."""
     table = Table(title="Windows", title_justify="left")
-    for column in ("steps", "verdict", "exposed", "first suspect", "gain", "how often"):
+    for column in ("steps", "verdict", "exposed", "suspect", "gain", "how often"):
         table.add_column(column, justify="right" if column in ("exposed", "gain", "how often") else "left")
     for verdict in verdicts:
         label = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons))))
@@ -55,15 +55,16 @@ def windows_table(verdicts: Iterable[Verdict]) -> Table:
             f"{verdict.first_step} to {verdict.last_step}",
             f"[{LABEL_STYLES[verdict.label]}]{label}[/]",
             milliseconds(verdict.exposed_s),
-            *(_suspected(verdict.suspects[0]) if verdict.suspects else ()),
+            *(_suspected(verdict) if verdict.suspects else ()),
         )
     return table
 
 
-def _suspected(suspect: Suspect) -> tuple[str, str, str]:
+def _suspected(verdict: Verdict) -> tuple[str, str, str]:
+    suspect, role = verdict.suspects[0], "" if verdict.named else " (candidate)"
     how_often = every(suspect.period_steps) if suspect.period_steps else f"{suspect.persistence:.0%}"
     gain = f"{milliseconds(suspect.gain_s)} ({suspect.share:.0%})"
-    return escape(f"{who(suspect)}, {where(suspect)}"), gain, how_often
+    return escape(f"{who(suspect)}, {where(suspect)}{role}"), gain, how_often
 
 
 _Cell = Callable[["CaptureRow"], str]

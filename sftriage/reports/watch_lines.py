@@ -16,7 +16,7 @@ from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.picture import CaptureView, Frontier, Picture
 from sftriage.traces.manifest import CONTROL
-from sftriage.words import ago, disk_now, milliseconds, moment, size
+from sftriage.words import ago, disk_now, milliseconds, moment, since_words, size
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""
@@ -32,6 +32,7 @@ _UNSEEN = re.compile("[\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff
 
 _FACE_STYLES = {
     "healthy": "bold green",
+    "unknown": "bold",
     **dict.fromkeys(("held", "regressed"), "bold yellow"),
     "throttled": "bold magenta",
     **dict.fromkeys(("suspect", "captured", "stalled"), "bold red"),
@@ -131,8 +132,11 @@ def _parts(shown: Picture, width: int, blocks: bool, now_s: float) -> list[_Part
         parts.append(_frontier(shown.frontier, _named_stage(shown), width, blocks))
     if shown.telling is not None:
         stalled = shown.telling.label == "stalled"
-        suspects = [_suspect(one, stalled) for one in shown.telling.suspects] or [Text("  none", style="dim")]
-        parts.append(_listed("Suspects", suspects, lambda count: _left(len(suspects) - count)))
+        found, title, style = shown.telling.suspects, "Suspects", "red"
+        if shown.telling.label == "needs_evidence" and shown.telling.candidates:
+            found, title, style = shown.telling.candidates, "Candidates, none sure enough to be named", "yellow"
+        suspects = [_suspect(one, stalled, style) for one in found] or [Text("  none", style="dim")]
+        parts.append(_listed(title, suspects, lambda count: _left(len(suspects) - count)))
     if shown.decisions:
         decided = [_decision(entry, width) for entry in shown.decisions]
         parts.append(_listed("Decisions", decided, lambda _: f"on {len(shown.view.rows)} windows"))
@@ -191,8 +195,11 @@ def _headline(shown: Picture, now_s: float) -> tuple[str, str]:
     over = "" if shown.state != "ended" else ", the run has ended"
     if stands is None:
         return ("Warming up" if shown.state == "warming_up" else "No window was judged") + over, "bold cyan"
-    since_step, since_s = shown.since
-    since = "" if since_step is None or since_s is None else f"since step {since_step}, {ago(since_s, now_s)}"
+    if stands.face == "unknown":
+        return stands.headline, _FACE_STYLES["unknown"]
+    since = ""
+    if stands.since_step is not None and stands.since_s is not None:
+        since = f"since {since_words(stands.since_step, stands.until_step)}, {ago(stands.since_s, now_s)}"
     return f"{stands.headline}  {since}{over}", _FACE_STYLES.get(stands.face, "bold")
 
 
@@ -208,8 +215,8 @@ def _about(shown: Picture, width: int) -> list[list[Text]]:
         said.append(_wrapped("A capture disturbed the newest windows; this is what was before them.", width, "dim"))
     if stands.face != "healthy":
         said.append(_wrapped(f"{stands.done}.", width))
-        if stands.resolves:
-            said.append(_wrapped(f"To resolve it: {stands.resolves}", width, "cyan"))
+        steps = shown.glance.steps if shown.glance is not None else ()
+        said += [_wrapped(f"Next: {' '.join(filter(None, (one.text, one.command)))}", width, "cyan") for one in steps]
     return said
 
 
@@ -280,9 +287,10 @@ def _trend(values_s: Sequence[float], blocks: bool) -> str:
     return "".join(_LEVELS[min(7, floor(value / top * 8))] for value in values_s)
 
 
-def _suspect(one: NamedSuspect, stalled: bool) -> Text:
-    line = Text("  ").append(clean(f"{one.who}, {one.where}"), style="red")
-    gain = f"waited for {one.gain_s:.0f} s" if stalled else f"{milliseconds(one.gain_s)} a step ({one.share:.0%})"
+def _suspect(one: NamedSuspect, stalled: bool, style: str) -> Text:
+    line = Text("  ").append(clean(f"{one.who}, {one.where}"), style=style)
+    gain = f"waited for {one.gain_s:.0f} s" if stalled else f"{milliseconds(one.gain_s)} of each slow step"
+    gain += "" if stalled else f" ({one.share:.0%})"
     line.append(f"  {gain}")
     if not stalled:
         line.append(f"  in {one.persistence:.0%} of steps  {clean(one.when)}")
@@ -338,9 +346,6 @@ def _telemetry(shown: Picture, now_s: float) -> list[Text]:
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
     if shown.view.disk:
         lines.insert(0, Text("Disk       ", style="bold red") + Text(clean(disk_now(shown.view.disk)), style="red"))
-    if shown.unwatched:
-        said = f"the job goes on and nobody watches it: sftriage attach --run {clean(shown.place)}"
-        lines.insert(0, Text("Unwatched  ", style="bold red") + Text(said, style="red"))
     return lines
 
 

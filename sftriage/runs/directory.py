@@ -41,8 +41,10 @@ RUN_VERSION = 1
 class RunInfo:
     """What ``run.json`` holds. ``rings`` is where the trainers' rings are while the run lasts.
 
-    ``store`` is where copies of its captures are kept, if anywhere; with ``drop_local``, their artefacts go from here
-    once they are there. ``steps_bytes`` and ``steps_age_s`` are how much is kept of its steps; all where they are None.
+    ``ended_at`` is when whoever watched it saw its end, and "" before: a run that nobody saw end keeps that for good.
+    Earlier versions did not say: None. ``store`` is where copies of its captures are kept, if anywhere; with
+    ``drop_local``, their artefacts go from here once they are there. ``steps_bytes`` and ``steps_age_s`` are how much
+    is kept of its steps; all where they are None.
     """
 
     run_id: str
@@ -57,6 +59,7 @@ class RunInfo:
     drop_local: bool = False
     steps_bytes: int | None = None
     steps_age_s: float | None = None
+    ended_at: str | None = None
 
 
 class RunDirectory:

@@ -124,11 +124,12 @@ class NamedSuspect:
 class WindowRow(_DecisionRow):
     """What is kept of one window: its verdict and the decision on it.
 
-    ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``. ``named`` is the first suspect in a
-    few words, "" where there is none, and ``onset_step`` where that one began. ``suspects`` are the first few, each
-    with the first few of its ranks, ``coverage`` the fraction of the window's vectors that were there, and ``clock``
-    the one that its times are on. ``parameters`` are those that ``reason`` is said with. ``regression`` is there while
-    the job is slower than its own best, and once when that ends.
+    ``stages`` and ``advances_s`` go together, and the latter sum to ``exposed_s``, of which ``excess_s`` is over what
+    is normal (None where that was not looked into). ``named`` is the first suspect in a few words, "" where nobody is
+    named, and ``onset_step`` where that one began. ``suspects`` are the first few, each with the first few of its
+    ranks; of a window that is held there are none, but ``candidates``. ``coverage`` is the fraction of the window's
+    vectors that were there, and ``clock`` the one that its times are on. ``parameters`` are those that ``reason`` is
+    said with. ``regression`` is there while the job is slower than its own best, and once when that ends.
     """
 
     first_step: int
@@ -146,6 +147,8 @@ class WindowRow(_DecisionRow):
     suspects: tuple[NamedSuspect, ...]
     coverage: float | None
     clock: Clock
+    candidates: tuple[NamedSuspect, ...] = ()
+    excess_s: float | None = None
     regression: Regression | None = None
 
 
@@ -243,8 +246,9 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
     times_s = (verdict.exposed_s, decision.time_s, *verdict.advances_s.values())
     if not all(0.0 <= seconds < MAX_S for seconds in times_s) or not verdict.first_step <= verdict.last_step:
         raise ValueError("a time or a step that cannot be")
-    first = verdict.suspects[0] if verdict.suspects else None
-    coverage = verdict.numbers.get("coverage", -1.0)
+    first = verdict.named
+    found = tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks)
+    coverage, excess_s = (verdict.numbers.get(name, -1.0) for name in ("coverage", "excess_s"))
     return WindowRow(
         **_decided(decision) | {"attempt": verdict.attempt},
         first_step=verdict.first_step,
@@ -259,8 +263,10 @@ def row_of(verdict: Verdict, decision: Decision) -> WindowRow:
         onset_step=None if first is None else first.onset_step,
         parameters=_bounded(decision.parameters),
         rule=(decision.rule or "")[:MAX_TEXT],
-        suspects=tuple(_named(one) for one in verdict.suspects[:MAX_NAMED] if one.ranks),
+        suspects=found if first is not None else (),
+        candidates=found if first is None else (),
         coverage=coverage if 0.0 <= coverage <= 1.0 else None,
+        excess_s=excess_s if 0.0 <= excess_s < MAX_S else None,
         clock=verdict.clock,
         regression=None if verdict.regression is None else _regression(verdict.regression),
     )

@@ -176,13 +176,16 @@ class HeatSource:
     _columns: OrderedDict[Key, SingleArray] = field(default_factory=OrderedDict)
     _bytes: int = 0
 
-    def map(self, attempt: int, first_step: int, last_step: int) -> HeatMap | None:
-        """The map of some steps of an attempt, all of which its ranks have been through; None without any log."""
+    def map(self, attempt: int, first_step: int, last_step: int, each: int = 0) -> HeatMap | None:
+        """The map of some steps of an attempt, all of which its ranks have been through; None without any log.
+
+        A column holds ``each`` steps, a power of two: as few as there is room for, where that is 0.
+        """
         self.logs.look()
         ranks = self.logs.of(attempt)
         if not ranks or last_step < first_step:
             return None
-        each = column_steps(first_step, last_step)
+        each = each or column_steps(first_step, last_step)
         sampled = min(each, max(MIN_SAMPLED, MAX_READ // (MAX_COLUMNS * len(ranks))))
         indices = range(first_step // each, last_step // each + 1)
         thinned = self.logs.thinning(attempt)

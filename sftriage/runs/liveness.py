@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -19,7 +19,7 @@ from sftriage.errors import InputError, RingError, UsageError
 from sftriage.recorder import find_rings
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.layout import RingInfo
-from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.traces.files import regular
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
@@ -143,6 +143,19 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
     return Watcher("unwatched" if trainers_alive(rings) else "left")
 
 
+def is_unwatched(info: RunInfo, watcher: Watcher, *, rings_there: bool) -> bool:
+    """Whether nobody watches a run, and nobody saw its end.
+
+    Its rings may be gone all the same: they are in memory, and other runs sweep what a killed one has left. Of a run of
+    an earlier version, which did not say when it ended, that they are gone has to do.
+    """
+    if watcher.state in ("watched", "taken_over"):
+        return False
+    if rings_there:
+        return watcher.state == "unwatched" or (watcher.state == "left" and not info.ended_at)
+    return info.ended_at == ""
+
+
 def _holds(pid: int, lock: Path) -> bool:
     """Whether a process has the lock open, which is to hold it: one that does not get it lets go of it."""
     try:
@@ -200,6 +213,17 @@ class TelemetryLook:
     directory: Path
     _seen: tuple[int, int | None] | None = None
     _found: RankCoverage = field(default_factory=RankCoverage)
+    _hosts: dict[tuple[int, int], str] = field(default_factory=dict)
+
+    def hosts(self, attempt: int, ranks: Collection[int]) -> dict[int, str]:
+        """Where some ranks of an attempt run, as their logs say; those that say nothing are left out."""
+        for rank in ranks:
+            if (attempt, rank) not in self._hosts:
+                newest = max(self.directory.glob(f"rank-{rank}.{attempt}.*steps"), default=None)
+                with contextlib.suppress(RingError, OSError):
+                    if newest is not None:
+                        self._hosts[attempt, rank] = LogReader(newest).info.host
+        return {rank: self._hosts[attempt, rank] for rank in ranks if (attempt, rank) in self._hosts}
 
     def at(self, attempt: int | None) -> RankCoverage:
         """The ranks of one attempt, or of the newest there is."""

@@ -9,22 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from sftriage.records import CaptureResult, Label
+from sftriage.records import CaptureResult
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
+from sftriage.words import decision_phrase, face_words
 
-Face = Literal["no_run", "warming_up", "healthy", "suspect", "captured", "held", "regressed", "throttled", "stalled"]
-
-HEADLINES: Mapping[Face, str] = {
-    "no_run": "No run yet",
-    "warming_up": "Warming up",
-    "healthy": "Healthy",
-    "suspect": "Slow",
-    "captured": "Slow, and captured",
-    "held": "Undecided: held",
-    "regressed": "Slower than its own best",
-    "throttled": "Slow, capture throttled",
-    "stalled": "Stalled",
-}
+Face = Literal[
+    "no_run", "warming_up", "healthy", "suspect", "captured", "held", "regressed", "throttled", "stalled", "unknown"
+]
 
 DISTURBED = ("self_inflicted",)
 
@@ -61,15 +52,19 @@ def statuses(asked: Iterable[RequestedCapture], results: Mapping[str, CaptureRes
 class Outlook:
     """How the job stands: its ``face`` in one word, and a sentence of the newest verdict that says something.
 
-    The present trouble began in ``since_step``, was first seen at ``since_s`` (seconds since the epoch), ``named`` who
-    and where, or "", and has led to ``captures``, newest first. ``done`` is what was done about the newest window and
-    why, and ``resolves`` what would resolve a hold-off. ``before`` is, of a healthy job, the last window that named
-    somebody. ``disturbed``: a capture disturbed the newest window.
+    It stands so since ``since_step``, or since a step from there to ``until_step``; that was first seen at ``since_s``
+    (seconds since the epoch). Of a trouble, ``named`` is who and where, "" while nobody is, and ``captures`` are those
+    that it has led to, newest first.
+    ``done`` is what was done about the newest window and why, and ``resolves`` what would resolve a hold-off.
+    ``before`` is the last window that named somebody, where the job is healthy now or nobody is named any more.
+    ``disturbed``: a capture disturbed the newest window. Of a run that nobody watches any more, ``unknown_since`` is
+    the last step that was judged, and all but the face is how it stood then.
     """
 
     face: Face
     sentence: str
     since_step: int | None = None
+    until_step: int | None = None
     since_s: float | None = None
     named: str = ""
     done: str = ""
@@ -77,11 +72,12 @@ class Outlook:
     captures: tuple[CaptureStatus, ...] = ()
     before: WindowRow | None = None
     disturbed: bool = False
+    unknown_since: int | None = None
 
     @property
     def headline(self) -> str:
         """The face in words."""
-        return HEADLINES[self.face]
+        return face_words(self.face, self.unknown_since)
 
     @property
     def lost(self) -> tuple[CaptureStatus, ...]:
@@ -98,16 +94,21 @@ def outlook(
     """
     newest, telling = rows[-1], telling_row(rows)
     if telling.label == "healthy":
-        before = next((row for row in reversed(rows) if row.named and row.label != "healthy"), None)
-        return Outlook("healthy", telling.sentence, before=before, disturbed=newest is not telling)
+        since = _healthy_since(rows, telling)
+        return Outlook(
+            "healthy",
+            telling.sentence,
+            since_step=since.first_step,
+            until_step=since.first_step,
+            since_s=since.time_s,
+            before=_last_named(rows),
+            disturbed=newest is not telling,
+        )
     trouble = _trouble(rows)
-    named = next((row.named for row in reversed(trouble) if row.named), "")
     # What came before somebody was named may have been something else.
-    of_named = [row for row in trouble if named and row.named == named] or trouble
+    of_named = [row for row in trouble if telling.named and row.named == telling.named] or trouble
     first = of_named[0]
-    onsets = [row.onset_step for row in of_named if named and row.onset_step is not None]
-    if not named and telling.regression is not None and "regressed" in telling.reasons:
-        onsets = [telling.regression.since_step]
+    since_step, until_step = _since(of_named, telling)
     asked = [one for row in reversed(trouble) for one in row.asked]
     for ask in asks:
         if ask.beside and any(one.capture_id == ask.beside for one in asked):
@@ -116,14 +117,44 @@ def outlook(
     return Outlook(
         face=_face(telling, captures),
         sentence=telling.sentence,
-        since_step=min(onsets, default=first.first_step),
+        since_step=since_step,
+        until_step=until_step,
         since_s=first.time_s,
-        named=named,
-        done=f"{OUTCOMES.get(newest.outcome, newest.outcome)}: {newest.words}",
+        named=telling.named,
+        done=decision_phrase(newest.outcome, newest.words),
         resolves=newest.resolves,
         captures=captures,
+        before=None if telling.named else _last_named(trouble),
         disturbed=newest is not telling,
     )
+
+
+def _healthy_since(rows: Sequence[WindowRow], telling: WindowRow) -> WindowRow:
+    """The first window of this attempt since which none was anything but healthy, or disturbed by a capture."""
+    since = telling
+    for row in reversed(rows):
+        if row.attempt != since.attempt or (row.label != "healthy" and row.reasons != DISTURBED):
+            break
+        since = row if row.label == "healthy" else since
+    return since
+
+
+def _last_named(rows: Sequence[WindowRow]) -> WindowRow | None:
+    return next((row for row in reversed(rows) if row.named), None)
+
+
+def _since(trouble: Sequence[WindowRow], telling: WindowRow) -> tuple[int, int]:
+    """Between which steps a trouble began, from the windows that it is told by; the same one twice where that is known.
+
+    Nobody's onset counts but that of who is named; without one, it began in a step that the window before did not have.
+    """
+    onsets = [row.onset_step for row in trouble if telling.named and row.onset_step is not None]
+    if not onsets and telling.regression is not None and "regressed" in telling.reasons:
+        onsets = [telling.regression.since_step]
+    if onsets:
+        return min(onsets), min(onsets)
+    first = trouble[0]
+    return first.first_step, first.last_step
 
 
 def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
@@ -132,14 +163,6 @@ def telling_row(rows: Sequence[WindowRow]) -> WindowRow:
     while at > 0 and rows[at].reasons == DISTURBED and rows[at - 1].attempt == rows[-1].attempt:
         at -= 1
     return rows[at]
-
-
-OUTCOMES: Mapping[str, str] = {
-    "capture": "Captured",
-    "hold": "Held, nothing heavy was started",
-    "throttle": "Throttled, nothing heavy was started",
-    "ignore": "Nothing was done",
-}
 
 
 def _trouble(rows: Sequence[WindowRow]) -> Sequence[WindowRow]:
@@ -162,53 +185,3 @@ def _face(row: WindowRow, captures: Sequence[CaptureStatus]) -> Face:
     if row.outcome == "throttle":
         return "throttled"
     return "held" if row.outcome == "hold" else "suspect"
-
-
-_SEVERITY: tuple[Label, ...] = ("healthy", "needs_evidence", "suspect", "stalled")
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineColumn:
-    """Windows in a row, as one. ``advances_s`` are means, one a stage of the chart, and sum to ``exposed_s``."""
-
-    first_step: int
-    last_step: int
-    attempt: int
-    windows: int
-    label: Label
-    named: str
-    exposed_s: float
-    advances_s: tuple[float, ...]
-
-
-def stages_of(rows: Sequence[WindowRow]) -> tuple[str, ...]:
-    """Every stage that is named, in the order of the newest window's step."""
-    kinds = dict.fromkeys(row.stages for row in reversed(rows))
-    return tuple(dict.fromkeys(stage for stages in kinds for stage in stages))
-
-
-def columns_of(rows: Sequence[WindowRow], stages: Sequence[str], max_columns: int) -> tuple[TimelineColumn, ...]:
-    """Windows put together into columns of as many each, the last of the rest."""
-    each = -(-len(rows) // max_columns)
-    return tuple(_column(rows[start : start + each], stages) for start in range(0, len(rows), each))
-
-
-def _column(rows: Sequence[WindowRow], stages: Sequence[str]) -> TimelineColumn:
-    # A step that hangs has no frontier yet: it is in the label, not in the stack.
-    timed = [row for row in rows if row.stages]
-    sums = dict.fromkeys(stages, 0.0)
-    for row in timed:
-        for stage, advance_s in zip(row.stages, row.advances_s, strict=True):
-            sums[stage] += advance_s
-    worst = max(rows, key=lambda row: _SEVERITY.index(row.label))
-    advances_s = tuple(sums[stage] / max(1, len(timed)) for stage in stages)
-    return TimelineColumn(
-        first_step=rows[0].first_step,
-        last_step=rows[-1].last_step,
-        attempt=rows[-1].attempt,
-        windows=len(rows),
-        label=worst.label,
-        named=worst.named,
-        exposed_s=sum(advances_s),
-        advances_s=advances_s,
-    )

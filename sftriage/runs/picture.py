@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sftriage.errors import InputError
+from sftriage.runs.axis import mean_of
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of
 from sftriage.runs.directory import run_so_far
 from sftriage.runs.following import RequestedCapture, WindowRow
-from sftriage.runs.outlook import DISTURBED, Outlook, columns_of, outlook, telling_row
+from sftriage.runs.glance import Glance, glance_of
+from sftriage.runs.outlook import Outlook, telling_row
 from sftriage.runs.source import RunSource, View
 from sftriage.traces.manifest import Manifest
 from sftriage.words import place
@@ -70,38 +72,30 @@ class CaptureView:
 class Picture:
     """A run at one moment, as its ``view`` tells it; ``place`` is its directory, or what is waited for.
 
-    It is ``warming_up`` until its first window is judged; before that there is no ``outlook``. ``telling`` is the
-    newest window that no capture disturbed, and ``healthy_since``, of a healthy job, the one since which it is.
+    It is ``warming_up`` until its first window is judged; before that there is no ``glance``. ``telling`` is the
+    newest window that no capture disturbed.
     ``decisions`` (like ones in a row as one) and ``captures`` are the newest first; there are ``captured`` in all.
     """
 
     view: View
     state: State
     place: str
-    outlook: Outlook | None = None
+    glance: Glance | None = None
     telling: WindowRow | None = None
-    healthy_since: WindowRow | None = None
     frontier: Frontier | None = None
     decisions: tuple[DecisionGroup, ...] = ()
     captures: tuple[CaptureView, ...] = ()
     captured: int = 0
 
     @property
+    def outlook(self) -> Outlook | None:
+        """How the job stands; None before it was judged."""
+        return None if self.glance is None else self.glance.outlook
+
+    @property
     def newest(self) -> WindowRow | None:
         """The newest window."""
         return self.view.rows[-1] if self.view.rows else None
-
-    @property
-    def since(self) -> tuple[int | None, float | None]:
-        """The step since which the job stands as it does, and when that was."""
-        if self.healthy_since is not None:
-            return self.healthy_since.first_step, self.healthy_since.time_s
-        return (None, None) if self.outlook is None else (self.outlook.since_step, self.outlook.since_s)
-
-    @property
-    def unwatched(self) -> bool:
-        """The job goes on, and nobody triages it."""
-        return self.view.going and self.view.watcher.state == "unwatched"
 
 
 def picture(view: View, place: str) -> Picture:
@@ -112,26 +106,14 @@ def picture(view: View, place: str) -> Picture:
     state: State = "ended" if not view.going else "going" if view.rows else "warming_up"
     blank = Picture(view, state, place, captures=known[:MAX_CAPTURES], captured=len(known))
     if not view.rows:
-        return blank
-    stands = outlook(view.rows, view.became)
+        return replace(blank, glance=glance_of(view)) if view.unwatched else blank
     return replace(
         blank,
-        outlook=stands,
+        glance=glance_of(view),
         telling=telling_row(view.rows),
-        healthy_since=_healthy_since(view.rows) if stands.face == "healthy" else None,
         frontier=frontier_of(view.rows),
         decisions=tuple(reversed(groups_of(view.rows, view.became)[-MAX_DECISIONS:])),
     )
-
-
-def _healthy_since(rows: Sequence[WindowRow]) -> WindowRow:
-    """The first window of this attempt since which none was anything but healthy, or disturbed by a capture."""
-    since = telling_row(rows)
-    for row in reversed(rows):
-        if row.attempt != since.attempt or (row.label != "healthy" and row.reasons != DISTURBED):
-            break
-        since = row if row.label == "healthy" else since
-    return since
 
 
 def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
@@ -149,7 +131,7 @@ def frontier_of(rows: Sequence[WindowRow]) -> Frontier | None:
     if not recent:
         return None
     taken = recent[:FRONTIER_WINDOWS][::-1]
-    (column,) = columns_of(taken, taken[-1].stages, 1)
+    column = mean_of(taken, taken[-1].stages)
     return Frontier(
         first_step=column.first_step,
         last_step=column.last_step,
@@ -206,25 +188,28 @@ def _with_stored(one: CaptureView, manifest: Manifest) -> CaptureView:
 def picture_values(shown: Picture) -> dict[str, Any]:
     """A picture as JSON values."""
     view, stands, newest = shown.view, shown.outlook, shown.newest
-    since_step, since_s = shown.since
     return {
         "type": "picture",
         "state": shown.state,
-        "unwatched": shown.unwatched,
+        "unwatched": view.unwatched,
         "run_dir": shown.place,
         "job": "" if view.info is None else view.info.job,
         "run": "" if view.info is None else view.info.run_id,
         "policy": "" if view.info is None else view.info.policy,
         "windows": len(view.rows),
         "health": stands and stands.face,
-        "since_step": since_step,
-        "since_s": since_s,
+        "since_step": stands and stands.since_step,
+        "since_until_step": stands and stands.until_step,
+        "since_s": stands and stands.since_s,
         "sentence": stands and stands.sentence,
         "done": stands and stands.done,
         "resolves": stands and stands.resolves,
+        "answers": shown.glance and shown.glance.answers,
+        "next": shown.glance and shown.glance.steps,
         "window": None if newest is None else window_values(newest),
         "frontier": shown.frontier,
         "suspects": () if shown.telling is None else shown.telling.suspects,
+        "candidates": () if shown.telling is None else shown.telling.candidates,
         "captures": shown.captures,
         "telemetry": {
             "ranks": view.telemetry.ranks,
@@ -249,6 +234,7 @@ def window_values(row: WindowRow) -> dict[str, Any]:
         "exposed_s": row.exposed_s,
         "advances_s": dict(zip(row.stages, row.advances_s, strict=True)),
         "suspects": row.suspects,
+        "candidates": row.candidates,
         "regression": row.regression,
         "coverage": row.coverage,
         "decision": {

@@ -20,7 +20,14 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
-from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook, disk_problem
+from sftriage.runs.liveness import (
+    RankCoverage,
+    TelemetryLook,
+    Watcher,
+    WatcherLook,
+    disk_problem,
+    is_unwatched,
+)
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
@@ -42,12 +49,15 @@ class View:
         info: what was run, or None before there is a run.
         problem: why there is nothing to be seen of a run that is there.
         going: the run has not ended.
+        unwatched: nobody watches it, and nobody saw its end: how it stands is not known; ``rings_there``: what its
+            ranks recorded last is there still.
         rows: its windows; ``asks``: captures asked for beside them; ``notes``: what else is on record. All in order.
         became: by capture, how it ended; ``states``: how far it is; ``uploads``: how far on its way to a store.
         captures: the stored ones, newest first.
         skipped: lines of the journal that could not be read.
         uploading: somebody sends captures to the store now.
         disk: why nothing can be written to the run directory now, or "".
+        hosts: where the ranks run that were named last.
         directory: where the run is, for the commands that are named to a person.
     """
 
@@ -55,6 +65,8 @@ class View:
     info: RunInfo | None = None
     problem: str = ""
     going: bool = False
+    unwatched: bool = False
+    rings_there: bool = False
     rows: tuple[WindowRow, ...] = ()
     became: Mapping[str, CaptureResult] = field(default_factory=dict)
     states: Mapping[str, CaptureState] = field(default_factory=dict)
@@ -67,6 +79,7 @@ class View:
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
     disk: str = ""
+    hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
 
     def has_ended(self) -> bool:
@@ -117,7 +130,7 @@ class RunSource:
         self._view = View("none")
         # Maps of large runs take seconds: they are made one after the other, beside everything else.
         self._drawing = futures.ThreadPoolExecutor(1, thread_name_prefix="heat")
-        self._maps: OrderedDict[tuple[int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()
+        self._maps: OrderedDict[tuple[int, int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()
         self._late_maps = 0
 
     @property
@@ -133,19 +146,21 @@ class RunSource:
             return self._view if self._opened is None else self._look(self._opened)
 
     def heat(
-        self, attempt: int, first_step: int, last_step: int, patience_s: float | None = None
+        self, attempt: int, first_step: int, last_step: int, each: int = 0, patience_s: float | None = None
     ) -> HeatMap | Drawing | None:
-        """The heat map of some steps that windows have been judged over; None where no step of them is on record.
+        """The heat map of some steps that windows have been judged over, ``each`` of them in a column.
+
+        It is None where no step of them is on record.
 
         If it takes longer than ``patience_s``, it is still being drawn, and the view changes once it is there.
         """
         with self._lock:
             if self._opened is None:
                 return None
-            wanted = (attempt, first_step, last_step, len(self._view.rows))
+            wanted = (attempt, first_step, last_step, each, len(self._view.rows))
             map_ = self._maps.get(wanted)
             if map_ is None:
-                map_ = self._maps[wanted] = self._drawing.submit(self._opened.heat.map, attempt, first_step, last_step)
+                map_ = self._maps[wanted] = self._drawing.submit(self._opened.heat.map, *wanted[:4])
                 while len(self._maps) > KEPT_MAPS:
                     self._maps.popitem(last=False)[1].cancel()
         try:
@@ -211,22 +226,28 @@ class RunSource:
         except InputError as error:
             info, problem = None, str(error)
         there = info is not None and Path(info.rings).is_dir()
-        watcher = opened.watcher.at(time.monotonic(), Path(info.rings)) if info is not None and there else Watcher()
+        # (its rings are on the host of the job, and the run directory may be seen from another one)
+        look = info is not None and (there or info.ended_at == "")
+        watcher = opened.watcher.at(time.monotonic(), Path(info.rings)) if info is not None and look else Watcher()
         telemetry = opened.telemetry.at(journal.rows[-1].attempt if journal.rows else None)
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
-        going = there and watcher.state != "left"
+        going = (there or watcher.state in ("watched", "taken_over")) and watcher.state != "left"
+        unwatched = info is not None and is_unwatched(info, watcher, rings_there=there)
         disk = disk_problem(Path(info.rings)) if info is not None and there else ""
         lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
-        about = (going, problem, watcher, telemetry, uploading, disk, self._late_maps)
+        about = (going, unwatched, problem, watcher, telemetry, uploading, disk, self._late_maps)
         sent = sorted((name, one.state) for name, one in uploads.items())
         seen = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
         version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
         if moved or version != self._view.version:
+            named = next((row for row in reversed(journal.rows) if row.suspects), None)
             self._view = View(
                 version=version,
                 info=info,
                 problem=problem,
                 going=going,
+                unwatched=unwatched,
+                rings_there=there,
                 rows=tuple(journal.rows),
                 became=dict(journal.results),
                 states=dict(journal.states),
@@ -239,6 +260,7 @@ class RunSource:
                 uploads=uploads,
                 uploading=uploading,
                 disk=disk,
+                hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
             )
         return self._view

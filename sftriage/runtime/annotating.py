@@ -9,12 +9,14 @@ from functools import partial
 
 from sftriage.errors import SftriageError
 from sftriage.events import CostMeasured
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import Reproduced
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
+from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.runs.directory import RunDirectory
-from sftriage.runtime.reducing import known_faulty, stage_in_question
+from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
@@ -110,7 +112,16 @@ class Annotations:
         stage = stage_in_question(None, manifest, None, one, other)
         if other is not None and stage not in other.schema.stages:
             other = None
-        self._note(manifest, find(one, stage, other, known_faulty(manifest)))
+        findings = find(one, stage, other, known_faulty(manifest))
+        beside = None if control is None or other is None else self._samples(control)
+        cause = explained(findings, manifest, self._samples(manifest), beside)
+        self._note(manifest, findings.model_copy(update={"cause": cause}))
+
+    def _samples(self, manifest: Manifest) -> StackSamples | None:
+        """The stacks that were sampled in a capture, where they were."""
+        if not any(one.name == SAMPLES_NAME for one in manifest.artefacts):
+            return None
+        return read_samples(self.store.path(manifest.capture_id, SAMPLES_NAME))
 
     def _reduced(self, manifest: Manifest) -> Reduction:
         path = self.store.path(manifest.capture_id, manifest.artefacts[0].name)

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.policies import PolicyFiles
-from sftriage.errors import UsageError
+from sftriage.errors import SftriageError, UsageError
 from sftriage.recorder.layout import bounded_text
-from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, RunInfo, create, new_run_id, read_info, remember
+from sftriage.runs.directory import (
+    DEFAULT_ROOT,
+    RunDirectory,
+    RunInfo,
+    create,
+    new_run_id,
+    read_info,
+    remember,
+    write_info,
+)
 from sftriage.runs.liveness import launcher_of, note_launcher
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
@@ -88,13 +98,29 @@ class _Watched:
         note_steps(self._rings, directory.steps)
         # (they may lie on another disk)
         files.do = Disk().do
-        disk = Disk()
-        fleet = this_host(directory, info, nsys, disk.do)
-        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=disk)
+        self._disk = Disk()
+        self._ended_at: str | None = None
+        fleet = this_host(directory, info, nsys, self._disk.do)
+        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=self._disk)
+
+    def _finish(self) -> None:
+        """The job has ended, and was watched to its end: what is left of it is judged, and that is put on record."""
+        self._triage.finish()
+        self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._disk.do(self._note_end, "run.json")
+
+    def _note_end(self) -> None:
+        if self._ended_at is not None:
+            write_info(self.directory, replace(read_info(self.directory), ended_at=self._ended_at))
+            self._ended_at = None
 
     def close(self) -> None:
         """End the triage, and remove what the trainers need no more."""
         self._triage.close()
+        if not self._disk.hangs:
+            # (there is room for it now, if there was none before)
+            with contextlib.suppress(SftriageError):
+                self._note_end()
         remove_rings_directory(self._rings)
         if self._nsys is not None and not self._rings.exists():
             remove_place(self._nsys)
@@ -144,6 +170,7 @@ class LocalRun(_Watched):
             drop_local=keeping.drop_local,
             steps_bytes=None if keeping.steps is None else keeping.steps.max_bytes,
             steps_age_s=None if keeping.steps is None else keeping.steps.age_s,
+            ended_at="",
         )
         try:
             texts = [path.read_text(encoding="utf-8") for path in policies]
@@ -183,7 +210,7 @@ class LocalRun(_Watched):
             except Exception:
                 log.exception("the job goes on without triage, which could not begin")
             status = launcher.wait()
-            self._triage.finish()
+            self._finish()
             return status
         finally:
             self.close()
@@ -226,7 +253,7 @@ class TakeOver(_Watched):
                 seen_s = time.monotonic()
             elif not known and time.monotonic() - seen_s > RESTART_S:
                 break
-        self._triage.finish()
+        self._finish()
 
 
 def job_name(job: str | None, command: list[str]) -> str:

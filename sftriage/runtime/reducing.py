@@ -10,18 +10,21 @@ import numpy as np
 
 from sftriage.errors import InputError, UsageError
 from sftriage.frontier import Settings, judge
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import Verdict, Window
 from sftriage.reduce.agreeing import Agreement, Agrees, compare, overall
+from sftriage.reduce.causes import cause_of, cause_of_rank
 from sftriage.reduce.events import Trace
 from sftriage.reduce.inside import find
 from sftriage.reduce.naming import Names
 from sftriage.reduce.reading import read_traces
+from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
 from sftriage.reduce.together import together
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.recordings import RecordedRun, load_recording
 from sftriage.runtime.uploads import pusher
-from sftriage.traces.manifest import MANIFEST_NAME, Findings, Manifest
+from sftriage.traces.manifest import MANIFEST_NAME, CauseInfo, Findings, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 
@@ -295,6 +298,19 @@ def known_faulty(manifest: Manifest | None) -> tuple[int, ...]:
     return () if manifest is None or manifest.reproduced is None else manifest.reproduced.fault_steps
 
 
+def explained(
+    findings: Findings, manifest: Manifest | None, sampled: StackSamples | None, control: StackSamples | None
+) -> CauseInfo:
+    """The cause of what some findings are about, with what the manifest of the capture knows of its steps."""
+    faulty, found = known_faulty(manifest), None if manifest is None else manifest.reproduced
+    if manifest is None or found is None or manifest.trigger.label == "asked":
+        return cause_of(findings, sampled, control, faulty)
+    if manifest.trigger.stage is None:
+        return cause_of_rank(manifest.capture.rank, sampled, faulty, found.over_s)
+    over_s = found.over_s if manifest.trigger.stage == findings.stage else None
+    return cause_of(findings, sampled, control, faulty, over_s)
+
+
 def _ranks_to_look_at(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:
     """Of several ranks the suspect, or whoever takes longest in the stage asked for; and the median rank beside it.
 
@@ -360,4 +376,13 @@ def findings_of(
     stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
     if manifest is None and len(reduced.reductions) == 1:
         manifest = _manifest_beside(reduced.files[0], one.trace)
-    return find(one, stage, beside, known_faulty(manifest))
+    findings = find(one, stage, beside, known_faulty(manifest))
+    files = reduced.files[0] if len(reduced.reductions) == 1 else None, control
+    its, others = (None if file is None else _samples_beside(file) for file in files)
+    return findings.model_copy(update={"cause": explained(findings, manifest, its, others)})
+
+
+def _samples_beside(trace: Path) -> StackSamples | None:
+    """The stacks that were sampled while a trace was captured, where it lies in its capture's directory."""
+    file = trace.with_name(SAMPLES_NAME)
+    return read_samples(file) if file.is_file() else None

@@ -257,7 +257,7 @@ class Metrics(Sink):
         self._verdicts.labels(verdict.label).inc()
         for label in get_args(Label):
             self._verdict.labels(label).set(label == verdict.label)
-        self._suspected(verdict.suspects if verdict.label in ("suspect", "stalled") else ())
+        self._suspected(verdict.named)
         if verdict.label != "stalled":
             self._compared(verdict.regression, verdict.attempt)
         self._decided(decision)
@@ -310,18 +310,16 @@ class Metrics(Sink):
         self._profilers |= {request.capture_id: request.profiler for request in requests}
         self._capturing.set(len(self._profilers))
 
-    def _suspected(self, suspects: tuple[Suspect, ...]) -> None:
-        """The first suspect is the one that was found; the others are who came after it."""
+    def _suspected(self, named: Suspect | None) -> None:
         self._gain.clear()
         self._share.clear()
-        if suspects:
-            first = suspects[0]
-            where = (self._label_of(first.stage), first.scope)
+        if named is not None:
+            where = (self._label_of(named.stage), named.scope)
             self._suspects.labels(*where).inc()
-            self._gain.labels(*where).set(first.gain_s)
-            self._share.labels(*where).set(first.share)
+            self._gain.labels(*where).set(named.gain_s)
+            self._share.labels(*where).set(named.share)
         if self._per_rank is not None:
-            self._per_rank.suspected(suspects[:1], self._label_of)
+            self._per_rank.suspected(named, self._label_of)
 
     def _compared(self, found: Regression | None, attempt: int) -> None:
         """The job against its own best."""
@@ -388,13 +386,14 @@ class PerRank:
             "sftriage_rank_alive", "1 while a rank's process is there, NaN where that cannot be told.", ["rank"]
         )
 
-    def suspected(self, suspects: tuple[Suspect, ...], label_of: Callable[[str | None], str]) -> None:
-        """These are suspected now."""
+    def suspected(self, named: Suspect | None, label_of: Callable[[str | None], str]) -> None:
+        """This one is suspected now, or nobody."""
         self._gain.clear()
-        for suspect in suspects:
-            for rank in suspect.ranks:
-                self._suspected.labels(str(rank), label_of(suspect.stage)).inc()
-                self._gain.labels(str(rank), label_of(suspect.stage)).set(suspect.gain_s)
+        if named is None:
+            return
+        for rank in named.ranks:
+            self._suspected.labels(str(rank), label_of(named.stage)).inc()
+            self._gain.labels(str(rank), label_of(named.stage)).set(named.gain_s)
 
     def captured(self, result: CaptureResult) -> None:
         """A capture has ended."""

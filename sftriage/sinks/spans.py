@@ -122,7 +122,7 @@ class SpanSink(Sink):
             **{name: getattr(verdict, name) for name in ("label", "clock", "attempt", *STEPS, "exposed_s")},
             "reasons": list(verdict.reasons),
             **{f"advance_s.{stage}": seconds for stage, seconds in verdict.advances_s.items()},
-            **(_of_suspect(verdict.suspects[0]) if verdict.suspects else {}),
+            **(_of_suspect(verdict.named) if verdict.named is not None else {}),
             **(_of_regression(verdict.regression) if verdict.regression is not None else {}),
             **{name: getattr(decision, name) for name in ("outcome", "reason", "rule")},
         }

@@ -101,6 +101,53 @@ class Share(DocumentModel):
     control_self_s: Number | None = None
 
 
+CauseCode = Literal[
+    "sleep",
+    "dataloader_workers",
+    "lock",
+    "network",
+    "disk",
+    "checkpoint",
+    "garbage_collection",
+    "recompilation",
+    "collective",
+    "python",
+    "operator",
+    "blocked",
+    "gil",
+    "descheduled",
+    "stopped",
+    "unknown",
+]
+
+
+class PlaceInfo(DocumentModel):
+    """A line of the program: in which function and file, and what stands there where that could be read."""
+
+    function: Word
+    file: Sentence
+    line: Count
+    source: Sentence = ""
+
+
+class CauseInfo(DocumentModel):
+    """Why the suspect stage took so long.
+
+    ``code`` says what it is, ``place`` where, ``took_s`` of the stage's ``stage_s`` a step; ``control_s`` is what the
+    same place took the rank that it is ``compared_with``, or the suspect's other steps where that is None. It is
+    ``sure`` where most of what the stage took longer is in that one place, and enough samples say so.
+    """
+
+    code: CauseCode
+    sure: bool
+    sentence: Sentence
+    next_step: Sentence
+    place: PlaceInfo | None = None
+    compared_with: Rank | None = None
+    took_s: Number | None = None
+    control_s: Number | None = None
+
+
 class Findings(DocumentModel):
     """What filled the suspect stage, beside the same stage of a control rank where there is one.
 
@@ -116,6 +163,7 @@ class Findings(DocumentModel):
     summary: Sentence
     of_steps: Count | None = None
     beside: Literal["rank", "steps"] = "rank"
+    cause: CauseInfo | None = None
 
 
 SCHEMA_VERSION: Final = 1
@@ -353,8 +401,10 @@ class _Version(DocumentModel):
 def may_contain(options: Mapping[str, bool]) -> str:
     """What private data a torch.profiler trace recorded with these options may hold, in plain words."""
     parts = ["names of operators, kernels, threads and the program's own annotations", "process ids and device names"]
-    if options.get("with_stack"):
+    if options.get("with_stack") or options.get("sample_stacks"):
         parts.append("file paths, function names and line numbers of the program")
+    if options.get("sample_stacks"):
+        parts.append("single lines of its source")
     if options.get("record_shapes"):
         parts.append("shapes, types and scalar values of operator arguments")
     if options.get("profile_memory"):

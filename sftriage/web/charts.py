@@ -1,25 +1,26 @@
 """The charts of a page: which part of a run they show, and their drawings, of a fixed size. Pure.
 
-A drawing is stretched to the page's width, so nothing in it is text. The timeline is the exposed time stacked by each
-stage's advance; the bars are what filled the suspect stage, beside the same stage of a control rank, on one scale.
+A drawing is stretched to the page's width, so nothing in it is text. All that is drawn over a run's steps is on one
+axis (see `sftriage.runs.axis`). The timeline is the exposed time stacked by each stage's advance; the bars are what
+filled the suspect stage, beside the same stage of a control rank, on one scale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from math import floor, log10
 from urllib.parse import urlencode
 
-from sftriage.records import Label
-from sftriage.runs.following import WindowRow
-from sftriage.runs.outlook import TimelineColumn, columns_of, stages_of
+from sftriage.records import CaptureResult, Label
+from sftriage.runs.axis import Axis, TimelineColumn, axis_of, columns_of, stages_of
+from sftriage.runs.following import RequestRow, WindowRow
 from sftriage.traces.manifest import Findings, StageProfile
 
 WIDTH, HEIGHT = 1000.0, 300.0
-MAX_COLUMNS = 400
 MAX_TABLE_ROWS = 40
+MAX_TICKS = 4
 
 PARTS = (("working", "working_s"), ("waiting", "waiting_s"), ("not seen by the profiler", "unseen_s"))
 
@@ -77,15 +78,9 @@ class StepRange:
         touching = (row for row in rows if row.last_step >= first and row.first_step <= last)
         return tuple(row for row in touching if attempt is None or row.attempt == attempt)
 
-    def heat_steps(self, rows: Sequence[WindowRow]) -> tuple[int, int, int] | None:
-        """The attempt, and the first and the last step of the newest attempt in the span; ``rows`` are those it has."""
-        judged = [row for row in rows if row.attempt == rows[-1].attempt and row.stages]
-        if not judged:
-            return None
-        first, last = self._ends(rows)
-        first = max(first, min(row.first_step for row in judged))
-        last = min(last, max(row.last_step for row in judged))
-        return (judged[-1].attempt, first, last) if first <= last else None
+    def axis(self, rows: Sequence[WindowRow]) -> Axis | None:
+        """The axis that it is drawn on; ``rows`` are the windows that touch it."""
+        return axis_of(rows, *self._ends(rows)) if rows else None
 
     def _ends(self, rows: Sequence[WindowRow]) -> tuple[int, int]:
         if self.last is not None:
@@ -121,82 +116,145 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class Marker:
-    """A capture, at the window that led to it."""
+    """A capture, at the steps that it recorded; one that recorded none, at the end of the window that led to it."""
 
     capture_id: str
+    rank: int
     x: float
     first_step: int
     last_step: int
 
 
 @dataclass(frozen=True, slots=True)
+class Tick:
+    """A step that is named on the axis, ``at`` a fraction of its width."""
+
+    at: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """The whole chart. ``top_s`` is the time at its upper edge; ``restarts`` are where another attempt begins."""
 
+    axis: Axis
     columns: tuple[TimelineColumn, ...]
     series: tuple[Series, ...]
     bands: tuple[Band, ...]
     markers: tuple[Marker, ...]
     restarts: tuple[float, ...]
+    ticks: tuple[Tick, ...]
     top_s: float
 
 
-def timeline(rows: Sequence[WindowRow], max_columns: int = MAX_COLUMNS) -> Timeline | None:
-    """The chart of some windows, or None of none."""
-    if not rows:
+def timeline(
+    rows: Sequence[WindowRow],
+    axis: Axis | None,
+    results: Mapping[str, CaptureResult] | None = None,
+    asks: Sequence[RequestRow] = (),
+) -> Timeline | None:
+    """The chart of some windows, and of the captures that were asked for; None of none."""
+    if axis is None:
         return None
     stages = stages_of(rows)
-    columns = columns_of(rows, stages, max_columns)
-    top_s = _nice(max(column.exposed_s for column in columns))
-    width = WIDTH / len(columns)
-    total_s = sum(column.exposed_s * column.windows for column in columns) or 1.0
+    columns = columns_of(rows, stages, axis)
+    top_s = _nice(max((column.exposed_s for column in columns), default=0.0))
+    total_s = sum(column.exposed_s * column.width for column in columns) or 1.0
     series, below = [], [0.0] * len(columns)
     for number, stage in enumerate(stages):
         above = [low + column.advances_s[number] for low, column in zip(below, columns, strict=True)]
-        share = sum(column.advances_s[number] * column.windows for column in columns) / total_s
-        series.append(Series(stage, _area(below, above, width, top_s), share))
+        share = sum(column.advances_s[number] * column.width for column in columns) / total_s
+        series.append(Series(stage, _area(columns, below, above, WIDTH / axis.columns, top_s), share))
         below = above
     return Timeline(
+        axis=axis,
         columns=columns,
         series=tuple(series),
-        bands=tuple(_bands(columns, width)),
-        markers=tuple(_markers(rows, max_columns, width)),
-        restarts=tuple(
-            round(n * width, 2) for n in range(1, len(columns)) if columns[n].attempt != columns[n - 1].attempt
-        ),
+        bands=tuple(_bands(columns, WIDTH / axis.columns)),
+        markers=tuple(_markers(rows, asks, results or {}, axis)),
+        restarts=tuple(round(one.at * WIDTH / axis.columns, 2) for one in axis.stretches[1:]),
+        ticks=ticks_of(axis),
         top_s=top_s,
     )
 
 
-def _area(below: Sequence[float], above: Sequence[float], width: float, top_s: float) -> str:
-    """The outline of one stage's area: along its upper edge in steps, and back along the lower one."""
-    scale = HEIGHT / top_s
-    there = (f"{HEIGHT - value * scale:.1f}H{(n + 1) * width:.1f}" for n, value in enumerate(above))
-    back = (f"V{HEIGHT - below[n] * scale:.1f}H{n * width:.1f}" for n in reversed(range(len(below))))
-    return f"M0 {'V'.join(there)}{''.join(back)}Z"
+def table_of(rows: Sequence[WindowRow], axis: Axis, stages: Sequence[str]) -> tuple[TimelineColumn, ...]:
+    """The timeline in as many rows of a table as a person reads."""
+    coarse = Axis.of(axis.stretches, max(MAX_TABLE_ROWS, len(axis.stretches)))
+    return () if coarse is None else columns_of(rows, stages, coarse)
+
+
+def _area(
+    columns: Sequence[TimelineColumn], below: Sequence[float], above: Sequence[float], width: float, top_s: float
+) -> str:
+    """The outline of one stage's area: along its upper edge in steps, and back along the lower one.
+
+    Where no window is, there is a gap.
+    """
+    scale, outline = HEIGHT / top_s, []
+    ends = [n + 1 for n in range(len(columns)) if n + 1 == len(columns) or _apart(columns[n], columns[n + 1])]
+    for start, end in pairwise([0, *ends]):
+        there = (
+            f"{HEIGHT - above[n] * scale:.1f}H{(columns[n].at + columns[n].width) * width:.1f}"
+            for n in range(start, end)
+        )
+        back = (f"V{HEIGHT - below[n] * scale:.1f}H{columns[n].at * width:.1f}" for n in reversed(range(start, end)))
+        outline.append(f"M{columns[start].at * width:.1f} {'V'.join(there)}{''.join(back)}Z")
+    return "".join(outline)
+
+
+def _apart(one: TimelineColumn, following: TimelineColumn) -> bool:
+    return one.at + one.width != following.at
 
 
 def _bands(columns: Sequence[TimelineColumn], width: float) -> list[Band]:
-    starts = [n for n in range(len(columns)) if n == 0 or columns[n].label != columns[n - 1].label]
+    changes = range(1, len(columns))
+    starts = [n for n in changes if columns[n].label != columns[n - 1].label or _apart(columns[n - 1], columns[n])]
     return [
         Band(
             columns[start].label,
-            round(start * width, 2),
-            round((end - start) * width, 2),
+            round(columns[start].at * width, 2),
+            round((columns[end - 1].at + columns[end - 1].width - columns[start].at) * width, 2),
             columns[start].first_step,
             columns[end - 1].last_step,
         )
-        for start, end in pairwise([*starts, len(columns)])
+        for start, end in pairwise([0, *starts, len(columns)] if columns else [])
     ]
 
 
-def _markers(rows: Sequence[WindowRow], max_columns: int, width: float) -> list[Marker]:
-    each = -(-len(rows) // max_columns)
-    return [
-        Marker(one.capture_id, round((n // each + 0.5) * width, 2), row.first_step, row.last_step)
-        for n, row in enumerate(rows)
-        for one in row.asked
-    ]
+def _markers(
+    rows: Sequence[WindowRow], asks: Sequence[RequestRow], results: Mapping[str, CaptureResult], axis: Axis
+) -> Iterator[Marker]:
+    asking: Iterable[WindowRow | RequestRow] = (*rows, *asks)
+    for row in asking:
+        for one in row.asked:
+            became, steps = results.get(one.capture_id), None
+            if became is not None and became.first_step is not None and became.last_step is not None:
+                steps = became.first_step, became.last_step
+            elif isinstance(row, WindowRow):
+                steps = row.last_step, row.last_step
+            ends = [axis.column(row.attempt, step) for step in steps or ()]
+            begin, end = ends if ends else (None, None)
+            if steps is not None and begin is not None and end is not None:
+                x = round((begin + end + 1) / 2 * WIDTH / axis.columns, 2)
+                yield Marker(one.capture_id, one.rank, x, *steps)
+
+
+def ticks_of(axis: Axis) -> tuple[Tick, ...]:
+    """The steps that are named: where each attempt begins, the last one, and round numbers where there is room."""
+    begin = [Tick(one.at / axis.columns, one.first_step) for one in axis.stretches]
+    steps = sum(one.last_step - one.first_step + 1 for one in axis.stretches)
+    each = max(1, round(_nice(steps / MAX_TICKS)))
+    named = [begin[0], Tick(1.0, axis.stretches[-1].last_step), *begin[1:]]
+    for one in axis.stretches:
+        round_steps = range(-(-one.first_step // each) * each, one.last_step, each)
+        named += [Tick(((axis.column(one.attempt, step) or 0) + 0.5) / axis.columns, step) for step in round_steps]
+    kept: list[Tick] = []
+    for tick in named:
+        # (the first one is written with the word, and a phone is narrow)
+        if all(abs(tick.at - other.at) >= (0.3 if other.at == 0.0 else 0.2) for other in kept):
+            kept.append(tick)
+    return tuple(sorted(kept, key=lambda tick: tick.at))
 
 
 def _nice(value: float) -> float:

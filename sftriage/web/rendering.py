@@ -7,7 +7,20 @@ from collections.abc import Callable, Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sftriage import __version__
-from sftriage.words import CONTROL_PART, ago, clock_time, disk_now, disk_sentence, moment, size, stage_suspected
+from sftriage.words import (
+    CONTROL_PART,
+    LABEL_MEANINGS,
+    OUTCOME_MEANINGS,
+    QUESTIONS,
+    ago,
+    clock_time,
+    disk_now,
+    disk_sentence,
+    lasted,
+    moment,
+    size,
+    stage_suspected,
+)
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -50,6 +63,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
     )
     environment.filters.update(
         milliseconds=milliseconds,
+        lasted=lasted,
         signed=lambda seconds: f"{'-' if seconds < 0 else '+'}{milliseconds(abs(seconds))}",
         clock=clock_time,
         stamp=lambda time_s: moment(time_s).isoformat(timespec="seconds"),
@@ -69,6 +83,9 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         control_part=CONTROL_PART,
         disk_now=disk_now,
         disk_sentence=disk_sentence,
+        questions=QUESTIONS,
+        label_meanings=LABEL_MEANINGS,
+        outcome_meanings=OUTCOME_MEANINGS,
         ago=lambda time_s: ago(time_s, now_s()),
     )
     return environment

@@ -11,14 +11,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sftriage.records import CAPTURE_ID
+from sftriage.runs.axis import Axis, TimelineColumn
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
 from sftriage.runs.following import RequestRow, WindowRow
+from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap
-from sftriage.runs.outlook import CaptureStatus, Outlook, TimelineColumn, columns_of, outlook
+from sftriage.runs.outlook import CaptureStatus
 from sftriage.runs.source import Drawing, RunSource, View
 from sftriage.traces.manifest import Manifest
-from sftriage.web.charts import CHOICES, MAX_TABLE_ROWS, StepRange, bars_of, timeline
+from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline
 from sftriage.web.downloads import file_of
 from sftriage.web.page import Page, page_number
 from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS
@@ -64,23 +66,25 @@ class RunPage(Page[RunSource]):
         """How the job stands."""
         view, span = self._source.view(), StepRange.of(request.query_params)
         rows = span.select(view.rows)
-        steps = span.heat_steps(rows)
-        heat = None if steps is None else self._source.heat(*steps, patience_s=HEAT_PATIENCE_S)
-        chart = timeline(rows)
+        axis = span.axis(rows)
+        heat = None if axis is None else self._source.heat(*_heat_steps(axis), patience_s=HEAT_PATIENCE_S)
+        chart = timeline(rows, axis, view.became, view.asks)
         stages = [] if chart is None else [one.stage for one in chart.series]
         return self.html(
             "overview.html",
             view,
-            outlook=outlook_of(view),
+            glance=glance_of(view),
             span=span,
             choices=_choices(view.rows),
             chart=chart,
             chart_data=[] if chart is None else [_column_values(one) for one in chart.columns],
             chart_stages=stages,
-            table=() if chart is None else columns_of(rows, stages, MAX_TABLE_ROWS),
+            table=() if axis is None else table_of(rows, axis, stages),
             heat=heat if isinstance(heat, HeatMap) else None,
+            heat_at=0 if axis is None else axis.stretches[-1].at,
             drawing=isinstance(heat, Drawing),
             newest=log_of(view.rows, (*view.asks, *view.notes), view.became, size=NEWEST),
+            captures_cost_s=captures_cost_s(view.notes),
             stale=self._stale(view),
             low_coverage=LOW_COVERAGE,
             running=_unfinished(view),
@@ -96,8 +100,8 @@ class RunPage(Page[RunSource]):
     def heat(self, request: Request) -> Response:
         """The heat map's cells, row by row, a byte each: the page's script draws them."""
         view, span = self._source.view(), StepRange.of(request.query_params)
-        steps = span.heat_steps(span.select(view.rows))
-        heat = None if steps is None else self._source.heat(*steps)
+        axis = span.axis(span.select(view.rows))
+        heat = None if axis is None else self._source.heat(*_heat_steps(axis))
         if isinstance(heat, Drawing):
             raise HTTPException(503, "Too many maps are asked for.", {"Retry-After": "5"})
         if heat is None:
@@ -156,17 +160,10 @@ class RunPage(Page[RunSource]):
         return view.rows[-1].label != "stalled" and self._now_s() - view.rows[-1].time_s > STALE_S
 
 
-def outlook_of(view: View) -> Outlook:
-    """How a job stands, judged or not yet."""
-    if view.rows:
-        return outlook(view.rows, view.became, view.asks)
-    if view.problem:
-        return Outlook("no_run", view.problem)
-    if view.info is None:
-        return Outlook("no_run", "Start one with `sftriage run` or `sftriage demo`. This page will show it by itself.")
-    if not view.going:
-        return Outlook("no_run", "The run has ended before its first window was full.")
-    return Outlook("warming_up", "No window has been judged yet: the job warms up, and fills its first one.")
+def _heat_steps(axis: Axis) -> tuple[int, int, int, int]:
+    """What the heat map is of: the newest attempt on the axis, in its columns."""
+    newest = axis.stretches[-1]
+    return newest.attempt, newest.first_step, newest.last_step, axis.column_steps
 
 
 def _choices(rows: Sequence[WindowRow]) -> tuple[int, ...]:
@@ -179,7 +176,8 @@ def _column_values(column: TimelineColumn) -> list[Any]:
     """What is read out of one column of the timeline."""
     advances = [round(advance_s, 6) for advance_s in column.advances_s]
     label = LABEL_WORDS[column.label]
-    return [column.first_step, column.last_step, label, column.named, round(column.exposed_s, 6), advances]
+    steps = [column.at, column.width, column.first_step, column.last_step]
+    return [*steps, label, column.named, round(column.exposed_s, 6), advances]
 
 
 def _unfinished(view: View) -> tuple[CaptureStatus, ...]:

@@ -58,12 +58,19 @@ def test_from_the_timeline_to_the_downloaded_file(page, serve, recorded, tmp_pat
     (manifest,) = LocalStore(recorded).manifests().manifests
     page.goto(serve("--run", recorded)[1])
     live(page)
-    # THEN one look answers: not healthy, since when, which rank and stage, and what was done
+    # THEN one look answers: not healthy, since when, who and where, what it cost, and what was done
     answers = page.inner_text(".answers")
     assert page.inner_text("#headline") == "Slow, and captured"
-    assert re.search(r"since step (\d+)", answers)[1] in onsets_of(recorded)
-    for words in ("rank 2 in data", "Capture of rank 2 done"):
+    assert re.search(r"step (\d+)", page.inner_text("#answer-since dd"))[1] in onsets_of(recorded)
+    for words in ("rank 2 in data", "on host ", "rank-hours (4 ranks)", "Capture of rank 2 done"):
         assert words in answers
+    # AND what to do next: the first thing is to open the trace
+    command = f"sftriage traces open {manifest.capture_id} --run {recorded}"
+    assert page.inner_text(".next li >> nth=0 >> code") == command
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.click(".next li >> nth=0 >> button")
+    expect(page.locator(".next li button").first).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == command
     # WHEN one goes from the capture's mark on the timeline to its page
     page.click(f'.marks a[href="/captures/{manifest.capture_id}"]', force=True)
     page.wait_for_selector("#lanes")
@@ -165,7 +172,10 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
         running.process.kill()
         running.process.wait(DEADLINE_S)
         expect(state).to_have_text("nobody watches")
-        assert f"sftriage attach --run {running.directory.path}" in page.inner_text("#outlook")
+        assert f"sftriage attach --run {running.directory.path}" in page.inner_text("#outlook .next")
+        # AND how the job stands is not known, whatever it was
+        expect(page.locator("#headline")).to_have_text(re.compile("Unknown"))
+        assert "face-unknown" in page.get_attribute("#outlook", "class")
         # AND once somebody has taken the job over, that they have
         successor = attached(running, environment)
         expect(state).to_have_text("running, taken over")
@@ -174,6 +184,8 @@ def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_p
         running.release.touch()
         successor.communicate(timeout=DEADLINE_S)
         expect(state).to_have_text("ended")
+        # AND a run that was seen to its end keeps its last word
+        assert "Unknown" not in page.inner_text("#headline")
 
 
 def test_it_can_be_used_without_a_pointer(page, serve, recorded, demonstrated):
@@ -192,15 +204,44 @@ def test_it_can_be_used_without_a_pointer(page, serve, recorded, demonstrated):
     page.keyboard.press("ArrowRight")
     # THEN it is read out, column by column, to whoever looks and to whoever listens
     assert first.startswith("steps 20 to 69: ")
+    assert page.get_attribute("#timeline-cursor", "aria-valuenow") == "1"
+    for _ in range(3):
+        page.keyboard.press("PageDown")
     second = page.inner_text("#timeline-readout")
-    assert second.startswith("steps 30 to 79")
+    assert second.startswith("steps 40 to 89: ")
     assert page.get_attribute("#timeline-cursor", "aria-valuetext") == second
+    # AND where the timeline is looked at, so is the map: both are on one axis, and at the same step
+    expect(page.locator("#heat-readout")).to_have_text(re.compile("step 81, rank 2: "))
+    assert page.get_attribute("#heat-cursor", "aria-valuenow") == "61"
+    assert side(page, "timeline") == pytest.approx(side(page, "heat"), abs=1.0)
     # AND the map says how late the slow rank was at the last step
     page.focus("#heat-cursor")
     page.keyboard.press("End")
-    for _ in range(2):
-        page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowUp")
+    expect(page.locator("#heat-readout")).to_have_text(re.compile(f"step {demonstrated.steps - 1}, rank 1: "))
+    page.keyboard.press("ArrowDown")
     expect(page.locator("#heat-readout")).to_have_text(re.compile(f"step {demonstrated.steps - 1}, rank 2: .* late"))
+
+
+def side(page, chart: str) -> float:
+    """Where on the screen a chart's cursor begins."""
+    return page.locator(f"#{chart}-cursor .here").bounding_box()["x"]
+
+
+def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, serve, recorded):
+    # GIVEN the page about a run in which a rank was captured
+    (manifest,) = LocalStore(recorded).manifests().manifests
+    page.goto(serve("--run", recorded)[1])
+    live(page)
+    # WHEN one points at the capture's mark
+    mark, chart = (page.locator(one).bounding_box() for one in (".stack .captured", "#timeline-cursor"))
+    page.hover("#timeline-cursor", position={"x": mark["x"] + mark["width"] / 2 - chart["x"], "y": 40})
+    # THEN that is one of the steps that it recorded, on the timeline as on the map
+    expect(page.locator("#heat-readout")).to_have_text(re.compile("step "))
+    said = re.match(r"step (\d+), ", page.inner_text("#heat-readout"))
+    assert manifest.capture.first_step <= int(said[1]) <= manifest.capture.last_step
+    # AND every rank is named beside the map
+    assert page.locator(".y-ranks text").all_text_contents() == [f"rank {rank}" for rank in range(4)]
 
 
 @pytest.mark.parametrize("target", ["", "decisions", "captures/{}"])

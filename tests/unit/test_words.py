@@ -13,7 +13,12 @@ import sftriage
 from sftriage.records import CaptureState, Decision, ReasonCode
 from sftriage.words import (
     RESOLUTIONS,
+    RESOLVES,
     SENTENCES,
+    afterwards,
+    lasted,
+    look_at,
+    rank_hours,
     reason_kind,
     reason_sentence,
     resolution,
@@ -164,3 +169,48 @@ def test_nothing_is_decided_by_what_words_say():
 )
 def test_a_decision_by_words_would_be_found(line):
     assert ON_WORDS.search(line)
+
+
+@pytest.mark.parametrize("code", sorted({*RESOLUTIONS, *RESOLVES}))
+def test_once_a_run_has_ended_nothing_is_waited_for(code):
+    reason, reasons = (code, ()) if code in RESOLUTIONS else ("undecided", (code,))
+    said = afterwards(reason, reasons, {"place_of": "captures_per_day"})
+    assert not re.search(r"(^|[.:;,] (or |and |then )*)[Ww]ait\b|sftriage capture\b|restart|py-spy", said)
+    assert "{" not in said
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.0, "0 ms"), (0.4291, "429 ms"), (1.463, "1.5 s"), (119, "119.0 s"), (120, "2.0 min")]
+)
+def test_a_length_of_time(seconds, said):
+    assert lasted(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("of", "said"),
+    [
+        ((36.0, 4, False), "0.04 rank-hours (4 ranks)"),
+        ((3600.0, 1024, True), "1,024 GPU-hours (1,024 ranks)"),
+    ],
+)
+def test_what_all_ranks_have_lost(of, said):
+    seconds, ranks, on_devices = of
+    assert rank_hours(seconds, ranks, on_devices=on_devices) == said
+
+
+@pytest.mark.parametrize(
+    ("who", "stage", "hosts", "said"),
+    [
+        ("rank 2", "data", ["vm"], "Look at the data loader of rank 2 on host vm: the storage"),
+        ("rank 2", "data", [""], "Look at the data loader of rank 2: the storage"),
+        ("host vm (8 ranks)", None, ["vm"], "Look at everything of host vm (8 ranks): its device's clocks"),
+        (
+            "every rank",
+            "tokenize",
+            ["a", "b"],
+            "Look at tokenize of every rank on hosts a, b: what only it does there.",
+        ),
+    ],
+)
+def test_where_to_look(who, stage, hosts, said):
+    assert look_at(who, stage, hosts).startswith(said)

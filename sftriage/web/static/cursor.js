@@ -16,16 +16,14 @@
 
   function timeline(cursor, column) {
     const figure = cursor.closest("figure");
-    const columns = JSON.parse(figure.dataset.columns);
-    const stages = JSON.parse(figure.dataset.stages);
-    const at = Math.min(Math.max(column, 0), columns.length - 1);
-    const [first, last, label, named, exposed, advances] = columns[at];
     const here = cursor.querySelector(".here");
-    here.setAttribute("x", (at * 1000) / columns.length);
+    here.setAttribute("x", (column * 1000) / (Number(cursor.getAttribute("aria-valuemax")) + 1));
     here.setAttribute("visibility", "visible");
-    const parts = stages.map((stage, n) => `${stage} ${ms(advances[n])}`);
-    say(cursor, "timeline", `${steps(first, last)}: ${label}${named ? `, ${named}` : ""}; ${ms(exposed)} a step: ${parts.join(", ")}`, at);
-    return [at, 0];
+    const one = JSON.parse(figure.dataset.columns).find(([at, width]) => at <= column && column < at + width);
+    if (!one) return say(cursor, "timeline", "no window here: nobody watched, or nothing was recorded", column);
+    const [, , first, last, label, named, exposed, advances] = one;
+    const parts = JSON.parse(figure.dataset.stages).map((stage, n) => `${stage} ${ms(advances[n])}`);
+    say(cursor, "timeline", `${steps(first, last)}: ${label}${named ? `, ${named}` : ""}; ${ms(exposed)}, mean of a step: ${parts.join(", ")}`, column);
   }
 
   // The cells of the map that is shown, a byte each; null where there is none.
@@ -50,43 +48,51 @@
   async function draw() {
     const canvas = document.querySelector("#heat canvas");
     const bytes = canvas && await levelsOf(canvas.closest("figure").dataset.heat);
-    if (!bytes || bytes.length !== canvas.width * canvas.height) return;
-    const picture = new ImageData(canvas.width, canvas.height);
+    if (!bytes) return;
+    const [at, width] = [Number(canvas.closest("figure").dataset.at), Number(canvas.closest("figure").dataset.width)];
+    if (bytes.length !== width * canvas.height) return;
+    const picture = new ImageData(width, canvas.height);
     bytes.forEach((level, cell) => picture.data.set(COLOURS[level], 4 * cell));
-    canvas.getContext("2d").putImageData(picture, 0, 0);
+    const context = canvas.getContext("2d");
+    // What is before the newest attempt is not known here.
+    context.fillStyle = "rgb(128 128 128 / 27%)";
+    context.clearRect(0, 0, canvas.width, canvas.height);
+    context.fillRect(0, 0, at, canvas.height);
+    context.putImageData(picture, at, 0);
   }
   document.addEventListener("shown", draw);
   draw();
 
   async function heat(cursor, column, row) {
     const about = cursor.closest("figure").dataset;
-    const [columns, rows, each] = [Number(about.width), Number(about.rows), Number(about.each)];
-    const [c, r] = [Math.min(Math.max(column, 0), columns - 1), Math.min(Math.max(row, 0), rows - 1)];
+    const [at, columns, each] = [Number(about.at), Number(about.width), Number(about.each)];
     const here = cursor.querySelector(".here");
-    here.setAttribute("x", c);
-    here.setAttribute("y", r);
+    here.setAttribute("x", column);
+    here.setAttribute("y", row);
     here.setAttribute("visibility", "visible");
+    if (column < at || column >= at + columns) return say(cursor, "heat", "an earlier attempt of the job, which is not on the map", column);
     const bytes = await levelsOf(about.heat);
     if (!bytes) return;
-    const level = bytes[r * columns + c];
-    const first = Number(about.first) + c * each;
-    const rank = r * Number(about.rowRanks);
+    const level = bytes[row * columns + column - at];
+    const first = Number(about.first) + (column - at) * each;
+    const rank = row * Number(about.rowRanks);
     const until = Math.min(rank + Number(about.rowRanks), Number(about.ranks)) - 1;
     const who = rank === until ? `rank ${rank}` : `the latest of ranks ${rank} to ${until}`;
     const late = level === UNKNOWN ? "nothing is known"
       : `${ms((level / LEVELS) * Number(about.scale))}${level === LEVELS ? " or more" : ""} late`;
-    say(cursor, "heat", `${steps(first, Math.min(first + each - 1, Number(about.last)))}, ${who}: ${late}`, c);
+    say(cursor, "heat", `${steps(first, Math.min(first + each - 1, Number(about.last)))}, ${who}: ${late}`, column);
   }
 
   const shows = { timeline, heat };
-  const places = { timeline: [Infinity, 0], heat: [Infinity, 0] };
+  // Both charts are on one axis: where one is looked at, so is the other. The row is the map's: at first the latest rank's.
+  const place = [Infinity, null];
 
   function show(cursor, column, row) {
-    const name = cursor.dataset.cursor;
     const columns = Number(cursor.getAttribute("aria-valuemax")) + 1;
-    const rows = Number(cursor.closest("figure").dataset.rows || 1);
-    places[name] = [Math.min(Math.max(column, 0), columns - 1), Math.min(Math.max(row, 0), rows - 1)];
-    shows[name](cursor, ...places[name]);
+    const map = document.querySelector("#heat figure")?.dataset ?? { rows: 1, row: 0 };
+    place[0] = Math.min(Math.max(column, 0), columns - 1);
+    place[1] = Math.min(Math.max(row ?? Number(map.row), 0), Number(map.rows) - 1);
+    for (const one of document.querySelectorAll("[data-cursor]")) shows[one.dataset.cursor](one, ...place);
   }
 
   document.addEventListener("pointermove", (event) => {
@@ -95,13 +101,13 @@
     const box = cursor.getBoundingClientRect();
     const columns = Number(cursor.getAttribute("aria-valuemax")) + 1;
     const rows = Number(cursor.closest("figure").dataset.rows || 1);
-    show(cursor, Math.floor(((event.clientX - box.left) / box.width) * columns),
-      Math.floor(((event.clientY - box.top) / box.height) * rows));
+    const row = cursor.dataset.cursor === "heat" ? Math.floor(((event.clientY - box.top) / box.height) * rows) : place[1];
+    show(cursor, Math.floor(((event.clientX - box.left) / box.width) * columns), row);
   });
   document.addEventListener("keydown", (event) => {
     const cursor = event.target.closest?.("[data-cursor]");
     if (!cursor || event.ctrlKey || event.altKey || event.metaKey) return;
-    const [column, row] = places[cursor.dataset.cursor];
+    const [column, row] = [place[0], place[1] ?? Number(document.querySelector("#heat figure")?.dataset.row ?? 0)];
     const from = Number.isFinite(column) ? column : Number(cursor.getAttribute("aria-valuemax"));
     const moved = {
       ArrowLeft: [from - 1, row], ArrowRight: [from + 1, row], ArrowUp: [from, row - 1], ArrowDown: [from, row + 1],

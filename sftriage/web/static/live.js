@@ -28,9 +28,10 @@
     old.replaceWith(now);
     now.querySelectorAll(".scroll").forEach((one, n) => { one.scrollLeft = scrolled[n] || 0; });
     if (!inside) return;
-    const href = inside.getAttribute("href");
+    copying();
+    const name = inside.hasAttribute("href") ? "href" : "aria-label";
     const again = inside.id ? document.getElementById(inside.id)
-      : [...now.querySelectorAll("a[href]")].find((one) => one.getAttribute("href") === href);
+      : [...now.querySelectorAll(`[${name}]`)].find((one) => one.getAttribute(name) === inside.getAttribute(name));
     again?.focus({ preventScroll: true });
   }
 
@@ -82,6 +83,30 @@
     }
     setTimeout(() => { busy = false; refresh(); }, MIN_BETWEEN_MS);
   }
+
+  // A command is copied with one click; without this script it is marked whole by one.
+  function copying() {
+    for (const one of document.querySelectorAll(".command:not(:has(button))")) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = "Copy";
+      button.setAttribute("aria-label", `Copy: ${one.textContent}`);
+      one.append(button);
+    }
+  }
+  document.addEventListener("click", async (event) => {
+    const button = event.target.closest?.(".command button");
+    if (!button) return;
+    try {
+      await navigator.clipboard.writeText(button.parentElement.querySelector("code").textContent);
+      button.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(button.parentElement.querySelector("code"));
+      button.textContent = "Marked";
+    }
+  });
+  document.addEventListener("shown", copying);
+  copying();
 
   setInterval(count, 10000);
   const events = new EventSource("/events");

@@ -216,7 +216,12 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
     assert request.capture_id == "w100-149-r2-slow-rank-a1-2"
     assert (request.rank, request.profiler, request.steps, request.warmup_steps) == (2, "torch", 7, 2)
     assert (request.max_seconds, request.max_bytes) == (30.0, 2 * 2**20)
-    assert request.options == {"record_shapes": True, "with_stack": False, "profile_memory": False}
+    assert request.options == {
+        "sample_stacks": True,
+        "record_shapes": True,
+        "with_stack": False,
+        "profile_memory": False,
+    }
     assert (decision.rule, decision.time_s, decision.attempt) == ("slow-rank", NOW, 1)
     assert decision.numbers == {
         "exposed_s": 0.07,

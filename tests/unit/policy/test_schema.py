@@ -126,7 +126,8 @@ def test_the_whole_document_is_read():
     assert deep.capture is not None
     assert hang.capture is not None
     assert (slow.capture.sample, slow.capture.control_ranks, deep.capture.ranks) == (2, 1, (0, 1))
-    assert slow.capture.options == {"record_shapes": False, "with_stack": False, "profile_memory": False}
+    off = dict.fromkeys(("record_shapes", "with_stack", "profile_memory"), False)
+    assert slow.capture.options == {"sample_stacks": True, **off}
     assert deep.capture.options == {"trace": ["cuda"], "sample": "cpu", "sqlite": False}
     assert hang.capture.options == {"native": True, "flight_recorder": False}
     assert (spec.limits.overhead_fraction, spec.active.trigger) == (0.005, None)
@@ -164,7 +165,8 @@ def test_defaults_are_those_of_the_documentation():
     assert rule.capture is not None
     assert (rule.capture.steps, rule.capture.warmup_steps, rule.capture.max_seconds) == (5, 1, 60)
     assert rule.capture.max_trace_bytes == 512 * 2**20
-    assert rule.capture.torch.model_dump() == {"record_shapes": False, "with_stack": False, "profile_memory": False}
+    off = dict.fromkeys(("record_shapes", "with_stack", "profile_memory"), False)
+    assert rule.capture.torch.model_dump() == {"sample_stacks": True, **off}
     assert (rule.lasts(spec.detection), rule.notify) == (AT_ONCE, ())
     assert (rule.capture.sample, rule.capture.control_ranks) == (1, 0)
     assert (spec.limits.captures_per_hour, spec.limits.day_limit, spec.limits.concurrent_ranks) == (4, 12, 2)

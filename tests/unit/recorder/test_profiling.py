@@ -31,13 +31,14 @@ class FakeSession:
     log: list[str]
     breaks: str = ""
 
-    def __init__(self, info, options, guard) -> None:
+    def __init__(self, info, options, guard, *, sample=False) -> None:
         self.steps = 0
         self.first_step: int | None = None
         self.last_step: int | None = None
         self.timings_s = {"start": 0.5}
         self.stall_s = 0.0
         self.clock = {"mono_ns": 1, "wall_ns": 2}
+        self.sampler = None
 
     def _note(self, what: str) -> None:
         self.log.append(what)
@@ -495,7 +496,7 @@ class SlowSession(SizedSession):
 
     takes_s: list[float]
 
-    def __init__(self, info, options, guard) -> None:
+    def __init__(self, info, options, guard, *, sample=False) -> None:
         super().__init__(info, options, guard)
         self.stall_s = self.takes_s.pop(0)
 

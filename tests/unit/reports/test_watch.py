@@ -54,9 +54,10 @@ def test_until_the_first_window_it_says_that_the_job_warms_up_and_where_nobody_w
     written = text(shown(run))
     assert "Warming up" in written
     assert "4 of 4 ranks record" in written
-    assert "Unwatched" not in written
-    alone = shown(run, watcher=Watcher("unwatched"))
-    assert "nobody watches it: sftriage attach --run sftriage-runs/run-1" in text(alone)
+    assert "attach" not in written
+    alone = shown(run, watcher=Watcher("unwatched"), unwatched=True)
+    assert "Unknown" in text(alone)
+    assert f"take it over. sftriage attach --run {run.directory.path}" in text(alone, Room(300))
     assert picture_values(alone)["unwatched"] is True
 
 
@@ -68,7 +69,7 @@ def test_a_healthy_job_is_healthy_since_the_first_window_after_the_last_trouble(
     # AND a window that a capture disturbed ends no health
     run.decide(verdict(220, "needs_evidence", reasons=("self_inflicted",)), "hold", "self_inflicted")
     run.decide(verdict(270))
-    assert shown(run).healthy_since.first_step == 120
+    assert shown(run).outlook.since_step == 120
 
 
 def test_a_suspect_is_shown_with_its_numbers_and_what_was_done(run, trace, make_manifest):
@@ -77,7 +78,10 @@ def test_a_suspect_is_shown_with_its_numbers_and_what_was_done(run, trace, make_
     run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
     written = text(shown(run))
     # THEN since when, who, where, how much, how often, and that a capture runs
-    for words in ("Slow, and captured  since step 120", "rank 2, data  20.0 ms a step (20%)  in 90% of steps"):
+    for words in (
+        "Slow, and captured  since step 120",
+        "rank 2, data  20.0 ms of each slow step (20%)  in 90% of steps",
+    ):
         assert words in written
     assert "running  rank 2  c-1" in written
     # WHEN the capture has ended and is stored THEN what became of it
@@ -92,9 +96,9 @@ def test_a_hold_off_is_shown_with_what_would_resolve_it(run):
     run.decide(held, "hold", "two are late", resolves="Look at both.")
     written = text(shown(run))
     assert "Undecided: held" in written
-    assert "To resolve it: Look at both." in written
+    assert "Next: Look at both." in written
     # AND there is a line for it where there are few
-    assert "To resolve it: Look at both." in text(shown(run), Room(40, 12))
+    assert "Next: Look at both." in text(shown(run), Room(40, 12))
 
 
 def test_a_stalled_job_shows_its_last_frontier_and_who_has_been_waited_for(run):

@@ -1,8 +1,10 @@
 import pytest
 
 from sftriage.records import ENDED, CaptureResult, Regression
+from sftriage.runs.decisions import groups_of
+from sftriage.runs.following import row_of
 from sftriage.runs.outlook import outlook
-from tests.unit.recorded import request_of, row
+from tests.unit.recorded import decision, held, request_of, row
 
 DISTURBED = {"label": "needs_evidence", "outcome": "hold", "reasons": ("self_inflicted",)}
 SLOWER = Regression(640, 632, 655, 0.21, "all", ("backward",), 0.05)
@@ -67,7 +69,7 @@ def test_a_capture_that_came_to_nothing_is_no_capture(state):
 def test_a_healthy_job_remembers_its_last_trouble():
     rows = [row(30, "suspect", "throttle"), row(40), row(50)]
     seen = outlook(rows, {})
-    assert (seen.face, seen.since_step, seen.before) == ("healthy", None, rows[0])
+    assert (seen.face, seen.since_step, seen.before) == ("healthy", 40, rows[0])
     assert seen.captures == ()
 
 
@@ -75,3 +77,30 @@ def test_a_job_slower_than_its_own_best_is_so_since_its_onset_and_not_since_that
     seen = outlook([row(20), row(660, **REGRESSED), row(670, **REGRESSED)], {})
     assert (seen.headline, seen.since_step, seen.named) == ("Slower than its own best", 640, "")
     assert "by 21% since about step 640 (632 to 655), in backward, on all ranks" in seen.sentence
+
+
+def test_who_is_only_a_candidate_is_not_named_and_moves_nothing():
+    # GIVEN a job that is held, with another candidate in every window
+    rows = [row(20), *(row_of(of, decision(of, "hold", "co_critical")) for of in map(held_by, range(4)))]
+    seen = outlook(rows, {})
+    # THEN nobody is named, and it began when it was first seen: somewhere in the first window that was not healthy
+    assert (seen.face, seen.named) == ("held", "")
+    assert (seen.since_step, seen.until_step) == (30, 79)
+    # AND like decisions are one entry, whoever the candidates are
+    assert len(groups_of(rows[1:], {})) == 1
+    assert [one.candidates[0].who for one in rows[1:]] == [f"rank {rank}" for rank in range(4)]
+    assert not any(one.suspects for one in rows)
+
+
+def held_by(rank):
+    return held(30 + 10 * rank, rank=rank)
+
+
+def test_who_was_named_before_is_not_named_now():
+    rows = [
+        row(20),
+        row(30, "suspect", "throttle", onset=35),
+        row_of(held(40), decision(held(40), "hold", "co_critical")),
+    ]
+    seen = outlook(rows, {})
+    assert (seen.face, seen.named, seen.before) == ("held", "", rows[1])

@@ -237,6 +237,17 @@ def test_a_suspect_is_shown_as_long_as_there_is_one():
     assert [value(found, "sftriage_verdict", label=label) for label in ("suspect", "healthy")] == [0, 1]
 
 
+def test_a_candidate_is_no_suspect():
+    # GIVEN a window that is held, with a candidate for a suspect
+    found = metrics(per_rank=True)
+    tell(found, judged("needs_evidence", (suspect(),), reasons=("co_critical",)), window())
+    # THEN no series names it
+    where = {"stage": "data", "scope": "rank"}
+    for name in ("sftriage_suspect_verdicts_total", "sftriage_suspect_gain_seconds", "sftriage_suspect_share_ratio"):
+        assert value(found, name, **where) is None
+    assert value(found, "sftriage_rank_suspect_verdicts_total", rank="2", stage="data") is None
+
+
 def test_a_stall_is_over_with_the_next_window_and_with_the_run():
     found = metrics()
     assert value(found, "sftriage_stalled") == 0

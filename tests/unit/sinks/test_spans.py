@@ -53,9 +53,8 @@ def processor() -> BatchSpanProcessor:
 
 def judged(label="suspect", first_step=0, requests=()) -> WindowJudged:
     found = Suspect("rank", (2,), "data", 0.02, 0.25, 1.0, rank=2)
-    suspects = (found,) if label == "suspect" else ()
     last_step = first_step + 9
-    verdict = Verdict(first_step, last_step, label, (), suspects, 0.1, {"data": 0.06, "backward": 0.04}, {}, {})
+    verdict = Verdict(first_step, last_step, label, (), (found,), 0.1, {"data": 0.06, "backward": 0.04}, {}, {})
     outcome = "capture" if requests else "ignore"
     steps = (T0_S + 1, first_step, last_step)
     return WindowJudged(verdict, Decision(*steps, label, outcome, "rule_matched", "any", requests=tuple(requests)))
@@ -101,6 +100,7 @@ def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(m
     assert about["sftriage.label"] == "suspect"
     assert (about["sftriage.suspect.stage"], about["sftriage.suspect.ranks"]) == ("data", [2])
     assert (about["sftriage.advance_s.data"], about["sftriage.exposed_s"]) == (0.06, 0.1)
+    # (of a window that names nobody there are only candidates)
     assert "sftriage.suspect.stage" not in receiver.attributes(second)
     about = receiver.attributes(capture)
     assert (about["sftriage.capture.id"], about["sftriage.capture.state"]) == (ID, "stored")

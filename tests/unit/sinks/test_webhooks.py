@@ -117,7 +117,7 @@ def test_slack_gets_a_line_of_text_in_which_nothing_is_markup(make, hook):
     _, headers, message = hook.next()
     assert headers["Content-Type"] == "application/json"
     assert message == {
-        "text": "res net: Rank 2 is slow in data: it costs the job 20.0 ms a step (20%), in 90% of "
+        "text": "res net: Rank 2 is slow in data: it costs the job 20.0 ms of each slow step (20%), in 90% of "
         "steps 160 to 209; chronic. Ignore: observe-only: rule page-me matched"
     }
     marked = slack_message("<!channel> & <b>", VERDICT, replace(DECISION, parameters={"rule": "x" * 9000}))

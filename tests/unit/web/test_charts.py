@@ -1,12 +1,15 @@
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.records import CaptureResult
+from sftriage.runs.axis import MAX_COLUMNS, Axis, Stretch, axis_of
 from sftriage.runs.following import row_of
 from sftriage.traces.manifest import Findings, StageProfile
-from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, timeline
+from sftriage.web.charts import HEIGHT, WIDTH, StepRange, bars_of, ticks_of, timeline
 from tests.unit.recorded import decision, request_of, verdict
 
 STAGES = ("data", "forward", "backward", "other")
@@ -17,6 +20,10 @@ def row(first, label="healthy", requests=(), **about):
     return row_of(of, decision(of, requests=requests))
 
 
+def drawn(rows, max_columns=MAX_COLUMNS):
+    return timeline(rows, axis_of(rows, 0, 10**9, max_columns))
+
+
 advances = st.fixed_dictionaries({stage: st.floats(0.0, 10.0) for stage in STAGES})
 
 
@@ -25,15 +32,13 @@ def test_the_stack_is_the_step_time(windows, max_columns):
     # GIVEN windows of any times
     rows = [row(20 + 10 * n, advances=one) for n, one in enumerate(windows)]
     # WHEN they are drawn in fewer columns than there are windows
-    chart = timeline(rows, max_columns)
-    # THEN no more columns are drawn than there is room for, and no window is left out
-    assert len(chart.columns) <= max_columns
-    assert sum(column.windows for column in chart.columns) == len(rows)
-    # AND each stack is as high as the mean step time of its windows, exactly
-    start = 0
+    chart = drawn(rows, max_columns)
+    # THEN no more columns are drawn than there is room for
+    assert chart.axis.columns <= max_columns
+    # AND each stack is as high as the mean step time of its windows, exactly, and none is higher than the chart
     for column in chart.columns:
-        of_column = rows[start : start + column.windows]
-        start += column.windows
+        of_column = [one for one in rows if column.first_step <= one.first_step and one.last_step <= column.last_step]
+        assert len(of_column) == column.windows
         assert column.exposed_s == pytest.approx(sum(r.exposed_s for r in of_column) / len(of_column), rel=1e-12)
         assert sum(column.advances_s) == pytest.approx(column.exposed_s, rel=1e-12)
         assert column.exposed_s <= chart.top_s * (1 + 1e-9)
@@ -44,7 +49,7 @@ def test_the_stack_is_the_step_time(windows, max_columns):
 
 def test_an_area_is_drawn_where_its_numbers_are():
     # GIVEN one window of 100 ms, of which the first stage takes 10
-    chart = timeline([row(20)])
+    chart = drawn([row(20)])
     # THEN the first area is a tenth as high as the last one's upper edge, over the whole width
     ends = [[float(number) for number in re.findall(r"[0-9.]+", one.path)] for one in chart.series]
     scale = HEIGHT / chart.top_s
@@ -53,34 +58,51 @@ def test_an_area_is_drawn_where_its_numbers_are():
 
 
 def test_a_column_bears_the_gravest_label_of_its_windows():
-    rows = [row(20), row(30, "suspect"), row(40, "needs_evidence"), row(50), row(60), row(70)]
-    chart = timeline(rows, 2)
+    rows = [row(0), row(10, "suspect"), row(14, "needs_evidence"), row(64), row(70), row(78)]
+    chart = drawn(rows, 2)
     assert [(one.label, one.named) for one in chart.columns] == [("suspect", "rank 2 in data"), ("healthy", "")]
     assert [(band.label, band.x, band.width) for band in chart.bands] == [("suspect", 0, 500), ("healthy", 500, 500)]
 
 
 def test_a_stall_is_in_the_label_and_not_in_the_stack():
     # GIVEN a step that has hung for 75 s among steps of 100 ms
-    chart = timeline([row(20), row(30, "stalled")], 1)
+    chart = drawn([row(20), row(30, "stalled")], 1)
     # THEN the stack is that of the steps that ended
     (column,) = chart.columns
     assert (column.label, column.exposed_s) == ("stalled", pytest.approx(0.1))
 
 
-def test_captures_and_restarts_are_marked():
-    rows = [row(20), row(30, "suspect", (request_of("c-1"),)), row(0, attempt=1), row(10, attempt=1)]
-    chart = timeline(rows)
-    assert [(mark.capture_id, mark.x) for mark in chart.markers] == [("c-1", 375.0)]
-    assert chart.restarts == (500.0,)
+def test_captures_are_marked_at_their_steps_and_restarts_where_they_are():
+    # GIVEN a window of steps 30 to 79 that led to a capture, another one that is under way, and a job that starts again
+    asked = request_of("c-1"), request_of("c-2")
+    rows = [row(20), row(30, "suspect", asked), row(90), row(0, attempt=1), row(20, attempt=1)]
+    became = {"c-1": CaptureResult("c-1", 2, "stored", first_step=120, last_step=124)}
+    chart = timeline(rows, axis_of(rows, 0, 10**9), became)
+    # THEN the capture is drawn where it recorded, and not where it was asked for; the other where it was asked for
+    assert chart.axis.columns == 120 + 70
+    middle = (120 - 20 + 2.5) * WIDTH / chart.axis.columns
+    assert [(one.capture_id, one.first_step) for one in chart.markers] == [("c-1", 120), ("c-2", 79)]
+    assert chart.markers[0].x == pytest.approx(middle, abs=0.01)
+    # AND the attempt begins where its first step is
+    assert chart.restarts == (round(120 * WIDTH / 190, 2),)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)), min_size=1, max_size=8))
+def test_named_steps_have_room(found):
+    axis = Axis.of([Stretch(n, first, first + more) for n, (first, more) in enumerate(found)])
+    ticks = ticks_of(axis)
+    assert (ticks[0].at, ticks[0].step) == (0.0, found[0][0])
+    assert len(ticks) <= 5
+    assert all(after.at - one.at > 0.19 for one, after in pairwise(ticks))
 
 
 def test_stages_that_changed_over_a_restart_are_all_drawn():
     rows = [row(20, advances={"load": 0.1}), row(0, attempt=1)]
-    assert [one.stage for one in timeline(rows).series] == [*STAGES, "load"]
+    assert [one.stage for one in drawn(rows).series] == [*STAGES, "load"]
 
 
 def test_nothing_is_no_chart():
-    assert timeline([]) is None
+    assert timeline([], None) is None
 
 
 @pytest.mark.parametrize(
@@ -103,7 +125,9 @@ def test_a_span_selects_windows_and_steps(query, first_steps, heat):
     span = StepRange.of(query)
     selected = span.select(rows)
     assert [one.first_step for one in selected] == first_steps
-    assert span.heat_steps(selected) == heat
+    axis = span.axis(selected)
+    newest = axis and axis.stretches[-1]
+    assert (newest and (newest.attempt, newest.first_step, newest.last_step)) == heat
 
 
 NAMES = ("step_s", "stage_s", "working_s", "waiting_s", "unseen_s", "device_s", "collective_s", "launch_s")

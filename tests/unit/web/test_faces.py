@@ -69,23 +69,54 @@ def test_a_lock_is_not_tried_while_its_holder_is_known(run, rings, monkeypatch):
 
 
 def test_a_job_that_goes_on_while_nobody_watches(run, rings, trainer):
+    # GIVEN a healthy job whose sftriage was killed
     run.directory.lock.write_text(str(NOBODY))
     assert watcher_of(run.directory, rings) == Watcher("unwatched")
     run.decide(verdict(100))
-    seen = text_of(run.get())
-    assert "Nobody watches this job." in seen
-    assert f"sftriage attach --run {run.directory.path}" in seen
-    assert "nobody watches" in seen
+    seen = run.get()
+    # THEN nothing is said to be healthy: it is unknown since the last step that was judged, and how to watch it is said
+    for words in ("Unknown since step 149", "nobody watches it any more", "at step 149 it was: yes", "nobody watches"):
+        assert words in text_of(seen)
+    assert 'class="face face-unknown"' in seen.text
+    assert f"sftriage attach --run {run.directory.path}" in text_of(seen)
 
 
-def test_a_run_that_everybody_has_left_is_over(run, rings):
-    # GIVEN a killed sftriage, whose job has ended: its rings lie there still
+@pytest.mark.parametrize(
+    ("ended_at", "swept", "headline", "command"),
+    [
+        # Killed, and its job after it: its rings lie there still, with steps that nobody has judged.
+        ("", False, "Unknown since step 149", "sftriage attach --run"),
+        # The same once another run has swept its rings, or the machine has started again.
+        ("", True, "Unknown since step 149", "sftriage analyze"),
+        # It saw its end, and was killed while it tidied up.
+        ("2027-01-15T08:10:00+00:00", False, "Healthy", None),
+        ("2027-01-15T08:10:00+00:00", True, "Healthy", None),
+        # An earlier version did not say when a run had ended.
+        (None, False, "Unknown since step 149", "sftriage attach --run"),
+        (None, True, "Healthy", None),
+    ],
+)
+def test_a_run_that_everybody_has_left_is_unknown_unless_it_was_seen_to_end(
+    run, rings, ended_at, swept, headline, command
+):
     run.directory.lock.write_text(str(NOBODY))
+    write_info(run.directory, replace(read_info(run.directory), ended_at=ended_at))
     run.decide(verdict(100))
-    assert watcher_of(run.directory, rings) == Watcher("left")
+    if swept:
+        rings.rmdir()
     seen = text_of(run.get())
-    assert "run-1 ended" in seen
-    assert "none of its trainers is there any more" in seen
+    assert headline in seen
+    assert ("run-1 ended" in seen) is (command is None)
+    for one in ("sftriage attach --run", "sftriage analyze"):
+        assert (one in seen) is (one == command)
+
+
+def test_a_run_whose_rings_are_on_another_host_goes_on_while_its_lock_is_held(run, rings):
+    write_info(run.directory, replace(read_info(run.directory), ended_at=""))
+    rings.rmdir()
+    run.decide(verdict(100))
+    with held(run.directory.lock, NOBODY):
+        assert "run-1 running" in text_of(run.get())
 
 
 def test_a_job_that_was_taken_over_says_so(run, rings):

@@ -1,0 +1,118 @@
+"""``sftriage report``: a run, or one capture, as a file to hand on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from sftriage import __version__
+from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
+from sftriage.commands.output import results, write
+from sftriage.commands.traces import captures_of, complete_capture
+from sftriage.errors import UsageError
+from sftriage.runs.directory import RunDirectory, find_run
+from sftriage.runs.lateness import HeatMap
+from sftriage.runs.report import Report, capture_report, run_report
+from sftriage.runs.source import RunSource, View
+from sftriage.words import clock_time, place
+
+
+def report(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|CAPTURE",
+            help="A run directory, or the id of a capture or its beginning.",
+            autocompletion=complete_capture,
+            show_default="the newest run",
+        ),
+    ] = "",
+    run: RunOption = None,
+    store: StoreOption = None,
+    catalogue: CatalogueOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Where to write it.", show_default="stdout"),
+    ] = None,
+    form: Annotated[
+        Literal["html", "md"] | None,
+        typer.Option("--format", help="One file of HTML, or Markdown.", show_default="by FILE's name, or md"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
+) -> None:
+    """Write a report to hand on: what was found, since when, how sure, what it cost, what to do, and the traces.
+
+    HTML is one file with its pictures inside, readable without a script and offline, for a ticket; Markdown is for a
+    chat or a pull request. It holds no address of a machine's files, and nothing of the job's environment.
+    """
+    form = form or ("html" if out is not None and out.suffix.lower() in (".html", ".htm") else "md")
+    if out is not None and out.exists() and not force:
+        raise UsageError(f"{out} exists already; --force overwrites it")
+    made = f"Made by sftriage {__version__}, {clock_time(time.time())} UTC."
+    if what and not Path(what).is_dir():
+        told = _of_capture(what, run, store, catalogue, form, made)
+    elif store is not None or catalogue is not None:
+        raise UsageError("a store keeps captures, and no runs: name a capture, or a run directory")
+    elif what and run is not None:
+        raise UsageError("name the run directory once")
+    else:
+        told = _of_run(find_run(Path(what) if what else run), form, made)
+    if out is None:
+        results().print(told, soft_wrap=True, markup=False, end="")
+        return
+    try:
+        out.write_text(told, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror}") from error
+    write(place(out))
+
+
+def _of_run(directory: RunDirectory, form: str, made: str) -> str:
+    source = RunSource(lambda: directory)
+    view = source.view()
+    if view.problem:
+        raise UsageError(view.problem)
+    told = run_report(view)
+    if form == "md":
+        from sftriage.reports.markdown import markdown
+
+        return markdown(told, made)
+    from sftriage.web.report import chart_of, html
+
+    chart = chart_of(told, dict(view.became), view.asks)
+    return html(told, made, time.time, chart, _heat(source, view))
+
+
+def _heat(source: RunSource, view: View) -> HeatMap | None:
+    """Who was late in the newest attempt."""
+    rows = [row for row in view.rows if row.attempt == view.rows[-1].attempt and row.stages]
+    if not rows:
+        return None
+    first, last = min(row.first_step for row in rows), max(row.last_step for row in rows)
+    found = source.heat(rows[-1].attempt, first, last)
+    return found if isinstance(found, HeatMap) else None
+
+
+def _of_capture(what: str, run: Path | None, store: str | None, catalogue: str | None, form: str, made: str) -> str:
+    captures = captures_of(run, store, catalogue)
+    its_store, reference = captures.one(what)
+    manifest, _ = its_store.look(reference)
+    of_run = captures.run
+    source = None if of_run is None else RunSource(lambda: of_run)
+    view = None if source is None else source.view()
+    where = f"--store {its_store.place}" if of_run is None else f"--run {of_run.path.name}"
+    told: Report = capture_report(manifest, {} if view is None else view.uploads, where)
+    if form == "md":
+        from sftriage.reports.markdown import markdown
+
+        return markdown(told, made)
+    from sftriage.web.report import html
+
+    lanes = None
+    if source is not None and view is not None:
+        asked = view.asked_by(manifest.capture_id)
+        lanes = source.beside(manifest, asked.attempt if asked else 0, None)
+    return html(told, made, time.time, lanes=lanes)

@@ -1,0 +1,119 @@
+"""Stacks sampled by a thread in the trainer: what is written, and that nothing stays behind."""
+
+import json
+import linecache
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+
+from sftriage.recorder.sampling import MAX_SAMPLES, StackSampler
+from sftriage.reduce.samples import read_samples
+
+DEADLINE_S = 20.0
+
+
+class Sampled:
+    """A sampler, and the wait for so many samples: whoever waits is the line that is met."""
+
+    def __init__(self, wanted=3):
+        self.left, self.there = wanted, threading.Event()
+        self.sampler = StackSampler(self.at, period_s=0.001)
+
+    def at(self):
+        self.left -= 1
+        if self.left < 0:
+            self.there.set()
+        return 7, "data", 1
+
+    def stand_here(self):
+        assert self.there.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def sampled():
+    made = Sampled()
+    made.sampler.start()
+    made.stand_here()
+    made.sampler.stop()
+    return made
+
+
+def test_a_sample_says_where_the_training_thread_stood_and_in_which_step_and_stage(sampled, tmp_path):
+    # GIVEN a thread that stood in `stand_here` while it was sampled WHEN what was sampled is kept
+    assert sampled.sampler.keep(tmp_path / "s.json", 1 << 20) == ""
+    # THEN a reader finds function, file and line, and the line of source
+    read = read_samples(tmp_path / "s.json")
+    assert set(read.step_N) == {7}
+    assert set(read.stage_N) == {"data"}
+    assert len(read.time_ns_N) >= 3
+    met = {read.frames[number] for stack in read.training.stacks_N for number in stack}
+    (stood,) = (one for one in met if one.function.endswith("stand_here"))
+    assert (Path(stood.file), stood.source) == (Path(__file__), "assert self.there.wait(DEADLINE_S)")
+    assert stood.line == Sampled.stand_here.__code__.co_firstlineno + 1
+    # AND how long the thread has run grows with the samples, where the system says
+    assert list(read.training.run_ns_N) == sorted(read.training.run_ns_N)
+
+
+def test_the_file_is_one_that_speedscope_opens(sampled, tmp_path):
+    sampled.sampler.keep(tmp_path / "s.json", 1 << 20)
+    document = json.loads((tmp_path / "s.json").read_text())
+    # THEN it has that format's marks, each profile as many weights as samples, and they add up to its length
+    assert document["$schema"] == "https://www.speedscope.app/file-format-schema.json"
+    for profile in document["profiles"]:
+        assert profile["type"] == "sampled"
+        assert profile["unit"] == "nanoseconds"
+        assert len(profile["weights"]) == len(profile["samples"])
+        assert sum(profile["weights"]) == profile["endValue"]
+        assert all(number < len(document["shared"]["frames"]) for stack in profile["samples"] for number in stack)
+    # AND nobody else may read it: it holds lines of the program
+    assert stat.S_IMODE((tmp_path / "s.json").stat().st_mode) == 0o600
+
+
+def test_other_threads_are_sampled_and_the_sampler_itself_is_not(tmp_path):
+    # GIVEN a second thread that stands somewhere else
+    made, ended = Sampled(), threading.Event()
+    other = threading.Thread(target=ended.wait, args=(DEADLINE_S,), name="statistics")
+    other.start()
+    made.sampler.start()
+    made.stand_here()
+    made.sampler.stop()
+    ended.set()
+    other.join()
+    # WHEN what was sampled is kept THEN both have a profile, the training thread's first
+    made.sampler.keep(tmp_path / "s.json", 1 << 20)
+    names = [one["name"] for one in json.loads((tmp_path / "s.json").read_text())["profiles"]]
+    assert names[0] == threading.current_thread().name
+    assert "statistics" in names
+    assert "sftriage-samples" not in names
+
+
+def test_nothing_stays_behind(tmp_path):
+    # GIVEN the threads and the cached sources before
+    before, cached = set(threading.enumerate()), set(linecache.cache)
+    made = Sampled()
+    made.sampler.start()
+    made.stand_here()
+    # WHEN it has stopped and was kept THEN there is no thread and no source more than before
+    made.sampler.stop()
+    made.sampler.keep(tmp_path / "s.json", 1 << 20)
+    assert set(threading.enumerate()) == before
+    assert set(linecache.cache) == cached
+
+
+def test_what_does_not_fit_or_cannot_be_written_is_said_and_leaves_nothing(sampled, tmp_path):
+    # GIVEN no bytes left, or no directory WHEN it is kept THEN the reason comes back, and no file is there
+    assert "no stacks: they would have had" in sampled.sampler.keep(tmp_path / "s.json", 10)
+    assert "no stacks: " in sampled.sampler.keep(tmp_path / "none" / "s.json", 1 << 20)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_bounded(monkeypatch, tmp_path):
+    # GIVEN room for two samples WHEN nobody stops it THEN it ends by itself
+    monkeypatch.setattr("sftriage.recorder.sampling.MAX_SAMPLES", 2)
+    made = Sampled(1)
+    made.sampler.start()
+    made.sampler._thread.join(DEADLINE_S)
+    assert not made.sampler._thread.is_alive()
+    assert MAX_SAMPLES == 50_000
