@@ -212,7 +212,9 @@ class Metrics(Sink):
             "sftriage_telemetry_lag_steps",
             "Steps between the last one judged and the one in progress; those of a window that fills count.",
         )
-        self._failing = gauge("sftriage_disk_failing", "1 while the run directory cannot be written, 0 otherwise.")
+        self._failing = gauge(
+            "sftriage_disk_outage_active", "1 while the run directory cannot be written, 0 otherwise."
+        )
         self._lost = counter(
             "sftriage_disk_lost", "What was to be written to the run directory and is lost, by kind.", ["kind"]
         )

@@ -178,13 +178,13 @@ def test_what_has_happened_is_counted():
 
 def test_a_disk_that_takes_nothing_shows_and_so_does_what_it_has_cost():
     found = metrics()
-    assert value(found, "sftriage_disk_failing") == 0
+    assert value(found, "sftriage_disk_outage_active") == 0
     found.take(DiskFailed(1.0, "No space left on device"))
-    assert value(found, "sftriage_disk_failing") == 1
+    assert value(found, "sftriage_disk_outage_active") == 1
     # WHEN it takes things again THEN what is lost stays counted; of one that never did, both
     for over, failing, lost in ((True, 0, 12), (False, 1, 24)):
         found.take(DiskRecovered(time_s=9.0, since_s=1.0, problem="full", over=over, lost={"windows": 12}))
-        assert value(found, "sftriage_disk_failing") == failing
+        assert value(found, "sftriage_disk_outage_active") == failing
         assert value(found, "sftriage_disk_lost_total", kind="windows") == lost
 
 
