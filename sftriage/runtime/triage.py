@@ -148,7 +148,7 @@ class Triage:
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = -TIDY_S
-        self._unjudged: deque[Window] = deque()
+        self._failed_windows = 0
         self._asks: deque[tuple[Path, ManualRequest]] = deque()
         self._said: set[str] = set()
         self._reports: list[Report] = []
@@ -178,6 +178,8 @@ class Triage:
         for one in self._wants.unended:
             late = CaptureResult(one.capture_id, one.rank, "expired", "no answer by the end of the job")
             self._noted(Report(late))
+        if self._failed_windows:
+            log.error("windows that could not be judged: %d", self._failed_windows)
 
     def close(self) -> None:
         """Let go of everything; what has not ended is called off, and what the disk does not take by then is lost."""
@@ -265,24 +267,30 @@ class Triage:
         if not (self._reads or self._reports or self._wants.unended):
             return
         self._read_s = time.monotonic()
-        # What comes after a window that cannot be judged is judged in the next turn.
-        self._unjudged += self._gathering.add(self._fleet.rows(), ended=ended)
-        while self._unjudged:
-            window = self._unjudged.popleft()
-            spans = self._gathering.spans(window)
-            if self._controller.decided(window):
-                self._controller.learn(window, spans)
-                continue
-            judged = self._controller.take(window, self._clock.wall_s(), spans)
-            if self._disk.well:
-                for agent, position in self._gathering.settled(window).items():
-                    self._fleet.settled(agent, position)
-            for cost in judged.costs:
-                self._annotate(partial(self._annotations.costed, cost))
-            self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
-            if window.attempt >= self._attempt:
-                self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
-            self._want(judged.decision, ended=ended)
+        for window in self._gathering.add(self._fleet.rows(), ended=ended):
+            try:
+                self._take(window, ended=ended)
+            except Exception as error:
+                # One that cannot be judged costs no other.
+                self._failed_windows += 1
+                self._say_once(f"a window could not be judged: {type(error).__name__}: {error}")
+                log.debug("steps %d to %d", window.first_step, window.last_step, exc_info=True)
+
+    def _take(self, window: Window, *, ended: bool) -> None:
+        spans = self._gathering.spans(window)
+        if self._controller.decided(window):
+            self._controller.learn(window, spans)
+            return
+        judged = self._controller.take(window, self._clock.wall_s(), spans)
+        if self._disk.well:
+            for agent, position in self._gathering.settled(window).items():
+                self._fleet.settled(agent, position)
+        for cost in judged.costs:
+            self._annotate(partial(self._annotations.costed, cost))
+        self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
+        if window.attempt >= self._attempt:
+            self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
+        self._want(judged.decision, ended=ended)
 
     def _see_stall(self, *, ended: bool) -> None:
         now_s = self._clock.monotonic_s()
