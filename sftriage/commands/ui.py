@@ -15,16 +15,20 @@ import typer
 from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import print_json, tell, write
 from sftriage.errors import UsageError
-from sftriage.runs.directory import run_so_far
+from sftriage.runs.directory import RunDirectory
 from sftriage.words import place
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from sftriage.web.access import Access
     from sftriage.web.browsers import Starter
     from sftriage.web.store_source import StoreSource
 
 TOKEN_VARIABLE = "SFTRIAGE_UI_TOKEN"
+
+FOUND_EVERY_S = 1.0
+"""How often it is looked whether what is shown is another run by now."""
 
 
 def ui(
@@ -52,34 +56,77 @@ def ui(
 ) -> None:
     """Show a run as a web page: is the job healthy, since when not, which stage and rank, and what was done.
 
-    The page changes nothing, follows the run while it goes on, and asks no other host for anything. Without a run yet,
-    it waits for the first one. With --store or --catalogue it is about the captures of many jobs and runs: a list with
-    filters, and a page for each.
+    The page changes nothing, follows the run while it goes on, and asks no other host for anything. It is about the
+    newest run of this machine, also when a newer one begins, and has the others to choose from; with --run about that
+    one, for which it waits if it is not there yet. With --store or --catalogue it is about the captures of many jobs
+    and runs: a list with filters, and a page for each.
     """
-    from sftriage.runs.source import RunSource
     from sftriage.web.access import Access, token_of
-    from sftriage.web.run_page import RunPage
     from sftriage.web.store_page import StorePage
 
     if run is not None and not (store is None and catalogue is None):
         raise UsageError("name a run or a store, and not both")
-    if run is not None and not run.is_dir():
-        raise UsageError(f"{run}: no such directory")
+    if run is not None and run.exists() and not run.is_dir():
+        raise UsageError(f"{run}: not a directory")
     given = f"give one with --token-file, or in ${TOKEN_VARIABLE}"
     access = Access.to(host, token_of(token_file, TOKEN_VARIABLE), given, allow_host or ())
-    stopping = threading.Event()
-    about: dict[str, Any]
-    if store is None and catalogue is None:
-        source = RunSource(lambda: run_so_far(run))
-        app = RunPage(source, access, stopping=stopping).app
-        source.view()
-        shown = place(source.directory) if source.directory else "waiting for a run"
-        about = {"run_dir": source.directory and str(source.directory)}
-    else:
+    stopping, about = threading.Event(), dict[str, Any]()
+    name = next(iter(allow_host or ()), None)
+    if store is not None or catalogue is not None:
         captures = _captures(store, catalogue)
+        about = {"run_dir": None, "store": captures.place}
         app = StorePage(captures, access, stopping=stopping).app
-        shown, about = captures.place, {"run_dir": None, "store": captures.place}
-    serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=shown)
+        serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=captures.place, name=name)
+        return
+    app, found = _runs(access, stopping) if run is None else _run(run, access, stopping)
+    shown = found()
+    threading.Thread(target=_tell_what_is_shown, args=(found, shown, stopping), name="shown", daemon=True).start()
+    about = {"run_dir": None if shown is None else str(shown)}
+    waits = "waiting for the first run" if run is None else f"waiting for a run in {run}"
+    said = place(shown) if shown else waits
+    try:
+        serve_page(app, stopping, host, port, lambda _: about, as_json=as_json, shown=said, name=name)
+    finally:
+        stopping.set()
+
+
+def _runs(access: Access, stopping: threading.Event) -> tuple[ASGIApp, Callable[[], Path | None]]:
+    """The pages about the runs of this machine, and which one is shown now."""
+    from sftriage.runs.started import StartedRuns
+    from sftriage.web.runs_page import RunsPage
+
+    runs = StartedRuns()
+
+    def found() -> Path | None:
+        newest = runs.look().newest
+        return None if newest is None else newest.directory
+
+    return RunsPage(runs, access, stopping=stopping).app, found
+
+
+def _run(path: Path, access: Access, stopping: threading.Event) -> tuple[ASGIApp, Callable[[], Path | None]]:
+    """The page about one run, which may not be there yet, and where it is once it is."""
+    from sftriage.runs.source import RunSource
+    from sftriage.web.run_page import RunPage
+
+    waits_for = (
+        f"There is no run in {path} yet. Once there is (sftriage run --out {path}), this page shows it by itself."
+    )
+    source = RunSource(lambda: RunDirectory(path), waits_for)
+
+    def found() -> Path | None:
+        source.view()
+        return source.directory
+
+    return RunPage(source, access, stopping=stopping).app, found
+
+
+def _tell_what_is_shown(found: Callable[[], Path | None], told: Path | None, stopping: threading.Event) -> None:
+    """Say so when what was waited for is there, or when a newer run is shown."""
+    while not stopping.wait(FOUND_EVERY_S):
+        if (shown := found()) is not None and shown != told:
+            tell(f"now shows {place(shown)}" + (", the newest run" if told else ""))
+            told = shown
 
 
 def serve_page(
@@ -92,19 +139,24 @@ def serve_page(
     as_json: bool,
     shown: str = "",
     where: str = "",
+    name: str | None = None,
     start: Starter | None = None,
 ) -> None:
     """Say where the page is and what is on it (``shown``), and serve it until Ctrl-C; then ``stopping`` is set.
 
     ``about`` gives what else is said of its address as JSON; ``start`` shows the link, to the page's part ``where``.
+    ``name`` is one by which others reach this machine.
 
     Raises:
         UsageError: it cannot listen there.
     """
+    from sftriage.web.access import is_loopback
+    from sftriage.web.browsers import tunnel
     from sftriage.web.serving import address, listen, serve
 
     with listen(host, port) as listening:
-        link = f"{address(listening)}{where}"
+        link = f"{address(listening, name)}{where}"
+        at, port = listening.getsockname()[:2]
         if as_json:
             print_json({"url": link, **about(link), "pid": os.getpid()})
             sys.stdout.flush()
@@ -112,8 +164,10 @@ def serve_page(
             write(link)
             said = f"{shown}{shown and '; '}Ctrl-C ends the page, and nothing else"
             tell(said)
+            if start is None and is_loopback(at):
+                tell(tunnel(at, port, os.environ))
         if start is not None:
-            start(link, listening.getsockname()[1])
+            start(link, port)
         with contextlib.suppress(KeyboardInterrupt):
             serve(app, listening, stopping)
 

@@ -164,9 +164,8 @@ def find_run(run: Path | None) -> RunDirectory:
         if not found.info_file.is_file():
             raise UsageError(f"{run} is not a run directory: it has no run.json")
         return found
-    for known in map(RunDirectory, _remembered()):
-        if known.info_file.is_file():
-            return known
+    for known in started_runs():
+        return known
     raise UsageError("no run was started yet; start one with `sftriage demo` or `sftriage run`, or name one with --run")
 
 
@@ -189,15 +188,19 @@ def remember(run: RunDirectory) -> None:
             file.write(json.dumps({"path": str(run.path)}) + "\n")
 
 
-def _remembered() -> Iterator[Path]:
-    """Directories of the runs that were started, newest first."""
+def started_runs() -> Iterator[RunDirectory]:
+    """The runs that were started on this machine and are there still, newest first."""
     try:
         lines = _notes().read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
         return
+    seen: set[Path] = set()
     for line in reversed(lines):
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            yield Path(json.loads(line)["path"])
+            path = Path(json.loads(line)["path"])
+            if path not in seen and (run := RunDirectory(path)).info_file.is_file():
+                seen.add(path)
+                yield run
 
 
 def _notes() -> Path:

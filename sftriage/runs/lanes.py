@@ -1,16 +1,19 @@
-"""A few steps of two ranks beside each other, stage by stage, as a drawing of a fixed width. Pure."""
+"""A few steps of two ranks beside each other, stage by stage: as a manifest keeps them, and as a drawing. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Literal
+
+from pydantic import ValidationError
 
 from sftriage.recorder import RingInfo
 from sftriage.records import OTHER, StageSchema, StepRecord
+from sftriage.traces.manifest import MAX_RECORDED_STEPS, RecordedRank, RecordedStep, RecordedSteps
 
 WIDTH = 1000.0
-MAX_STEPS = 8
 NS = 1e-9
 
 _Block = tuple[int, int, int]
@@ -53,23 +56,49 @@ class Lanes:
     one_clock: bool
 
 
-def lanes_of(ranks: Sequence[tuple[str, RingInfo, Sequence[StepRecord]]]) -> Lanes | None:
-    """The drawing of some ranks' steps, each with its title; None where nothing of them was recorded."""
-    ranks = [(title, info, records[:MAX_STEPS]) for title, info, records in ranks if records]
+Title = Literal["captured", "control"]
+
+
+def recorded_of(ranks: Sequence[tuple[Title, RingInfo, Sequence[StepRecord]]]) -> RecordedSteps | None:
+    """The first steps of some ranks, as a manifest keeps them; None where there are none, or not as they should be."""
+    ranks = [(title, info, records[:MAX_RECORDED_STEPS]) for title, info, records in ranks if records]
     if not ranks:
         return None
     schema = ranks[0][1].schema
-    one_clock = len({info.host for _, info, _ in ranks}) == 1
+    try:
+        kept = [
+            RecordedRank(
+                title=title,
+                rank=info.rank,
+                host=info.host,
+                steps=tuple(
+                    RecordedStep(**{name: getattr(record, name) for name in RecordedStep.model_fields})
+                    for record in records
+                ),
+            )
+            for title, info, records in ranks
+        ]
+        return RecordedSteps(stages=schema.stages, sync=schema.sync, ranks=tuple(kept))
+    except ValidationError:
+        return None
+
+
+def lanes_of(recorded: RecordedSteps | None) -> Lanes | None:
+    """The drawing; None where nothing is kept of the steps."""
+    if recorded is None:
+        return None
+    ranks, schema = recorded.ranks, recorded.schema_
+    one_clock = len({one.host for one in ranks}) == 1
     drawn = []
-    for _, _, records in ranks:
-        steps = [(record.step, _blocks(record, schema)) for record in records]
+    for rank in ranks:
+        steps = [(one.step, _blocks(one, schema)) for one in rank.steps]
         # Of clocks that have nothing to do with each other, the end of the first sync stage is the same moment.
         zero = 0 if one_clock else _meeting_ns(steps[0][1], schema)
         drawn.append([(step, at, start - zero, end - zero) for step, blocks in steps for at, start, end in blocks])
     begin = min(start for blocks in drawn for *_, start, _ in blocks)
     span = max(1, max(end for blocks in drawn for *_, end in blocks) - begin)
     lanes = []
-    for (title, info, records), laid in zip(ranks, drawn, strict=True):
+    for rank, laid in zip(ranks, drawn, strict=True):
         blocks = tuple(
             LaneBlock(
                 schema.stages[at],
@@ -82,12 +111,12 @@ def lanes_of(ranks: Sequence[tuple[str, RingInfo, Sequence[StepRecord]]]) -> Lan
             for step, at, start, end in laid
             if end > start
         )
-        lanes.append(Lane(title, info.rank, info.host, blocks, _means(records, schema)))
-    numbers = [record.step for _, _, records in ranks for record in records]
+        lanes.append(Lane(rank.title, rank.rank, rank.host, blocks, _means(rank.steps, schema)))
+    numbers = [one.step for rank in ranks for one in rank.steps]
     return Lanes(tuple(lanes), schema.stages, schema.sync, min(numbers), max(numbers), span * NS, one_clock)
 
 
-def _blocks(record: StepRecord, schema: StageSchema) -> list[_Block]:
+def _blocks(record: RecordedStep, schema: StageSchema) -> list[_Block]:
     """The stages in the order of the step, with the time outside them where it was: before its sync stage, or last."""
     outside_ns, parts = iter(record.outside_ns), []
     for number, (stage, duration_ns) in enumerate(zip(schema.stages, record.durations_ns, strict=True)):
@@ -104,7 +133,7 @@ def _meeting_ns(blocks: Sequence[_Block], schema: StageSchema) -> int:
     return next(met, blocks[0][1])
 
 
-def _means(records: Sequence[StepRecord], schema: StageSchema) -> dict[str, float]:
+def _means(records: Sequence[RecordedStep], schema: StageSchema) -> dict[str, float]:
     return {
         stage: sum(record.durations_ns[number] for record in records) * NS / len(records)
         for number, stage in enumerate(schema.stages)

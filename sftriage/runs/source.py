@@ -15,10 +15,11 @@ from pathlib import Path
 from sftriage.errors import InputError
 from sftriage.events import CostMeasured
 from sftriage.records import CaptureResult, CaptureState
+from sftriage.runs.beside import steps_beside
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
-from sftriage.runs.lanes import MAX_STEPS, Lanes, lanes_of
+from sftriage.runs.lanes import Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
 from sftriage.runs.liveness import (
     RankCoverage,
@@ -121,13 +122,14 @@ class RunSource:
 
     Args:
         find: the run directory to look at, or None as long as there is none. Once found, it is not asked again.
+        waits_for: what is waited for until then, in words.
     """
 
-    def __init__(self, find: Callable[[], RunDirectory | None]) -> None:
+    def __init__(self, find: Callable[[], RunDirectory | None], waits_for: str = "") -> None:
         self._find = find
         self._lock = threading.Lock()
         self._opened: _Opened | None = None
-        self._view = View("none")
+        self._view = View("none", problem=waits_for)
         # Maps of large runs take seconds: they are made one after the other, beside everything else.
         self._drawing = futures.ThreadPoolExecutor(1, thread_name_prefix="heat")
         self._maps: OrderedDict[tuple[int, int, int, int, int], futures.Future[HeatMap | None]] = OrderedDict()
@@ -193,30 +195,12 @@ class RunSource:
         return LocalStore(self._opened.run.path)
 
     def beside(self, manifest: Manifest, attempt: int, control: int | None) -> Lanes | None:
-        """The captured steps of the rank that was captured, beside those of a control rank.
-
-        Without one, it is the rank that came nearest to the median in these steps.
-        """
+        """The captured steps beside those of another rank (see `steps_beside`), or what the manifest kept of them."""
         with self._lock:
-            if self._opened is None:
-                return None
-            capture, beside = manifest.capture, self._opened.beside
-            n_steps = min(capture.steps, MAX_STEPS)
-            beside.logs.look()
-            ranks = beside.logs.of(attempt)
-            if not ranks:
-                return None
-            if control is None or control not in ranks or control == capture.rank:
-                late = beside.lateness(ranks, capture.first_step, n_steps)
-                others = late.keys() - {capture.rank, *manifest.trigger.ranks}
-                control = min(others, key=lambda rank: (abs(late[rank]), rank), default=None)
-            return lanes_of(
-                [
-                    (title, ranks[rank].info, ranks[rank].steps([(capture.first_step, n_steps)])[1].records())
-                    for title, rank in (("captured", capture.rank), ("control", control))
-                    if rank is not None and rank in ranks
-                ]
-            )
+            recorded = None
+            if self._opened is not None:
+                recorded = steps_beside(self._opened.beside, manifest, attempt, control)
+            return lanes_of(recorded or manifest.recorded)
 
     def _look(self, opened: _Opened) -> View:
         run, journal, shelf = opened.run, opened.journal, opened.shelf

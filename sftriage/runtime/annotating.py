@@ -1,4 +1,4 @@
-"""What becomes known of a stored capture later, noted in its manifest: reproduced, cost, findings."""
+"""What becomes known of a stored capture later, noted in its manifest: reproduced, cost, findings, recorded steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
 from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
+from sftriage.runs.beside import control_of, steps_beside
 from sftriage.runs.directory import RunDirectory
+from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.disk import Counted, Do, at_once, refusal
@@ -23,6 +25,7 @@ from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Noted, noting
+from sftriage.windows.logs import StepLogs
 
 log = logging.getLogger("sftriage")
 
@@ -46,6 +49,7 @@ class Annotations:
         # Which of the two is known first depends on how long a trace takes to be written.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
+        self._steps = HeatSource(StepLogs(directory.steps))
 
     def stored(
         self, capture_id: str, found: Reproduced | None, remarks: tuple[str, ...] = (), attempt: int = 0
@@ -71,6 +75,8 @@ class Annotations:
         for cost, sharing in self._costs:
             self._note_cost(cost, sharing)
         self._look_into(manifest)
+        # (after what that has noted)
+        self._do(partial(self._note_steps, capture_id, attempt), "notes")
         self._do(partial(self._index, capture_id), "notes")
 
     def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
@@ -98,7 +104,7 @@ class Annotations:
         if not _quick(manifest):
             return
         try:
-            beside = self._beside(manifest)
+            beside = [one for one in self._beside(manifest) if _quick(one)]
             if manifest.capture.role == "suspect":
                 self._find(manifest, next(iter(beside), None))
                 return
@@ -129,7 +135,7 @@ class Annotations:
         return one
 
     def _beside(self, manifest: Manifest) -> list[Manifest]:
-        """The captures of the other role that were asked for together with this one, and can be quickly looked into."""
+        """The captures of the other role that were asked for together with this one."""
         window, capture = manifest.trigger.window, manifest.capture
         begins = f"w{window.first_step}-{window.last_step}-r"
         others = (self.store.manifest(one) for one in self.store.ids() if one.startswith(begins))
@@ -138,7 +144,6 @@ class Annotations:
             for one in others
             if (one.capture.role != capture.role and one.trigger.rule == manifest.trigger.rule)
             and (one.capture.first_step <= capture.last_step and one.capture.last_step >= capture.first_step)
-            and _quick(one)
         ]
 
     def costed(self, cost: CostMeasured) -> None:
@@ -156,7 +161,9 @@ class Annotations:
         if not touched:
             return
         for capture_id in touched:
-            del self._uncosted[capture_id]
+            # By now the last of its steps has been logged, and whatever else was captured with it is stored.
+            attempt, *_ = self._uncosted.pop(capture_id)
+            self._note_steps(capture_id, attempt)
         # Those that were noted before learn that there is one more.
         sharing += touched
         info = CostInfo(
@@ -168,6 +175,22 @@ class Annotations:
         )
         for capture_id in sharing:
             self._have_noted(capture_id, info)
+
+    def _note_steps(self, capture_id: str, attempt: int) -> None:
+        """Note the captured steps as they were recorded: a store keeps the manifest, and not the run."""
+        try:
+            manifest = self.store.manifest(capture_id)
+            controls = [one.capture.rank for one in self._beside(manifest) if one.capture.role == "control"]
+            control = control_of(manifest)
+            if control is None:
+                control = next(iter(controls), None)
+            recorded = steps_beside(self._steps, manifest, attempt, control)
+            if recorded is not None and recorded != manifest.recorded:
+                self.store.note(capture_id, recorded)
+        except (SftriageError, OSError) as error:
+            if refusal(error) is not None:
+                raise
+            log.warning("the steps of capture %s are not in its manifest: %s", capture_id, error)
 
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
         """Remove what is kept no longer. A store that cannot be read or written now is tried again the next time."""

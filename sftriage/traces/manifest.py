@@ -13,10 +13,11 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from sftriage.errors import InputError
+from sftriage.errors import InputError, SchemaError
 from sftriage.records import (
     CAPTURE_ID,
     MAX_STAGE_NAME_BYTES,
+    MAX_STAGES,
     CaptureRequest,
     CaptureResult,
     Cause,
@@ -25,6 +26,7 @@ from sftriage.records import (
     Reproduced,
     Role,
     Scope,
+    StageSchema,
     Trigger,
     plain,
 )
@@ -325,6 +327,51 @@ class CostInfo(Steps):
     captures: Annotated[int, Field(ge=1, le=2**31)] = 1
 
 
+MAX_RECORDED_STEPS = 8
+
+
+class RecordedStep(DocumentModel):
+    """One step as its rank recorded it (see `records.StepRecord`), nanoseconds on the rank's own clock."""
+
+    step: Count
+    start_ns: Count
+    durations_ns: Annotated[tuple[Count, ...], Field(max_length=MAX_STAGES)]
+    outside_ns: Annotated[tuple[Count, ...], Field(max_length=MAX_STAGES)]
+
+
+class RecordedRank(DocumentModel):
+    """The first of the captured steps of one rank: of the one that was captured, or of one to compare it with."""
+
+    title: Literal["captured", "control"]
+    rank: Rank
+    host: Annotated[str, text(255)]
+    steps: Annotated[tuple[RecordedStep, ...], Field(min_length=1, max_length=MAX_RECORDED_STEPS)]
+
+
+class RecordedSteps(DocumentModel):
+    """The captured steps as they were recorded, stage by stage: what is left of them once the run has gone."""
+
+    stages: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)]
+    sync: Annotated[tuple[str, ...], Field(max_length=MAX_STAGES)]
+    ranks: Annotated[tuple[RecordedRank, ...], Field(min_length=1, max_length=2)]
+
+    @property
+    def schema_(self) -> StageSchema:
+        """The stages of a step, and which of them wait for the others."""
+        return StageSchema(self.stages, self.sync)
+
+    @model_validator(mode="after")
+    def _agrees(self) -> RecordedSteps:
+        try:
+            schema = self.schema_
+        except SchemaError as error:
+            raise ValueError(str(error)) from error
+        for one in (step for rank in self.ranks for step in rank.steps):
+            if (len(one.durations_ns), len(one.outside_ns)) != (len(schema.stages), len(schema.sync)):
+                raise ValueError(f"step {one.step} has not a duration for each stage")
+        return self
+
+
 class Manifest(DocumentModel):
     """A capture, whole: what asked for it, what it measured, the files it left, and what they show once reduced."""
 
@@ -341,6 +388,7 @@ class Manifest(DocumentModel):
     cost: CostInfo | None = None
     evidence: Annotated[tuple[Sentence, ...], Field(max_length=64)] = ()
     findings: Findings | None = None
+    recorded: RecordedSteps | None = None
 
     @field_validator("created_at")
     @classmethod

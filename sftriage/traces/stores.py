@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.manifest import CostInfo, Findings, Manifest, NewerError, Remarks, ReproducedInfo
+from sftriage.traces.manifest import CostInfo, Findings, Manifest, NewerError, RecordedSteps, Remarks, ReproducedInfo
 
 PIN_NAME = "pinned"
 """An empty file of this name beside a capture's manifest: retention leaves it alone."""
@@ -100,7 +100,7 @@ class Listing:
         return tuple(one.problem for one in self.unfit.values())
 
 
-Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | Remarks"
+Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks"
 """What becomes known of a capture once it is stored."""
 
 
@@ -195,7 +195,7 @@ def noting(manifest: Manifest, noted: Noted) -> Manifest:
     """The manifest with what became known later."""
     if isinstance(noted, Remarks):
         return manifest.model_copy(update={"evidence": noted.lines})
-    names = {CostInfo: "cost", ReproducedInfo: "reproduced", Findings: "findings"}
+    names = {CostInfo: "cost", ReproducedInfo: "reproduced", Findings: "findings", RecordedSteps: "recorded"}
     return manifest.model_copy(update={names[type(noted)]: noted})
 
 

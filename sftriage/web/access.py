@@ -12,8 +12,11 @@ import binascii
 import hashlib
 import hmac
 import ipaddress
+import logging
 import os
 import re
+import shlex
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +27,11 @@ MIN_TOKEN_LENGTH = 16
 MAX_TOKEN_BYTES = 4096
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9.-]+)(?::(\d{1,5}))?")
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+
+log = logging.getLogger("sftriage")
 
 
 def is_loopback(host: str) -> bool:
@@ -41,12 +48,13 @@ def token_of(path: Path | None, variable: str) -> str | None:
     It is no option itself: a command line can be read by everybody on the machine.
 
     Raises:
-        UsageError: the file cannot be read, or is no token's.
+        UsageError: the file cannot be read, is no token's, or others can read it or put another in its place.
     """
     if path is None:
         return os.environ.get(variable) or None
     try:
         with path.open("rb") as file:
+            _refuse_shared(path, os.fstat(file.fileno()), os.getuid())
             token = file.read(MAX_TOKEN_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from error
@@ -54,6 +62,28 @@ def token_of(path: Path | None, variable: str) -> str | None:
         return token.decode("ascii").strip()
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}: a token is printable ASCII characters") from error
+
+
+def _refuse_shared(path: Path, about: os.stat_result, uid: int) -> None:
+    """Refuse a token file that is not its reader's alone, with what mends it; root may share one that root owns."""
+    if not stat.S_ISREG(about.st_mode):
+        # A pipe from a program that knows the token.
+        return
+    file, mode = shlex.quote(str(path)), stat.S_IMODE(about.st_mode)
+    if about.st_uid not in (uid, 0):
+        raise UsageError(f"{path}: this token belongs to another user (uid {about.st_uid}); make one of your own")
+    if mode & _OTHERS_WRITE or (mode & _OTHERS and about.st_uid == uid):
+        raise UsageError(f"{path}: other users of this machine can use this token (mode {mode:04o}): chmod 600 {file}")
+    if mode & stat.S_IROTH:
+        log.warning("%s: everybody on this machine can read this token; as root: chmod o-r %s", path, file)
+    for directory in {path.absolute().parent, path.resolve().parent}:
+        where = directory.stat()
+        # In a sticky one, as /tmp is, nobody can move what is another's.
+        if where.st_uid not in (uid, 0) or (where.st_mode & _OTHERS_WRITE and not where.st_mode & stat.S_ISVTX):
+            mend = f"chmod go-w {shlex.quote(str(directory))}" if where.st_uid == uid else "keep it elsewhere"
+            raise UsageError(
+                f"{path}: others can put another token in its place, for they can write to {directory}: {mend}"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from sftriage.web.access import Access
@@ -43,7 +43,7 @@ def _plain(_: Request, status: int, detail: str) -> Response:
 
 
 def application(
-    routes: Sequence[Route],
+    routes: Sequence[BaseRoute],
     access: Access,
     refused: Callable[[Request, int, str], Response] = _plain,
     methods: Collection[str] = READING,

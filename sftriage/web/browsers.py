@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import threading
 import webbrowser
@@ -20,6 +21,19 @@ def has_browser(environment: Mapping[str, str], platform: str) -> bool:
     return any(environment.get(name) for name in ("BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "WSL_DISTRO_NAME"))
 
 
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
+
+
+def tunnel(host: str, port: int, environment: Mapping[str, str]) -> str:
+    """How a page that this machine alone can open is opened from another."""
+    # (who asked, from which port, and where this machine was found)
+    found = environment.get("SSH_CONNECTION", "").split()
+    here = found[2] if len(found) == 4 else socket.gethostname()
+    return f"from another machine: ssh -L {port}:{bracketed(host)}:{port} {here}, and open the same link there"
+
+
 def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
     """What opens a link in a browser, if that is ``wanted``."""
 
@@ -29,7 +43,7 @@ def browser_starter(wanted: bool, say: Callable[[str], None]) -> Starter:
         if not has_browser(os.environ, sys.platform):
             say("no browser can be shown here: open the link in one of yours")
             if os.environ.get("SSH_CONNECTION"):
-                say(f"from the machine you sit at: ssh -L {port}:127.0.0.1:{port} to here, and open it there")
+                say(tunnel("127.0.0.1", port, os.environ))
             return
         # One that runs in the terminal returns when it is left; the file is served meanwhile.
         threading.Thread(target=_start, args=(link, say), name="browser", daemon=True).start()

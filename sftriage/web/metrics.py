@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 PATH = "/metrics"
-MAX_CONNECTIONS = 32
 STOP_GRACE_S = 2
 
 
@@ -57,7 +56,7 @@ class MetricsEndpoint:
 
     def serve(self, registry: CollectorRegistry) -> None:
         """Answer from now on, in a daemon thread."""
-        server = BackgroundServer(metrics_app(registry, self._access), self._listening, MAX_CONNECTIONS, STOP_GRACE_S)
+        server = BackgroundServer(metrics_app(registry, self._access), self._listening, grace_s=STOP_GRACE_S)
         server.start()
         self._close = server.close
 

@@ -8,7 +8,7 @@ import json
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import PurePath
@@ -18,7 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
 from sftriage.errors import CatalogueError, InputError, IntegrityError, StoreError, UsageError
 from sftriage.web.access import Access
@@ -53,6 +53,8 @@ class Page(ABC, Generic[Source]):
     """
 
     layout: str
+    root = ""
+    """Where its addresses begin."""
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class Page(ABC, Generic[Source]):
         self.app = application([*self.routes(), *ours], access, self.refused)
 
     @abstractmethod
-    def routes(self) -> list[Route]:
+    def routes(self) -> Sequence[BaseRoute]:
         """What is answered, beside what every page answers."""
 
     @abstractmethod
@@ -86,8 +88,12 @@ class Page(ABC, Generic[Source]):
 
     def html(self, template: str, view: object, status_code: int = 200, **values: Any) -> Response:
         """A page made of a template."""
-        made = self._templates.get_template(template).render(now_s=self._now_s(), view=view, **values)
-        return HTMLResponse(made, status_code)
+        around = {"now_s": self._now_s(), "root": self.root, **self.around(view)}
+        return HTMLResponse(self._templates.get_template(template).render(view=view, **around, **values), status_code)
+
+    def around(self, view: Any) -> Mapping[str, Any]:
+        """What every page shows beside the view: its ``version``, and the ``runs`` that there are to choose from."""
+        return {"version": view.version, "runs": None}
 
     async def events(self, request: Request) -> Response:
         """Says whenever something has changed, as long as the page listens."""
@@ -125,7 +131,7 @@ class Page(ABC, Generic[Source]):
 
     def refused(self, request: Request, status: int, detail: str) -> Response:
         """A refusal, as a page of ours; in plain text where a program asks."""
-        if request.url.path.startswith(("/events", "/static", "/heat")):
+        if request.url.path.removeprefix(self.root).startswith(("/events", "/static", "/heat")):
             return PlainTextResponse(f"{detail}\n", status)
         return self.refusal(self.blank(), status, str(status), detail)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -47,6 +48,17 @@ STATE_WORDS = {
 }
 
 
+_LINK = re.compile(r"""\b(href|action|data-heat)="/""")
+
+
+class _Rooted(PackageLoader):
+    """The templates as they lie there: as if their page were the only one. Its links begin where its addresses do."""
+
+    def get_source(self, environment: Environment, template: str) -> tuple[str, str, Callable[[], bool] | None]:
+        source, name, is_same = super().get_source(environment, template)
+        return _LINK.sub(r'\1="{{ root }}/', source), name, is_same
+
+
 def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environment:
     """The templates, with the filters and names that they use.
 
@@ -55,7 +67,7 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         now_s: seconds since the epoch.
     """
     environment = Environment(
-        loader=PackageLoader("sftriage.web"),
+        loader=_Rooted("sftriage.web"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

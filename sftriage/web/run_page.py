@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -12,6 +15,7 @@ from starlette.routing import Route
 
 from sftriage.records import CAPTURE_ID
 from sftriage.runs.axis import Axis, TimelineColumn
+from sftriage.runs.beside import control_of
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import log_of
 from sftriage.runs.following import RequestRow, WindowRow
@@ -19,7 +23,9 @@ from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.lateness import HeatMap
 from sftriage.runs.outlook import CaptureStatus
 from sftriage.runs.source import Drawing, RunSource, View
+from sftriage.runs.started import StartedRuns
 from sftriage.traces.manifest import Manifest
+from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline
 from sftriage.web.downloads import file_of
 from sftriage.web.page import Page, page_number
@@ -39,9 +45,27 @@ LOW_COVERAGE = 0.98
 
 
 class RunPage(Page[RunSource]):
-    """The page about a run."""
+    """The page about a run.
+
+    Args:
+        root: where its addresses begin.
+        runs: the others that there are to choose from.
+    """
 
     layout = "base.html"
+
+    def __init__(
+        self,
+        source: RunSource,
+        access: Access,
+        now_s: Callable[[], float] = time.time,
+        stopping: threading.Event | None = None,
+        *,
+        root: str = "",
+        runs: StartedRuns | None = None,
+    ) -> None:
+        self.root, self._runs = root, runs
+        super().__init__(source, access, now_s, stopping)
 
     def routes(self) -> list[Route]:
         """What is answered."""
@@ -56,7 +80,16 @@ class RunPage(Page[RunSource]):
     def change(self) -> dict[str, Any]:
         """How much there is by now."""
         view = self._source.view()
-        return {"version": view.version, "windows": len(view.rows), "captures": len(view.captures)}
+        version = self.around(view)["version"]
+        return {"version": version, "windows": len(view.rows), "captures": len(view.captures)}
+
+    def around(self, view: View) -> dict[str, Any]:
+        """See `Page.around`."""
+        if self._runs is None:
+            return {"version": view.version, "runs": None}
+        runs = self._runs.look()
+        seen = [(run.directory, run.info.run_id, run.state) for run in (*runs.runs, runs.before) if run is not None]
+        return {"version": f"{view.version}-{hashlib.sha256(repr(seen).encode()).hexdigest()[:8]}", "runs": runs}
 
     def blank(self) -> View:
         """The view on which a refusal is shown."""
@@ -121,13 +154,13 @@ class RunPage(Page[RunSource]):
             return self.html("lost.html", view, status=CaptureStatus(one, view.became.get(capture_id)), asked=row)
         attempt = row.attempt if row else 0
         control = next((one.rank for one in row.asked if one.role == "control"), None) if row else None
-        if found.findings is not None and found.findings.control is not None and found.findings.beside == "rank":
-            control = found.findings.control.rank
+        if (compared := control_of(found)) is not None:
+            control = compared
         return self.html(
             "capture.html",
             view,
             layout="base.html",
-            address=f"/captures/{capture_id}",
+            address=f"{self.root}/captures/{capture_id}",
             manifest=found,
             bars=bars_of(found.findings),
             asked=row,

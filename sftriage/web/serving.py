@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import ipaddress
 import socket
 import threading
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from sftriage.errors import UsageError
+from sftriage.web.browsers import bracketed
+from sftriage.web.connections import BoundedProtocol, Bounds
 
 STOP_GRACE_S = 3
 """How long requests under way are waited for at the end."""
-
-REQUEST_S = 10.0
-"""How long a client may take to say what it wants."""
 
 MAX_CONNECTIONS = 256
 
@@ -35,22 +35,21 @@ def listen(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
 
 
-def address(listening: socket.socket) -> str:
-    """Where a browser finds what listens there."""
+def address(listening: socket.socket, name: str | None = None) -> str:
+    """Where a browser finds what listens there; on all addresses, by ``name`` or by one that other machines reach."""
     host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    if ipaddress.ip_address(host.partition("%")[0]).is_unspecified:
+        host = name or _reached_at(listening.family)
+    return f"http://{bracketed(host)}:{port}/"
 
 
-class _Protocol(H11Protocol):
-    """uvicorn's own, which waits without end for a connection's first request."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
-        self.loop.call_later(REQUEST_S, self._end_if_silent)
-
-    def _end_if_silent(self) -> None:
-        if self.cycle is None:
-            self.transport.close()  # type: ignore[unreachable]  # uvicorn types it without the None that it is
+def _reached_at(family: int) -> str:
+    """An address of this machine that others reach: the one by which it would reach them. Nothing is sent."""
+    far, loopback = ("2001:db8::1", "::1") if family == socket.AF_INET6 else ("192.0.2.1", "127.0.0.1")
+    with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as asking:
+        asking.connect((far, 9))
+        return str(asking.getsockname()[0])
+    return loopback
 
 
 class _Server(uvicorn.Server):
@@ -66,37 +65,41 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def _config(app: ASGIApp, max_connections: int, grace_s: int, log_level: str) -> uvicorn.Config:
+def _config(app: ASGIApp, max_connections: int, grace_s: int) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_Protocol,
-        log_level=log_level,
+        http=partial(BoundedProtocol, bounds=Bounds.of(max_connections)),  # type: ignore[arg-type]  # what makes one
+        # Whoever sends nonsense writes no lines on our terminal.
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,
         lifespan="off",
         ws="none",
-        limit_concurrency=max_connections,
         timeout_graceful_shutdown=grace_s,
     )
 
 
 def serve(app: ASGIApp, listening: socket.socket, stopping: threading.Event) -> None:
     """Answer requests until the process is asked to stop; then ``stopping`` is set."""
-    _Server(_config(app, MAX_CONNECTIONS, STOP_GRACE_S, "warning"), stopping).run(sockets=[listening])
+    _Server(_config(app, MAX_CONNECTIONS, STOP_GRACE_S), stopping).run(sockets=[listening])
 
 
 class BackgroundServer:
     """Answers requests in a daemon thread, from `start` (or the beginning of a ``with`` block) to `close` (or its end).
 
-    Who comes on top of ``max_connections`` is turned away; requests under way have ``grace_s`` to end.
+    At most ``max_connections`` are open at a time; requests under way have ``grace_s`` to end.
     """
 
     def __init__(
-        self, app: ASGIApp, listening: socket.socket, max_connections: int = 16, grace_s: int = STOP_GRACE_S
+        self,
+        app: ASGIApp,
+        listening: socket.socket,
+        max_connections: int = MAX_CONNECTIONS,
+        grace_s: int = STOP_GRACE_S,
     ) -> None:
         self._listening, self._grace_s = listening, grace_s
-        self._server = uvicorn.Server(_config(app, max_connections, grace_s, "error"))
+        self._server = uvicorn.Server(_config(app, max_connections, grace_s))
         self._thread = threading.Thread(target=self._server.run, args=([listening],), name="sftriage-http", daemon=True)
 
     def start(self) -> None:

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sftriage.errors import InputError, UsageError
+from sftriage.runs.lanes import lanes_of
 from sftriage.runs.queries import since_of
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
@@ -136,7 +137,7 @@ class StorePage(Page[StoreSource]):
             manifest=manifest,
             bars=bars_of(manifest.findings),
             asked=None,
-            lanes=None,
+            lanes=lanes_of(manifest.recorded),
             cost=manifest.cost,
             upload=None,
             store=store.place if self._source.shared else self._source.place,

@@ -131,6 +131,7 @@ def test_nothing_listens_by_default_and_with_a_port_only_that(start, tmp_path):
 def test_another_address_wants_a_token_and_gets_an_answer_with_it(start, tmp_path):
     token = tmp_path / "token"
     token.write_text("0123456789abcdef0123\n")
+    token.chmod(0o600)
     job = ["--out", tmp_path / "run", "--", sys.executable, LOOP, 2, 1_000_000, 0]
     refused = start("run", "--metrics-port", 0, "--metrics-host", "0.0.0.0", *job)
     assert "give one with --metrics-token-file" in refused.communicate(timeout=60)[1]

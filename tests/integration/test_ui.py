@@ -1,12 +1,15 @@
 """The page in a real browser, about a real job: from the timeline to the capture to the downloaded file."""
 
 import base64
+import contextlib
 import gzip
 import hashlib
 import json
 import re
 import shutil
 import signal
+import socket
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -149,16 +152,108 @@ def test_how_long_ago_something_was_goes_on_by_itself(page, serve, recorded):
     assert before != "5 h ago"
 
 
-def test_a_page_that_waits_for_a_run_shows_the_first_one(page, serve, recorded, tmp_path):
-    # GIVEN the page, and no run
-    (tmp_path / "run").mkdir()
-    page.goto(serve("--run", tmp_path / "run")[1])
+def test_a_page_that_waits_for_a_run_shows_it_once_it_is_there(page, serve, recorded, tmp_path):
+    # GIVEN the page of a run whose directory is not there
+    process, url = serve("--run", tmp_path / "run")
+    page.goto(url)
     live(page)
     assert page.inner_text("#headline") == "No run yet"
-    # WHEN one is there THEN the page shows it by itself
-    shutil.copytree(recorded, tmp_path / "run", dirs_exist_ok=True)
+    assert f"There is no run in {tmp_path / 'run'} yet." in page.inner_text("#outlook")
+    # WHEN it is there THEN the page shows it by itself, and the terminal says so
+    shutil.copytree(recorded, tmp_path / "run")
     page.wait_for_selector("#timeline-cursor")
     expect(page.locator("#headline")).to_have_text("Slow, and captured")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert err.splitlines() == [f"now shows {tmp_path / 'run'}"]
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_newest_run_is_followed_and_the_others_can_be_chosen(
+    browser, start, recorded, tmp_path, environment, width
+):
+    # GIVEN the page, and no run of which anybody knows
+    process = start("ui")
+    url = process.stdout.readline().strip()
+    context = browser.new_context(viewport={"width": width, "height": 800})
+    page = context.new_page()
+    page.goto(url)
+    live(page)
+    # WHEN runs begin one after the other THEN the page shows each
+    for name in ("first", "second"):
+        shutil.copytree(recorded, tmp_path / name)
+        info = json.loads((tmp_path / name / "run.json").read_text())
+        (tmp_path / name / "run.json").write_text(json.dumps(info | {"run_id": name}))
+        notes = Path(environment["XDG_STATE_HOME"], "sftriage", "runs.jsonl")
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        with notes.open("a") as file:
+            file.write(json.dumps({"path": str(tmp_path / name)}) + "\n")
+        expect(page.locator("#run .quiet")).to_have_text(name)
+    # AND says that it has gone on to another
+    expect(page.locator("#newer")).to_contain_text("Before it, the newest was demo, first.")
+    # WHEN somebody chooses the first with the keyboard THEN they stay with it, wherever they go on to
+    page.focus("#runs-list summary")
+    page.keyboard.press("Enter")
+    links = page.locator("#runs-list a")
+    expect(links.nth(2)).to_be_in_viewport(ratio=1)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    links.nth(2).click()
+    page.wait_for_url(f"{url}runs/first/")
+    live(page)
+    page.click("text=Decisions")
+    page.wait_for_url(f"{url}runs/first/decisions")
+    assert "There is a newer run: demo, second" in page.inner_text("#newer")
+    context.close()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert [line for line in err.splitlines() if "shows" in line] == [
+        f"now shows {tmp_path / 'first'}",
+        f"now shows {tmp_path / 'second'}, the newest run",
+    ]
+
+
+def test_nobody_is_locked_out_by_others_who_only_hold_on(page, serve, recorded):
+    # GIVEN the page, and 260 connections that never end their first request, and come again when they are let go of
+    process, url = serve("--run", recorded)
+    at = ("127.0.0.1", int(url.rsplit(":", 1)[1].strip("/")))
+    ended = threading.Event()
+
+    def begun() -> socket.socket:
+        one = socket.create_connection(at, DEADLINE_S)
+        one.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-")
+        return one
+
+    def hold_on() -> None:
+        held: list[socket.socket] = []
+        while not ended.wait(0.1):
+            for one in list(held):
+                try:
+                    one.send(b"a")
+                except OSError:
+                    held.remove(one)
+                    one.close()
+            with contextlib.suppress(OSError):
+                while len(held) < 260:
+                    held.append(begun())
+        for one in held:
+            one.close()
+
+    attacker = threading.Thread(target=hold_on)
+    attacker.start()
+    try:
+        # WHEN somebody opens the page in a browser THEN they have it, with all that it asks for, and it goes on living
+        page.goto(url)
+        live(page)
+        expect(page.locator("#headline")).to_have_text("Slow, and captured")
+        page.wait_for_function(PAINTED)
+    finally:
+        ended.set()
+        attacker.join()
+    process.send_signal(signal.SIGINT)
+    # AND none of it is on the terminal
+    assert process.communicate(timeout=DEADLINE_S)[1] == ""
 
 
 def test_a_job_that_nobody_watches_and_one_that_is_taken_over(page, serve, tmp_path, environment):
@@ -268,8 +363,8 @@ PAINTED = """() => {
 def test_a_page_for_others_asks_for_the_token(browser, serve, recorded, tmp_path, environment):
     # GIVEN a page that may be reached from elsewhere
     (tmp_path / "token").write_text(TOKEN + "\n")
+    (tmp_path / "token").chmod(0o600)
     _, url = serve("--run", recorded, "--host", "0.0.0.0", "--token-file", tmp_path / "token")
-    url = url.replace("0.0.0.0", "127.0.0.1")
     # WHEN somebody comes without the token THEN they are asked for it, and see nothing
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(url, timeout=DEADLINE_S)

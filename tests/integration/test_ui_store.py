@@ -186,6 +186,23 @@ def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, through, p
     context.close()
 
 
+def test_on_a_phone_rank_and_stage_come_first(browser, through, put, serve):
+    # GIVEN a store with long names in it, and a phone
+    put("c-1-of-a-window-with-a-long-name-r2-slow-rank-1", "a-job-with-a-name-that-is-much-longer-than-most", rank=2)
+    _, url = serve("--store", URL)
+    context = browser.new_context(**PHONE | {"viewport": {"width": 390, "height": 800}})
+    page = context.new_page()
+    page.goto(url)
+    # THEN which rank and stage, what it costs, and whether the fault was there, are seen without scrolling sideways
+    row = page.locator("table.list tbody tr")
+    for cell, words in enumerate(("rank 2", "data", "20.0 ms", "not told")):
+        box = row.locator("th, td").nth(cell).bounding_box()
+        assert words in row.locator("th, td").nth(cell).inner_text()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+    context.close()
+
+
 def test_without_scripts_it_is_all_there(browser, through, put, serve):
     # GIVEN a browser that runs nothing
     put("c-1")

@@ -48,6 +48,8 @@
   }
 
   function put(fresh) {
+    // "/" has gone on to another run: nothing of what is shown stays.
+    if (fresh.body.dataset.root !== document.body.dataset.root) return location.reload();
     const before = document.getElementById("headline")?.textContent;
     ahead = Date.now() / 1e3 - Number(fresh.body.dataset.now);
     // A page that grows a part that it did not have (with the first window, say) is laid out anew.
@@ -109,7 +111,9 @@
   copying();
 
   setInterval(count, 10000);
-  const events = new EventSource("/events");
+  // A page of one run of several has its own; "/" follows the newest.
+  const root = location.pathname.match(/^\/runs\/[^/]+(?=\/)/)?.[0] ?? "";
+  const events = new EventSource(`${root}/events`);
   events.addEventListener("change", (event) => {
     say("on", "live");
     wanted = JSON.parse(event.data).version;

@@ -1,7 +1,13 @@
+import copy
+import json
+from dataclasses import replace
+
 import pytest
 
+from sftriage.errors import InputError
 from sftriage.records import StageSchema, StepRecord
-from sftriage.runs.lanes import MAX_STEPS, WIDTH, lanes_of
+from sftriage.runs.lanes import WIDTH, lanes_of, recorded_of
+from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest
 from tests.unit.recorded import info_of
 
 MS = 1_000_000
@@ -12,11 +18,15 @@ def record(step=0, start_ms=0, data=10, forward=30, backward=60, other=0, outsid
     return StepRecord(2, step, start_ms * MS, 0, durations, (outside * MS,), True, False)
 
 
+def drawn(ranks):
+    return lanes_of(recorded_of(ranks))
+
+
 def test_two_ranks_on_one_clock_are_drawn_where_they_were():
     # GIVEN a rank that is slow in data, and another that starts 5 ms later and waits for it
     slow = [record(start_ms=1000, data=50)]
     other = [record(start_ms=1005, data=5, backward=100)]
-    lanes = lanes_of([("captured", info_of(2), slow), ("control", info_of(0), other)])
+    lanes = drawn([("captured", info_of(2), slow), ("control", info_of(0), other)])
     # THEN both lie on one scale of 140 ms, each block as wide as it lasted
     assert (lanes.one_clock, lanes.span_s) == (True, pytest.approx(0.14))
     first, second = lanes.lanes
@@ -32,7 +42,7 @@ def test_two_ranks_on_one_clock_are_drawn_where_they_were():
 def test_ranks_of_other_hosts_are_laid_together_where_they_meet():
     # GIVEN clocks that have nothing to do with each other
     slow, other = [record(start_ms=9_000_000, data=50)], [record(start_ms=7, data=10, backward=100)]
-    lanes = lanes_of([("captured", info_of(2), slow), ("control", info_of(0, host="node-2"), other)])
+    lanes = drawn([("captured", info_of(2), slow), ("control", info_of(0, host="node-2"), other)])
     # THEN the first sync stage ends at one place
     ends = [[block.x + block.width for block in lane.blocks if block.stage == "backward"] for lane in lanes.lanes]
     assert not lanes.one_clock
@@ -41,7 +51,7 @@ def test_ranks_of_other_hosts_are_laid_together_where_they_meet():
 
 def test_time_outside_the_stages_is_where_it_was():
     # GIVEN 8 ms outside every stage, of which 6 before the sync
-    (lane,) = lanes_of([("captured", info_of(2), [record(other=8, outside=6)])]).lanes
+    (lane,) = drawn([("captured", info_of(2), [record(other=8, outside=6)])]).lanes
     assert [(block.stage, round(block.duration_s * 1e3)) for block in lane.blocks] == [
         ("data", 10),
         ("forward", 30),
@@ -52,17 +62,48 @@ def test_time_outside_the_stages_is_where_it_was():
 
 
 def test_a_long_capture_is_shown_in_part():
-    lanes = lanes_of([("captured", info_of(2), [record(step, step * 100) for step in range(50)])])
-    assert (lanes.first_step, lanes.last_step) == (0, MAX_STEPS - 1)
+    lanes = drawn([("captured", info_of(2), [record(step, step * 100) for step in range(50)])])
+    assert (lanes.first_step, lanes.last_step) == (0, MAX_RECORDED_STEPS - 1)
 
 
 def test_a_schema_without_sync_is_drawn_too():
     schema = StageSchema(("data", "forward", "backward", "other"))
     ranks = [info_of(0, schema=schema), info_of(1, schema=schema, host="node-2")]
-    lanes = lanes_of([("captured", ranks[0], [record(start_ms=5)]), ("control", ranks[1], [record(start_ms=900)])])
+    steps = [replace(record(start_ms=start_ms), outside_ns=()) for start_ms in (5, 900)]
+    lanes = drawn([("captured", ranks[0], steps[:1]), ("control", ranks[1], steps[1:])])
     assert [lane.blocks[0].x for lane in lanes.lanes] == [0, 0]
 
 
 def test_nothing_recorded_is_no_drawing():
-    assert lanes_of([("captured", info_of(2), [])]) is None
-    assert lanes_of([]) is None
+    assert drawn([("captured", info_of(2), [])]) is None
+    assert drawn([]) is None
+
+
+def test_what_is_not_as_it_should_be_is_no_drawing():
+    assert drawn([("captured", info_of(2), [replace(record(), start_ns=-1)])]) is None
+    assert drawn([("captured", info_of(2), [replace(record(), outside_ns=())])]) is None
+
+
+def test_a_manifest_that_claims_otherwise_is_refused(make_manifest):
+    # GIVEN steps as a manifest keeps them
+    recorded = recorded_of([("captured", info_of(2), [record()]), ("control", info_of(0), [record()])])
+    whole = json.loads(make_manifest("c-1").model_copy(update={"recorded": recorded}).to_json())
+    assert Manifest.from_json(json.dumps(whole).encode(), "x").recorded == recorded
+    # WHEN somebody has changed them THEN they are refused before they are drawn
+    for path, value in (
+        (("stages",), ["data"]),
+        (("stages",), ["<script>", "forward", "backward", "other"]),
+        (("sync",), ["nowhere"]),
+        (("ranks",), []),
+        (("ranks", 0, "steps", 0, "durations_ns"), [1, 2, 3]),
+        (("ranks", 0, "steps", 0, "durations_ns"), [1, 2, 3, -4]),
+        (("ranks", 0, "steps"), whole["recorded"]["ranks"][0]["steps"] * 9),
+        (("ranks", 1, "title"), "culprit"),
+    ):
+        changed = copy.deepcopy(whole)
+        at = changed["recorded"]
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value
+        with pytest.raises(InputError, match="recorded"):
+            Manifest.from_json(json.dumps(changed).encode(), "x")

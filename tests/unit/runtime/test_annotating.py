@@ -7,7 +7,9 @@ from sftriage.frontier.reproducing import reproduced
 from sftriage.records import Trigger
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.annotating import Annotations
+from sftriage.windows.steplog import StepLog
 from tests.unit.frontier.windows import Fault, Job, every
+from tests.unit.recorded import info_of, steps_of
 from tests.unit.reduce.heavy import document, recurring_events, write
 
 WHY = Trigger(0, 49, "suspect", "rank", (1,), "data", 0.02, 0.3, 0.9, "default", "ab" * 32, "slow")
@@ -115,3 +117,36 @@ def test_what_a_gpu_says_of_itself_is_in_the_manifest(annotations, put):
     put("a", 10)
     annotations.stored("a", None, ("the GPU of rank 1 is throttled",))
     assert annotations.store.manifest("a").evidence == ("the GPU of rank 1 is throttled",)
+
+
+def ranks_of(manifest) -> list[tuple[str, int, list[int]]]:
+    return [(one.title, one.rank, [step.step for step in one.steps]) for one in manifest.recorded.ranks]
+
+
+def test_the_recorded_steps_are_noted_and_again_once_all_of_them_are_there(annotations, put, tmp_path):
+    logs = [StepLog(tmp_path / "run" / "steps", info_of(rank, 3)) for rank in range(3)]
+
+    def record(some):
+        for rank, log in enumerate(logs):
+            took = {"data": 30.0 if rank == 1 else 10.0}
+            log.append(steps_of(info_of(rank, 3), range(100, 110), lambda _, took=took: took)[some])
+
+    # GIVEN a capture that is stored before the last of its steps has been logged
+    record(slice(3))
+    manifest = put("w0-49-r1-slow-1", 100, steps=5, rank=1)
+    # THEN its manifest has what there is, beside the rank that is most as the others are
+    assert ranks_of(manifest) == [("captured", 1, [100, 101, 102]), ("control", 0, [100, 101, 102])]
+    # WHEN its control is stored too, and what they cost is known
+    record(slice(3, None))
+    put("w0-49-r2-slow-2", 100, steps=5, rank=2, role="control")
+    annotations.costed(CostMeasured(1.0, 0, 98, 108, 0.4, 0.05))
+    # THEN all of them are there, beside those of the control
+    manifest = annotations.store.manifest("w0-49-r1-slow-1")
+    whole = [100, 101, 102, 103, 104]
+    assert ranks_of(manifest) == [("captured", 1, whole), ("control", 2, whole)]
+    for log in logs:
+        log.close()
+
+
+def test_a_capture_of_which_no_step_was_recorded_has_none(put):
+    assert put("a", 10).recorded is None

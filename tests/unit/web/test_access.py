@@ -1,8 +1,13 @@
 """What may listen where, and what may be a token."""
 
+import os
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from sftriage.errors import UsageError
+from sftriage.web import access
 from sftriage.web.access import Access, is_loopback, token_of
 
 
@@ -24,6 +29,7 @@ def test_what_only_this_machine_reaches_wants_no_token_and_all_else_says_how_to_
 
 def test_a_token_is_in_a_file_or_else_in_the_environment(tmp_path, monkeypatch):
     (tmp_path / "token").write_text("0123456789abcdef\n")
+    (tmp_path / "token").chmod(0o600)
     monkeypatch.setenv("SOME_TOKEN", "fedcba9876543210")
     assert token_of(tmp_path / "token", "SOME_TOKEN") == "0123456789abcdef"
     assert token_of(None, "SOME_TOKEN") == "fedcba9876543210"
@@ -34,3 +40,82 @@ def test_a_token_is_in_a_file_or_else_in_the_environment(tmp_path, monkeypatch):
 def test_a_token_that_is_guessed_or_mistyped_is_none(token):
     with pytest.raises(UsageError, match="at least 16 printable ASCII"):
         Access.to("127.0.0.1", token, "")
+
+
+@pytest.fixture
+def token(tmp_path):
+    """A token file that is its owner's alone."""
+    path = tmp_path / "a token"
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700])
+def test_a_token_file_of_ones_own_is_taken(token, mode):
+    token.chmod(mode)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o644, 0o620, 0o602, 0o601, 0o666])
+def test_a_token_file_that_others_can_use_is_refused_with_what_mends_it(token, mode):
+    token.chmod(mode)
+    with pytest.raises(UsageError, match=f"mode {mode:04o}") as caught:
+        token_of(token, "")
+    # WHEN a person does what they are told THEN it is taken
+    subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+@pytest.mark.parametrize("mode", [0o720, 0o702, 0o777])
+def test_a_token_file_that_others_can_put_another_in_the_place_of(token, mode):
+    token.parent.chmod(mode)
+    with pytest.raises(UsageError, match="others can put another token in its place") as caught:
+        token_of(token, "")
+    subprocess.run(str(caught.value).rpartition(": ")[2], shell=True, check=True)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+def test_in_a_directory_such_as_tmp_nobody_can(token):
+    token.parent.chmod(0o1777)
+    assert token_of(token, "") == "0123456789abcdef"
+
+
+def test_a_link_is_as_good_as_where_it_leads(token, tmp_path):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    (tmp_path / "open" / "token").write_text("0123456789abcdef\n")
+    (tmp_path / "open" / "token").chmod(0o600)
+    (tmp_path / "link").symlink_to(tmp_path / "open" / "token")
+    with pytest.raises(UsageError, match="others can put another token in its place"):
+        token_of(tmp_path / "link", "")
+
+
+def test_a_token_may_come_through_a_pipe():
+    reads, writes = os.pipe()
+    os.write(writes, b"0123456789abcdef\n")
+    os.close(writes)
+    assert token_of(Path(f"/dev/fd/{reads}"), "") == "0123456789abcdef"
+    os.close(reads)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give files away")
+class TestOfAnotherUser:
+    def test_the_token_of_another_user_is_refused(self, token):
+        os.chown(token, 4321, -1)
+        with pytest.raises(UsageError, match="belongs to another user"):
+            token_of(token, "")
+
+    def test_so_is_one_in_the_directory_of_another(self, token):
+        os.chown(token.parent, 4321, -1)
+        with pytest.raises(UsageError, match="keep it elsewhere"):
+            token_of(token, "")
+
+    @pytest.mark.parametrize(("mode", "warned"), [(0o440, False), (0o644, True)])
+    def test_one_that_root_shares_is_taken(self, token, mode, warned, caplog, monkeypatch):
+        # GIVEN a secret as it is mounted into a pod: root's, and read by its group, or by everybody
+        token.chmod(mode)
+        monkeypatch.setattr(access.os, "getuid", lambda: 4321)
+        # THEN it is taken, with a warning if everybody can read it
+        assert token_of(token, "") == "0123456789abcdef"
+        assert ("chmod o-r" in caplog.text) is warned

@@ -36,6 +36,7 @@ def test_a_page_for_others_wants_a_token(refused, run, host):
 def test_a_token_file_has_to_hold_a_token(refused, run, tmp_path, content, said):
     if content is not None:
         (tmp_path / "token").write_bytes(content)
+        (tmp_path / "token").chmod(0o600)
     assert said in refused("--run", run.directory.path, "--token-file", tmp_path / "token")
 
 
@@ -46,8 +47,9 @@ def test_an_easy_token_from_the_environment_is_refused_and_not_repeated(refused,
     assert "hunter2" not in said
 
 
-def test_a_directory_that_is_not_there(refused, tmp_path):
-    assert "no such directory" in refused("--run", tmp_path / "nowhere")
+def test_a_run_that_is_a_file(refused, tmp_path):
+    (tmp_path / "file").touch()
+    assert "not a directory" in refused("--run", tmp_path / "file")
 
 
 def test_a_port_that_is_taken(refused, run):

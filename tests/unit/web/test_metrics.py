@@ -3,16 +3,14 @@
 import gzip
 import http.client
 import socket
-import time
 
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 
 from sftriage.errors import UsageError
-from sftriage.web import serving
 from sftriage.web.access import Access
-from sftriage.web.metrics import MAX_CONNECTIONS, MetricsEndpoint, metrics_app
+from sftriage.web.metrics import MetricsEndpoint, metrics_app
 from tests.unit.web.asking import LOCAL, ask
 
 TOKEN = "0123456789abcdef"
@@ -100,21 +98,3 @@ def test_what_cannot_be_listened_on_is_said_in_a_line():
     # AND an address that is not ours
     with pytest.raises(UsageError, match=r"cannot listen on 203\.0\.113\.7 port 0"):
         MetricsEndpoint("203.0.113.7", 0, Access.to("203.0.113.7", TOKEN, ""))
-
-
-def test_clients_that_say_nothing_do_not_keep_others_out_for_ever(monkeypatch, served):
-    monkeypatch.setattr(serving, "REQUEST_S", 0.2)
-    # GIVEN as many connections as are answered at a time, all of them silent
-    silent = [socket.create_connection(served, timeout=DEADLINE_S) for _ in range(MAX_CONNECTIONS + 4)]
-    # THEN each is let go of
-    for one in silent:
-        assert one.recv(1) == b""
-        one.close()
-    # AND then others are answered
-    end = time.monotonic() + DEADLINE_S
-    while True:
-        try:
-            assert scrape(served)[0].status == 200
-            break
-        except (ConnectionError, http.client.BadStatusLine):
-            assert time.monotonic() < end

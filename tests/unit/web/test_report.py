@@ -43,7 +43,7 @@ def explained(captured, store):
 SAYS = {
     "what was found": "Rank 2 is slow in data",
     "since when": "step 120",
-    "how sure": "over its peers in 5 of 5 captured steps",
+    "how sure": "its trace shows it in 5 of 5 captured steps",
     "what it cost": "of each slow step",
     "what to do": "Look there.",
     "which policy": "of policy default",

@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from sftriage.errors import CatalogueError, StoreError
+from sftriage.runtime.annotating import Annotations
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import ReproducedInfo
@@ -276,6 +277,24 @@ def test_findings_are_drawn_beside_a_control(shelf):
     answer = shelf.get("/captures/resnet/run-1/c-1")
     assert "What filled data" in text_of(answer)
     assert sum(a.get("role") == "img" for tag, a in Seen(answer.text).tags if tag == "svg") == 2
+
+
+def test_the_store_shows_the_same_steps_as_the_run_did(shelf, captured, store):
+    # GIVEN a capture of a run, whose manifest has gone to a store with the steps in it
+    Annotations(captured.directory).stored("c-1", None)
+    shelf.put("c-1", update={"recorded": store.manifest("c-1").recorded})
+    shelf.look()
+    # THEN its page in the store has the picture that the page of the run has, and its table
+    of_run, of_store = (
+        answer.text.partition('<section id="lanes"')[2].partition("</section>")[0]
+        for answer in (captured.get("/captures/c-1"), shelf.get("/captures/resnet/run-1/c-1"))
+    )
+    assert of_run.count("<rect") == 2 * 5 * 3
+    assert of_store == of_run
+    # AND the page of the run has it still when the steps have gone
+    for log in captured.directory.steps.iterdir():
+        log.unlink()
+    assert of_run in captured.get("/captures/c-1").text
 
 
 # Somebody hostile.
