@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +18,10 @@ def _run(*command: object) -> bool:
 
 
 class SmallDisk:
-    """A file system of a few pages, at `path`."""
+    """A file system of a few pages, at `path`. Some are served by a process."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, server: subprocess.Popen | None = None) -> None:
+        self.path, self._server = path, server
         self._filler = path / "filler"
 
     def fill(self) -> None:
@@ -47,11 +49,17 @@ class SmallDisk:
         assert _run("mount", "-o", f"remount,{options}", self.path)
 
     def freeze(self) -> None:
-        """Have whoever writes wait, as for a server that has gone."""
-        assert _run("fsfreeze", "-f", self.path)
+        """Have whoever writes wait; of one that is served, whoever asks it anything, as for a server that has gone."""
+        if self._server is not None:
+            self._server.send_signal(signal.SIGSTOP)
+        else:
+            assert _run("fsfreeze", "-f", self.path)
 
     def thaw(self) -> None:
-        _run("fsfreeze", "-u", self.path)
+        if self._server is not None:
+            self._server.send_signal(signal.SIGCONT)
+        else:
+            _run("fsfreeze", "-u", self.path)
 
 
 @contextlib.contextmanager
@@ -81,3 +89,25 @@ def freezing_disk(folder: Path) -> Iterator[SmallDisk]:
     finally:
         disk.thaw()
         _run("umount", "--lazy", path)
+
+
+@contextlib.contextmanager
+def served_disk(folder: Path) -> Iterator[SmallDisk]:
+    """A directory behind a server of files (FUSE), which can be stopped; skipped where there is none."""
+    path, served = folder / "disk", folder / "served"
+    path.mkdir()
+    served.mkdir()
+    with subprocess.Popen(
+        ["bindfs", "-f", served, path], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as server:
+        disk = SmallDisk(path, server)
+        try:
+            while not path.is_mount():
+                if server.poll() is not None:
+                    pytest.skip(needs.NO_MOUNT)
+                time.sleep(0.01)
+            yield disk
+        finally:
+            disk.thaw()
+            _run("umount", "--lazy", path)
+            server.terminate()

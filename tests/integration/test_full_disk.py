@@ -15,7 +15,8 @@ from sftriage.runs.journal import read_journal
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.windows.gather import Shape
 from sftriage.windows.rings import open_ring
-from tests.disks import SmallDisk, freezing_disk, small_disk
+from tests import needs
+from tests.disks import SmallDisk, freezing_disk, served_disk, small_disk
 from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
 from tests.journals import entries
 
@@ -29,35 +30,35 @@ def windows(run: Path) -> list[int]:
     return [verdict["first_step"] for verdict in found if verdict["label"] != "stalled"]
 
 
-def steps_taken(run: Path) -> int:
+def steps_taken(rings: Path) -> int:
     """How many steps every rank has taken, at least."""
-    rings = find_rings(read_info(RunDirectory(run)).rings)
     with contextlib.ExitStack() as opened:
-        return min(opened.enter_context(open_ring(ring)).status().published for ring in rings)
+        return min(opened.enter_context(open_ring(ring)).status().published for ring in find_rings(rings))
 
 
-@pytest.mark.parametrize("how", ["full", "without names", "frozen"])
+@pytest.mark.parametrize("how", ["full", "without names", "frozen", pytest.param("not served", marks=needs.bindfs)])
 def test_a_job_whose_run_directory_takes_nothing_for_a_while_loses_nothing(tmp_path, environment, how):
     # GIVEN a job under watch, on a disk of its own
-    make = freezing_disk(tmp_path) if how == "frozen" else small_disk(tmp_path / "disk", "16m")
-    begin, end = {
-        "full": (SmallDisk.fill, SmallDisk.empty),
-        "without names": (SmallDisk.fill_names, SmallDisk.empty),
-        "frozen": (SmallDisk.freeze, SmallDisk.thaw),
+    make, begin, end = {
+        "full": (lambda: small_disk(tmp_path / "disk", "16m"), SmallDisk.fill, SmallDisk.empty),
+        "without names": (lambda: small_disk(tmp_path / "disk", "16m"), SmallDisk.fill_names, SmallDisk.empty),
+        "frozen": (lambda: freezing_disk(tmp_path), SmallDisk.freeze, SmallDisk.thaw),
+        "not served": (lambda: served_disk(tmp_path), SmallDisk.freeze, SmallDisk.thaw),
     }[how]
     release, output = tmp_path / "release", tmp_path / "output"
-    with make as disk, output.open("wb") as file:
+    with make() as disk, output.open("wb") as file:
         run = disk.path / "run"
         command = [sys.executable, "-m", "sftriage", "run", "--out", run, "--", *FORKED, 2, SLOW_DATA, release]
         process = subprocess.Popen([*map(str, command)], env=environment, stdout=file, stderr=file)
         with ended(process):
             wait_until(lambda: (run / "decisions.jsonl").exists() and len(windows(run)) >= 2)
+            rings = Path(read_info(RunDirectory(run)).rings)
             # WHEN the disk takes nothing, or no new file
             begin(disk)
             wait_until(lambda: "The run directory cannot be written" in output.read_text())
             # THEN training goes on
-            before = steps_taken(run)
-            wait_until(lambda: steps_taken(run) > before + 50)
+            before = steps_taken(rings)
+            wait_until(lambda: steps_taken(rings) > before + 50)
             # AND once the disk is well, that is said too
             end(disk)
             wait_until(lambda: "The run directory can be written again" in output.read_text())
