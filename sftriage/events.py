@@ -129,8 +129,25 @@ class TakenOver(_Event, tag="taken_over", frozen=True):
     pid: int
 
 
+class DiskRecovered(_Event, tag="disk", frozen=True):
+    """The run's disk did not take all there was from ``since_s`` on, and does again; with ``over`` false, it never did.
+
+    ``problem`` is what it said. Of what was to be written meanwhile, ``late`` was, and ``lost`` is not: how many, by
+    kind (windows, other records, steps, device times, readings, notes on captures). Lost windows are of the steps from
+    and to ``lost_steps``.
+    """
+
+    time_s: float
+    since_s: float
+    problem: str
+    over: bool = True
+    late: Mapping[str, int] = {}
+    lost: Mapping[str, int] = {}
+    lost_steps: tuple[int, int] | None = None
+
+
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
-Event = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered | TakenOver
+Event = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered | TakenOver | DiskRecovered
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
@@ -230,4 +247,12 @@ class Resumed:
     requests: Sequence[CaptureRequest]
 
 
-Sight: TypeAlias = WindowSeen | JobSeen | Resumed
+@dataclass(frozen=True, slots=True)
+class DiskFailed:
+    """The run's disk takes nothing any more, or not all, since ``time_s``. ``problem`` is what it says."""
+
+    time_s: float
+    problem: str
+
+
+Sight: TypeAlias = WindowSeen | JobSeen | Resumed | DiskFailed

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+from sftriage.events import DiskFailed, DiskRecovered
 from sftriage.records import (
     OTHER,
     CaptureRequest,
@@ -587,6 +588,32 @@ def thinning(whole_from_step: int, first_step: int, block_steps: int, period_ste
     gone = f" Of those before {first_step:,} none are." if first_step else ""
     of = f"the first {block_steps} of every {period_steps:,}"
     return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
+
+
+def disk_now(problem: str) -> str:
+    """That the run directory takes nothing now."""
+    return (
+        f"The run directory cannot be written ({problem}). What is judged meanwhile waits in memory, and is on record "
+        "once it can."
+    )
+
+
+def disk_sentence(seen: DiskFailed | DiskRecovered) -> str:
+    """That the run directory takes nothing, or takes it again, and what that has cost."""
+    if isinstance(seen, DiskFailed):
+        return f"{disk_now(seen.problem)} Training goes on."
+    lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
+    begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the run's last {lasted}"
+    late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""
+    lost = f"Lost: {_amounts(seen.lost, seen.lost_steps)}." if seen.lost else "Nothing is lost."
+    return f"The run directory {begin} ({seen.problem}).{late} {lost}"
+
+
+def _amounts(amounts: Mapping[str, int], steps: tuple[int, int] | None) -> str:
+    """How many of each kind, whose name is its plural; ``steps`` are those of windows."""
+    of = {"windows": f" (of steps {steps[0]} to {steps[1]})"} if steps is not None else {}
+    named = {kind: kind if n != 1 else kind.removesuffix("s") for kind, n in amounts.items()}
+    return ", ".join(f"{amounts[kind]:,} {name}{of.get(kind, '')}" for kind, name in sorted(named.items()))
 
 
 def clock_time(time_s: float) -> str:

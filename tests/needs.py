@@ -17,6 +17,7 @@ def needs(found: object, what: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not found, reason=f"no {what} here: {GET_IT}")
 
 
+bindfs = needs(shutil.which("bindfs"), "bindfs")
 chromium = needs(CHROMIUM, "chromium")
 gcc = needs(GCC, "gcc")
 nsys = needs(NSYS, "nsys")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from sftriage.agent.captures import Captures
@@ -12,9 +13,13 @@ from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
 from sftriage.capture.nsys import NsysPlace
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
+from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import ReadCounts, Rows
 from sftriage.windows.steplog import KeptSteps
+
+STORING_S = 60.0
+"""How long it is waited for a trace to be checked and stored. After that, what else there is to do is done."""
 
 
 class Agent:
@@ -29,6 +34,7 @@ class Agent:
         run: the run's id.
         nsys: how the trainers were launched under nsys, if they were.
         kept: how much of the steps is kept; by default all.
+        do: who writes into the directories of steps, of the spool and of the store.
         clock: the time on a clock that only goes on, in seconds.
     """
 
@@ -43,10 +49,12 @@ class Agent:
         run: str,
         nsys: NsysPlace | None = None,
         kept: KeptSteps | None = None,
+        do: Do = at_once,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._rings = RankRings(rings, steps, kept)
+        self._rings = RankRings(rings, steps, kept, do)
         self._captures = Captures(self._rings, Places(rings, spool, nsys), store, job=job, run=run)
+        self._do = partial(do, lane="captures", latest=True, patience_s=STORING_S)
         self._gpus = EvidenceSampler()
         self._has_gpus = True
         self._clock = clock
@@ -62,11 +70,12 @@ class Agent:
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """All captures that are wanted of the host now. Told again, nothing happens again."""
         self._rings.look()
-        self._captures.want(wanted, self._clock())
+        self._do(partial(self._captures.want, wanted, self._clock()))
 
     def reports(self) -> list[Report]:
         """What there is to say of captures since the last call."""
-        return self._captures.go_on(self._clock())
+        self._do(partial(self._captures.go_on, self._clock()))
+        return self._captures.reports()
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
         """What the driver says of the GPUs of those of these ranks that are the host's; None while it is asked.
@@ -92,5 +101,5 @@ class Agent:
     def close(self) -> None:
         """Close every file, and end what has not ended."""
         self._gpus.close()
-        self._captures.close()
+        self._do(self._captures.close)
         self._rings.close()

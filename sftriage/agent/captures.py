@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -52,7 +53,7 @@ class Captures:
         self._running: dict[str, _Running] = {}
         self._given_up: list[Executor] = []
         self._known: set[str] = set()
-        self._reports: list[Report] = []
+        self._reports: deque[Report] = deque()
 
     def want(self, wanted: Sequence[WantedCapture], now_s: float) -> None:
         """Bring about that these, and no others, are made: begin what is new, call off what is wanted no more.
@@ -69,8 +70,12 @@ class Captures:
                 running.cancelled = True
                 running.executor.cancel()
 
-    def go_on(self, now_s: float) -> list[Report]:
-        """Go on with the captures under way; what there is to report since the last call."""
+    def reports(self) -> list[Report]:
+        """What there is to report since the last call. Another thread may go on with the captures meanwhile."""
+        return [self._reports.popleft() for _ in range(len(self._reports))]
+
+    def go_on(self, now_s: float) -> None:
+        """Go on with the captures under way."""
         for capture in list(self._given_up):
             if capture.poll() is not None or not self._rings.alive(capture.request.rank):
                 capture.close()
@@ -84,8 +89,6 @@ class Captures:
                 self._give_up(running)
             else:
                 self._watch(running, now_s)
-        reports, self._reports = self._reports, []
-        return reports
 
     def _polled(self, executor: Executor) -> CaptureResult | None:
         """What became of a capture, once it has ended: also where its trainer has, without a word."""

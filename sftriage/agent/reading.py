@@ -7,18 +7,21 @@ import socket
 import time
 from collections import defaultdict
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
+from sftriage.agent.keeping import RankLog
 from sftriage.agent.scheduling import Scheduling
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import JobStatus, RankStatus
-from sftriage.windows.decoding import StepArrays, together
+from sftriage.traces.disk import Do, at_once
+from sftriage.windows.decoding import together
 from sftriage.windows.logs import LOG_KIND
 from sftriage.windows.rings import Batch, Copied, Ring, batches, open_ring
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
-from sftriage.windows.steplog import KeptSteps, StepLog, blocks_of
+from sftriage.windows.steplog import KeptSteps, blocks_of
 
 log = logging.getLogger("sftriage")
 
@@ -27,12 +30,11 @@ SETTLED_NS = 1_000_000_000
 
 @dataclass(slots=True)
 class _Rank:
-    """One rank's ring, and the logs of its steps: of the device's times once it runs on one, unless they are broken."""
+    """One rank's ring, and the logs of its steps: of the device's times once it runs on one."""
 
     ring: Ring
-    log: StepLog
-    device_log: StepLog | None = None
-    device_broken: bool = False
+    log: RankLog
+    device_log: RankLog | None = None
 
     def close(self) -> None:
         for file in (self.ring, self.log, self.device_log):
@@ -47,17 +49,19 @@ class RankRings:
         rings: where they are.
         steps: where steps are kept.
         kept: how much of them is; by default all.
+        do: who writes there.
 
     Attributes:
         telemetry: what has come in so far.
     """
 
-    def __init__(self, rings: Path, steps: Path, kept: KeptSteps | None = None) -> None:
-        self._rings, self._steps, self._kept = rings, steps, kept
+    def __init__(self, rings: Path, steps: Path, kept: KeptSteps | None = None, do: Do = at_once) -> None:
+        self._rings = rings
+        self._log = partial(RankLog, steps, kept=kept, do=do, say=self._say_once)
         self._ranks: dict[Path, _Rank] = {}
         # Of each generation: what its ranks keep of steps that are thinned.
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
-        self._scheduling = Scheduling(steps, self._say_once, kept)
+        self._scheduling = Scheduling(steps, self._say_once, kept, do)
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self._host, self._position = socket.gethostname(), 0
@@ -86,9 +90,6 @@ class RankRings:
         return [self._of_generation(generation, of, wall_ns) for generation, of in sorted(found.items())]
 
     def _take(self, one: _Rank, batch: Batch) -> None:
-        for log in (one.log, one.device_log):
-            if log is not None and log.info.cohort != one.ring.info.cohort:
-                log.join(one.ring.info.cohort)
         info = one.log.info
         self.telemetry.steps += len(batch.steps)
         self.telemetry.missed += batch.missed
@@ -105,24 +106,15 @@ class RankRings:
             )
         if batch.steps.capturing_B.any():
             self._blocks[info.attempt] |= blocks_of(batch.steps)
-        self._keep(one.log, batch.steps, "some steps are judged but not kept")
-        if one.ring.on_device and one.device_log is None and not one.device_broken:
+        blocks, cohort = self._blocks[info.attempt], one.ring.info.cohort
+        one.log.take(batch.steps, blocks, cohort)
+        if one.ring.on_device and one.device_log is None:
             # Made at once, and empty where no times come: whoever judges the run later knows what the host's are worth.
-            try:
-                one.device_log = StepLog(self._steps, info, kind=LOG_KIND, kept=self._kept)
-            except RingError as error:
-                one.device_broken = True
-                self._say_once(f"{error}; device times are judged but not kept")
+            one.device_log = self._log(info, LOG_KIND)
         if one.device_log is not None:
-            self._keep(one.device_log, batch.device, "some device times are judged but not kept")
+            one.device_log.take(batch.device, blocks, cohort)
         if len(batch.steps):
             self._scheduling.look(info)
-
-    def _keep(self, log: StepLog, steps: StepArrays, or_else: str) -> None:
-        try:
-            log.append(steps, self._blocks[log.info.attempt])
-        except RingError as error:
-            self._say_once(f"{error}; {or_else}")
 
     def _of_generation(self, generation: int, found: list[tuple[_Rank, Batch]], wall_ns: int) -> Rows:
         first = self._first_info[generation]
@@ -162,7 +154,7 @@ class RankRings:
 
     def status(self, info: RingInfo) -> RankStatus | None:
         """What one rank is doing now; None where that cannot be read."""
-        ring = next((one.ring for one in self._ranks.values() if one.ring.info == info), None)
+        ring = next((one.ring for one in list(self._ranks.values()) if one.ring.info == info), None)
         try:
             return None if ring is None else ring.status()
         except RingError:
@@ -171,12 +163,12 @@ class RankRings:
     @property
     def ranks(self) -> dict[int, RingInfo]:
         """The newest ring of each rank, by rank."""
-        infos = sorted((one.ring.info for one in self._ranks.values()), key=attrgetter("attempt"))
+        infos = sorted((one.ring.info for one in list(self._ranks.values())), key=attrgetter("attempt"))
         return {info.rank: info for info in infos}
 
     def alive(self, rank: int) -> bool:
         """Whether the process of a rank is there."""
-        return any(one.ring.writer_alive for one in self._ranks.values() if rank == one.ring.info.rank)
+        return any(one.ring.writer_alive for one in list(self._ranks.values()) if rank == one.ring.info.rank)
 
     def close(self) -> None:
         """Close every file."""
@@ -198,7 +190,9 @@ class RankRings:
             try:
                 # The windows of a generation, and its logs, are of the same stages from beginning to end.
                 ring = open_ring(path, grows=False)
-                kept = StepLog(self._steps, ring.info, kept=self._kept)
+                kept = self._log(ring.info, "steps")
+                if kept.broken is not None:
+                    raise kept.broken
                 ring.info = replace(ring.info, schema=kept.info.schema)
             except (RingError, OSError) as error:
                 self._give_up(path, str(error))
@@ -225,7 +219,7 @@ class RankRings:
             self._ranks.pop(path).close()
 
     def _say_once(self, problem: str) -> None:
-        """A disk that is full is so at every look."""
+        """What is so at every look."""
         if problem not in self._said:
             self._said.add(problem)
             log.warning("%s", problem)

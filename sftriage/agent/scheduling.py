@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic_ns
 
@@ -17,6 +18,7 @@ import numpy as np
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import start_ticks
+from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.windows.decoding import IntArray, StepArrays
 from sftriage.windows.scheduling import SchedulingLog, none_taken, of_ranks_laid_over
 from sftriage.windows.steplog import KeptSteps
@@ -102,11 +104,12 @@ class _Rank:
 class Scheduling:
     """Takes a reading of each rank whose steps have come, keeps it, and lays what passed over the steps.
 
-    What is wrong is told to ``say``, and may be told again. ``kept``: how much is kept of them; by default all.
+    What is wrong is told to ``say``, and may be told again. ``kept``: how much is kept of them; by default all. ``do``
+    is who writes.
     """
 
-    def __init__(self, steps: Path, say: Say, kept: KeptSteps | None = None) -> None:
-        self._steps, self._say, self._kept = steps, say, kept
+    def __init__(self, steps: Path, say: Say, kept: KeptSteps | None = None, do: Do = at_once) -> None:
+        self._steps, self._say, self._kept, self._do = steps, say, kept, do
         self._ranks: dict[tuple[int, int], _Rank] = {}
 
     def look(self, info: RingInfo) -> None:
@@ -161,17 +164,28 @@ class Scheduling:
             self._leave(one)
 
     def _keep(self, one: _Rank, info: RingInfo, reading: Reading) -> None:
+        self._do(partial(self._write, one, info, reading), _lane(info), Counted("readings"), waits=False)
+
+    def _write(self, one: _Rank, info: RingInfo, reading: Reading) -> None:
         try:
             if one.log is None:
                 limits = None if self._kept is None else self._kept.whole(info.world_size)
                 one.log = SchedulingLog(self._steps, info, limits)
             one.log.add(reading)
         except RingError as error:
+            if refusal(error) is not None:
+                raise
             self._say(f"{error}; how long threads waited for a CPU is judged but not always kept")
 
     def _leave(self, one: _Rank) -> None:
         one.over = True
-        for file in (one.thread, one.log):
-            if file is not None:
-                file.close()
-        one.thread = one.log = None
+        if one.thread is not None:
+            one.thread.close()
+            one.thread = None
+        if one.log is not None:
+            # (after what waits to be written)
+            self._do(one.log.close, _lane(one.log.info), waits=False)
+
+
+def _lane(info: RingInfo) -> str:
+    return f"scheduling of {info.rank}.{info.attempt}"

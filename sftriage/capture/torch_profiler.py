@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import mmap
 import re
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from sftriage.capture.executor import Executor, mailbox_of
 from sftriage.errors import CaptureError, RingError
 from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import CaptureRequest, CaptureResult, CaptureState
+from sftriage.traces.files import chunks
 from sftriage.traces.store import FileToStore
 
 WHOLE_PARSE_BYTES = 64 * 2**20
@@ -58,11 +58,19 @@ def _whole(trace: Path, rank: int) -> set[int]:
 
 
 def _searched(trace: Path) -> set[int]:
-    with trace.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        # A trace as torch writes it begins with a space.
-        if content[:64].lstrip()[:1] != b"{" or content[-64:].rstrip()[-1:] != b"}":
-            raise CaptureError("the trace is not whole JSON")
-        return {int(match.group(1)) for match in _STEP.finditer(content)}
+    """The steps in a trace that is too large to be parsed. Read, and not mapped: a disk that fails is an error then."""
+    found, kept = set(), b""
+    with trace.open("rb") as file:
+        for piece in chunks(file):
+            # A trace as torch writes it begins with a space.
+            if not kept and piece[:64].lstrip()[:1] != b"{":
+                break
+            text = kept + piece
+            found |= {int(match.group(1)) for match in _STEP.finditer(text)}
+            kept = text[-64:]
+    if kept.rstrip()[-1:] != b"}":
+        raise CaptureError("the trace is not whole JSON")
+    return found
 
 
 class TorchCapture(Executor):
@@ -132,5 +140,6 @@ class TorchCapture(Executor):
     def close(self) -> None:
         """Let go of the mailbox, and of what the trainer may have left in the spool."""
         self._mailbox.close()
-        for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
-            leftover.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            for leftover in self.trace.parent.glob(f"{self.request.capture_id}.*"):
+                leftover.unlink(missing_ok=True)

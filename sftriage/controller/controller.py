@@ -51,7 +51,6 @@ from sftriage.records import (
     Verdict,
     Window,
 )
-from sftriage.traces.files import write_atomically
 
 log = logging.getLogger("sftriage")
 
@@ -89,7 +88,7 @@ class Controller:
     """Turns windows, and what the ranks are doing now, into decisions under ``policies``; ``now_s`` is of the epoch.
 
     What it must not forget (cooldowns, captures made and running) is in ``state_file`` before a decision is handed out,
-    so that a controller that starts again goes on where it stopped.
+    so that a controller that starts again goes on where it stopped; in memory alone while the disk takes nothing.
 
     Args:
         policy: the policy, several that are in force together, or files that are watched for other ones.
@@ -291,4 +290,4 @@ class Controller:
         self._publish(event)
 
     def _remember(self) -> None:
-        write_atomically(self._state_file, self._state.to_json())
+        self._records.keep(self._state_file, self._state.to_json())

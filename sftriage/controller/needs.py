@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from sftriage.events import Event
@@ -42,7 +43,10 @@ class Records(Protocol):
     """Where everything goes on record."""
 
     def append(self, event: Event) -> None:
-        """Put an event on record; it is there once the call returns."""
+        """Put an event on record; it is there once the call returns, unless the disk takes nothing now."""
+
+    def keep(self, path: Path, text: str) -> None:
+        """Have a small file say something from now on, in the same way."""
 
     def events(self) -> Iterator[Event]:
         """What is on record, in order."""

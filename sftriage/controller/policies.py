@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from sftriage.events import NamedPolicy, PolicyChanged
 from sftriage.policy.loading import read
 from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.problems import PolicyError, Problem
+from sftriage.traces.disk import Do, at_once
 
 SETTLED_S = 2.0
 """A file that changed this recently may change again within the clock's grain, unseen: it is read once more."""
@@ -66,6 +68,10 @@ class PolicyFiles:
         paths: the files.
         now: seconds since the epoch, on the clock that dates files.
 
+    Attributes:
+        current: the policies that are in force.
+        do: who looks at the files once they are in force: nobody waits for a disk that hangs.
+
     Raises:
         PolicyError: one of them cannot be used, or not with the others. To begin with, all have to be good.
         UsageError: one of them is not there.
@@ -81,12 +87,22 @@ class PolicyFiles:
         self._doubted: tuple[str, ...] | None = None
         self.current = _load(self._paths)
         self._begun = self.current.detection
+        self._found: deque[Change] = deque()
+        self.do: Do = at_once
 
     def poll(self) -> Change | None:
         """Look whether the files have changed; what has become of the policies, if anything has.
 
         What is wrong is returned once for each content that is wrong.
         """
+        self.do(self._look, "policies", latest=True)
+        return self._found.popleft() if self._found else None
+
+    def _look(self) -> None:
+        if (change := self._change()) is not None:
+            self._found.append(change)
+
+    def _change(self) -> Change | None:
         signatures = [_signature(path) for path in self._paths]
         if signatures == self._signatures and self._settled:
             return None

@@ -9,6 +9,7 @@ records::
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -96,8 +97,11 @@ def train(steps: int, faults: list[Fault], fault_step: int) -> None:
                     optimizer.step()
                     pause_for(active, "optimizer", rank=rank)
                 pause_for(active, "other", rank=rank)
-    if rank == 0:
-        sys.stdout.write(f"trained {steps} steps, last loss {loss.item():.3f}\n")
+    # (its output goes into the run directory, whose disk may be full)
+    with contextlib.suppress(OSError):
+        if rank == 0:
+            sys.stdout.write(f"trained {steps} steps, last loss {loss.item():.3f}\n")
+        sys.stdout.flush()
 
 
 def main() -> None:
@@ -114,7 +118,6 @@ def main() -> None:
     dist.destroy_process_group()
     # Gloo's threads live on. One that lets go of its last tensor while the interpreter is being torn down aborts the
     # process (pytorch/pytorch#179291; seen here in one job of a hundred on a busy machine), so it is not torn down.
-    sys.stdout.flush()
     os._exit(0)
 
 

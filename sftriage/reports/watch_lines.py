@@ -16,7 +16,7 @@ from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.picture import CaptureView, Frontier, Picture
 from sftriage.traces.manifest import CONTROL
-from sftriage.words import ago, counted, milliseconds, moment, since_words, size
+from sftriage.words import ago, counted, disk_now, milliseconds, moment, since_words, size
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""
@@ -344,6 +344,8 @@ def _telemetry(shown: Picture, now_s: float) -> list[Text]:
         judged += f", restart {newest.attempt}" if newest.attempt else ""
         late = shown.state == "going" and now_s - newest.time_s > STALE_S
     lines.append(Text("Judged     ", style="bold") + Text(judged, style="yellow" if late else ""))
+    if shown.view.disk:
+        lines.insert(0, Text("Disk       ", style="bold red") + Text(clean(disk_now(shown.view.disk)), style="red"))
     return lines
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -79,23 +78,27 @@ def _path(directory: RunDirectory, request: ManualRequest) -> Path:
     return directory.asks / f"{request.request_id}.json"
 
 
-def taken(directory: RunDirectory) -> Iterator[ManualRequest]:
-    """The requests that were left, oldest first. Each is removed once the next one is wanted: it has been decided then.
+def left(directory: RunDirectory) -> list[tuple[Path, ManualRequest]]:
+    """The requests that were left, oldest first, each with its file, to be removed by who has taken it up.
 
     What is none is removed and said.
+
+    Raises:
+        OSError: what is none cannot be removed.
     """
     try:
         files = (path for path in directory.asks.glob("*.json") if not path.is_dir())
         paths = sorted(files, key=lambda path: path.lstat().st_mtime_ns)
     except OSError:
-        return
+        return []
+    found = []
     for path in paths:
         try:
             with regular(path, InputError) as file:
-                found = _RequestFile.model_validate_json(file.read(_MAX_ASK_BYTES))
+                read = _RequestFile.model_validate_json(file.read(_MAX_ASK_BYTES))
         except (InputError, OSError, ValidationError) as error:
-            log.warning("%s is no capture that could be asked for: %s", path.name, str(error).splitlines()[0])
             path.unlink(missing_ok=True)
+            log.warning("%s is no capture that could be asked for: %s", path.name, str(error).splitlines()[0])
             continue
-        yield ManualRequest(**found.model_dump())
-        path.unlink(missing_ok=True)
+        found.append((path, ManualRequest(**read.model_dump())))
+    return found

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.errors import InputError, UsageError
-from sftriage.events import CaptureChanged, CostMeasured, Decided, Event, WindowJudged
+from sftriage.events import CaptureChanged, CostMeasured, Decided, DiskRecovered, Event, WindowJudged
 from sftriage.records import ENDED, CaptureResult, Decision, plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
 from sftriage.runs.journal import read_journal
 from sftriage.runs.outlook import CaptureStatus, statuses
 from sftriage.windows.log_segments import find_logs
-from sftriage.words import decision_values, reason_sentence
+from sftriage.words import decision_values, disk_now, disk_sentence, reason_sentence
 
 PAGE_SIZE = 50
 
@@ -177,16 +177,34 @@ def window_of(directory: RunDirectory, what: str) -> WindowJudged:
         InputError: the journal cannot be read.
     """
     damaged: list[bytes] = []
-    decided = decided_in(read_journal(directory.decisions, damaged))
+    events = list(read_journal(directory.decisions, damaged))
+    decided = decided_in(events)
     for event in reversed(decided):
         if isinstance(event, WindowJudged) and _is(event.decision, what):
             return event
     for event in decided:
         if any(one.capture_id == what for one in event.decision.requests):
             raise UsageError(f"{what} was not led to by a window: {reason_sentence(event.decision)}")
+    if what.isdecimal() and (missing := _unwritten(directory, events, int(what))) is not None:
+        raise UsageError(f"{directory.path}: no window of step {what} is on record. {missing}")
     lines = "1 line of its journal is" if len(damaged) == 1 else f"{len(damaged)} lines of its journal are"
     advice = "`sftriage decisions` lists its windows" + (f" ({lines} damaged)" if damaged else "")
     raise UsageError(f"{directory.path} has no window or capture {what}; {advice}")
+
+
+def _unwritten(directory: RunDirectory, events: Sequence[Event], step: int) -> str | None:
+    """That windows of a step are lost, or may come, in words: the run directory could not be written, or cannot be."""
+    for event in events:
+        if isinstance(event, DiskRecovered) and event.lost_steps is not None:
+            first, last = event.lost_steps
+            if first <= step <= last:
+                return disk_sentence(event)
+    if step <= max((one.decision.last_step for one in decided_in(events)), default=-1):
+        return None
+    from sftriage.runs.liveness import disk_problem  # not above: it needs numpy
+
+    problem = disk_problem(Path(read_info(directory).rings))
+    return disk_now(problem) if problem else None
 
 
 def _is(decision: Decision, what: str) -> bool:
@@ -198,12 +216,15 @@ def _is(decision: Decision, what: str) -> bool:
 
 def why_none(directory: RunDirectory, step: int) -> str:
     """Why nothing was decided about a step, in words."""
+    events = list(read_journal(directory.decisions))
     windows = [
         (one.decision.first_step, one.decision.last_step)
-        for one in decided_in(read_journal(directory.decisions))
+        for one in decided_in(events)
         if isinstance(one, WindowJudged) and one.verdict.label != "stalled"
     ]
     try:
+        if (missing := _unwritten(directory, events, step)) is not None:
+            return missing.rstrip(".")
         ended = not Path(read_info(directory).rings).is_dir()
     except InputError:
         ended = True

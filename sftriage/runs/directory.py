@@ -15,6 +15,7 @@
       captures/        a directory a capture: trace and manifest
       catalogue.db     an index of captures/, which can be rebuilt from it
       .lock            held by whoever triages the run
+      .reserve         room for a last word about a disk that has stayed full, while the run goes on
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from sftriage.events import (
     MAX_EVENT_BYTES,
     CaptureChanged,
     CostMeasured,
+    DiskRecovered,
     EvidenceGathered,
     FollowUpDecided,
     ManualRequestDecided,
@@ -92,7 +93,7 @@ class RequestRow(_DecisionRow):
     beside: str = ""
 
 
-Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver
+Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver | DiskRecovered
 Note = RequestRow | Other
 """What is on record beside windows and captures; of an `Other`, only as much of its texts as is shown."""
 
@@ -164,7 +165,7 @@ class JournalTail:
     skipped: int = 0
     _at: int = 0
     _inode: int = 0
-    _rest: bytes = b""
+    _chunk_bytes: int = _CHUNK_BYTES
     _passing_over: bool = False
     _stages: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
 
@@ -179,9 +180,9 @@ class JournalTail:
             if about.st_ino != self._inode or about.st_size < self._at:
                 self._begin(about.st_ino)
             before = self._at
-            while data := os.pread(descriptor, _CHUNK_BYTES, self._at):
-                self._at += len(data)
-                self._take(data)
+            while data := os.pread(descriptor, self._chunk_bytes, self._at):
+                if not self._take(data):
+                    break
         except OSError:
             # Read on from there at the next look.
             return False
@@ -190,19 +191,26 @@ class JournalTail:
         return self._at != before
 
     def _begin(self, inode: int) -> None:
-        self._inode, self._at, self._rest, self._passing_over, self.skipped = inode, 0, b"", False, 0
+        self._inode, self._at, self._chunk_bytes, self._passing_over, self.skipped = inode, 0, _CHUNK_BYTES, False, 0
         for kept in (self.rows, self.results, self.states, self.asks, self.notes):
             kept.clear()
 
-    def _take(self, data: bytes) -> None:
-        *lines, rest = (self._rest + data).split(b"\n")
+    def _take(self, data: bytes) -> bool:
+        """Take the whole lines; whether there may be more. What is there of another may yet be cut off."""
+        *lines, rest = data.split(b"\n")
+        self._at += len(data) - len(rest)
         for line in lines:
             if not self._passing_over:
                 self._entry(line)
             self._passing_over = False
         # The end of a line that is too long is not the beginning of another.
         self._passing_over = self._passing_over or len(rest) > MAX_EVENT_BYTES
-        self._rest = b"" if self._passing_over else rest
+        if self._passing_over:
+            self._at += len(rest)
+        full = len(data) == self._chunk_bytes
+        # One that does not fit is read again, and more of it at once.
+        self._chunk_bytes = min(2 * self._chunk_bytes, 2 * MAX_EVENT_BYTES) if full and not lines else _CHUNK_BYTES
+        return full
 
     def _entry(self, line: bytes) -> None:
         try:
@@ -330,13 +338,19 @@ def note_of(event: Other) -> Other | None:
             policies = tuple(NamedPolicy(one.name[:MAX_TEXT]) for one in event.policies[:_MAX_LINES])
             problems, later = _lines(event.problems), _lines(event.later)
             return msgspec.structs.replace(event, policies=policies, problems=problems, later=later)
+        case DiskRecovered():
+            _check(event.since_s)
+            late, lost = (
+                {name[:MAX_TEXT]: n for name, n in list(one.items())[:_MAX_LINES]} for one in (event.late, event.lost)
+            )
+            return msgspec.structs.replace(event, problem=event.problem[:MAX_TEXT], late=late, lost=lost)
         case TakenOver():
             return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None
 
 
-def _bounded(parameters: Mapping[str, Parameter]) -> dict[str, Parameter]:
-    """As many of a decision's parameters, and as much of each, as any decision has."""
+def _bounded(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """As many of a decision's parameters, or of other things by name, and as much of each, as there ever are."""
 
     def cut(value: str | int | float) -> Any:
         return value[:MAX_TEXT] if isinstance(value, str) else value

@@ -1,48 +1,108 @@
 """The journal of a run: a line of JSON for every event, in the order in which they happened.
 
-A line is written whole, or is cut short by a crash and passed over when read.
+A line is written whole, or not at all: what a crash or a full disk leaves of one is cut off before the next is written.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from sftriage.errors import InputError
-from sftriage.events import VERSION, Event, decode, encode, from_values, kind_of
+from sftriage.events import VERSION, Event, WindowJudged, decode, encode, from_values, kind_of
 from sftriage.runs.version1 import upgraded
+from sftriage.traces.disk import Counted, Do, at_once
+from sftriage.traces.files import write_atomically
+
+_TAIL_BYTES = 1 << 16
+RESERVE_BYTES = 16 << 10
+"""Room on the disk for a last word about a disk that has stayed full."""
 
 
 class Journal:
-    """Appends to ``decisions.jsonl``; every event is on disk before the call returns."""
+    """Appends to ``decisions.jsonl``, which holds whole lines only. What ``do`` does is on disk before it returns.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        path: the file, which need not be there.
+        do: who writes; by default whoever appends, who then hears of an OSError where it is not on disk.
+
+    Raises:
+        OSError: the file cannot be opened.
+    """
+
+    def __init__(self, path: Path, do: Do = at_once) -> None:
+        self._path, self._do = path, do
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        size_bytes = os.fstat(self._descriptor).st_size
-        # A line that a crash cut short must not swallow the next one.
-        if size_bytes and os.pread(self._descriptor, 1, size_bytes - 1) != b"\n":
-            os.write(self._descriptor, b"\n")
+        self._reserve = path.with_name(".reserve")
+        with contextlib.suppress(OSError), self._reserve.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+        # Where a line begins that is not there whole.
+        self._torn_at = self._after_whole_lines()
 
     def append(self, event: Event) -> None:
-        """Put an event on record.
+        """Put an event on record."""
+        line = encode(event) + b"\n"
+        self._do(partial(self._write, line), "journal", counted(event, len(line)))
 
-        Raises:
-            OSError: it is not on disk.
-        """
-        os.write(self._descriptor, encode(event) + b"\n")
-        os.fsync(self._descriptor)
+    def keep(self, path: Path, text: str) -> None:
+        """Have a small file say something from now on, and never a part of it."""
+        self._do(partial(write_atomically, path, text), path.name, latest=True)
 
     def events(self) -> Iterator[Event]:
         """What is on record, in order: see `read_journal`."""
         return read_journal(self._path)
 
+    def last_word(self, event: Event) -> None:
+        """Put an event on record in the room that was kept for it, if the disk takes anything at all."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+            self._write(encode(event) + b"\n")
+
     def close(self) -> None:
         """Close the file."""
         os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+
+    def _write(self, line: bytes) -> None:
+        # Cut here, and not where it failed: a disk that takes nothing may not even let go of it.
+        if self._torn_at is not None:
+            os.ftruncate(self._descriptor, self._torn_at)
+        self._torn_at = os.fstat(self._descriptor).st_size
+        while line:
+            line = line[os.write(self._descriptor, line) :]
+        # A quota, or a server, may refuse only now.
+        os.fsync(self._descriptor)
+        self._torn_at = None
+
+    def _after_whole_lines(self) -> int | None:
+        """Where the last line begins, if it was cut short. One that lacks only its end is given it."""
+        size_bytes = os.fstat(self._descriptor).st_size
+        tail = b""
+        while b"\n" not in tail and len(tail) < size_bytes:
+            start = max(0, size_bytes - len(tail) - _TAIL_BYTES)
+            tail = os.pread(self._descriptor, size_bytes - len(tail) - start, start) + tail
+        last = tail[tail.rfind(b"\n") + 1 :]
+        if not last:
+            return None
+        try:
+            event_of(last)
+        except (ValueError, RecursionError):
+            return size_bytes - len(last)
+        os.write(self._descriptor, b"\n")
+        return None
+
+
+def counted(event: Event, size_bytes: int) -> Counted:
+    """What an event counts as where it is late or lost."""
+    if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
+        return Counted("windows", size_bytes=size_bytes, steps=(event.verdict.first_step, event.verdict.last_step))
+    return Counted("other records", size_bytes=size_bytes)
 
 
 def event_of(line: bytes) -> Event | None:

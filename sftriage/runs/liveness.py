@@ -25,7 +25,7 @@ from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import open_ring
 
-_LAUNCHER = "launcher"
+_LAUNCHER, _DISK = "launcher", "disk"
 _MAX_NOTE_BYTES = 64
 
 State = Literal["unknown", "watched", "taken_over", "unwatched", "left"]
@@ -61,6 +61,20 @@ def noted_process(path: Path) -> int | None:
     if number is None or started is None:
         return None
     return number if start_ticks(number) == started else None
+
+
+def note_disk(rings: Path, problem: str | None) -> None:
+    """Leave word that the run directory takes nothing now, where that can be written; or, with None, that it does."""
+    with contextlib.suppress(OSError):
+        if problem is None:
+            (rings / _DISK).unlink(missing_ok=True)
+        else:
+            (rings / _DISK).write_text(problem, encoding="ascii", errors="replace")
+
+
+def disk_problem(rings: Path) -> str:
+    """What the run directory's disk says of why it takes nothing now; "" where it does."""
+    return _short_note(rings / _DISK)
 
 
 def trainers_alive(rings: Path) -> bool:

@@ -21,7 +21,14 @@ from sftriage.runs.directory import RunDirectory, RunInfo, read_info
 from sftriage.runs.following import JournalTail, Other, RequestRow, WindowRow
 from sftriage.runs.lanes import Lanes, lanes_of
 from sftriage.runs.lateness import HeatMap, HeatSource
-from sftriage.runs.liveness import RankCoverage, TelemetryLook, Watcher, WatcherLook, is_unwatched
+from sftriage.runs.liveness import (
+    RankCoverage,
+    TelemetryLook,
+    Watcher,
+    WatcherLook,
+    disk_problem,
+    is_unwatched,
+)
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
@@ -50,6 +57,7 @@ class View:
         captures: the stored ones, newest first.
         skipped: lines of the journal that could not be read.
         uploading: somebody sends captures to the store now.
+        disk: why nothing can be written to the run directory now, or "".
         hosts: where the ranks run that were named last.
         directory: where the run is, for the commands that are named to a person.
     """
@@ -71,6 +79,7 @@ class View:
     telemetry: RankCoverage = field(default_factory=RankCoverage)
     uploads: Mapping[str, Upload] = field(default_factory=dict)
     uploading: bool = False
+    disk: str = ""
     hosts: Mapping[int, str] = field(default_factory=dict)
     directory: str = ""
 
@@ -208,8 +217,9 @@ class RunSource:
         uploads, uploading = shelf.uploads(info.store if info is not None else None)
         going = (there or watcher.state in ("watched", "taken_over")) and watcher.state != "left"
         unwatched = info is not None and is_unwatched(info, watcher, rings_there=there)
+        disk = disk_problem(Path(info.rings)) if info is not None and there else ""
         lengths = len(journal.rows), len(journal.asks), len(journal.notes), journal.skipped
-        about = (going, unwatched, problem, watcher, telemetry, uploading, self._late_maps)
+        about = (going, unwatched, problem, watcher, telemetry, uploading, disk, self._late_maps)
         sent = sorted((name, one.state) for name, one in uploads.items())
         seen = (lengths, sorted(journal.states.items()), shelf.signature(), about, sent)
         version = hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
@@ -233,6 +243,7 @@ class RunSource:
                 telemetry=telemetry,
                 uploads=uploads,
                 uploading=uploading,
+                disk=disk,
                 hosts={} if named is None else opened.telemetry.hosts(named.attempt, named.suspects[0].ranks),
                 directory=str(run.path),
             )

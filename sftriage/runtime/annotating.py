@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
+from functools import partial
 
 from sftriage.errors import SftriageError
 from sftriage.events import CostMeasured
@@ -18,10 +20,11 @@ from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
+from sftriage.traces.disk import Counted, Do, at_once, refusal
 from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import beside
+from sftriage.traces.stores import Noted, beside, noting
 from sftriage.windows.logs import StepLogs
 
 log = logging.getLogger("sftriage")
@@ -34,12 +37,15 @@ QUICK_BYTES = 4 * 2**20
 
 
 class Annotations:
-    """Keeps the manifests of a run's captures, and its catalogue, up to what is known."""
+    """Keeps the manifests of a run's captures, and its catalogue, up to what is known. ``do`` is who writes."""
 
-    def __init__(self, directory: RunDirectory) -> None:
+    def __init__(self, directory: RunDirectory, do: Do = at_once) -> None:
+        self._do = do
         self.store = LocalStore(directory.path)
         self._catalogue = Catalogue(directory.catalogue, self.store)
-        self.store.sweep()
+        # What a crash has left is no reason not to begin where the disk lets nothing go now.
+        with suppress(SftriageError):
+            self.store.sweep()
         # Which of the two is known first depends on how long a trace takes to be written.
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
@@ -58,39 +64,56 @@ class Annotations:
         """
         try:
             manifest = self.store.manifest(capture_id)
-            if found is not None:
-                manifest = self.store.note(capture_id, ReproducedInfo.of(found))
-            if remarks:
-                manifest = self.store.note(capture_id, Remarks(lines=remarks))
         except SftriageError as error:
             log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
             return
+        if found is not None:
+            manifest = self._note(manifest, ReproducedInfo.of(found))
+        if remarks:
+            manifest = self._note(manifest, Remarks(lines=remarks))
         self._uncosted[capture_id] = (attempt, manifest.capture.first_step, manifest.capture.last_step)
         for cost, sharing in self._costs:
             self._note_cost(cost, sharing)
-        manifest = self._looked_into(manifest)
-        self._note_steps(capture_id, attempt)
-        self._index(manifest)
+        self._look_into(manifest)
+        # (after what that has noted)
+        self._do(partial(self._note_steps, capture_id, attempt), "notes")
+        self._do(partial(self._index, capture_id), "notes")
 
-    def _looked_into(self, manifest: Manifest) -> Manifest:
-        """The manifest with what filled the suspect stage in the trace, beside the control's, if that is quickly said.
+    def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
+        """The manifest with something noted in it, as the store's has it once the disk takes that."""
+        self._have_noted(manifest.capture_id, noted)
+        return noting(manifest, noted)
+
+    def _have_noted(self, capture_id: str, noted: Noted) -> None:
+        def note() -> None:
+            try:
+                self.store.note(capture_id, noted)
+            except SftriageError as error:
+                if refusal(error) is not None:
+                    raise
+                log.warning("what is known of capture %s is not in its manifest: %s", capture_id, error)
+
+        self._do(note, "notes", Counted("notes on captures"))
+
+    def _look_into(self, manifest: Manifest) -> None:
+        """Note what filled the suspect stage in the trace, beside the control's, if that is quickly said.
 
         Whichever of the two is stored last has the suspect looked into. A trace that says nothing is as good as before:
         `sftriage reduce` tells what is the matter with it.
         """
         if not _quick(manifest):
-            return manifest
+            return
         try:
             beside = [one for one in self._beside(manifest) if _quick(one)]
             if manifest.capture.role == "suspect":
-                return self._found(manifest, next(iter(beside), None))
+                self._find(manifest, next(iter(beside), None))
+                return
             for suspect in beside:
-                self._found(suspect, manifest)
+                self._find(suspect, manifest)
         except Exception as error:
             log.info("capture %s is stored, and was not looked into: %s", manifest.capture_id, error)
-        return manifest
 
-    def _found(self, manifest: Manifest, control: Manifest | None) -> Manifest:
+    def _find(self, manifest: Manifest, control: Manifest | None) -> None:
         one, other = self._reduced(manifest), None if control is None else self._reduced(control)
         stage = stage_in_question(None, manifest, None, one, other)
         if other is not None and stage not in other.schema.stages:
@@ -98,7 +121,7 @@ class Annotations:
         findings = find(one, stage, other, known_faulty(manifest))
         beside = None if control is None or other is None else self._samples(control)
         cause = explained(findings, manifest, self._samples(manifest), beside)
-        return self.store.note(manifest.capture_id, findings.model_copy(update={"cause": cause}))
+        self._note(manifest, findings.model_copy(update={"cause": cause}))
 
     def _samples(self, manifest: Manifest) -> StackSamples | None:
         """The stacks that were sampled in a capture, where they were."""
@@ -143,10 +166,7 @@ class Annotations:
             captures=len(sharing),
         )
         for capture_id in sharing:
-            try:
-                self.store.note(capture_id, info)
-            except SftriageError as error:
-                log.warning("what capture %s has cost is not in its manifest: %s", capture_id, error)
+            self._have_noted(capture_id, info)
 
     def _note_steps(self, capture_id: str, attempt: int) -> None:
         """Note the captured steps as they were recorded: a store keeps the manifest, and not the run."""
@@ -160,6 +180,8 @@ class Annotations:
             if recorded is not None and recorded != manifest.recorded:
                 self.store.note(capture_id, recorded)
         except (SftriageError, OSError) as error:
+            if refusal(error) is not None:
+                raise
             log.warning("the steps of capture %s are not in its manifest: %s", capture_id, error)
 
     def tidy(self, retention: RetentionLimits, now_s: float) -> None:
@@ -173,12 +195,12 @@ class Annotations:
         if problem is not None:
             log.warning("old captures could not be removed: %s", problem)
 
-    def _index(self, manifest: Manifest) -> None:
-        """The store has the capture; a catalogue that cannot take it now is rebuilt from the store when it can."""
+    def _index(self, capture_id: str) -> None:
+        """The store has the capture; a catalogue that cannot take it now has it once it is asked."""
         try:
-            self._catalogue.add(manifest)
+            self._catalogue.add(self.store.manifest(capture_id))
         except SftriageError as error:
-            log.warning("capture %s is stored but not catalogued: %s", manifest.capture_id, error)
+            log.info("capture %s is stored but not catalogued: %s", capture_id, error)
 
 
 def _quick(manifest: Manifest) -> bool:

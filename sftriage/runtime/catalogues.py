@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from sftriage.errors import StoreError, UsageError
+from sftriage.errors import CatalogueError, StoreError, UsageError
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.traces.catalogue import Catalogue
@@ -113,11 +113,11 @@ def captures_of(
     """The captures that the options mean: of a run (the newest, if nothing is said), of a store, or of a catalogue.
 
     What the store has and the catalogue does not know yet is indexed first; ``progress`` is told how many manifests of
-    how many have been read.
+    how many have been read. Where a catalogue of its own cannot be written, it is made in memory.
 
     Raises:
         UsageError: there is no such run, or a URL is none.
-        CatalogueError: the catalogue cannot be reached or used.
+        CatalogueError: the catalogue that is shared cannot be reached or used.
         StoreError: the store cannot be reached, and the catalogue has never seen it.
     """
     shared = catalogue_url(catalogue, from_environment=run is None)
@@ -129,18 +129,32 @@ def captures_of(
         # All of the store is indexed, and one run's captures are asked for: a catalogue is of a store, not of a part.
         directory, meant = (named := find_run(run)), RemoteStore.open(store)
         about = read_info(named)
-        at, of = own_catalogue(None, meant), CaptureQuery(job=about.job, run=about.run_id)
+        of_directory, of = None, CaptureQuery(job=about.job, run=about.run_id)
     else:
         directory, meant = whole_store(run, store)
-        at, of = own_catalogue(directory, meant), CaptureQuery()
-    indexed = Catalogue(shared or at, meant)
+        of_directory, of = directory, CaptureQuery()
+    if shared is not None:
+        indexed, problems = _refreshed(shared, meant, progress)
+    else:
+        try:
+            indexed, problems = _refreshed(own_catalogue(of_directory, meant), meant, progress)
+        except (CatalogueError, UsageError):
+            # A disk that is full, or not ours to write, is no reason not to read what is on it.
+            indexed, problems = _refreshed(None, meant, progress)
+    return CatalogueCaptures(indexed, meant, directory, of, problems)
+
+
+def _refreshed(
+    at: str | Path | None, store: Store, progress: Callable[[int, int], None]
+) -> tuple[Catalogue, tuple[str, ...]]:
+    """A catalogue that knows what its store has, and what is to be known of that."""
+    indexed = Catalogue(at, store)
     try:
-        problems = tuple(indexed.refresh(progress))
+        return indexed, tuple(indexed.refresh(progress))
     except StoreError as error:
         if not indexed.is_indexed():
             raise
-        problems = (f"{error}; this is what its catalogue knew",)
-    return CatalogueCaptures(indexed, meant, directory, of, problems)
+        return indexed, (f"{error}; this is what its catalogue knew",)
 
 
 def whole_store(run: Path | None, store: str | None) -> tuple[RunDirectory | None, Store]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.policies import PolicyFiles
-from sftriage.errors import InputError, UsageError
+from sftriage.errors import SftriageError, UsageError
 from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import (
     DEFAULT_ROOT,
@@ -33,6 +34,7 @@ from sftriage.runtime.rings import make_rings_directory, note_steps, own, remove
 from sftriage.runtime.triage import POLL_S, Triage, this_host
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
+from sftriage.traces.disk import Disk
 from sftriage.windows.steplog import KeptSteps
 
 log = logging.getLogger("sftriage")
@@ -94,21 +96,31 @@ class _Watched:
         self.indexing = SharedIndexing(directory.path, catalogue) if catalogue is not None else None
         kept = [sink for sink in (self.uploads, self.indexing) if sink is not None]
         note_steps(self._rings, directory.steps)
-        fleet = this_host(directory, info, nsys)
-        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume)
+        # (they may lie on another disk)
+        files.do = Disk().do
+        self._disk = Disk()
+        self._ended_at: str | None = None
+        fleet = this_host(directory, info, nsys, self._disk.do)
+        self._triage = Triage(directory, info, files, fleet, [*sinks(info), *kept], resume=resume, disk=self._disk)
 
     def _finish(self) -> None:
         """The job has ended, and was watched to its end: what is left of it is judged, and that is put on record."""
         self._triage.finish()
-        ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        try:
-            write_info(self.directory, replace(read_info(self.directory), ended_at=ended_at))
-        except (InputError, UsageError) as error:
-            log.warning("that the run has ended is not on record: %s", error)
+        self._ended_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self._disk.do(self._note_end, "run.json")
+
+    def _note_end(self) -> None:
+        if self._ended_at is not None:
+            write_info(self.directory, replace(read_info(self.directory), ended_at=self._ended_at))
+            self._ended_at = None
 
     def close(self) -> None:
         """End the triage, and remove what the trainers need no more."""
         self._triage.close()
+        if not self._disk.hangs:
+            # (there is room for it now, if there was none before)
+            with contextlib.suppress(SftriageError):
+                self._note_end()
         remove_rings_directory(self._rings)
         if self._nsys is not None and not self._rings.exists():
             remove_place(self._nsys)

@@ -9,12 +9,14 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from sftriage.agent.agent import Agent
+from sftriage.agent.agent import STORING_S, Agent
 from sftriage.capture.nsys import NsysPlace
 from sftriage.controller.controller import Controller, in_force
 from sftriage.controller.corroboration import Corroboration
@@ -24,20 +26,23 @@ from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.controller.wanting import Wants
 from sftriage.errors import SftriageError, UsageError
-from sftriage.events import JobSeen, Received, Resumed, TakenOver
+from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, TakenOver
 from sftriage.fleet.in_process import InProcess
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import in_the_same_steps
 from sftriage.policy.schema import Rule
-from sftriage.records import ENDED, CaptureResult, Decision, JobStatus, Report, Reproduced
-from sftriage.runs.asks import taken
+from sftriage.records import ENDED, CaptureResult, Decision, JobStatus, ManualRequest, Report, Reproduced, Window
+from sftriage.runs.asks import left
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
+from sftriage.runs.liveness import note_disk
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
 from sftriage.sinks.webhooks import Webhooks
+from sftriage.traces.disk import Disk, Do, at_once
+from sftriage.traces.files import refusing
 from sftriage.traces.retention import RetentionLimits
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
@@ -55,6 +60,10 @@ TIDY_S = 3600.0
 """How often it is looked for captures that are kept no longer, beside after each capture."""
 SINKS_GRACE_S = 15.0
 """How long after the end of a run it may take to tell who is still to be told."""
+DISK_GRACE_S = 5.0
+"""How long after the end of a run its disk may take what waits for it."""
+HALT_S = 2 * STORING_S
+"""How long it is waited for a turn to end."""
 USUAL_STEP_S = 0.05
 """What a step is taken to take before a window says so."""
 LEARNT_WINDOWS = 64
@@ -73,18 +82,18 @@ class Clock:
         return self.monotonic_ns() / 1e9
 
 
-def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None) -> Fleet:
+def this_host(directory: RunDirectory, info: RunInfo, nsys: NsysPlace | None = None, do: Do = at_once) -> Fleet:
     """The fleet of a job on this host: its one agent, in this process. Nothing listens anywhere.
 
-    ``nsys`` says how the ranks were launched under nsys, if they were.
+    ``nsys`` says how the ranks were launched under nsys, if they were; ``do`` is who writes into the run directory.
     """
     rings, store = Path(info.rings), LocalStore(directory.path)
     # (a run of an earlier version keeps all)
     kept = None
     if info.steps_bytes is not None and info.steps_age_s is not None:
         kept = KeptSteps(info.steps_bytes, info.steps_age_s)
-    agent = Agent(rings, directory.steps, directory.spool, store, job=info.job, run=info.run_id, nsys=nsys, kept=kept)
-    return InProcess([agent])
+    places = rings, directory.steps, directory.spool, store
+    return InProcess([Agent(*places, job=info.job, run=info.run_id, nsys=nsys, kept=kept, do=do)])
 
 
 class Triage:
@@ -98,9 +107,10 @@ class Triage:
         sinks: subscribers to what happens.
         resume: go on from where an earlier triage of this run has left it.
         clock: the time.
+        disk: who writes into the run directory; closed with this.
 
     Raises:
-        UsageError: another process does it already.
+        UsageError: another process does it already, or the run directory cannot be written.
         InputError: what an earlier triage has left cannot be read.
     """
 
@@ -114,16 +124,18 @@ class Triage:
         *,
         resume: bool = False,
         clock: Clock = Clock(),
+        disk: Disk | None = None,
     ) -> None:
         self.directory, self._fleet, self._clock = directory, fleet, clock
-        with contextlib.ExitStack() as held:
+        self._disk, self._rings = disk or Disk(), Path(info.rings)
+        with refusing(f"{directory.path} cannot be written"), contextlib.ExitStack() as held:
             held.enter_context(_alone(directory))
             detection = in_force(policy).detection
             self._shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
-            self._annotations = Annotations(directory)
+            self._annotations = Annotations(directory, self._disk.do)
             logs = StepLogs(directory.steps)
-            self._gathering = WindowAssembly(self._shape, lambda *where: kept_steps(logs, *where))
-            self._journal = Journal(directory.decisions)
+            self._gathering = WindowAssembly(self._shape, lambda *where: self._kept(logs, *where))
+            self._journal = Journal(directory.decisions, self._disk.do)
             held.callback(self._journal.close)
             # Not before nobody else writes into it.
             self._left = resume_state(self._journal.events()) if resume else None
@@ -136,6 +148,9 @@ class Triage:
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = -TIDY_S
+        self._failed_windows = 0
+        self._asks: deque[tuple[Path, ManualRequest]] = deque()
+        self._said: set[str] = set()
         self._reports: list[Report] = []
         self._reads, self._read_s = True, -TIDY_S
         # What the ranks were doing when that was last looked at.
@@ -146,13 +161,15 @@ class Triage:
 
     def start(self) -> None:
         """Begin, in a thread of its own; where an earlier triage has left something, with that."""
+        note_disk(self._rings, None)
         self._stream.start()
         self._thread = threading.Thread(target=self._work, name="sftriage-triage", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
         """The job is over: take its last steps, and the captures that its trainers still write out."""
-        self._halt()
+        if not self._halt():
+            return
         self.turn(ended=True)
         deadline_s = time.monotonic() + LAST_ANSWER_S
         while self._wants.unended and time.monotonic() < deadline_s:
@@ -161,13 +178,24 @@ class Triage:
         for one in self._wants.unended:
             late = CaptureResult(one.capture_id, one.rank, "expired", "no answer by the end of the job")
             self._noted(Report(late))
+        if self._failed_windows:
+            log.error("windows that could not be judged: %d", self._failed_windows)
 
     def close(self) -> None:
-        """Let go of everything; what has not ended is called off."""
-        self._halt()
-        self._fleet.close()
+        """Let go of everything; what has not ended is called off, and what the disk does not take by then is lost."""
+        if self._halt():
+            self._fleet.close()
+        self._disk.drain(DISK_GRACE_S)
+        self._tell_of_disk()
+        self._disk.close()
+        for seen in self._disk.news():
+            self._stream.publish(seen)
+            if isinstance(seen, DiskRecovered) and not self._disk.hangs:
+                self._journal.last_word(seen)
         self._stream.close(SINKS_GRACE_S)
-        self._held.close()
+        if not self._disk.hangs:
+            # (closing a file may wait for a disk that hangs; the end of the process closes them too)
+            self._held.close()
 
     @property
     def steps_seen(self) -> int:
@@ -192,11 +220,15 @@ class Triage:
             self.turn(reads=began_s >= due_s)
             self._stopping.wait(max(0.0, began_s + POLL_S - time.monotonic()))
 
-    def _halt(self) -> None:
-        """Wait for the turn that is under way to end; there is no other after it."""
+    def _halt(self) -> bool:
+        """Wait for the turn that is under way to end; there is no other after it. Whether it did."""
         self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()
+        if self._thread is None:
+            return True
+        self._thread.join(HALT_S)
+        if self._thread.is_alive():
+            self._say_once("triage hangs and is left behind")
+        return not self._thread.is_alive()
 
     def _take_over(self, left: ResumeState) -> None:
         """Learn what an earlier triage knew, and go on with the captures that it had begun."""
@@ -216,16 +248,17 @@ class Triage:
 
         Without ``reads``, steps are read only where a capture goes on or has just ended.
 
-        Triage must not end because a part of one turn failed (a full disk, a broken file): it is said, the other parts
-        go on, and the next turn tries again.
+        Triage must not end because a part of one turn failed: it is said, the other parts go on, and the next turn
+        tries again.
         """
         self._reads = reads or ended
         # Captures that have ended are taken before the rings are read: these have all of their steps then.
         for act in (self._hear, self._judge, self._see_stall, self._gather, self._take_asks, self._note, self._show):
             try:
                 act(ended=ended)
-            except Exception:
-                log.exception("a turn of the triage loop failed; it goes on")
+            except Exception as error:
+                self._say_once(f"a turn of the triage loop failed; it goes on: {type(error).__name__}: {error}")
+                log.debug("a turn failed", exc_info=True)
 
     def _hear(self, *, ended: bool) -> None:
         self._reports += self._fleet.reports()
@@ -235,19 +268,29 @@ class Triage:
             return
         self._read_s = time.monotonic()
         for window in self._gathering.add(self._fleet.rows(), ended=ended):
-            spans = self._gathering.spans(window)
-            if self._controller.decided(window):
-                self._controller.learn(window, spans)
-                continue
-            judged = self._controller.take(window, self._clock.wall_s(), spans)
+            try:
+                self._take(window, ended=ended)
+            except Exception as error:
+                # One that cannot be judged costs no other.
+                self._failed_windows += 1
+                self._say_once(f"a window could not be judged: {type(error).__name__}: {error}")
+                log.debug("steps %d to %d", window.first_step, window.last_step, exc_info=True)
+
+    def _take(self, window: Window, *, ended: bool) -> None:
+        spans = self._gathering.spans(window)
+        if self._controller.decided(window):
+            self._controller.learn(window, spans)
+            return
+        judged = self._controller.take(window, self._clock.wall_s(), spans)
+        if self._disk.well:
             for agent, position in self._gathering.settled(window).items():
                 self._fleet.settled(agent, position)
-            for cost in judged.costs:
-                self._annotations.costed(cost)
-            self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
-            if window.attempt >= self._attempt:
-                self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
-            self._want(judged.decision, ended=ended)
+        for cost in judged.costs:
+            self._annotate(partial(self._annotations.costed, cost))
+        self._evidence.want(judged.verdict, of_undecided="nvml" in self._controller.policies.gathers)
+        if window.attempt >= self._attempt:
+            self._attempt, self._step_s = window.attempt, judged.verdict.exposed_s
+        self._want(judged.decision, ended=ended)
 
     def _see_stall(self, *, ended: bool) -> None:
         now_s = self._clock.monotonic_s()
@@ -266,9 +309,26 @@ class Triage:
             self._controller.record(found)
 
     def _take_asks(self, *, ended: bool) -> None:
-        for ask in taken(self.directory):
+        self._disk.do(self._find_asks, "asks", latest=True)
+        while self._asks:
+            path, ask = self._asks.popleft()
             if not self._controller.answered(ask):
                 self._want(self._controller.ask(ask, self._fleet.statuses(), self._clock.wall_s()), ended=ended)
+            # In the lane in which others are looked for: none is found twice.
+            self._disk.do(partial(path.unlink, missing_ok=True), "asks")
+
+    def _find_asks(self) -> None:
+        if not self._asks:
+            self._asks += left(self.directory)
+
+    def _annotate(self, act: Callable[[], None]) -> None:
+        """Have something found out of captures and noted in their manifests, and wait for it, though not for long."""
+        self._disk.do(act, "annotations", patience_s=STORING_S)
+
+    def _kept(self, logs: StepLogs, generation: int, first_step: int, last_step: int) -> Window | None:
+        """Steps as they are on disk, if that answers."""
+        self._disk.settle()
+        return kept_steps(logs, generation, first_step, last_step) if self._disk.well else None
 
     def _want(self, decision: Decision, *, ended: bool) -> None:
         """Have what was decided brought about, all of it in the same steps."""
@@ -303,7 +363,7 @@ class Triage:
             attempt = self._attempt if wanted is None or wanted.generation is None else wanted.generation
             found = self._reproduced(result, attempt)
             remarks = self._evidence.remarks.get(result.rank, ())
-            self._annotations.stored(result.capture_id, found, tuple(remarks), attempt)
+            self._annotate(partial(self._annotations.stored, result.capture_id, found, tuple(remarks), attempt))
         self._controller.changed(result, self._clock.wall_s(), found, report.stored_bytes)
         if result.state == "stored":
             self._tidy()
@@ -319,13 +379,15 @@ class Triage:
         try:
             steps = self._gathering.steps(attempt, result.first_step, result.last_step)
             return self._controller.reproduced(result.capture_id, steps)
-        except Exception:
-            log.exception("whether capture %s holds its fault could not be told", result.capture_id)
+        except Exception as error:
+            self._say_once(f"whether capture {result.capture_id} holds its fault could not be told: {error}")
+            log.debug("it could not be told", exc_info=True)
             return None
 
     def _show(self, *, ended: bool) -> None:
         """Tell the sinks what the ranks are doing, and remove what is kept no longer, now and then."""
         now_s = self._clock.monotonic_s()
+        self._tell_of_disk()
         if now_s >= self._tidied_s + TIDY_S:
             self._tidy()
         if now_s < self._seen_s + SEEN_S and not ended:
@@ -339,7 +401,23 @@ class Triage:
     def _tidy(self) -> None:
         self._tidied_s = self._clock.monotonic_s()
         policies = self._controller.policies
-        self._annotations.tidy(RetentionLimits(policies.retention_s, policies.retention_bytes), self._clock.wall_s())
+        limits = RetentionLimits(policies.retention_s, policies.retention_bytes)
+        self._annotate(partial(self._annotations.tidy, limits, self._clock.wall_s()))
+
+    def _tell_of_disk(self) -> None:
+        for seen in self._disk.news():
+            if isinstance(seen, DiskRecovered):
+                note_disk(self._rings, None)
+                self._controller.record(seen)
+            else:
+                note_disk(self._rings, seen.problem)
+                self._stream.publish(seen)
+
+    def _say_once(self, problem: str) -> None:
+        """What is so at every turn."""
+        if problem not in self._said:
+            self._said.add(problem)
+            log.error("%s", problem)
 
 
 @contextlib.contextmanager
@@ -355,7 +433,8 @@ def _alone(directory: RunDirectory) -> Iterator[None]:
         except BlockingIOError:
             who = file.read(20).strip()
             raise UsageError(f"{directory.path} is watched already, by process {who or 'unknown'}") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+        # (on a full disk it is held all the same)
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
         yield

@@ -20,6 +20,8 @@ from sftriage import __version__
 from sftriage.events import (
     CaptureChanged,
     CostMeasured,
+    DiskFailed,
+    DiskRecovered,
     Event,
     FollowUpDecided,
     JobSeen,
@@ -210,6 +212,12 @@ class Metrics(Sink):
             "sftriage_telemetry_lag_steps",
             "Steps between the last one judged and the one in progress; those of a window that fills count.",
         )
+        self._failing = gauge(
+            "sftriage_disk_outage_active", "1 while the run directory cannot be written, 0 otherwise."
+        )
+        self._lost = counter(
+            "sftriage_disk_lost", "What was to be written to the run directory and is lost, by kind.", ["kind"]
+        )
         self._ranks = gauge("sftriage_ranks", "Ranks that the job says it has.")
         self._ranks_alive = gauge("sftriage_ranks_alive", "Ranks on record whose process is there.")
 
@@ -242,6 +250,12 @@ class Metrics(Sink):
                     self._looked(seen)
                 case Resumed():
                     self._begun(seen.requests)
+                case DiskFailed():
+                    self._failing.set(1)
+                case DiskRecovered():
+                    self._failing.set(not seen.over)
+                    for kind, number in seen.lost.items():
+                        self._lost.labels(kind).inc(number)
 
     def close(self) -> None:
         """The run is over: the last values go out."""

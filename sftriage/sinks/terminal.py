@@ -7,12 +7,22 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sftriage.events import CaptureChanged, Event, FollowUpDecided, ManualRequestDecided, Sight, WindowJudged
+from sftriage.events import (
+    CaptureChanged,
+    DiskFailed,
+    DiskRecovered,
+    Event,
+    FollowUpDecided,
+    ManualRequestDecided,
+    Sight,
+    WindowJudged,
+)
 from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
 from sftriage.words import (
     capturing_sentence,
     counted,
+    disk_sentence,
     ended_sentence,
     milliseconds,
     outcome_sentence,
@@ -89,6 +99,8 @@ class Reporter(Sink):
                 self.say(f"{seen.request.who} asked for a capture, and gets none: {reason_sentence(seen.decision)}.")
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
+            case DiskFailed() | DiskRecovered():
+                self.say(disk_sentence(seen))
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:
         """Said where it is news. A stall is told of when it begins or changes: it always is, and so is what is next.

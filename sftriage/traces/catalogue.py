@@ -47,7 +47,7 @@ class Catalogue:
     """The captures of a store, or of every store that shares the catalogue.
 
     Args:
-        at: a file, which is this store's alone, or the URL of a PostgreSQL database (see `databases`).
+        at: a file, which is this store's alone, the URL of a PostgreSQL database (see `databases`), or None: in memory.
         store: whose captures it is asked for and told of. Without one, those of all stores are found.
 
     Every method that asks the database raises CatalogueError where that cannot be reached or written now, and
@@ -58,7 +58,7 @@ class Catalogue:
         UsageError: the URL is not one, or PostgreSQL's driver is not installed.
     """
 
-    def __init__(self, at: str | os.PathLike[str], store: Store | None) -> None:
+    def __init__(self, at: str | os.PathLike[str] | None, store: Store | None) -> None:
         self._database = database_at(at)
         self._store = store
 

@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from sqlalchemy import URL, Connection, create_engine, event, insert, inspect, make_url, select
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.pool import NullPool
+from sqlalchemy.pool import NullPool, Pool, StaticPool
 
 from sftriage.errors import CatalogueError, UsageError
 from sftriage.traces.files import refusing
@@ -89,22 +89,26 @@ class Database(ABC):
         """Make room for a new database where that helps against the error; whether it does."""
 
 
-def database_at(at: str | os.PathLike[str]) -> Database:
-    """The database in a file, or at a URL, which is text.
+def database_at(at: str | os.PathLike[str] | None) -> Database:
+    """The database in a file, at a URL, which is text, or in memory, where there is no place for one.
 
     Raises:
         UsageError: the URL is none of PostgreSQL's, or what is needed to talk to it is not installed.
     """
+    if at is None:
+        return SqliteInMemory()
     return PostgresDatabase(at) if isinstance(at, str) else SqliteFile(Path(at))
 
 
 class SqliteFile(Database):
     """A file of one store's."""
 
+    # No pool: a connection kept open would go on reading a file that was set aside.
+    _pool: type[Pool] = NullPool
+
     def __init__(self, path: Path) -> None:
         self._path, self.name = path, str(path)
-        # No pool: a connection kept open would go on reading a file that was set aside.
-        self._engine = create_engine("sqlite://", creator=self._connect, poolclass=NullPool)
+        self._engine = create_engine("sqlite://", creator=self._connect, poolclass=self._pool)
 
         @event.listens_for(self._engine, "begin")
         def begin(connection: Connection) -> None:
@@ -151,6 +155,21 @@ class SqliteFile(Database):
             # A journal may stay behind: SQLite drops one that it finds beside an empty file.
             self._path.replace(self._path.with_name(self._path.name + ".damaged"))
         return True
+
+
+class SqliteInMemory(SqliteFile):
+    """A store's, for one thread of this process."""
+
+    _pool = StaticPool
+
+    def __init__(self) -> None:
+        super().__init__(Path(":memory:"))
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(":memory:", isolation_level=None)
+
+    def set_aside(self, error: DBAPIError | Foreign) -> bool:
+        return False
 
 
 def _is_damage(error: DBAPIError | Foreign) -> bool:

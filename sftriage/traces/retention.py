@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from sftriage.errors import CatalogueError, StoreError, UsageError
@@ -93,7 +94,8 @@ def outlook(store: Store, retention: RetentionLimits, now_s: float, *, unfit: bo
 def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tuple[tuple[Kept, ...], str | None]:
     """Remove captures from the catalogue and the store, each as one; those that went, and why the rest did not.
 
-    The row goes first: what is listed is there. A copy elsewhere of what was removed here goes as soon as it can be
+    The row goes first: what is listed is there. One that a full disk does not let go is passed over: whoever lists
+    captures compares the catalogue with the store. A copy elsewhere of what was removed here goes as soon as it can be
     reached: see `sftriage.traces.uploading`.
     """
     gone: list[Kept] = []
@@ -101,9 +103,10 @@ def remove(store: Store, catalogue: Catalogue, captures: Sequence[Kept]) -> tupl
         try:
             if one.capture_id in store.pinned():
                 continue  # somebody pinned it meanwhile
-            catalogue.drop(one.capture_id)
+            with suppress(CatalogueError, UsageError):
+                catalogue.drop(one.capture_id)
             store.remove(one.capture_id)
-        except (UsageError, StoreError, CatalogueError) as error:
+        except (UsageError, StoreError) as error:
             return tuple(gone), str(error)
         gone.append(one)
     return tuple(gone), None

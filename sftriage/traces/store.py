@@ -55,7 +55,7 @@ from sftriage.traces.stores import (
     destination_of,
     noting,
 )
-from sftriage.traces.uploads import REMOVING, is_tombstone, keep_tombstone, read_upload
+from sftriage.traces.uploads import REMOVING, UPLOAD_NAME, is_tombstone, keep_tombstone, read_upload
 
 log = logging.getLogger("sftriage")
 
@@ -246,10 +246,17 @@ class LocalStore(Store):
         """
         directory = self._directory(capture_id)
         with refusing(f"capture {capture_id} cannot be removed"), self._lock(fcntl.LOCK_SH):
-            hidden = Path(tempfile.mkdtemp(prefix=REMOVING, dir=self._captures))
-            directory.rename(hidden / capture_id)
+            try:
+                hidden = Path(tempfile.mkdtemp(prefix=REMOVING, dir=self._captures))
+                its = hidden / capture_id
+            except OSError:
+                if (directory / UPLOAD_NAME).exists():
+                    raise
+                # A disk without room for another directory lets this one have another name.
+                its = hidden = self._captures / f"{REMOVING}{capture_id}"
+            directory.rename(its)
             sync_directory(self._captures)
-            if not keep_tombstone(hidden / capture_id):
+            if its is hidden or not keep_tombstone(its):
                 shutil.rmtree(hidden)
         self._changed()
 

@@ -15,6 +15,8 @@ from sftriage.words import (
     QUESTIONS,
     ago,
     clock_time,
+    disk_now,
+    disk_sentence,
     lasted,
     moment,
     size,
@@ -32,6 +34,7 @@ NOTE_WORDS = {
     "policy": "policy",
     "evidence": "evidence",
     "taken_over": "taken over",
+    "disk": "disk",
 }
 LABEL_WORDS = {"healthy": "healthy", "needs_evidence": "undecided", "suspect": "suspect", "stalled": "stalled"}
 STATE_WORDS = {
@@ -90,6 +93,8 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         label_words=LABEL_WORDS,
         state_words=STATE_WORDS,
         control_part=CONTROL_PART,
+        disk_now=disk_now,
+        disk_sentence=disk_sentence,
         questions=QUESTIONS,
         label_meanings=LABEL_MEANINGS,
         outcome_meanings=OUTCOME_MEANINGS,

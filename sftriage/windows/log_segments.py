@@ -8,6 +8,7 @@ record to record, and the last one is the CRC-32 of the bytes before it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import struct
@@ -263,6 +264,10 @@ class SegmentedLog:
             first = self._newest.first()
         except BaseException:
             self.close()
+            if not paths:
+                # Whoever reads the run takes a log without a header for a damaged one.
+                with contextlib.suppress(OSError):
+                    self._newest.path.unlink()
             raise
         self._first_ns = None if first is None else first[1]
         self._joined = False
@@ -373,7 +378,8 @@ class SegmentedLog:
     def _begin(self, raw: bytes, at: int) -> None:
         """Begin another segment; where the disk does not take it, the one that is there stays the newest."""
         path = self._path(_WORD.unpack_from(raw, at)[0])
-        following = _Segment(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        # (one of that name is what was left of the last try)
+        following = _Segment(path, os.O_RDWR | os.O_CREAT)
         try:
             following.write(encode_header(self._format.magic, self.info), 0)
             following.resume(self._record_bytes, self._format.time_word)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import signal
@@ -16,6 +15,7 @@ from sftriage.recorder import Monitor
 from sftriage.windows.rings import open_ring
 from sftriage.windows.steplog import StepLog
 from tests import needs
+from tests.disks import small_disk
 from tests.recorded import read_log
 
 TRAIN_FOR_EVER = """
@@ -163,26 +163,48 @@ def test_a_ring_has_all_its_blocks_from_the_start(rings):
 
 def test_a_directory_on_a_full_file_system_is_one_warning(tmp_path):
     # GIVEN a tmpfs with room for no ring
-    small = tmp_path / "small"
-    small.mkdir()
-    if (
-        os.geteuid() != 0
-        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", small], capture_output=True).returncode
-    ):
-        pytest.skip(needs.NO_MOUNT)
-    try:
+    with small_disk(tmp_path / "small", "64k") as small:
         script = (
             "import sys; from sftriage import Monitor\nm = Monitor(rings=sys.argv[1])\nwith m.step(): print(m.active)"
         )
         done = subprocess.run(
-            [sys.executable, "-c", script, small], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", script, small.path], capture_output=True, text=True, timeout=60, check=True
         )
         # THEN training goes on without it, and nothing is left behind
         assert done.stdout.strip() == "False"
         assert done.stderr.count("not recording rank 0") == 1
-        assert list(small.iterdir()) == []
-    finally:
-        subprocess.run(["umount", small], check=True)
+        assert list(small.path.iterdir()) == []
+
+
+def test_a_file_system_that_fills_while_a_rank_records_costs_it_nothing(train, tmp_path):
+    # GIVEN a rank that has begun to record, and has not touched most of its ring
+    with small_disk(tmp_path / "small", "4m") as small:
+        trainer = train(
+            """
+            import sys
+            from sftriage import Monitor
+            monitor = Monitor(rings=sys.argv[1], slots=256)
+            for n in range(2000):
+                if n == 1:
+                    print("begun", flush=True)
+                    sys.stdin.readline()
+                with monitor.step(), monitor.stage("forward"):
+                    pass
+            print(monitor.active, flush=True)
+            sys.stdin.readline()
+            """,
+            small.path,
+        )
+        assert trainer.says() == "begun"
+        # WHEN others take all the room there is, down to the last page
+        small.fill()
+        trainer.process.stdin.write(b"\n")
+        trainer.process.stdin.flush()
+        # THEN it goes on, and what it records can be read
+        assert trainer.says() == "True"
+        with open_ring(small.path / "rank-0.0.ring") as reader:
+            assert reader.status().published == 2000
+            assert reader.read().steps.step_B[-1] == 1999
 
 
 def test_whether_the_writer_lives_is_seen_from_another_pid_namespace(train, rings):

@@ -1,6 +1,8 @@
 """Policy files that change while a job runs: good changes are taken over, bad ones are said once and change nothing."""
 
 import os
+import threading
+from functools import partial
 
 import pytest
 
@@ -10,6 +12,7 @@ from sftriage.controller.policies import PolicyFiles
 from sftriage.events import PolicyChanged, WindowJudged
 from sftriage.policy.problems import PolicyError
 from sftriage.runs.journal import Journal, read_journal
+from sftriage.traces.disk import Disk
 from tests.unit.controller.test_controller import window
 
 POLICY = """
@@ -203,3 +206,19 @@ def test_the_controller_takes_a_change_over_at_the_next_window_and_puts_it_on_re
     assert "spec.rules[0].match.gain" in refused.problems[0]
     assert (changed.kind, changed.time_s, changed.policies[0].name) == ("changed", 102.0, "b")
     assert changed.policies[0].document["spec"]["rules"][0]["match"]["gain"] == ">= 5%"
+
+
+def test_nobody_waits_for_files_on_a_disk_that_hangs(path, files, monkeypatch):
+    # GIVEN files that are changed, on a disk that does not answer
+    disk, answers = Disk(), threading.Event()
+    files.do = partial(disk.do, patience_s=0.01)
+    path.write_text(B, encoding="utf-8")
+    original = module._signature
+    monkeypatch.setattr(module, "_signature", lambda path: answers.wait(20.0) and original(path))
+    # THEN what is in force stays, at once
+    assert (kinds(files), name(files)) == ([], "a")
+    # AND once it answers, the change is taken over
+    answers.set()
+    disk.drain(20.0)
+    assert (kinds(files), name(files)) == (["changed"], "b")
+    disk.close()

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from sftriage.records import ManualRequest, plain
-from sftriage.runs.asks import leave, taken
+from sftriage.runs.asks import leave, left
 from sftriage.runs.directory import RunDirectory
 
 REQUEST = ManualRequest("a1", (0, 2), "alice", "it is slow", steps=3)
@@ -16,9 +16,11 @@ def test_a_request_that_is_left_is_taken_up_once(tmp_path: Path) -> None:
     # GIVEN a request that a person left in a run's directory
     directory = RunDirectory(tmp_path)
     leave(directory, REQUEST)
-    # WHEN the run takes it up THEN it is what was left, and it is gone
-    assert list(taken(directory)) == [REQUEST]
-    assert list(taken(directory)) == []
+    # WHEN the run takes it up THEN it is what was left, and it is gone once its file is removed
+    ((path, request),) = left(directory)
+    assert request == REQUEST
+    path.unlink()
+    assert left(directory) == []
 
 
 def test_a_request_of_the_version_before_is_taken_up(tmp_path: Path) -> None:
@@ -29,7 +31,7 @@ def test_a_request_of_the_version_before_is_taken_up(tmp_path: Path) -> None:
     directory.asks.mkdir()
     (directory.asks / "a1.json").write_text(json.dumps(values))
     # THEN it is taken up as any other
-    assert list(taken(directory)) == [REQUEST]
+    assert [request for _, request in left(directory)] == [REQUEST]
 
 
 def test_what_is_no_file_keeps_no_request_up(tmp_path: Path) -> None:
@@ -38,4 +40,4 @@ def test_what_is_no_file_keeps_no_request_up(tmp_path: Path) -> None:
     (directory.asks / "a0.json").mkdir(parents=True)
     leave(directory, REQUEST)
     # THEN it is left alone, and requests are taken up
-    assert list(taken(directory)) == [REQUEST]
+    assert [request for _, request in left(directory)] == [REQUEST]

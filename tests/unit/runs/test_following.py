@@ -1,3 +1,5 @@
+import os
+
 import pytest
 
 from sftriage.events import WindowJudged, encode
@@ -59,6 +61,20 @@ def test_a_line_that_is_not_whole_yet_is_waited_for(path, tail):
     # THEN it is one window
     tail.follow()
     assert [row.first_step for row in tail.rows] == [20]
+
+
+def test_a_line_that_is_cut_off_again_hides_no_other(path, tail):
+    # GIVEN a line of which a full disk took half, and which was read so far
+    path.write_bytes(line_of(10) + line_of(20)[:100])
+    tail.follow()
+    # WHEN it is cut off, and others are written
+    with path.open("r+b") as file:
+        file.truncate(len(line_of(10)))
+        file.seek(0, os.SEEK_END)
+        file.write(line_of(30) + line_of(40))
+    # THEN these are all there is beside the first
+    tail.follow()
+    assert ([row.first_step for row in tail.rows], tail.skipped) == ([10, 30, 40], 0)
 
 
 @pytest.mark.parametrize(

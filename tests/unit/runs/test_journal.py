@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from sftriage.errors import InputError
-from sftriage.events import CaptureChanged, WindowJudged
+from sftriage.events import CaptureChanged, DiskRecovered, WindowJudged
 from sftriage.records import CaptureResult, Decision, Regression, Verdict
 from sftriage.runs.journal import Journal, read_journal
+from tests.disks import small_disk
 
 VERDICT = Verdict(20, 69, "healthy", (), (), 0.05, {"data": 0.05}, {"data": 1}, {"coverage": 1.0})
 DECISION = Decision(1.0, 20, 69, "healthy", "ignore", "healthy")
@@ -40,8 +41,10 @@ def test_a_line_that_a_crash_cut_short_costs_only_itself(path):
     journal = Journal(path)
     journal.append(WindowJudged(VERDICT, DECISION))
     journal.close()
-    # THEN its lines are read; the torn one is passed over
-    assert [type(entry) for entry in read_journal(path)] == [WindowJudged, WindowJudged]
+    # THEN its lines are read, and the torn one is cut off
+    damaged = []
+    assert [type(entry) for entry in read_journal(path, damaged)] == [WindowJudged, WindowJudged]
+    assert damaged == []
 
 
 def test_the_journal_is_private_and_empty_at_first(path):
@@ -67,3 +70,50 @@ def test_a_verdict_says_since_when_the_job_is_slower_than_its_best(path):
     assert path.read_text(encoding="utf-8").count("regression") == 1
     # THEN both are read
     assert [entry.verdict.regression for entry in read_journal(path)] == [found, None]
+
+
+def test_a_line_that_lacks_only_its_end_is_kept(path):
+    # GIVEN a crash just before the end of the line, and a line longer than what is looked at of the end at once
+    journal = Journal(path)
+    journal.append(CaptureChanged(2.0, CaptureResult("c-1", 1, "failed", "x" * 100_000)))
+    journal.close()
+    os.truncate(path, path.stat().st_size - 1)
+    # WHEN another controller goes on THEN it is there, and so is the next one
+    journal = Journal(path)
+    journal.append(WindowJudged(VERDICT, DECISION))
+    journal.close()
+    assert [type(entry) for entry in read_journal(path)] == [CaptureChanged, WindowJudged]
+
+
+def test_a_full_disk_leaves_no_half_line_behind(tmp_path):
+    event = CaptureChanged(2.0, CaptureResult("c-1", 1, "failed", "x" * 6000))
+    with small_disk(tmp_path / "disk") as disk:
+        journal = Journal(disk.path / "decisions.jsonl")
+        journal.append(event)
+        # GIVEN a disk on which there is room for half of the next line
+        disk.fill()
+        disk.leave(4096)
+        with pytest.raises(OSError, match="No space left"):
+            journal.append(event)
+        # WHEN there is room again THEN the next line is whole, and no other is damaged
+        disk.empty()
+        journal.append(WindowJudged(VERDICT, DECISION))
+        damaged = []
+        assert [type(entry) for entry in read_journal(disk.path / "decisions.jsonl", damaged)] == [
+            CaptureChanged,
+            WindowJudged,
+        ]
+        assert damaged == []
+        journal.close()
+        # AND nothing else is left on it
+        assert [path.name for path in disk.path.iterdir()] == ["decisions.jsonl"]
+
+
+def test_a_disk_that_stays_full_takes_a_last_word(tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        journal = Journal(disk.path / "decisions.jsonl")
+        disk.fill()
+        told = DiskRecovered(time_s=20.0, since_s=10.0, problem="full", over=False, lost={"windows": 3})
+        journal.last_word(told)
+        assert list(read_journal(disk.path / "decisions.jsonl")) == [told]
+        journal.close()

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
-from sftriage.events import VERSION, CostMeasured, FollowUpDecided, NamedPolicy, PolicyChanged, TakenOver
+from sftriage.events import VERSION, CostMeasured, DiskRecovered, FollowUpDecided, NamedPolicy, PolicyChanged, TakenOver
 from sftriage.records import CaptureResult, ManualRequest
 from sftriage.runs.decisions import DecisionGroup, captures_in, log_of
 from sftriage.runs.following import JournalTail, request_row
+from sftriage.runs.liveness import note_disk
 from sftriage.runs.outlook import outlook
 from tests.journals import Recorder
 from tests.unit.conftest import asked_for
@@ -184,3 +185,24 @@ def test_what_followed_an_earlier_trouble_does_not_belong_to_this_one():
     hung = decision(verdict(20, "stalled"), "capture", "it hangs", requests=(request_of("c-2"),))
     beside = request_row(FollowUpDecided("c-1", hung))
     assert outlook(rows, {}, [beside]).captures == ()
+
+
+def test_what_a_disk_has_cost_is_on_record_and_while_it_takes_nothing_the_page_says_so(run, journal):
+    # GIVEN a run of which a full disk has cost some windows
+    journal.window(verdict(20), decision(verdict(20)))
+    lost = {"lost": {"windows": 12}, "lost_steps": (300, 460)}
+    journal.append(DiskRecovered(time_s=NOW_S, since_s=NOW_S - 60, problem="No space left", late={"steps": 9}, **lost))
+    said = "can be written again after 60 s (No space left). Written late: 9 steps. Lost: 12 windows (of steps 300 to"
+    assert said in text_of(run.get())
+    assert said in text_of(run.get("/decisions?outcome=disk"))
+    # WHEN it takes nothing once more THEN that is said as long as it is so
+    rings = run.directory.path / "rings"
+    assert "cannot be written" not in text_of(run.get())
+    note_disk(rings, "Read-only file system")
+    assert "The run directory cannot be written (Read-only file system)." in text_of(run.get())
+    note_disk(rings, None)
+    assert "cannot be written" not in text_of(run.get())
+    # AND one that cost nothing is no alarm
+    journal.append(DiskRecovered(time_s=NOW_S, since_s=NOW_S - 1, problem="No space left", late={"steps": 3}))
+    assert "Nothing is lost" not in text_of(run.get("/captures/none"))
+    assert text_of(run.get("/decisions?outcome=disk")).count("Nothing is lost") == 1

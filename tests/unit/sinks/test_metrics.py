@@ -14,6 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from sftriage.events import (
     CaptureChanged,
     CostMeasured,
+    DiskFailed,
+    DiskRecovered,
     JobSeen,
     ManualRequestDecided,
     Received,
@@ -119,6 +121,7 @@ def everything(**options) -> Metrics:
     found.take(CaptureChanged(1000.0, result, Reproduced("yes", 5, 5, 0.02, 0.02), stored_bytes=7))
     found.take(ended("asked-1", "failed", rank=1))
     found.take(looked(Received(100, 2, 1, 1), status(), 1234.5, 0.4, 2.0))
+    found.take(DiskRecovered(time_s=9.0, since_s=1.0, problem="full", lost={"windows": 12}))
     return found
 
 
@@ -171,6 +174,18 @@ def test_what_has_happened_is_counted():
     # AND a capture counts when it ends, once
     states = {s.labels["state"] for f in found.registry.collect() if f.name == "sftriage_captures" for s in f.samples}
     assert states == {"stored", "failed", "refused", "expired"}
+
+
+def test_a_disk_that_takes_nothing_shows_and_so_does_what_it_has_cost():
+    found = metrics()
+    assert value(found, "sftriage_disk_outage_active") == 0
+    found.take(DiskFailed(1.0, "No space left on device"))
+    assert value(found, "sftriage_disk_outage_active") == 1
+    # WHEN it takes things again THEN what is lost stays counted; of one that never did, both
+    for over, failing, lost in ((True, 0, 12), (False, 1, 24)):
+        found.take(DiskRecovered(time_s=9.0, since_s=1.0, problem="full", over=over, lost={"windows": 12}))
+        assert value(found, "sftriage_disk_outage_active") == failing
+        assert value(found, "sftriage_disk_lost_total", kind="windows") == lost
 
 
 def test_captures_that_were_under_way_before_are_known_by_their_profiler():

@@ -1,0 +1,81 @@
+"""A job whose run directory fills, loses its inodes, or hangs, and is well again: the job notices nothing, and nothing
+of what was judged is missing.
+"""
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sftriage.recorder import find_rings
+from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.runs.journal import read_journal
+from sftriage.runs.recordings import detection_of, load_recording
+from sftriage.windows.gather import Shape
+from sftriage.windows.rings import open_ring
+from tests import needs
+from tests.disks import SmallDisk, freezing_disk, served_disk, small_disk
+from tests.integration.processes import DEADLINE_S, FORKED, ended, wait_until
+from tests.journals import entries
+
+pytest.importorskip("torch")
+SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
+
+
+def windows(run: Path) -> list[int]:
+    """The first steps of the windows that are on record."""
+    found = [one["verdict"] for one in entries(run / "decisions.jsonl", "window")]
+    return [verdict["first_step"] for verdict in found if verdict["label"] != "stalled"]
+
+
+def steps_taken(rings: Path) -> int:
+    """How many steps every rank has taken, at least."""
+    with contextlib.ExitStack() as opened:
+        return min(opened.enter_context(open_ring(ring)).status().published for ring in find_rings(rings))
+
+
+@pytest.mark.parametrize("how", ["full", "without names", "frozen", pytest.param("not served", marks=needs.bindfs)])
+def test_a_job_whose_run_directory_takes_nothing_for_a_while_loses_nothing(tmp_path, environment, how):
+    # GIVEN a job under watch, on a disk of its own
+    make, begin, end = {
+        "full": (lambda: small_disk(tmp_path / "disk", "16m"), SmallDisk.fill, SmallDisk.empty),
+        "without names": (lambda: small_disk(tmp_path / "disk", "16m"), SmallDisk.fill_names, SmallDisk.empty),
+        "frozen": (lambda: freezing_disk(tmp_path), SmallDisk.freeze, SmallDisk.thaw),
+        "not served": (lambda: served_disk(tmp_path), SmallDisk.freeze, SmallDisk.thaw),
+    }[how]
+    release, output = tmp_path / "release", tmp_path / "output"
+    with make() as disk, output.open("wb") as file:
+        run = disk.path / "run"
+        command = [sys.executable, "-m", "sftriage", "run", "--out", run, "--", *FORKED, 2, SLOW_DATA, release]
+        process = subprocess.Popen([*map(str, command)], env=environment, stdout=file, stderr=file)
+        with ended(process):
+            wait_until(lambda: (run / "decisions.jsonl").exists() and len(windows(run)) >= 2)
+            rings = Path(read_info(RunDirectory(run)).rings)
+            # WHEN the disk takes nothing, or no new file
+            begin(disk)
+            wait_until(lambda: "The run directory cannot be written" in output.read_text())
+            # THEN training goes on
+            before = steps_taken(rings)
+            wait_until(lambda: steps_taken(rings) > before + 50)
+            # AND once the disk is well, that is said too
+            end(disk)
+            wait_until(lambda: "The run directory can be written again" in output.read_text())
+            release.touch()
+            assert process.wait(DEADLINE_S) == 0
+        # AND each once, and nothing else about it
+        said = output.read_text()
+        lines = [line for line in said.splitlines() if "run directory can" in line]
+        assert (len(lines), "Nothing is lost." in lines[-1], "Traceback" in said, "trained" in said) == (
+            2,
+            True,
+            False,
+            True,
+        )
+        # AND every window of every step is on record, in order, as if nothing had been
+        damaged: list[bytes] = []
+        list(read_journal(run / "decisions.jsonl", damaged))
+        shape = detection_of(run)
+        again = load_recording(run).windows(Shape(shape.window_steps, shape.stride_steps, shape.warmup_steps))
+        assert (windows(run), damaged) == ([window.first_step for window in again], [])

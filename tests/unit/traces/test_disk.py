@@ -1,0 +1,194 @@
+"""What is to be written is written in order, late, or counted as lost; nobody waits for a disk that hangs."""
+
+import errno
+import logging
+import threading
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sftriage.errors import RingError
+from sftriage.events import DiskFailed, DiskRecovered
+from sftriage.traces import disk as module
+from sftriage.traces.disk import Counted, Disk, refusal
+
+DEADLINE_S = 20.0
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.fixture(autouse=True)
+def no_test_waits_long(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_S", 0.005)
+
+
+@pytest.fixture
+def disk():
+    made = Disk(clock=lambda: 100.0)
+    yield made
+    made.close()
+
+
+class Moody:
+    """A disk's temper: takes what it is given, or refuses it."""
+
+    def __init__(self):
+        self.full, self.took = False, []
+
+    def write(self, what):
+        def act():
+            if self.full:
+                raise FULL
+            self.took.append(what)
+
+        return act
+
+
+def test_what_is_asked_for_is_done_in_order_before_the_call_returns(disk):
+    moody = Moody()
+    for number in range(5):
+        disk.do(moody.write(number), f"lane {number % 2}")
+        assert moody.took[-1] == number
+    assert (disk.well, list(disk.news())) == (True, [])
+
+
+def test_what_a_full_disk_refuses_is_written_late_in_order_and_counted(disk):
+    moody = Moody()
+    moody.full = True
+    # GIVEN a disk that has become full
+    for number in range(3):
+        disk.do(moody.write(number), "journal", Counted("windows", steps=(10 * number, 10 * number + 49)))
+    disk.do(moody.write("steps"), "log", Counted("steps", 20), waits=False)
+    # THEN nothing was written, and that is told once, with what it says
+    assert (moody.took, disk.well) == ([], False)
+    assert list(disk.news()) == [DiskFailed(100.0, "No space left on device")]
+    # WHEN it takes things again THEN all of it is written, in order, and told by number
+    moody.full = False
+    disk.drain(DEADLINE_S)
+    assert [one for one in moody.took if one != "steps"] == [0, 1, 2]
+    (over,) = disk.news()
+    assert (over.over, over.late, over.lost, over.lost_steps) == (True, {"windows": 3, "steps": 20}, {}, None)
+
+
+def test_a_file_that_is_refused_holds_up_no_other(disk):
+    # GIVEN a disk without room for another file
+    moody, full = Moody(), Moody()
+    full.full = True
+    disk.do(full.write("state"), "state.json", latest=True)
+    # WHEN a file that is there is written to THEN it is, at once
+    disk.do(moody.write("window"), "journal")
+    assert moody.took == ["window"]
+    # AND of what is to be in the file in the end, only that is written
+    disk.do(full.write("newer state"), "state.json", latest=True)
+    full.full = False
+    disk.drain(DEADLINE_S)
+    assert full.took == ["newer state"]
+
+
+def test_what_finds_no_room_in_memory_is_lost_by_number():
+    moody = Moody()
+    moody.full = True
+    disk = Disk(max_bytes=2 * (1000 + 512))
+    for number in range(5):
+        steps = (10 * number, 10 * number + 49)
+        disk.do(moody.write(number), "journal", Counted("windows", size_bytes=1000, steps=steps))
+    moody.full = False
+    disk.drain(DEADLINE_S)
+    _, over = disk.news()
+    assert (moody.took, over.late, over.lost, over.lost_steps) == ([0, 1], {"windows": 2}, {"windows": 3}, (20, 89))
+    disk.close()
+
+
+def test_what_waits_at_the_end_is_lost_by_number(disk):
+    moody = Moody()
+    moody.full = True
+    disk.do(moody.write(0), "journal", Counted("windows", steps=(20, 69)))
+    disk.close()
+    *_, over = disk.news()
+    assert (over.over, over.lost, over.lost_steps) == (False, {"windows": 1}, (20, 69))
+    # AND what comes later is nobody's
+    disk.do(moody.write(1), "journal")
+    assert list(disk.news()) == []
+
+
+def test_nobody_waits_long_for_a_disk_that_hangs(disk):
+    inside, answers, took = threading.Event(), threading.Event(), []
+
+    def hang():
+        inside.set()
+        assert answers.wait(DEADLINE_S)
+        took.append("hung")
+
+    # GIVEN a disk that does not answer
+    disk.do(hang, "journal", Counted("windows"), patience_s=0.01)
+    assert inside.is_set()
+    assert (disk.hangs, disk.well, [type(one) for one in disk.news()]) == (True, False, [DiskFailed])
+    # WHEN more is to be written THEN nobody waits for it
+    disk.do(lambda: took.append("later"), "log", Counted("steps", 7))
+    assert took == []
+    # AND once it answers, it is
+    answers.set()
+    disk.drain(DEADLINE_S)
+    (over,) = disk.news()
+    assert (took, over.late, disk.hangs) == (["hung", "later"], {"windows": 1, "steps": 7}, False)
+
+
+def test_what_is_no_refusal_of_the_disk_is_said_and_not_tried_again(disk, caplog):
+    caplog.set_level(logging.DEBUG, "sftriage")
+    tried = []
+
+    def broken():
+        tried.append(1)
+        raise ValueError("no number")
+
+    disk.do(broken, "journal")
+    assert (tried, disk.well) == ([1], True)
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.ERROR] == ["ValueError: no number"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (FULL, "No space left on device"),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), "Disk quota exceeded"),
+        (OSError(errno.EROFS, "Read-only file system"), "Read-only file system"),
+        (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle"),
+        # What is said of a name stays so.
+        (FileNotFoundError(errno.ENOENT, "No such file or directory"), None),
+        (IsADirectoryError(errno.EISDIR, "Is a directory"), None),
+        (ValueError("no"), None),
+        (RingError("the log of another run"), None),
+        (None, None),
+    ],
+)
+def test_what_a_disk_says_is_told_from_what_else_goes_wrong(error, said):
+    assert refusal(error) == said
+    if error is not None:
+        # AND behind another error it is the same
+        behind = RingError("cannot be written")
+        behind.__cause__ = error
+        assert refusal(behind) == said
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans()), max_size=30), st.integers(0, 12))
+def test_everything_is_in_time_or_late_or_lost_and_each_lane_in_order(steps, room):
+    # GIVEN a disk that is full at some times, and memory for some of what waits
+    disk, moody, in_time = Disk(max_bytes=room * 512), Moody(), 0
+    for number, (lane, full) in enumerate(steps):
+        moody.full = full
+        disk.do(moody.write((lane, number)), lane, Counted("things"))
+    moody.full = False
+    disk.drain(DEADLINE_S)
+    disk.close()
+    counted = Counter()
+    for one in disk.news():
+        if isinstance(one, DiskRecovered):
+            counted.update(late=one.late.get("things", 0), lost=one.lost.get("things", 0))
+    in_time = len(moody.took) - counted["late"]
+    # THEN what was taken and what is lost are all there was
+    assert len(moody.took) + counted["lost"] == len(steps)
+    assert in_time >= 0
+    for lane in "abc":
+        numbers = [number for of, number in moody.took if of == lane]
+        assert numbers == sorted(numbers)
