@@ -706,6 +706,8 @@ LOOK_AT: Mapping[str | None, tuple[str, str]] = {
 """What to look at, by the stage that is slow; None is all local stages alike."""
 
 AFTERWARDS: Mapping[str, str] = {
+    "sync_ambiguous": "The time was lost inside a stage where ranks wait for each other, and there they all tie. For "
+    "the next run, with DDP, monitor.watch(model) tells work from waiting there; under FSDP it cannot.",
     "one_off": "It has passed: `sftriage explain` says in which steps it was.",
     "descheduled": "See what else ran on its cores, or limited its CPU time.",
     "pending": "For the next run, lower the rule's `for`.",

@@ -141,7 +141,12 @@ def described(
 ) -> list[dict[str, Any]]:
     """Captures as JSON values, each with its condition and how far its upload is; None where that cannot be told."""
     return [
-        {**plain(row), **condition_values(condition), "upload": upload_values(directory, row.capture_id)}
+        {
+            **plain(row),
+            "role": row.role,
+            **condition_values(condition),
+            "upload": upload_values(directory, row.capture_id),
+        }
         for row, condition in zip(rows, conditions, strict=True)
     ]
 

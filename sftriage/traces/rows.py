@@ -20,12 +20,16 @@ from sftriage.traces.manifest import CONTROL, Manifest
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 
 
+CONTROL_LABEL = "control"
+"""In place of what led to a capture, where the rank was captured to compare with."""
+
+
 @dataclass(frozen=True, slots=True)
 class CaptureRow:
     """One capture as the catalogue knows it; the size and sha256 are those of the trace. ``created_at`` is in UTC.
 
-    A capture's id is its own within its run. ``store`` is where the capture is kept, and ``reference`` what it is known
-    by there.
+    A capture's id is its own within its run. ``label`` is what led to it, of a control `CONTROL_LABEL`. ``store`` is
+    where the capture is kept, and ``reference`` what it is known by there.
     """
 
     capture_id: str
@@ -51,7 +55,11 @@ class CaptureRow:
     reproduced: str | None
     store: str
     reference: str
-    role: str = "suspect"
+
+    @property
+    def role(self) -> str:
+        """Whether the rank was suspected, or captured to compare with."""
+        return "control" if self.label == CONTROL_LABEL else "suspect"
 
     def distance_from(self, step: int) -> int:
         """How many steps the capture is from a step; 0 where it recorded it, or its window holds it."""
@@ -68,6 +76,7 @@ class CaptureRow:
             **dict(manifest.trigger),
             **dict(manifest.capture),
             **dict(manifest),
+            "label": CONTROL_LABEL if manifest.capture.role == "control" else manifest.trigger.label,
             "window_first_step": window.first_step,
             "window_last_step": window.last_step,
             "created_at": written(manifest.created_at),
@@ -131,7 +140,7 @@ stores = Table(
     "sftriage_stores", METADATA, Column("key", TEXT, primary_key=True), Column("store", TEXT, nullable=False)
 )
 
-VERSION = "0002"
+VERSION = "0001"
 """Of these tables, as text in the order of time. To be raised with whatever is changed in them."""
 schema = Table("sftriage_schema", METADATA, Column("version_num", String(32), primary_key=True))
 

@@ -53,11 +53,12 @@ from sftriage.records import (
 )
 from sftriage.reports.manifest import manifest_lines
 from sftriage.runs.following import Other, note_kind
-from sftriage.runs.outlook import HEADLINES, OUTCOMES
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, ReproducedInfo
 from sftriage.web.rendering import templates
 from sftriage.words import (
+    FACES,
+    OUTCOMES,
     REASONS,
     RESOLUTIONS,
     RESOLVES,
@@ -207,7 +208,7 @@ def decisions() -> Rows:
     )
     for outcome in get_args(Outcome):
         yield f"outcome: {outcome}", OUTCOMES[outcome]
-    for face, headline in HEADLINES.items():
+    for face, headline in FACES.items():
         yield f"headline: {face}", headline
 
 

@@ -78,7 +78,7 @@ def test_a_suspect_stays_one_and_the_step_is_longer_for_some_ranks_only():
     # THEN it is the suspect, and beside it that the job is slower, not on all ranks
     assert {one.label for one in verdicts[-10:]} == {"suspect"}
     assert all((one.regression.scope, one.regression.stages) == ("some", ()) for one in verdicts[-10:])
-    assert "not on all" in verdict_sentence(verdicts[-1])
+    assert "because some ranks are late" in verdict_sentence(verdicts[-1])
 
 
 def test_what_the_host_sees_of_devices_is_a_steps_length_and_not_its_stages():

@@ -261,7 +261,7 @@ def test_a_verdict_says_its_clock_and_a_held_one_what_would_lift_it():
     assert verdict_sentence(seen).endswith(", by the devices' clock.")
     assert verdict_sentence(held).startswith("Held: clock_limited in steps 0 to 49: ")
     assert explain(held).changes == (
-        "judged by the devices' clock, if this reached its threshold: steps whose device times are known",
+        "judged by the devices' clock if this reached its threshold: steps whose device times are known",
     )
 
 
