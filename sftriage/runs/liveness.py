@@ -69,12 +69,14 @@ def note_disk(rings: Path, problem: str | None) -> None:
         if problem is None:
             (rings / _DISK).unlink(missing_ok=True)
         else:
-            (rings / _DISK).write_text(problem, encoding="ascii", errors="replace")
+            (rings / _DISK).write_text(f"{os.getpid()} {problem}", encoding="ascii", errors="replace")
 
 
 def disk_problem(rings: Path) -> str:
-    """What the run directory's disk says of why it takes nothing now; "" where it does."""
-    return _short_note(rings / _DISK)
+    """What the run directory's disk says of why it takes nothing now; "" where it does, or nobody has it in memory."""
+    pid, _, problem = _short_note(rings / _DISK).partition(" ")
+    number = _whole_number(pid)
+    return problem if number is not None and start_ticks(number) is not None else ""
 
 
 def trainers_alive(rings: Path) -> bool:
