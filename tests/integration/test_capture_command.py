@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import find_rings
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.liveness import trainers_alive, watcher_of
-from sftriage.windows.rings import open_ring
 from tests.integration.conftest import own_environment
 from tests.integration.killing import POLICY
-from tests.integration.processes import DEADLINE_S, ended, wait_until
+from tests.integration.processes import DEADLINE_S, descendants, ended, wait_until
 from tests.integration.runs import captures
 from tests.journals import entries
 from tests.unit.conftest import run_going_on
@@ -140,9 +138,12 @@ def test_an_ask_that_nobody_has_answered_is_withdrawn(start, tmp_path):
 
 def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_asked_for(start, tmp_path, environment):
     # GIVEN a job whose sftriage was killed, so that nobody would ever answer
-    with watched(tmp_path, environment, POLICY) as directory:
-        os.kill(int((directory / ".lock").read_text(encoding="ascii")), signal.SIGKILL)
-        wait_until(lambda: watcher_of(RunDirectory(directory), rings_of(directory)).state == "unwatched")
+    with watched(tmp_path, environment, POLICY) as directory, contextlib.ExitStack() as ending:
+        sftriage, rings = int((directory / ".lock").read_text(encoding="ascii")), rings_of(directory)
+        job = descendants(sftriage)
+        ending.callback(kill, *job)
+        kill(sftriage)
+        wait_until(lambda: watcher_of(RunDirectory(directory), rings).state == "unwatched")
         # WHEN somebody asks for a capture
         status, out, err = asked(start, directory, "--rank", 0)
         # THEN they are told who could answer, and not that nobody did
@@ -150,13 +151,17 @@ def test_where_nobody_watches_the_run_whoever_asks_is_told_so_and_nothing_is_ask
         assert re.search(r"nobody watches .* since its sftriage ended: `sftriage attach --run .*` takes over", err)
         assert not list((directory / "asks").iterdir())
         # AND the same, once the job has ended too
-        for ring in find_rings(rings_of(directory)):
-            with contextlib.suppress(ProcessLookupError), open_ring(ring) as one:
-                os.kill(one.info.pid, signal.SIGKILL)
-        wait_until(lambda: not trainers_alive(rings_of(directory)))
+        kill(*job)
+        wait_until(lambda: not trainers_alive(rings))
         status, _, err = asked(start, directory, "--rank", 0)
         assert (status, "and its job has ended" in err) == (2, True), err
-        shutil.rmtree(rings_of(directory))
+        shutil.rmtree(rings)
+
+
+def kill(*pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def rings_of(directory):
