@@ -55,7 +55,7 @@ CLOCK: tuple[tuple[str, str, str, Unit], ...] = (
 )
 """Of ranks that run on devices: what has to be met to judge by the devices' clock, or else to believe the hosts'."""
 FIRST: tuple[tuple[str, str, str, Unit], ...] = (
-    ("first_log_odds", "evidence that the likeliest is no chance, in log odds", "min_log_odds", "log odds"),
+    ("first_log_odds", "evidence that the likeliest is not last by chance, in log odds", "min_log_odds", "log odds"),
     (
         "first_own_fraction",
         "steps that the likeliest alone held up, of those that it or the next one did",

@@ -22,6 +22,8 @@ from sftriage.controller.policies import Change
 from sftriage.events import (
     CaptureChanged,
     CostMeasured,
+    DiskFailed,
+    DiskRecovered,
     Event,
     EvidenceGathered,
     FollowUpDecided,
@@ -51,22 +53,30 @@ from sftriage.records import (
     Suspect,
     Verdict,
 )
+from sftriage.reduce.causes import DOES, NEXT_STEP
 from sftriage.reports.manifest import manifest_lines
 from sftriage.runs.following import Other, note_kind
 from sftriage.sinks.terminal import Reporter
 from sftriage.traces.manifest import CostInfo, ReproducedInfo
 from sftriage.web.rendering import templates
 from sftriage.words import (
+    AFTERWARDS,
     FACES,
+    HEALTH,
+    LOOK_AT,
     OUTCOMES,
+    QUESTIONS,
     REASONS,
     RESOLUTIONS,
     RESOLVES,
     SENTENCES,
+    SLOW,
     STALLS,
     capturing_sentence,
     cost_sentence,
+    disk_sentence,
     ended_sentence,
+    look_at,
     outcome_sentence,
     reason_sentence,
     resolution,
@@ -281,11 +291,17 @@ TOLD: dict[type, list[Event]] = {
     CostMeasured: [CostMeasured(NOON_S, 0, 146, 152, cost_s, before_s) for cost_s, before_s in ((0.1601, 0.1407), (0.0, 0.1407), (None, None))],
     EvidenceGathered: [EvidenceGathered(NOON_S, 90, 139, ("GPU 0 runs at 1,200 of 1,980 MHz: power cap",))],
     TakenOver: [TakenOver(NOON_S, "node-1", 4711)],
+    DiskRecovered: [
+        DiskRecovered(NOON_S, NOON_S - 40.0, "No space left on device", late={"windows": 3}),
+        DiskRecovered(NOON_S, NOON_S - 40.0, "No space left on device", late={"windows": 3}, lost={"windows": 1, "captures": 2}, lost_steps=(90, 139)),
+        DiskRecovered(NOON_S, NOON_S - 40.0, "it does not answer", lost={"windows": 5}, lost_steps=(90, 189), over=False),
+    ],
 }  # fmt: skip
 
 
 def events(capsys) -> Rows:
     reporter = Reporter(Console(stderr=True, width=500))
+    yield "DiskFailed, on a terminal", disk_sentence(DiskFailed(NOON_S, "No space left on device"))
     for kind in get_args(Event):
         for event in TOLD[kind]:
             reporter.take(event)
@@ -298,6 +314,26 @@ def events(capsys) -> Rows:
             if kind in get_args(Other):
                 for line in on_the_page(event):
                     yield f"{kind.__name__}, on the page", line
+
+
+def causes() -> Rows:
+    """What a capture ends in, by the cause's code."""
+    for code, does in DOES.items():
+        if does:
+            yield f"cause: {code}", f"... {does}."
+        yield f"cause: {code}", NEXT_STEP[code]
+
+
+def first_glance() -> Rows:
+    """The questions, and what is advised."""
+    for question, text in QUESTIONS.items():
+        yield f"question: {question}", text
+    for face, text in {**HEALTH, "any other": SLOW}.items():
+        yield f"healthy? {face}", text
+    for stage in LOOK_AT:
+        yield f"slow in {stage or 'all local stages'}", look_at("rank 2", stage, ("node-1",))
+    for code, text in AFTERWARDS.items():
+        yield f"once a run has ended: {code}", text
 
 
 def on_the_page(note: Other) -> Iterator[str]:
@@ -372,6 +408,8 @@ def table(capsys) -> str:
         "Explanations": explanations(),
         "Manifests": manifests(),
         "Events": events(capsys),
+        "Causes": causes(),
+        "The first glance": first_glance(),
         "Findings of the doctor": findings(),
         "Lines of commands": lines_of_commands(),
         "Warnings": warnings(),
