@@ -5,15 +5,22 @@ import hashlib
 import json
 from pathlib import Path
 
-from sftriage.traces.manifest import Manifest
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
+from sftriage.traces.manifest import Artefact, Manifest
 
 
 def kineto(run: Path, manifest: Manifest) -> dict:
-    """The stored trace of a capture, whole and unharmed."""
-    (artefact,) = manifest.artefacts
+    """The stored trace of a capture, whole and unharmed, with the stacks that were sampled meanwhile."""
+    trace, stacks = (_content(run, manifest, one) for one in manifest.artefacts)
+    assert manifest.artefacts[1].name == SAMPLES_NAME
+    assert json.loads(stacks)["sftriage"]["time_ns"]
+    return json.loads(gzip.decompress(trace))
+
+
+def _content(run: Path, manifest: Manifest, artefact: Artefact) -> bytes:
     content = (run / "captures" / manifest.capture_id / artefact.name).read_bytes()
     assert (len(content), hashlib.sha256(content).hexdigest()) == (artefact.size_bytes, artefact.sha256)
-    return json.loads(gzip.decompress(content))
+    return content
 
 
 def check_linked(run: Path, manifest: Manifest, decisions: list[dict], world_size: int) -> None:
