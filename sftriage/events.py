@@ -146,8 +146,24 @@ class DiskRecovered(_Event, tag="disk", frozen=True):
     lost_steps: tuple[int, int] | None = None
 
 
+class CauseFound(_Event, tag="cause", frozen=True):
+    """What a capture's trace, and the stacks that were sampled meanwhile, say of why its rank was slow.
+
+    ``code`` is one of `sftriage.traces.manifest.CauseCode`, ``sure`` whether most of it is certain.
+    """
+
+    time_s: float
+    capture_id: str
+    rank: int
+    code: str
+    sure: bool
+    sentence: str
+
+
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided
-Event = Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered | TakenOver | DiskRecovered
+Event = (
+    Decided | CaptureChanged | PolicyChanged | CostMeasured | EvidenceGathered | TakenOver | DiskRecovered | CauseFound
+)
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)

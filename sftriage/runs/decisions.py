@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sftriage.errors import InputError, UsageError
-from sftriage.events import CaptureChanged, CostMeasured, Decided, DiskRecovered, Event, WindowJudged
+from sftriage.events import CaptureChanged, CauseFound, CostMeasured, Decided, DiskRecovered, Event, WindowJudged
 from sftriage.records import ENDED, CaptureResult, Decision, plain
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
@@ -102,6 +102,8 @@ def _noted(note: Note, results: Mapping[str, CaptureResult], attempts: Mapping[s
     captures: tuple[CaptureStatus, ...] = ()
     if isinstance(note, RequestRow):
         captures = statuses(note.asked, results)
+    elif isinstance(note, CauseFound):
+        captures = tuple(CaptureStatus.of(one) for one in results.values() if one.capture_id == note.capture_id)
     elif isinstance(note, CostMeasured):
         captures = tuple(map(CaptureStatus.of, captures_in(note, attempts, results.values())))
     return Noted(note, note_kind(note), captures)

@@ -18,6 +18,7 @@ from sftriage.errors import RingError
 from sftriage.events import (
     MAX_EVENT_BYTES,
     CaptureChanged,
+    CauseFound,
     CostMeasured,
     DiskRecovered,
     EvidenceGathered,
@@ -93,7 +94,7 @@ class RequestRow(_DecisionRow):
     beside: str = ""
 
 
-Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver | DiskRecovered
+Other = CostMeasured | PolicyChanged | EvidenceGathered | TakenOver | DiskRecovered | CauseFound
 Note = RequestRow | Other
 """What is on record beside windows and captures; of an `Other`, only as much of its texts as is shown."""
 
@@ -344,6 +345,9 @@ def note_of(event: Other) -> Other | None:
                 {name[:MAX_TEXT]: n for name, n in list(one.items())[:_MAX_LINES]} for one in (event.late, event.lost)
             )
             return msgspec.structs.replace(event, problem=event.problem[:MAX_TEXT], late=late, lost=lost)
+        case CauseFound():
+            texts = {name: getattr(event, name)[:MAX_TEXT] for name in ("capture_id", "code", "sentence")}
+            return msgspec.structs.replace(event, **texts)
         case TakenOver():
             return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None

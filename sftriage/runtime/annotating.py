@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 
-from sftriage.errors import SftriageError
-from sftriage.events import CostMeasured
+from sftriage.errors import InputError, SftriageError
+from sftriage.events import CauseFound, CostMeasured
 from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import Reproduced
 from sftriage.reduce.inside import find
@@ -21,7 +22,7 @@ from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.disk import Counted, Do, at_once, refusal
-from sftriage.traces.manifest import CostInfo, Manifest, Remarks, ReproducedInfo
+from sftriage.traces.manifest import CauseInfo, CostInfo, Manifest, Remarks, ReproducedInfo
 from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Noted, beside, noting
@@ -50,6 +51,8 @@ class Annotations:
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
         self._steps = HeatSource(StepLogs(directory.steps))
+        self._causes: deque[tuple[Manifest, CauseInfo]] = deque()
+        self._told: dict[str, str] = {}
 
     def stored(
         self, capture_id: str, found: Reproduced | None, remarks: tuple[str, ...] = (), attempt: int = 0
@@ -78,6 +81,13 @@ class Annotations:
         # (after what that has noted)
         self._do(partial(self._note_steps, capture_id, attempt), "notes")
         self._do(partial(self._index, capture_id), "notes")
+
+    def causes(self, now_s: float) -> Iterator[CauseFound]:
+        """What has been found since the last call of why captured ranks were slow; ``now_s`` is of the epoch."""
+        while self._causes:
+            manifest, cause = self._causes.popleft()
+            about = manifest.capture_id, manifest.capture.rank
+            yield CauseFound(now_s, *about, cause.code, cause.sure, cause.sentence)
 
     def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
         """The manifest with something noted in it, as the store's has it once the disk takes that."""
@@ -122,12 +132,20 @@ class Annotations:
         beside = None if control is None or other is None else self._samples(control)
         cause = explained(findings, manifest, self._samples(manifest), beside)
         self._note(manifest, findings.model_copy(update={"cause": cause}))
+        # (with the control's trace there may be more to say, or the same again)
+        if self._told.get(manifest.capture_id) != cause.code:
+            self._told[manifest.capture_id] = cause.code
+            self._causes.append((manifest, cause))
 
     def _samples(self, manifest: Manifest) -> StackSamples | None:
         """The stacks that were sampled in a capture, where they were."""
         if not any(one.name == SAMPLES_NAME for one in manifest.artefacts):
             return None
-        return read_samples(self.store.path(manifest.capture_id, SAMPLES_NAME))
+        try:
+            return read_samples(self.store.path(manifest.capture_id, SAMPLES_NAME))
+        except InputError as error:
+            log.info("the stacks of capture %s say nothing: %s", manifest.capture_id, error)
+            return None
 
     def _reduced(self, manifest: Manifest) -> Reduction:
         path = self.store.path(manifest.capture_id, manifest.artefacts[0].name)

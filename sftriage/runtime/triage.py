@@ -352,6 +352,8 @@ class Triage:
         self._hear(ended=ended)
         while self._reports:
             self._noted(self._reports.pop(0))
+        for found in self._annotations.causes(self._clock.wall_s()):
+            self._controller.record(found)
 
     def _noted(self, report: Report) -> None:
         if report.result.state not in ENDED:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from sftriage.events import (
     CaptureChanged,
+    CauseFound,
     DiskFailed,
     DiskRecovered,
     Event,
@@ -99,6 +100,8 @@ class Reporter(Sink):
                 self.say(f"{seen.request.who} asked for a capture, and gets none: {reason_sentence(seen.decision)}.")
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
+            case CauseFound(code=code) if code != "unknown":
+                self.say(seen.sentence if seen.sure else f"{seen.sentence} This is likely, and not sure.")
             case DiskFailed() | DiskRecovered():
                 self.say(disk_sentence(seen))
 

@@ -31,6 +31,7 @@ NOTE_WORDS = {
     "ask": "asked for",
     "beside": "after a capture",
     "cost": "cost",
+    "cause": "cause",
     "policy": "policy",
     "evidence": "evidence",
     "taken_over": "taken over",

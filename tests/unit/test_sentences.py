@@ -21,6 +21,7 @@ import sftriage
 from sftriage.controller.policies import Change
 from sftriage.events import (
     CaptureChanged,
+    CauseFound,
     CostMeasured,
     DiskFailed,
     DiskRecovered,
@@ -291,6 +292,10 @@ TOLD: dict[type, list[Event]] = {
     CostMeasured: [CostMeasured(NOON_S, 0, 146, 152, cost_s, before_s) for cost_s, before_s in ((0.1601, 0.1407), (0.0, 0.1407), (None, None))],
     EvidenceGathered: [EvidenceGathered(NOON_S, 90, 139, ("GPU 0 runs at 1,200 of 1,980 MHz: power cap",))],
     TakenOver: [TakenOver(NOON_S, "node-1", 4711)],
+    CauseFound: [
+        CauseFound(NOON_S, "c-2", 2, "sleep", True, "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57: time.sleep(0.04)), which sleeps; rank 3 spends 0.3 ms there."),
+        CauseFound(NOON_S, "c-2", 2, "blocked", False, "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57: codec.next()), which waits there, for what is not known."),
+    ],
     DiskRecovered: [
         DiskRecovered(NOON_S, NOON_S - 40.0, "No space left on device", late={"windows": 3}),
         DiskRecovered(NOON_S, NOON_S - 40.0, "No space left on device", late={"windows": 3}, lost={"windows": 1, "captures": 2}, lost_steps=(90, 139)),

@@ -60,7 +60,7 @@ def test_what_a_capture_has_cost_the_job_is_in_its_manifest_whichever_is_known_f
     assert costs["a"] == costs["b"] == (0.4, 2)
 
 
-def test_what_filled_the_stage_is_looked_for_in_the_steps_that_have_the_fault(put, tmp_path):
+def test_what_filled_the_stage_is_looked_for_in_the_steps_that_have_the_fault(annotations, put, tmp_path):
     # GIVEN a capture of six steps, in two of which the suspect was late for what had led to it
     trace = write(tmp_path / "heavy.json", document(recurring_events(first=100), 1, 4))
     window = Job(n_ranks=4, n_steps=6).run(Fault("data", 1, 0.03, every(3, 1)), first_step=100)
@@ -72,6 +72,11 @@ def test_what_filled_the_stage_is_looked_for_in_the_steps_that_have_the_fault(pu
     assert (findings.suspect.steps, findings.of_steps, findings.control.steps) == (2, 6, 4)
     assert findings.shares[0].name == "aten::slow"
     assert (findings.suspect.stage_s, findings.control.stage_s) == pytest.approx((1200e-6, 300e-6))
+    # AND why it was slow is told, once
+    (told,) = annotations.causes(7.0)
+    assert (told.time_s, told.capture_id, told.rank, told.code) == (7.0, "a", 1, "operator")
+    assert (told.sentence, told.sure) == (findings.cause.sentence, findings.cause.sure)
+    assert list(annotations.causes(8.0)) == []
 
 
 def test_a_cost_that_cannot_be_told_is_noted_as_such(annotations, put):
