@@ -2,6 +2,7 @@
 "use strict";
 (() => {
   const MIN_BETWEEN_MS = 1000;
+  const REFUSED_MS = 10000;
   const link = document.getElementById("link");
   let shown = document.body.dataset.version;
   let wanted = shown;
@@ -113,13 +114,21 @@
   setInterval(count, 10000);
   // A page of one run of several has its own; "/" follows the newest.
   const root = location.pathname.match(/^\/runs\/[^/]+(?=\/)/)?.[0] ?? "";
-  const events = new EventSource(`${root}/events`);
-  events.addEventListener("change", (event) => {
-    say("on", "live");
-    wanted = JSON.parse(event.data).version;
-    refresh();
-  });
-  events.addEventListener("open", () => say("on", "live"));
-  events.addEventListener("error", () => say("lost", "connection lost, trying again"));
+  let events;
+  function listen() {
+    events = new EventSource(`${root}/events`);
+    events.addEventListener("change", (event) => {
+      say("on", "live");
+      wanted = JSON.parse(event.data).version;
+      refresh();
+    });
+    events.addEventListener("open", () => say("on", "live"));
+    events.addEventListener("error", () => {
+      say("lost", "connection lost, trying again");
+      // Browsers try again by themselves, but not where they were turned away (too many pages listen).
+      if (events.readyState === EventSource.CLOSED) setTimeout(listen, REFUSED_MS);
+    });
+  }
+  listen();
   addEventListener("pagehide", () => events.close());
 })();
