@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sftriage.events import DiskFailed, DiskRecovered
 from sftriage.records import (
     OTHER,
     CaptureRequest,
@@ -22,6 +21,9 @@ from sftriage.records import (
     Verdict,
     plain,
 )
+
+if TYPE_CHECKING:
+    from sftriage.events import DiskRecovered
 
 REASONS: Mapping[str, str] = {
     "co_critical": "several ranks are late together, so mending one alone would save little",
@@ -598,10 +600,13 @@ def disk_now(problem: str) -> str:
     )
 
 
-def disk_sentence(seen: DiskFailed | DiskRecovered) -> str:
-    """That the run directory takes nothing, or takes it again, and what that has cost."""
-    if isinstance(seen, DiskFailed):
-        return f"{disk_now(seen.problem)} Training goes on."
+def disk_failed_sentence(problem: str) -> str:
+    """That the run directory takes nothing any more."""
+    return f"{disk_now(problem)} Training goes on."
+
+
+def disk_sentence(seen: DiskRecovered) -> str:
+    """That the run directory takes what it is given again, or has not done so to the end, and what that has cost."""
     lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
     begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the run's last {lasted}"
     late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""

@@ -96,7 +96,8 @@ def _requests(manual: ManualRequest, state: State, step: int, attempt: int) -> t
             warmup_steps=0 if stacks else manual.warmup_steps,
             max_seconds=manual.max_seconds,
             max_bytes=manual.max_bytes,
-            options=Capture(profiler=manual.profiler).options,
+            # (nsys takes what its rank was launched with)
+            options=Capture().options if manual.profiler == "torch" else {},
         )
         for number, rank in enumerate(manual.ranks, start=1)
     )

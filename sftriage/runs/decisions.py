@@ -203,9 +203,12 @@ def _unwritten(directory: RunDirectory, events: Sequence[Event], step: int) -> s
                 return disk_sentence(event)
     if step <= max((one.decision.last_step for one in decided_in(events)), default=-1):
         return None
-    from sftriage.runs.liveness import disk_problem  # not above: it needs numpy
+    rings = Path(read_info(directory).rings)
+    if not rings.is_dir():
+        return None
+    from sftriage.runs.liveness import disk_problem  # not above: it needs numpy, and only of a run that goes on
 
-    problem = disk_problem(Path(read_info(directory).rings))
+    problem = disk_problem(rings)
     return disk_now(problem) if problem else None
 
 

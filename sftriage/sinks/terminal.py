@@ -23,6 +23,7 @@ from sftriage.sinks.stream import Sink
 from sftriage.words import (
     capturing_sentence,
     counted,
+    disk_failed_sentence,
     disk_sentence,
     ended_sentence,
     milliseconds,
@@ -102,7 +103,9 @@ class Reporter(Sink):
                 self._captured(seen.result, seen.stored_bytes)
             case CauseFound(code=code) if code != "unknown":
                 self.say(seen.sentence if seen.sure else f"{seen.sentence} This is likely, and not sure.")
-            case DiskFailed() | DiskRecovered():
+            case DiskFailed():
+                self.say(disk_failed_sentence(seen.problem))
+            case DiskRecovered():
                 self.say(disk_sentence(seen))
 
     def _judged(self, verdict: Verdict, decision: Decision) -> None:

@@ -23,7 +23,6 @@ from sftriage.events import (
     CaptureChanged,
     CauseFound,
     CostMeasured,
-    DiskFailed,
     DiskRecovered,
     Event,
     EvidenceGathered,
@@ -75,7 +74,7 @@ from sftriage.words import (
     STALLS,
     capturing_sentence,
     cost_sentence,
-    disk_sentence,
+    disk_failed_sentence,
     ended_sentence,
     look_at,
     outcome_sentence,
@@ -306,7 +305,7 @@ TOLD: dict[type, list[Event]] = {
 
 def events(capsys) -> Rows:
     reporter = Reporter(Console(stderr=True, width=500))
-    yield "DiskFailed, on a terminal", disk_sentence(DiskFailed(NOON_S, "No space left on device"))
+    yield "DiskFailed, on a terminal", disk_failed_sentence("No space left on device")
     for kind in get_args(Event):
         for event in TOLD[kind]:
             reporter.take(event)

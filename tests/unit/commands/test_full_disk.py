@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.events import DiskFailed, DiskRecovered
+from sftriage.events import DiskRecovered
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import note_disk
 from sftriage.traces.store import LocalStore
-from sftriage.words import disk_sentence
+from sftriage.words import disk_failed_sentence, disk_sentence
 from tests.disks import SmallDisk, small_disk
 from tests.journals import Recorder
 from tests.unit.conftest import manifest_of, run_in
@@ -126,11 +126,6 @@ def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, t
     ("seen", "said"),
     [
         (
-            DiskFailed(1.0, "No space left on device"),
-            "The run directory cannot be written (No space left on device). What is judged meanwhile waits in memory, "
-            "and is on record once it can. Training goes on.",
-        ),
-        (
             BETWEEN,
             "The run directory can be written again after 12 s (No space left on device). Written late: 620 steps, "
             "31 windows. Lost: 4 readings, 12 windows (of steps 300 to 460).",
@@ -148,3 +143,10 @@ def test_while_nothing_can_be_written_explain_says_that_windows_wait(sftriage, t
 )
 def test_what_is_said_of_a_disk(seen, said):
     assert disk_sentence(seen) == said
+
+
+def test_what_is_said_of_a_disk_that_takes_nothing():
+    assert disk_failed_sentence("No space left on device") == (
+        "The run directory cannot be written (No space left on device). What is judged meanwhile waits in memory, "
+        "and is on record once it can. Training goes on."
+    )
