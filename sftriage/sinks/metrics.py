@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from sftriage import __version__
 from sftriage.events import (
     CaptureChanged,
+    CauseFound,
     CostMeasured,
     DiskFailed,
     DiskRecovered,
@@ -192,6 +193,9 @@ class Metrics(Sink):
             "sftriage_capture_cost_seconds",
             "By how much captures made the job's steps longer, measured against the steps before.",
         )
+        self._causes = counter(
+            "sftriage_causes", "Causes that captures ended in, by code, and whether sure.", ("code", "sure")
+        )
         self._unknown_cost = counter(
             "sftriage_captures_unmeasured",
             "Captures whose cost to the job cannot be told: too few steps before them are known.",
@@ -242,6 +246,8 @@ class Metrics(Sink):
                     self._decided(seen.decision)
                 case CaptureChanged() if seen.result.state in ENDED:
                     self._captured(seen)
+                case CauseFound():
+                    self._causes.labels(seen.code, str(seen.sure).lower()).inc()
                 case CostMeasured(cost_s=None):
                     self._unknown_cost.inc()
                 case CostMeasured(cost_s=float(cost_s)):

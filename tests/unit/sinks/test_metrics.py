@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from sftriage.events import (
     CaptureChanged,
+    CauseFound,
     CostMeasured,
     DiskFailed,
     DiskRecovered,
@@ -110,6 +111,7 @@ def everything(**options) -> Metrics:
     tell(found, judged(), window(), lag_s=0.2)
     for cost_s in (0.4, None, 0.0):
         found.take(cost(cost_s))
+    found.take(CauseFound(1000.0, ID, 2, "sleep", sure=True, sentence="It sleeps."))
     tell(found, judged("suspect", [suspect()], [request()], reason="rule_matched"), window(10, seed=1))
     found.take(judged("stalled", [suspect("backward")], outcome="hold", reason="standstill", reasons=["not_arrived"]))
     tell(found, judged("needs_evidence", reason="undecided", reasons=["roaming"], outcome="hold"), window(20, seed=2))
@@ -159,6 +161,7 @@ def test_what_has_happened_is_counted():
         ("captures_stored_bytes_total", {}, 7),
         # costs are what is known of them, and never less than nothing
         ("capture_cost_seconds_total", {}, 0.4),
+        ("causes_total", {"code": "sleep", "sure": "true"}, 1),
         ("captures_unmeasured_total", {}, 1),
         ("capture_rank_seconds_total", {"profiler": "torch", "phase": "stop"}, 0.2),
         ("capture_budget_used_seconds", {}, 0.4),
