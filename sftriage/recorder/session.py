@@ -98,6 +98,7 @@ class Session(ABC):
         self._started_s = monotonic()
         self.clock = {"mono_ns": monotonic_ns(), "wall_ns": time_ns()}
         self.first_step = first_step
+        self.at = (first_step, OTHER, self.clock["mono_ns"])
 
     def _close_marks(self) -> None:
         self.follow(())

@@ -118,31 +118,31 @@ def cause_of(
     return _Search(findings, suspect, control, fault_steps, over_s).cause()
 
 
-def cause_of_rank(rank: int, sampled: StackSamples | None, fault_steps: Collection[int], over_s: float) -> CauseInfo:
+def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float) -> CauseInfo:
     """Why a rank is slow in all its local stages alike: no line of its own can be why, what is done to it can.
 
     Args:
         rank: the rank.
         sampled: the stacks that were sampled on it; None where none were.
-        fault_steps: the steps that have the fault; none where that is not known.
         over_s: by how much it is over its peers, in seconds a step.
     """
-    steps = frozenset(fault_steps) or None
-    found = [] if sampled is None else spots(sampled, None, steps)
-    n_steps = 0 if sampled is None else len({step for step in sampled.step_N if steps is None or step in steps})
+    found = [] if sampled is None else spots(sampled, None)
+    # (a step may have no sample, where the sampler was kept from it)
+    n_steps = 0 if sampled is None or not found else max(sampled.step_N) - min(sampled.step_N) + 1
     samples = sum(one.samples for one in found)
     subject = f"Rank {rank} is slow in all its local stages"
-    by: dict[CauseCode, Callable[[Spot], float | None]] = {**_BY_SYSTEM, "gil": lambda one: code_of(one) == "gil"}
+    by: dict[CauseCode, Callable[[Spot], float | None]] = {**_BY_SYSTEM, "gil": lambda one: one.gil_fraction}
     for code, fraction_of in by.items():
         took_s = sum(one.weight_ns * (fraction_of(one) or 0.0) for one in found) * 1e-9 / max(1, n_steps)
         if took_s < MAIN_FRACTION * over_s:
             continue
         does = DOES[code]
         if code == "gil" and sampled is not None:
-            does = f"it waited for the interpreter (the GIL), held by thread {_other(sampled, max(found, key=_weight))}"
+            does = f"it waited for the interpreter (the GIL), held by thread {_busiest(sampled)}"
         return CauseInfo(
             code=code,
-            sure=samples >= SURE_SAMPLES and took_s >= SURE_FRACTION * over_s,
+            # What the system has counted stands on no number of samples.
+            sure=samples >= SURE_STEPS and took_s >= SURE_FRACTION * over_s,
             sentence=f"{subject}, {_ms(over_s)} a step over its peers: for {_ms(took_s)} {does}.",
             next_step=NEXT_STEP[code],
             took_s=took_s,
@@ -153,10 +153,6 @@ def cause_of_rank(rank: int, sampled: StackSamples | None, fault_steps: Collecti
         sentence=f"{subject}, {_ms(over_s)} a step over its peers, and it is not known why.",
         next_step="Look at its host: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE; turbostat).",
     )
-
-
-def _weight(spot: Spot) -> int:
-    return spot.weight_ns if code_of(spot) == "gil" else 0
 
 
 class _Search:
@@ -256,7 +252,7 @@ class _Search:
         said = f"{self._subject()}: {_of(took_s, self.stage_s)} in {_place(spot.frame)}, {DOES[code]}"
         if code == "gil":
             assert self.sampled is not None, "a place was sampled"
-            said += f" {_other(self.sampled, spot)}"
+            said += f" {_busiest(self.sampled)}"
         return self._made(code, said, took_s, control_s, spot, "spends")
 
     def _made(
@@ -313,9 +309,9 @@ class _Search:
         )
 
 
-def _other(sampled: StackSamples, spot: Spot) -> str:
-    """The thread that ran instead, and where it was met the most."""
-    other = sampled.others[spot.beside or 0]
+def _busiest(sampled: StackSamples) -> str:
+    """The other thread that ran the most, and where it was met the most."""
+    other = max(sampled.others, key=lambda one: max(one.run_ns_N) - min(one.run_ns_N))
     met = Counter(sampled.own_frame(stack) for stack in other.stacks_N if stack)
     return f"{other.name!r}" + (f", which is in {_place(met.most_common(1)[0][0])}" if met else "")
 

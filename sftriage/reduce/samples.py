@@ -90,7 +90,8 @@ class Spot:
         samples: how many were taken there, in how many ``steps``.
         weight_ns: the time that they stand for.
         run_fraction: of that time, what the thread ran; ``waited_fraction`` what it waited for a core;
-            ``stopped_fraction`` what the whole process stood still. None where the system does not say.
+            ``stopped_fraction`` what the whole process stood still; ``gil_fraction`` what another thread kept even the
+            sampler from the interpreter. None where the system does not say.
         beside: another thread, by its number among the others, that was busy most of the time; None where none was.
     """
 
@@ -102,11 +103,13 @@ class Spot:
     run_fraction: float | None
     waited_fraction: float | None
     stopped_fraction: float | None
+    gil_fraction: float | None
     beside: int | None
 
 
-STOPPED_PERIODS = 4
-"""A sampler that is late by so many periods, though it waited for no core and nobody ran, was stopped with all else."""
+LATE_PERIODS = 4
+"""A sampler late by so many periods, though it waited for no core, was kept from the interpreter by whoever ran
+meanwhile; where nobody did, it was stopped with all else."""
 
 BUSY_FRACTION = 0.6
 """Another thread that ran, or was ready to, for as much of the time keeps the training thread from the interpreter."""
@@ -121,6 +124,7 @@ class _Spent:
     run_ns: int = 0
     waited_ns: int = 0
     stopped_ns: int = 0
+    gil_ns: int = 0
     stacks: dict[tuple[int, ...], int] = field(default_factory=dict)
     others_ns: dict[int, int] = field(default_factory=dict)
 
@@ -137,9 +141,11 @@ class _Spent:
         busy_ns = [sum(one or 0 for one in _ran(thread, at)) for thread in samples.others]
         for number, its_ns in enumerate(busy_ns):
             self.others_ns[number] = self.others_ns.get(number, 0) + its_ns
-        if since_ns > STOPPED_PERIODS * samples.period_ns:
-            held_ns = max(run_ns, waited_ns, _ran(samples.sampler, at)[1] or 0, *busy_ns)
-            self.stopped_ns += max(0, since_ns - samples.period_ns - held_ns)
+        late_ns = since_ns - samples.period_ns - (_ran(samples.sampler, at)[1] or 0)
+        if since_ns > LATE_PERIODS * samples.period_ns and late_ns > 0:
+            own_ns, others_ns = run_ns + waited_ns, max(busy_ns, default=0)
+            self.stopped_ns += max(0, late_ns - max(own_ns, others_ns))
+            self.gil_ns += max(0, min(late_ns, others_ns) - run_ns) if others_ns > own_ns else 0
 
 
 def _ran(thread: ThreadSamples, at: int) -> tuple[int | None, int | None]:
@@ -164,6 +170,8 @@ def spots(samples: StackSamples, stage: str | None, steps: Collection[int] | Non
             continue
         frame, since_ns = samples.own_frame(stack), samples.since_ns_N[at]
         before_ns = samples.time_ns_N[at - 1] if at else samples.time_ns_N[0] - samples.period_ns
+        # (of all stages, whatever was between two samples)
+        since_ns = since_ns if stage is not None else before_ns
         one = spent.setdefault((frame.function, frame.file), _Spent())
         weight_ns = max(0, samples.time_ns_N[at] - max(before_ns, since_ns))
         one.samples += 1
@@ -190,9 +198,8 @@ def _spot(frames: Sequence[Frame], spent: _Spent) -> Spot:
     those = {stack: weight_ns for stack, weight_ns in spent.stacks.items() if stack[_own(frames, stack)] == number}
     stack = max(those, key=lambda one: those[one])
     seen_ns = spent.seen_ns
-    run, waited, stopped = (
-        (min(1.0, one / seen_ns) if seen_ns else None) for one in (spent.run_ns, spent.waited_ns, spent.stopped_ns)
-    )
+    times_ns = spent.run_ns, spent.waited_ns, spent.stopped_ns, spent.gil_ns
+    run, waited, stopped, gil = ((min(1.0, one / seen_ns) if seen_ns else None) for one in times_ns)
     busiest = max(spent.others_ns, key=lambda one: spent.others_ns[one], default=None)
     if busiest is not None and spent.others_ns[busiest] < BUSY_FRACTION * seen_ns:
         busiest = None
@@ -205,6 +212,7 @@ def _spot(frames: Sequence[Frame], spent: _Spent) -> Spot:
         run_fraction=run,
         waited_fraction=waited,
         stopped_fraction=stopped,
+        gil_fraction=gil,
         beside=busiest,
     )
 

@@ -315,7 +315,7 @@ def explained(
     if manifest is None or found is None or manifest.trigger.label == "asked":
         return cause_of(findings, sampled, control, faulty)
     if manifest.trigger.stage is None:
-        return cause_of_rank(manifest.capture.rank, sampled, faulty, found.over_s)
+        return cause_of_rank(manifest.capture.rank, sampled, found.over_s)
     over_s = found.over_s if manifest.trigger.stage == findings.stage else None
     return cause_of(findings, sampled, control, faulty, over_s)
 

@@ -226,7 +226,8 @@ EVERYWHERE = ((LOOP, GET), 20), ((LOOP, SPIN), 20)
 WHOLE_RANK = {
     "it waits for a core": (samples(*EVERYWHERE, runs=0.4, waits=0.5), "descheduled"),
     "it is stopped": (samples(*EVERYWHERE, every_ms=40), "stopped"),
-    "another thread has the interpreter": (samples(((LOOP, SPIN), 20), other=0.9), "gil"),
+    "another thread has the interpreter, even from the sampler": (samples(*EVERYWHERE, every_ms=40, other=0.9), "gil"),
+    "another thread runs, and keeps nobody from anything": (samples(*EVERYWHERE, runs=0.9, other=0.9), "unknown"),
     "it runs all the time": (samples(*EVERYWHERE, runs=1), "unknown"),
     "nothing was sampled": (None, "unknown"),
 }
@@ -235,7 +236,7 @@ WHOLE_RANK = {
 @pytest.mark.parametrize(("sampled", "code"), WHOLE_RANK.values(), ids=WHOLE_RANK)
 def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(sampled, code):
     # GIVEN a rank that is 80 ms a step over its peers in no stage in particular WHEN the cause is asked for
-    cause = cause_of_rank(1, sampled, (), 0.08)
+    cause = cause_of_rank(1, sampled, 0.08)
     # THEN no line of it is blamed
     assert (cause.code, cause.place) == (code, None)
     assert cause.sentence.startswith("Rank 1 is slow in all its local stages, 80.0 ms a step over its peers")
