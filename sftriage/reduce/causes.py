@@ -118,11 +118,12 @@ def cause_of(
     return _Search(findings, suspect, control, fault_steps, over_s).cause()
 
 
-def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float) -> CauseInfo:
+def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float, operator: str = "") -> CauseInfo:
     """Why a rank is slow in all its local stages alike: no line of its own can be why, what is done to it can.
 
     Args:
         rank: the rank.
+        operator: what took the most of its longest stage, "" where that is no operator.
         sampled: the stacks that were sampled on it; None where none were.
         over_s: by how much it is over its peers, in seconds a step.
     """
@@ -146,6 +147,16 @@ def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float) -> Cau
             sentence=f"{subject}, {_ms(over_s)} a step over its peers: for {_ms(took_s)} {does}.",
             next_step=NEXT_STEP[code],
             took_s=took_s,
+        )
+    ran_s = sum(one.weight_ns * (one.run_fraction or 0.0) for one in found) * 1e-9 / max(1, n_steps)
+    if operator and ran_s >= SURE_FRACTION * over_s:
+        return CauseInfo(
+            code="operator",
+            sure=False,
+            sentence=f"{subject}, {_ms(over_s)} a step over its peers: it computes for {_ms(ran_s)}, first of all "
+            f"{operator}; it has more work than they have, or a slower processor.",
+            next_step=NEXT_STEP["operator"],
+            took_s=ran_s,
         )
     return CauseInfo(
         code="unknown",

@@ -315,7 +315,8 @@ def explained(
     if manifest is None or found is None or manifest.trigger.label == "asked":
         return cause_of(findings, sampled, control, faulty)
     if manifest.trigger.stage is None:
-        return cause_of_rank(manifest.capture.rank, sampled, found.over_s)
+        first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
+        return cause_of_rank(manifest.capture.rank, sampled, found.over_s, first)
     over_s = found.over_s if manifest.trigger.stage == findings.stage else None
     return cause_of(findings, sampled, control, faulty, over_s)
 
