@@ -190,7 +190,7 @@ def train(options: argparse.Namespace, folder: Path) -> None:
     samples = Images(cause, options.from_step * BATCH, folder)
     source = batches(DataLoader(samples, BATCH, num_workers=workers, prefetch_factor=2 if workers else None))
     ways = Ways(cause, folder)
-    compiled = torch.compile(lambda x, n: (x * n).sin().sum(), dynamic=False) if cause == "recompilation" else None
+    compiled = torch.compile(lambda x: x.sin().sum(), backend="aot_eager") if cause == "recompilation" else None
     with sftriage.Monitor(stages=("data", "forward", "backward", "optimizer"), sync=("backward",)) as monitor:
         monitor.watch(model)
         for step in range(options.steps):
@@ -205,7 +205,8 @@ def train(options: argparse.Namespace, folder: Path) -> None:
                     if slow and cause == "longer_sequences":
                         x = x.repeat(40, 1)
                     if slow and compiled is not None:
-                        compiled(x.detach(), step)
+                        torch._dynamo.reset()
+                        compiled(x.detach())
                     if slow:
                         ways.touch()
                     loss = F.mse_loss(model(x), x)

@@ -243,7 +243,7 @@ def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(sampled, cod
 
 
 def test_a_rank_that_computes_all_the_time_has_more_to_do_or_a_slower_processor():
-    # GIVEN a rank that is slow everywhere and runs meanwhile, in operators for the most part WHEN its cause is asked for
+    # GIVEN a rank that is slow everywhere and runs meanwhile, in operators mostly WHEN its cause is asked for
     cause = cause_of_rank(1, samples(*EVERYWHERE, runs=1, every_ms=5), 0.08, "aten::mm")
     # THEN both that it may be are said, and neither is sure
     assert (cause.code, cause.sure) == ("operator", False)
