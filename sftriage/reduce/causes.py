@@ -196,7 +196,10 @@ class _Search:
         """The first that accounts for enough."""
         if self.longer_s <= 0.0:
             return self._unknown(f"{self.findings.stage} took no longer than beside it in these steps")
-        return self._system() or self._operator() or self._line() or self._unknown(self._nothing_stands_out())
+        line = self._line()
+        # (what is known by its name says more than the operators in it)
+        named = line if line is not None and line.code in _WORKS else None
+        return self._system() or named or self._operator() or line or self._unknown(self._nothing_stands_out())
 
     def _seconds(self, spot: Spot) -> float:
         """What a place took of the stage, a step."""

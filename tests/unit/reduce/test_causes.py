@@ -185,6 +185,14 @@ def test_operators_that_took_it_are_the_cause_and_the_line_that_calls_them_the_p
     assert "36.0 of 40.0 ms in aten::mm, called from Model.forward (model.py:33: x = big @ big)" in cause.sentence
 
 
+def test_a_compiler_is_named_as_what_it_is_and_not_by_the_operators_it_runs():
+    # GIVEN 36 of 40 ms in one operator, all of it below the compiler
+    suspect = samples(((LOOP, within("compile_fx", "torch/_inductor/compile_fx.py")), 20), runs=1)
+    # WHEN the cause is asked for THEN it is the compiler
+    cause = cause_of(findings(working_s=0.036, shares=(MM,)), suspect, None, over_s=0.037)
+    assert (cause.code, cause.sure) == ("recompilation", True)
+
+
 def test_a_stage_that_took_no_longer_has_no_cause():
     # GIVEN a rank that was captured by hand, and is as quick as its control WHEN the cause is asked for
     cause = cause_of(findings(control_s=0.040), samples(((LOOP, GET), 20)), samples(((LOOP, GET), 20)))
