@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -93,10 +93,11 @@ class StackSampler:
         wait_s = self._period_s
         try:
             while not self._ended.wait(wait_s) and self._n_samples < MAX_SAMPLES:
-                began_ns = monotonic_ns()
+                began_ns = thread_time_ns()
                 self._take()
-                # Of many threads with deep stacks less often: meanwhile the training thread has no interpreter.
-                wait_s = max(self._period_s, MOST_OF_ONE * (monotonic_ns() - began_ns) * 1e-9)
+                # Of many threads with deep stacks less often: meanwhile the training thread has no interpreter. (Not by
+                # the clock: it may have been without it itself.)
+                wait_s = max(self._period_s, MOST_OF_ONE * (thread_time_ns() - began_ns) * 1e-9)
         except Exception as error:
             self._problem = repr(error)
         finally:
