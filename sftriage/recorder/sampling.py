@@ -81,9 +81,12 @@ class StackSampler:
         self._problem = ""
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Begin to sample. Does not raise: where no thread can be had, there are no stacks."""
         self._began_ns = monotonic_ns()
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            self._problem = str(error)
 
     def stop(self) -> None:
         """Sample no more. The thread ends by itself, at once; nobody waits for it here."""
@@ -136,7 +139,8 @@ class StackSampler:
             Why there is no such file, in words; "" where it is whole.
         """
         try:
-            self._thread.join()
+            if self._thread.ident is not None:
+                self._thread.join()
             if self._problem:
                 return f"no stacks: {self._problem}"
             data = json.dumps(self._document(path.name), separators=(",", ":")).encode()

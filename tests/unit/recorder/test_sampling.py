@@ -109,6 +109,18 @@ def test_what_does_not_fit_or_cannot_be_written_is_said_and_leaves_nothing(sampl
     assert list(tmp_path.iterdir()) == []
 
 
+def test_where_no_thread_can_be_had_there_are_no_stacks_and_no_error(monkeypatch, tmp_path):
+    # GIVEN a process that may start no thread WHEN it is to be sampled THEN the reason comes back in the end
+    def refused(_):
+        raise RuntimeError("can't start new thread")
+
+    made = Sampled()
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    made.sampler.start()
+    made.sampler.stop()
+    assert made.sampler.keep(tmp_path / "s.json", 1 << 20) == "no stacks: can't start new thread"
+
+
 def test_it_is_bounded(monkeypatch, tmp_path):
     # GIVEN room for two samples WHEN nobody stops it THEN it ends by itself
     monkeypatch.setattr("sftriage.recorder.sampling.MAX_SAMPLES", 2)
