@@ -148,7 +148,9 @@ def _since(trouble: Sequence[WindowRow], telling: WindowRow) -> tuple[int, int]:
 
     Nobody's onset counts but that of who is named; without one, it began in a step that the window before did not have.
     """
-    onsets = [row.onset_step for row in trouble if telling.named and row.onset_step is not None]
+    # The newest knows best, and its sentence says it.
+    newest = [telling.onset_step] if telling.named and telling.onset_step is not None else []
+    onsets = newest or [row.onset_step for row in trouble if telling.named and row.onset_step is not None]
     if not onsets and telling.regression is not None and "regressed" in telling.reasons:
         onsets = [telling.regression.since_step]
     if onsets:
