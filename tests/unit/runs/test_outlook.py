@@ -48,8 +48,8 @@ def test_a_trouble_is_told_from_its_beginning():
         row(110, **DISTURBED),
         row(160, "suspect", "throttle", "too early", onset=125),
     ]
-    # WHEN it is told THEN since when, who, and what was done, are those of the one who is named; the step is that of the
-    # newest verdict, whose sentence stands beside it
+    # WHEN it is told THEN since when, who, and what was done, are those of the one who is named; the step is
+    # that of the newest verdict, whose sentence stands beside it
     seen = outlook(rows, {"c-1": CaptureResult("c-1", 2, "stored")})
     assert (seen.since_step, seen.since_s, seen.named) == (125, rows[2].time_s, "rank 2 in data")
     assert seen.done == "Throttled, nothing heavy was started: too early"
