@@ -64,7 +64,7 @@ def fake(tmp_path, monkeypatch):
 
 def test_a_run_that_cannot_begin_leaves_no_place_behind(fake, tmp_path):
     fake("echo NVIDIA Nsight Systems version 2022.4.2.1")
-    run = ("torchrun", "--no-python", "train")
+    run = (sys.executable, "-m", "torch.distributed.run", "--no-python", "train")
     with pytest.raises(UsageError, match="SFTRIAGE_NSYS_RANK"):
         LocalRun(run, "job", [find("default")], lambda _: (), keeping=Keeping(tmp_path / "run"), nsys=UnderNsys("nvtx"))
     assert not list((tmp_path / "run").glob("nsys-*"))
