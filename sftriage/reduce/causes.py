@@ -15,6 +15,9 @@ from pathlib import PurePath
 from sftriage.reduce.samples import Frame, Spot, StackSamples, spots
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo
 
+LEAST_FRACTION = 0.04
+"""Of a step: what is longer by less is not slow, and has no cause. It is what a policy's `min_gain` is by default."""
+
 MAIN_FRACTION = 0.5
 """Of what the stage took longer, what a cause has to account for."""
 
@@ -127,13 +130,16 @@ def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float, operat
         sampled: the stacks that were sampled on it; None where none were.
         over_s: by how much it is over its peers, in seconds a step.
     """
+    if over_s <= 0.0:
+        said = f"Rank {rank} was no slower than its peers while it was captured."
+        return CauseInfo(code="unknown", sure=False, sentence=said, next_step=NEXT_STEP["unknown"])
     found = [] if sampled is None else spots(sampled, None)
     # (a step may have no sample, where the sampler was kept from it)
     n_steps = 0 if sampled is None or not found else max(sampled.step_N) - min(sampled.step_N) + 1
     samples = sum(one.samples for one in found)
     subject = f"Rank {rank} is slow in all its local stages"
     by: dict[CauseCode, Callable[[Spot], float | None]] = {**_BY_SYSTEM, "gil": lambda one: one.gil_fraction}
-    for code, fraction_of in by.items():
+    for code, fraction_of in by.items() if found else ():
         took_s = sum(one.weight_ns * (fraction_of(one) or 0.0) for one in found) * 1e-9 / max(1, n_steps)
         if took_s < MAIN_FRACTION * over_s:
             continue
@@ -149,7 +155,7 @@ def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float, operat
             took_s=took_s,
         )
     ran_s = sum(one.weight_ns * (one.run_fraction or 0.0) for one in found) * 1e-9 / max(1, n_steps)
-    if operator and ran_s >= SURE_FRACTION * over_s:
+    if operator and found and ran_s >= SURE_FRACTION * over_s:
         return CauseInfo(
             code="operator",
             sure=False,
@@ -194,8 +200,10 @@ class _Search:
 
     def cause(self) -> CauseInfo:
         """The first that accounts for enough."""
-        if self.longer_s <= 0.0:
-            return self._unknown(f"{self.findings.stage} took no longer than beside it in these steps")
+        if self.others_s is None:
+            return self._unknown(self._nobody_to_compare_with())
+        if self.longer_s <= LEAST_FRACTION * self.findings.suspect.step_s:
+            return self._unknown(f"{self.findings.stage} took hardly longer than what it is compared with")
         line = self._line()
         # (what is known by its name says more than the operators in it)
         named = line if line is not None and line.code in _WORKS else None
@@ -307,6 +315,13 @@ class _Search:
     def _subject(self) -> str:
         rank = self.findings.suspect.rank
         return f"{'The rank' if rank is None else f'Rank {rank}'} is slow in {self.findings.stage}"
+
+    def _nobody_to_compare_with(self) -> str:
+        """A rank that somebody has captured need not be slow: what it did is said, and no more."""
+        spot, stage = self._most(), self.findings.stage
+        did = "" if spot is None else f"; most of {stage} is in {_place(spot.frame)}, "
+        took = "" if spot is None else _of(self._seconds(spot), self.stage_s)
+        return f"whether {stage} took too long is not known, for there is no other rank to compare with{did}{took}"
 
     def _nothing_stands_out(self) -> str:
         spot = self._most()

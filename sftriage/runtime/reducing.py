@@ -311,14 +311,16 @@ def explained(
     findings: Findings, manifest: Manifest | None, sampled: StackSamples | None, control: StackSamples | None
 ) -> CauseInfo:
     """The cause of what some findings are about, with what the manifest of the capture knows of its steps."""
-    faulty, found = known_faulty(manifest), None if manifest is None else manifest.reproduced
-    if manifest is None or found is None or manifest.trigger.label == "asked":
+    faulty = known_faulty(manifest)
+    if manifest is None or manifest.trigger.label != "suspect":
         return cause_of(findings, sampled, control, faulty)
-    if manifest.trigger.stage is None:
+    trigger = manifest.trigger
+    # Where the captured steps do not say it, what led to the capture does.
+    over_s = trigger.gain_s if manifest.reproduced is None else manifest.reproduced.over_s
+    if trigger.stage is None:
         first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
-        return cause_of_rank(manifest.capture.rank, sampled, found.over_s, first)
-    over_s = found.over_s if manifest.trigger.stage == findings.stage else None
-    return cause_of(findings, sampled, control, faulty, over_s)
+        return cause_of_rank(manifest.capture.rank, sampled, over_s, first)
+    return cause_of(findings, sampled, control, faulty, over_s if trigger.stage == findings.stage else None)
 
 
 def _ranks_to_look_at(reductions: Sequence[Reduction], verdict: Verdict, stage: str | None) -> tuple[int, int] | None:
