@@ -16,7 +16,7 @@ from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.lateness import HeatMap
 from sftriage.runs.report import Report, capture_report, run_report
-from sftriage.runs.source import RunSource, View
+from sftriage.runs.source import RunSource
 from sftriage.words import clock_time, place
 
 
@@ -81,19 +81,12 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
 
         return markdown(told, made)
     from sftriage.web.report import chart_of, html
+    from sftriage.web.run_page import heat_steps
 
     chart = chart_of(told, dict(view.became), view.asks)
-    return html(told, made, time.time, chart, _heat(source, view))
-
-
-def _heat(source: RunSource, view: View) -> HeatMap | None:
-    """Who was late in the newest attempt."""
-    rows = [row for row in view.rows if row.attempt == view.rows[-1].attempt and row.stages]
-    if not rows:
-        return None
-    first, last = min(row.first_step for row in rows), max(row.last_step for row in rows)
-    found = source.heat(rows[-1].attempt, first, last)
-    return found if isinstance(found, HeatMap) else None
+    steps = heat_steps(None if chart is None else chart.axis, told.windows)
+    heat = None if steps is None else source.heat(*steps)
+    return html(told, made, time.time, chart, heat if isinstance(heat, HeatMap) else None)
 
 
 def _of_capture(what: str, run: Path | None, store: str | None, catalogue: str | None, form: str, made: str) -> str:

@@ -361,7 +361,9 @@ def code_of(spot: Spot) -> CauseCode:
 
 
 def _place(frame: Frame) -> str:
-    source = f": {frame.source}" if frame.source else ""
+    # (what a comment behind it says is no part of what is done there)
+    line = frame.source.partition("  # ")[0]
+    source = f": {line}" if line else ""
     return f"{frame.function} ({PurePath(frame.file).name}:{frame.line}{source})"
 
 
