@@ -17,6 +17,7 @@ from sftriage.records import (
     CaptureResult,
     Decision,
     JobStatus,
+    LeftOpen,
     ManualRequest,
     Reproduced,
     Trigger,
@@ -146,10 +147,19 @@ class DiskRecovered(_Event, tag="disk", frozen=True):
     lost_steps: tuple[int, int] | None = None
 
 
+class Place(msgspec.Struct, frozen=True):
+    """A line of the program."""
+
+    function: str
+    file: str
+    line: int
+
+
 class CauseFound(_Event, tag="cause", frozen=True):
     """What a capture's trace, and the stacks that were sampled meanwhile, say of why its rank was slow.
 
-    ``code`` is one of `sftriage.traces.manifest.CauseCode`, ``sure`` whether most of it is certain.
+    As `sftriage.traces.manifest.CauseInfo` has it. What is ``left_open`` another means would show: a capture by it
+    follows, once.
     """
 
     time_s: float
@@ -158,6 +168,10 @@ class CauseFound(_Event, tag="cause", frozen=True):
     code: str
     sure: bool
     sentence: str
+    place: Place | None = None
+    compared_with: int | None = None
+    next_step: str = ""
+    left_open: LeftOpen = ""
 
 
 Decided = WindowJudged | ManualRequestDecided | FollowUpDecided

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from sftriage.counters import MOST_FRACTION, PLACE, SystemCode
 from sftriage.errors import SchemaError
 
 if TYPE_CHECKING:
@@ -40,6 +41,17 @@ Clock = Literal["host", "device"]
 Pattern = Literal["chronic", "recurring", "one-off"]
 Outcome = Literal["capture", "hold", "throttle", "ignore"]
 Profiler = Literal["torch", "nsys", "stacks"]
+ProfilerChoice = Literal["auto", "torch", "nsys", "stacks"]
+"""What is asked for; ``auto`` becomes one of the profilers once it is known what there is to see."""
+ChoiceReason = Literal["", "host_stage", "compute_stage", "device_clock", "whole_rank", "stands_still", "left_open"]
+"""Why ``auto`` chose a profiler; "" where it was named."""
+LeftOpen = Literal["", "operators", "stacks", "system"]
+"""What a capture that holds its fault does not show and another means would: operators and kernels, Python stacks, or
+what only a look at the whole process has; "" where it shows what the time went into."""
+SAMPLE_STACKS = "sample_stacks"
+"""The option of a capture that has the trainer sample its Python stacks; torch's ``with_stack`` traces every call."""
+SAMPLES_PER_SECOND = "samples_per_second"
+"""The option that says how often, at most; whole, from 1 to 1,000."""
 Role = Literal["suspect", "control"]
 CaptureState = Literal["accepted", "armed", "running", "stored", "failed", "refused", "expired"]
 ENDED: frozenset[CaptureState] = frozenset({"stored", "failed", "refused", "expired"})
@@ -53,11 +65,16 @@ ReasonCode = Literal[
     "no_rank_named",
     "one_off",
     "descheduled",
+    "cgroup_throttled",
+    "stopped",
+    "page_faults",
+    "memory_pressure",
     "no_rule_matched",
     "observe_only",
     "pending",
     "waits_for_windows",
     "rule_matched",
+    "follow_up",
     "asked",
     "rank_hangs",
     "captures_per_run",
@@ -212,8 +229,8 @@ class Window:
     - ``hosts``, ``cohorts``: of each rank the host it is on, and its role: ranks of one cohort do the same work;
     - ``kinds``: of each step what sort it is, "" for an ordinary one;
     - ``work_NR``: how much work each rank's step was (tokens, samples), 0 where nobody said;
-    - ``queued_NR``: seconds that the training thread was ready to run and stood in the run queue instead, and
-      ``preempted_NR`` how often a CPU was taken from it; NaN where that is not known;
+    - ``counted_NRC``: what the kernel counted of the rank, in the order of `counters.COUNTERS`; NaN where that is not
+      known;
     - ``on_device``: some rank's steps run on a device that its host does not wait for: there the host's durations are
       those of launches, and of waiting for the device wherever the host next does;
     - ``device_NRS``, ``device_outside_NRG``, ``device_between_NR`` and ``device_ready_NR``: durations, outside, between
@@ -239,9 +256,12 @@ class Window:
     device_outside_NRG: FloatArray | None = None
     device_between_NR: FloatArray | None = None
     on_device: bool = False
-    queued_NR: FloatArray | None = None
-    preempted_NR: FloatArray | None = None
+    counted_NRC: FloatArray | None = None
     device_ready_NR: FloatArray | None = None
+
+    def counted(self, name: str) -> FloatArray | None:
+        """What the kernel counted under a name of `counters.COUNTERS` (N, R)."""
+        return None if self.counted_NRC is None else self.counted_NRC[:, :, PLACE[name]]
 
     @property
     def last_step(self) -> int:
@@ -372,6 +392,8 @@ class Suspect:
         onset_range: the earliest and the latest step that it may have begun at instead.
         descheduled_fraction: how much of its lateness over its peers was waiting for a CPU; None where that is not
             known. It decides nothing about who is named.
+        system: what else the system did to it that was more of its lateness than anything else, and how much of it was
+            that; None where it was nothing of the sort, or that is not known.
     """
 
     scope: Scope
@@ -388,11 +410,15 @@ class Suspect:
     onset_step: int | None = None
     onset_range: tuple[int, int] | None = None
     descheduled_fraction: float | None = None
+    system: tuple[SystemCode, float] | None = None
 
     @property
-    def mostly_descheduled(self) -> bool:
-        """Whether its lateness was waiting for a CPU more than anything else."""
-        return self.descheduled_fraction is not None and self.descheduled_fraction >= 0.5
+    def by_system(self) -> tuple[SystemCode, float] | None:
+        """What the system did to it that was more of its lateness than anything else, and how much of it was that."""
+        if self.system is not None:
+            return self.system
+        waited = self.descheduled_fraction
+        return None if waited is None or waited < MOST_FRACTION else ("descheduled", waited)
 
 
 @dataclass(frozen=True, slots=True)
@@ -434,7 +460,8 @@ class Verdict:
 class Trigger:
     """Why a capture exists: the window and the suspect, and the rule of the policy that asked for it.
 
-    ``why`` says it in a sentence.
+    ``why`` says it in a sentence. ``chosen`` is why it is by this profiler, where nobody named one, and ``follows`` the
+    earlier capture of the same suspect that left open what this one is to show.
     """
 
     first_step: int
@@ -453,21 +480,28 @@ class Trigger:
     period_steps: int | None = None
     onset_step: int | None = None
     why: str = ""
+    chosen: ChoiceReason = ""
+    follows: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ManualRequest:
-    """A capture that a person asks for; ``who`` does, and why. The answer has the same ``request_id``."""
+    """A capture that a person asks for; ``who`` does, and why. The answer has the same ``request_id``.
+
+    ``options`` are those of each profiler under its name, as a policy has them; what is not there is as it is there.
+    """
 
     request_id: str
     ranks: tuple[int, ...]
     who: str
     reason: str
-    profiler: Profiler = "torch"
+    profiler: ProfilerChoice = "auto"
     steps: int = 5
     warmup_steps: int = 1
     max_seconds: float = 60.0
     max_bytes: int = 512 * 2**20
+    samples_per_second: int = 200
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -547,6 +581,11 @@ class CaptureRequest:
             raise ValueError(f"phase {self.phase} of a period of {self.period_steps} steps")
         if not (0 < self.max_seconds <= 3600 and self.max_bytes > 0):
             raise ValueError(f"max_seconds {self.max_seconds} or max_bytes {self.max_bytes} out of bounds")
+
+    @property
+    def takes_steps(self) -> bool:
+        """Whether the trainer carries it out, or marks its steps; else its stacks are taken once, from outside."""
+        return self.profiler != "stacks" or bool(self.options.get(SAMPLE_STACKS))
 
     def begins_at(self, step: int) -> int:
         """The first step to be recorded, if none before ``step`` can be: with what comes back in the middle."""

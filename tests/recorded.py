@@ -7,11 +7,11 @@ from sftriage.agent.reading import RankRings
 from sftriage.controller.gathering import WindowAssembly
 from sftriage.recorder import RingInfo
 from sftriage.records import StepRecord, Window
+from sftriage.windows.counting import KIND, KeptReadings, kept_readings
 from sftriage.windows.gather import Shape
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from sftriage.windows.rings import Ring
-from sftriage.windows.scheduling import KIND, KeptReadings, kept_readings
 from sftriage.windows.shipped import ReadCounts
 
 

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from sftriage.agent.captures import Captures
-from sftriage.agent.evidence import EvidenceSampler
+from sftriage.agent.evidence import EvidenceSampler, slowed_fraction
 from sftriage.agent.executors import Places
 from sftriage.agent.reading import RankRings
 from sftriage.capture.nsys import NsysPlace
+from sftriage.recorder import RingInfo
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture, plain
 from sftriage.traces.disk import Do, at_once
 from sftriage.traces.store import LocalStore
@@ -90,8 +91,17 @@ class Agent:
         if found is None:
             return None
         self._has_gpus = bool(found.gpus)
-        of = {rank: plain(gpu) for rank in about if (gpu := found.of(rank)) is not None}
+        of = {
+            rank: plain(gpu) | {"slowed_fraction": slowed_fraction(gpu, found.gpus)}
+            for rank in about
+            if (gpu := found.of(rank)) is not None
+        }
         return GpuFindings(found.time_s, found.remarks, of, found.problem)
+
+    @property
+    def rings(self) -> list[RingInfo]:
+        """Those of all ranks, of all starts."""
+        return self._rings.infos
 
     @property
     def telemetry(self) -> ReadCounts:

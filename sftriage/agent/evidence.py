@@ -152,9 +152,8 @@ def _clocks(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
     hard = [words for name, words in _HARD.items() if reasons.get(name)]
     if len(hard) > 1:
         hard = [words for words in hard if words != _HARD["hw_slowdown"]]
-    usual = _usual([other.sm_clock_mhz for other in others if not _idle(other)])
-    clock = gpu.sm_clock_mhz
-    slow = clock is not None and usual is not None and not _idle(gpu) and clock < SLOW_FRACTION * usual
+    clock, usual = gpu.sm_clock_mhz, _usual_clock(others)
+    slow = _is_slow(gpu, usual)
     if not (hard or slow):
         return []
     why = hard + [words for name, words in _SOFT.items() if reasons.get(name, 0) >= _MOSTLY]
@@ -164,6 +163,28 @@ def _clocks(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:
     if slow and usual is not None:
         said += f", the others at {usual:,.0f}"
     return [f"{said}: {', '.join(why) if why else 'it gives no reason'}"]
+
+
+def slowed_fraction(gpu: Gpu, gpus: Sequence[Gpu]) -> float | None:
+    """By how much lower a GPU's clock is than that of the host's others which are at work; None where it is not slow.
+
+    Where there is none to compare with, and the hardware limits it, it is held against its own maximum.
+    """
+    usual = _usual_clock([other for other in gpus if other is not gpu and other.name == gpu.name])
+    hard = any((gpu.clock_reasons or {}).get(name) for name in _HARD)
+    reference = gpu.sm_clock_max_mhz if usual is None and hard else usual
+    if reference is None or gpu.sm_clock_mhz is None or not _is_slow(gpu, reference):
+        return None
+    return 1.0 - gpu.sm_clock_mhz / reference
+
+
+def _usual_clock(others: Sequence[Gpu]) -> float | None:
+    return _usual([other.sm_clock_mhz for other in others if not _idle(other)])
+
+
+def _is_slow(gpu: Gpu, usual: float | None) -> bool:
+    clock = gpu.sm_clock_mhz
+    return clock is not None and usual is not None and not _idle(gpu) and clock < SLOW_FRACTION * usual
 
 
 def _ecc(gpu: Gpu, others: Sequence[Gpu]) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from sftriage.capture.abandoned import AbandonedNsys, AbandonedStacks
 from sftriage.capture.executor import Executor, RankLook
 from sftriage.capture.nsys import NsysCapture, NsysPlace
+from sftriage.capture.sampled import SampledCapture
 from sftriage.capture.stacks import StacksCapture
 from sftriage.capture.torch_profiler import TorchCapture
 from sftriage.errors import CaptureError
@@ -31,11 +32,11 @@ def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: 
     Raises:
         CaptureError: there can be none; the message is the reason.
     """
-    if request.profiler == "stacks":
+    if not request.takes_steps:
         return StacksCapture(request, info, places.spool, look)
     mailbox = places.rings / info.file_name("mailbox")
-    if request.profiler == "torch":
-        return TorchCapture(request, mailbox, places.spool)
+    if request.profiler != "nsys":
+        return _by_trainer(request, mailbox, places.spool)
     if places.nsys is None:
         raise CaptureError("the job was not launched under nsys: sftriage run --nsys")
     return NsysCapture(request, places.nsys, mailbox, places.spool, look)
@@ -51,13 +52,13 @@ def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor
         CaptureError: it cannot be gone on with; the message is the reason.
     """
     mailbox = places.rings / info.file_name("mailbox")
-    if request.profiler == "stacks":
+    if not request.takes_steps:
         return AbandonedStacks(request, places.spool)
     if request.profiler == "nsys":
         if places.nsys is None:
             raise CaptureError("the note of how its rank was launched under nsys is gone")
         return AbandonedNsys(request, places.nsys, mailbox, places.spool, lambda: None)
-    capture = TorchCapture(request, mailbox, places.spool)
+    capture = _by_trainer(request, mailbox, places.spool)
     if capture.handed_over:
         return capture
     capture.cancel()
@@ -65,13 +66,17 @@ def adopted(request: CaptureRequest, info: RingInfo, places: Places) -> Executor
     raise CaptureError("its rank was never asked")
 
 
+def _by_trainer(request: CaptureRequest, mailbox: Path, spool: Path) -> TorchCapture:
+    """The executor of what the trainer does by itself."""
+    return (SampledCapture if request.profiler == "stacks" else TorchCapture)(request, mailbox, spool)
+
+
 def overlap(request: CaptureRequest, running: Iterable[CaptureRequest]) -> str | None:
     """Why a request cannot begin beside those that run, or None.
 
-    The GPU's tracing has one owner in a process, torch's profiler or nsys. Stacks trouble only other stacks.
+    A trainer does one thing at a time. A look from outside troubles only another one.
     """
     for other in running:
-        both_trace = "stacks" not in (request.profiler, other.profiler)
-        if other.rank == request.rank and (both_trace or other.profiler == request.profiler):
+        if other.rank == request.rank and other.takes_steps == request.takes_steps:
             return f"capture {other.capture_id} ({other.profiler}) of rank {request.rank} is under way"
     return None

@@ -11,8 +11,8 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
+from sftriage.agent.counting import Counting
 from sftriage.agent.keeping import RankLog
-from sftriage.agent.scheduling import Scheduling
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import JobStatus, RankStatus
@@ -61,7 +61,7 @@ class RankRings:
         self._ranks: dict[Path, _Rank] = {}
         # Of each generation: what its ranks keep of steps that are thinned.
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
-        self._scheduling = Scheduling(steps, self._say_once, kept, do)
+        self._counting = Counting(steps, self._say_once, kept, do)
         self._first_info: dict[int, RingInfo] = {}
         self._said: set[str] = set()
         self._host, self._position = socket.gethostname(), 0
@@ -114,7 +114,7 @@ class RankRings:
         if one.device_log is not None:
             one.device_log.take(batch.device, blocks, cohort)
         if len(batch.steps):
-            self._scheduling.look(info)
+            self._counting.look(info)
 
     def _of_generation(self, generation: int, found: list[tuple[_Rank, Batch]], wall_ns: int) -> Rows:
         first = self._first_info[generation]
@@ -125,7 +125,7 @@ class RankRings:
             schema=first.schema,
             world_size=first.world_size,
             ranks={info.rank: RankLocation(info.host, info.cohort) for info in infos},
-            steps=self._scheduling.laid_over(generation, together([batch.steps for _, batch in found])),
+            steps=self._counting.laid_over(generation, together([batch.steps for _, batch in found])),
             device_steps=together([device for _, device in on_device]) if on_device else None,
             device_over=tuple(
                 ring.info.rank for ring, device in on_device if (ring.over or ring.untimed) and not len(device)
@@ -166,6 +166,11 @@ class RankRings:
         infos = sorted((one.ring.info for one in list(self._ranks.values())), key=attrgetter("attempt"))
         return {info.rank: info for info in infos}
 
+    @property
+    def infos(self) -> list[RingInfo]:
+        """Those of all rings."""
+        return [one.ring.info for one in list(self._ranks.values())]
+
     def alive(self, rank: int) -> bool:
         """Whether the process of a rank is there."""
         return any(one.ring.writer_alive for one in list(self._ranks.values()) if rank == one.ring.info.rank)
@@ -174,7 +179,7 @@ class RankRings:
         """Close every file."""
         for one in self._ranks.values():
             one.close()
-        self._scheduling.close()
+        self._counting.close()
         self._ranks.clear()
 
     def look(self) -> None:

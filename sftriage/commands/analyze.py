@@ -13,7 +13,7 @@ from sftriage.controller.replay import judge_all
 from sftriage.reports.tables import frontier_table, windows_table
 from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.windows.gather import Shape
-from sftriage.words import verdict_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 
 def analyze(

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import getpass
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from sftriage.commands.options import RunOption
 from sftriage.commands.output import notices, print_json, say, write
 from sftriage.errors import CaptureError, UsageError
-from sftriage.records import ManualRequest, Profiler
+from sftriage.records import ManualRequest, ProfilerChoice
 from sftriage.runs.asks import leave, withdraw
 from sftriage.runs.directory import RunDirectory, find_run, read_info
-from sftriage.words import place
+from sftriage.words.amounts import place
 
 INTERRUPTED = 128 + 2
 """What a shell says of a command that Ctrl-C ended."""
@@ -23,18 +24,77 @@ NOTED_S = 30.0
 """Past its time-box, how long a capture may take to be written out and stored."""
 
 
+Switch = bool | None
+"""On, off, or as in a policy that does not say it."""
+
+
 def capture(
     rank: Annotated[list[int], typer.Option(metavar="N", min=0, help="A rank to capture. Repeatable.")],
     reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; it goes into the manifest.")],
     run: RunOption = None,
-    profiler: Annotated[Profiler, typer.Option(help="The profiler to run.")] = "torch",
+    profiler: Annotated[
+        ProfilerChoice,
+        typer.Option(
+            help="auto: operators and Python stacks, or from outside where the rank takes no steps. torch: operators "
+            "and kernels, and stacks beside. stacks: Python stacks alone. nsys: Nsight Systems."
+        ),
+    ] = "auto",
     steps: Annotated[int, typer.Option(metavar="N", min=1, max=1000, help="Steps to record.")] = 5,
     warmup_steps: Annotated[
-        int, typer.Option(metavar="N", min=0, max=100, help="Steps the profiler runs before those.")
+        int, typer.Option(metavar="N", min=0, max=100, help="Steps the profiler runs before those; stacks need none.")
     ] = 1,
     max_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", min=1, max=3600, help="When it ends, whatever happens.")
     ] = 60.0,
+    samples_per_second: Annotated[
+        int, typer.Option(metavar="N", min=1, max=1000, help="How often stacks are sampled over the steps, at most.")
+    ] = 200,
+    max_bytes: Annotated[str, typer.Option(metavar="SIZE", help="Size over which a trace is not kept.")] = "512Mi",
+    sample_stacks: Annotated[
+        Switch,
+        typer.Option(
+            "--sample-stacks/--no-sample-stacks", help="torch: sample Python stacks beside.", show_default="sampled"
+        ),
+    ] = None,
+    record_shapes: Annotated[
+        Switch, typer.Option("--record-shapes", help="torch: the shapes of operators' inputs.")
+    ] = None,
+    with_stack: Annotated[
+        Switch,
+        typer.Option(
+            "--with-stack", help="torch: trace every Python call: exact, and several times slower where there are many."
+        ),
+    ] = None,
+    profile_memory: Annotated[Switch, typer.Option("--profile-memory", help="torch: allocations.")] = None,
+    nsys_trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIST",
+            help="The interfaces whose calls are recorded.",
+            show_default="what the ranks were launched with",
+        ),
+    ] = None,
+    nsys_sample: Annotated[
+        Literal["none", "cpu"] | None,
+        typer.Option(help="Sample the process's stacks (cpu).", show_default="none"),
+    ] = None,
+    nsys_sqlite: Annotated[
+        Switch,
+        typer.Option(
+            "--nsys-sqlite/--no-nsys-sqlite", help="Export the report to SQLite too.", show_default="exported"
+        ),
+    ] = None,
+    native: Annotated[
+        Switch,
+        typer.Option("--native", help="stacks: the frames of C and C++ too; one look from outside, and of no steps."),
+    ] = None,
+    flight_recorder: Annotated[
+        Switch,
+        typer.Option(
+            "--flight-recorder",
+            help="stacks: the flight recorder of torch.distributed too; one look from outside, and of no steps.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One object on stdout.")] = False,
 ) -> None:
     """Capture ranks of a job that runs, under the same limits and with the same record as any capture.
@@ -45,8 +105,28 @@ def capture(
     # All that is imported here is so before anything is asked for: CPython ends as if by SIGINT, whoever handles it,
     # where Ctrl-C comes while a dataclass is made.
     from sftriage.agent.captures import ANSWER_GRACE_S
+    from sftriage.policy.quantities import size_bytes
     from sftriage.runs import answers
 
+    try:
+        most_bytes = size_bytes(max_bytes)
+    except ValueError as error:
+        raise UsageError(f"--max-bytes: {error}") from None
+    given: dict[str, dict[str, Any]] = {
+        "torch": {
+            "sample_stacks": sample_stacks,
+            "record_shapes": record_shapes,
+            "with_stack": with_stack,
+            "profile_memory": profile_memory,
+        },
+        "nsys": {
+            "trace": None if nsys_trace is None else nsys_trace.split(","),
+            "sample": nsys_sample,
+            "sqlite": nsys_sqlite,
+        },
+        "stacks": {"native": native, "flight_recorder": flight_recorder},
+    }
+    options = _options(profiler, given)
     directory = find_run(run)
     if not Path(read_info(directory).rings).is_dir():
         raise UsageError(f"{place(directory.path)} is a run that has ended")
@@ -59,6 +139,9 @@ def capture(
         steps=steps,
         warmup_steps=warmup_steps,
         max_seconds=max_seconds,
+        max_bytes=most_bytes,
+        samples_per_second=samples_per_second,
+        options=options,
     )
     try:
         with notices().status("asking") as status:
@@ -66,12 +149,28 @@ def capture(
             leave(directory, ask)
             decision = answers.answer(directory, ask)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
-            ended = answers.ended(directory, decision, max_seconds + ANSWER_GRACE_S[profiler] + NOTED_S)
+            grace_s = max(ANSWER_GRACE_S[request["profiler"]] for request in decision["requests"])
+            ended = answers.ended(directory, decision, max_seconds + grace_s + NOTED_S)
     except KeyboardInterrupt:
         withdraw(directory, ask)
         say(answers.left_alone(directory, ask))
         raise typer.Exit(INTERRUPTED) from None
     _tell(directory, decision, ended, answers.follow_ups(directory, ended), as_json=as_json)
+
+
+def _options(profiler: ProfilerChoice, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The options that were given, under the profiler that they are of.
+
+    Raises:
+        UsageError: some are of one that does not run.
+    """
+    said = {of: {name: value for name, value in its.items() if value is not None} for of, its in given.items()}
+    for of, its in said.items():
+        # (auto looks from outside only where it has to)
+        if its and profiler != of and (profiler != "auto" or of == "stacks"):
+            names = ", ".join(f"--{'nsys-' * (of == 'nsys')}{name.replace('_', '-')}" for name in its)
+            raise UsageError(f"{names}: say --profiler {of} too")
+    return {of: its for of, its in said.items() if its}
 
 
 def _who() -> str:

@@ -152,6 +152,7 @@ CONTENTS: tuple[Entry | Section, ...] = (
         (
             "sftriage run -- torchrun --nproc-per-node 8 train.py",
             "sftriage run --policy mine.yaml --store s3://our-traces -- torchrun train.py",
+            "sftriage run --job-id 1234 --hub node-1 -- torchrun --nnodes 4 train.py",
         ),
         passes_on=True,
     ),
@@ -160,6 +161,21 @@ CONTENTS: tuple[Entry | Section, ...] = (
         "run:attach",
         "Take over a job whose `sftriage run` has ended.",
         ("sftriage attach --run sftriage-runs/RUN",),
+    ),
+    Entry(
+        "agent",
+        "agent:agent",
+        "Watch one host of a job on many.",
+        ("sftriage agent --job-id 1234 --hub node-1 --rings /dev/shm/my-rings",),
+    ),
+    Entry(
+        "controller",
+        "controller:controller",
+        "Watch a job on many hosts.",
+        (
+            "sftriage controller --job-id 1234 --nats nats://nats:4222 --creds FILE",
+            "sftriage controller --run sftriage-runs/1234 --hub node-1",
+        ),
     ),
     Entry(
         "demo",

@@ -11,25 +11,34 @@ from typing import Annotated
 
 import typer
 
-from sftriage.commands.output import notices, print_json, results
-from sftriage.demo.faults import FAULT_STAGES, Fault, parse_fault
+from sftriage.commands.output import notices, print_json, results, write
+from sftriage.demo.faults import CAUSES, FAULT_STAGES, Caused, Fault, parse_cause, parse_fault
 from sftriage.errors import UsageError
-from sftriage.words import place
+from sftriage.words.amounts import place
 
 DEFAULT_STEPS = 300
-DEFAULT_DELAY_S = 0.04
+DEFAULT_CAUSE = "slow-dataset"
 FAULT_AFTER_FRACTION = 0.4
 """Where in the job a fault begins: late enough for a baseline, early enough to fill a window."""
 
 
 def demo(
+    cause: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:RANK]",
+            help="Make a rank slow, part-way through, by what slows down real jobs; without RANK one drawn by chance. "
+            "Repeatable; `list` says which there are.",
+            show_default=DEFAULT_CAUSE,
+        ),
+    ] = None,
     fault: Annotated[
         list[str] | None,
         typer.Option(
             metavar="STAGE:RANK:MS",
             help=f"Delay a stage ({', '.join(FAULT_STAGES)}) of a rank by MS in every step, part-way through. "
             "Repeatable; `none` for a healthy run.",
-            show_default="data of a rank drawn by chance",
+            show_default=False,
         ),
     ] = None,
     ranks: Annotated[int, typer.Option(metavar="N", min=2, max=64, help="Ranks of the job.")] = 4,
@@ -53,7 +62,11 @@ def demo(
     from sftriage.runtime.local import Keeping, LocalRun
     from sftriage.sinks.terminal import Progress
 
-    faults = _faults(fault, ranks)
+    if cause == ["list"]:
+        for name, one in CAUSES.items():
+            write(f"{name:16} {one.says}")
+        return
+    faults = _faults(cause, fault, ranks)
     if find_spec("torch") is None:
         raise UsageError("the demo trains with PyTorch, which is not installed here; install sftriage[demo], or torch")
     fault_step = int(steps * FAULT_AFTER_FRACTION)
@@ -79,21 +92,24 @@ def demo(
         print_outcome(outcome, results())
 
 
-def _faults(texts: list[str] | None, ranks: int) -> list[Fault]:
-    if texts is None:
-        return [Fault("data", random.randrange(ranks), DEFAULT_DELAY_S)]
-    if "none" in texts:
-        if len(texts) > 1:
+def _faults(causes: list[str] | None, delays: list[str] | None, ranks: int) -> list[Fault | Caused]:
+    drawn = iter(random.sample(range(ranks), ranks) * (1 + len(causes or ()) // ranks))
+    if delays is not None and "none" in delays:
+        if len(delays) > 1 or causes:
             raise UsageError("--fault none stands alone: a run is healthy or it is not")
         return []
-    faults = [parse_fault(text) for text in texts]
+    asked = causes if causes or delays else [DEFAULT_CAUSE]
+    faults: list[Fault | Caused] = [parse_cause(text, drawn) for text in asked or ()]
+    faults += map(parse_fault, delays or ())
     for fault in faults:
         if fault.rank >= ranks:
-            raise UsageError(f"--fault {fault}: there is no rank {fault.rank} among {ranks} (0 to {ranks - 1})")
+            option = "cause" if isinstance(fault, Caused) else "fault"
+            raise UsageError(f"--{option} {fault}: there is no rank {fault.rank} among {ranks} (0 to {ranks - 1})")
     return faults
 
 
-def _command(ranks: int, steps: int, faults: list[Fault], fault_step: int) -> tuple[str, ...]:
+def _command(ranks: int, steps: int, faults: list[Fault | Caused], fault_step: int) -> tuple[str, ...]:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
     script = ("-m", "sftriage.demo.train", f"--steps={steps}", f"--fault-step={fault_step}")
-    return (*launcher, *script, *(f"--fault={fault}" for fault in faults))
+    given = (f"--{'cause' if isinstance(fault, Caused) else 'fault'}={fault}" for fault in faults)
+    return (*launcher, *script, *given)

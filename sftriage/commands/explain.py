@@ -11,18 +11,9 @@ from sftriage.commands.output import print_json, write
 from sftriage.frontier.explaining import Check, explain
 from sftriage.runs.decisions import window_of
 from sftriage.runs.directory import find_run
-from sftriage.words import (
-    advice,
-    decision_values,
-    milliseconds,
-    reason_sentence,
-    resolution,
-    scheduling_sentence,
-    verdict_sentence,
-    when,
-    where,
-    who,
-)
+from sftriage.words.amounts import milliseconds
+from sftriage.words.decisions import advice, decision_values, reason_sentence, resolution
+from sftriage.words.verdicts import system_sentence, verdict_sentence, when, where, who
 
 
 def explain_decision(
@@ -53,8 +44,8 @@ def explain_decision(
         first = verdict.suspects[0]
         gain = f"{milliseconds(first.gain_s)} of each slow step ({first.share:.1%})"
         write(f"{'Suspect:  ' if verdict.named else 'Candidate:'} {who(first)}, {where(first)}, {when(first)}: {gain}")
-        if scheduled := scheduling_sentence(verdict):
-            write(f"Scheduler: {scheduled}")
+        if done := system_sentence(verdict):
+            write(f"System:    {done}")
     if verdict.suspects and explanation.runner_up is None:
         write("Runner-up: nobody else would save much if mended alone")
     if explanation.runner_up is not None:

@@ -93,12 +93,17 @@ def _show_page(store: Store, reference: str, port: int | None, out: Path | None,
 def _hand_over(
     trace: StoredFile, wanted_port: int | None, wait_s: float, start: Starter, started: bool, as_json: bool
 ) -> None:
+    from sftriage.reduce.tracks import stack_tracks
     from sftriage.web.serving import BackgroundServer
     from sftriage.web.viewer import VIEWER, VIEWER_PORT, ServedTrace, listen_for_viewer, unreachable
 
     port = wanted_port or VIEWER_PORT
     try:
-        with ending_on_sigterm(), listen_for_viewer(port) as listening, for_viewer(trace) as (file, shown, spot):
+        with (
+            ending_on_sigterm(),
+            listen_for_viewer(port) as listening,
+            for_viewer(trace, stack_tracks) as (file, shown, spot),
+        ):
             served = ServedTrace(shown, trace.name, port, "" if spot is None else spot.parameters)
             with BackgroundServer(served.app(), listening, grace_s=GRACE_S):
                 if as_json:

@@ -33,3 +33,55 @@ CatalogueOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
+_HOSTS_PANEL = "Many hosts"
+JobIdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--job-id",
+        metavar="ID",
+        help="A name that no other job on the same hub has, and all hosts of this one: $SLURM_JOB_ID.",
+        show_default=False,
+        rich_help_panel=_HOSTS_PANEL,
+    ),
+]
+HubOption = Annotated[
+    str | None,
+    typer.Option(
+        "--hub",
+        metavar="HEAD[:PORT]",
+        help="The host that the others connect to: it starts a NATS server, on port 7422, and the controller.",
+        show_default=False,
+        rich_help_panel=_HOSTS_PANEL,
+    ),
+]
+NatsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--nats",
+        metavar="URL",
+        help="A NATS server with JetStream that is there already: nats:// or tls://.",
+        show_default=False,
+        rich_help_panel=_HOSTS_PANEL,
+    ),
+]
+CredentialsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--creds",
+        metavar="FILE",
+        help="What lets us in there: USER:PASSWORD or a token, or the credentials that nsc makes. By default "
+        "the host of --hub makes a password, in a file under sftriage-runs.",
+        show_default=False,
+        rich_help_panel=_HOSTS_PANEL,
+    ),
+]
+TlsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--tls",
+        metavar="DIR",
+        help="Encrypt what the hosts tell each other: ca.pem is there, and on the host of --hub cert.pem and key.pem.",
+        show_default=False,
+        rich_help_panel=_HOSTS_PANEL,
+    ),
+]

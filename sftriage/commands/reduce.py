@@ -35,7 +35,7 @@ from sftriage.runtime.reducing import (
     with_manifest,
 )
 from sftriage.traces.manifest import Findings
-from sftriage.words import verdict_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 
 def reduce(

@@ -13,11 +13,12 @@ from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import results, write
 from sftriage.commands.traces import captures_of, complete_capture
 from sftriage.errors import UsageError
+from sftriage.runs.beside import control_of
 from sftriage.runs.directory import RunDirectory, find_run
 from sftriage.runs.lateness import HeatMap
 from sftriage.runs.report import Report, capture_report, run_report
 from sftriage.runs.source import RunSource
-from sftriage.words import clock_time, place
+from sftriage.words.amounts import clock_time, place
 
 
 def report(
@@ -80,13 +81,14 @@ def _of_run(directory: RunDirectory, form: str, made: str) -> str:
         from sftriage.reports.markdown import markdown
 
         return markdown(told, made)
-    from sftriage.web.report import chart_of, html
+    from sftriage.web.report import chart_of, flames_of, html
     from sftriage.web.run_page import heat_steps
 
     chart = chart_of(told, dict(view.became), view.asks)
     steps = heat_steps(None if chart is None else chart.axis, told.windows)
     heat = None if steps is None else source.heat(*steps)
-    return html(told, made, time.time, chart, heat if isinstance(heat, HeatMap) else None)
+    flames = flames_of(source.store, [one.manifest for one in told.captures if one.manifest.capture.role == "suspect"])
+    return html(told, made, time.time, chart, heat if isinstance(heat, HeatMap) else None, flames=flames)
 
 
 def _of_capture(what: str, run: Path | None, store: str | None, catalogue: str | None, form: str, made: str) -> str:
@@ -102,10 +104,10 @@ def _of_capture(what: str, run: Path | None, store: str | None, catalogue: str |
         from sftriage.reports.markdown import markdown
 
         return markdown(told, made)
-    from sftriage.web.report import html
+    from sftriage.web.report import flames_of, html
 
     lanes = None
     if source is not None and view is not None:
         asked = view.asked_by(manifest.capture_id)
-        lanes = source.beside(manifest, asked.attempt if asked else 0, None)
-    return html(told, made, time.time, lanes=lanes)
+        lanes = source.beside(manifest, asked.attempt if asked else 0, control_of(manifest))
+    return html(told, made, time.time, lanes=lanes, flames=flames_of(its_store, [manifest]))

@@ -18,7 +18,7 @@ from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.runtime.catalogues import own_catalogue, whole_store
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.retention import Kept, RetentionLimits, outlook, remove
-from sftriage.words import size
+from sftriage.words.amounts import size
 
 
 def pin_trace(

@@ -5,87 +5,49 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from sftriage.commands.options import CatalogueOption, RunOption
-from sftriage.commands.output import notices, uploading
+from sftriage.commands.job_options import (
+    KEEP_STEPS,
+    KEEP_STEPS_FOR,
+    LOOPBACK,
+    CopiesOption,
+    DropLocalOption,
+    KeepStepsForOption,
+    KeepStepsOption,
+    MetricsFileOption,
+    MetricsHostOption,
+    MetricsPerRankOption,
+    MetricsPortOption,
+    MetricsTokenFileOption,
+    OtelOption,
+    OtelStepsOption,
+    OutOption,
+    PoliciesOption,
+    copies_of,
+    finish,
+    kept_steps,
+    metering_of,
+    say_begun,
+    say_summary,
+)
+from sftriage.commands.options import (
+    CatalogueOption,
+    CredentialsOption,
+    HubOption,
+    JobIdOption,
+    NatsOption,
+    RunOption,
+    TlsOption,
+)
+from sftriage.commands.output import notices
 from sftriage.errors import UsageError
 from sftriage.runs.directory import find_run
-from sftriage.words import counted, place
-
-if TYPE_CHECKING:
-    from sftriage.runtime.local import LocalRun, TakeOver
-    from sftriage.sinks.metering import Endpoint, Metering
-    from sftriage.sinks.terminal import Reporter
-    from sftriage.windows.steplog import KeptSteps
+from sftriage.words.amounts import place
 
 DEFAULT_TRACE = "cuda,nvtx,osrt"
-LOOPBACK = "127.0.0.1"
-TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
-_METRICS_PANEL = "Metrics and traces"
-_STEPS_PANEL = "Recorded steps"
-KEEP_STEPS, KEEP_STEPS_FOR = "16Gi", "30d"
-MIN_KEPT_BYTES, MIN_KEPT_S = 1 << 20, 60.0
-
-MetricsPortOption = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port",
-        metavar="PORT",
-        min=0,
-        max=65535,
-        help="Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
-        show_default="nothing listens",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-MetricsHostOption = Annotated[
-    str,
-    typer.Option(
-        "--metrics-host",
-        metavar="ADDRESS",
-        help="Address to serve them on. Any but this machine's own wants a token.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-MetricsTokenFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--metrics-token-file",
-        metavar="FILE",
-        help=f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-MetricsFileOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--metrics-file",
-        metavar="FILE.prom",
-        help="Write the metrics into a file, for node_exporter's textfile collector.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-MetricsPerRankOption = Annotated[
-    bool, typer.Option("--metrics-per-rank", help="Metrics of single ranks too.", rich_help_panel=_METRICS_PANEL)
-]
-OtelOption = Annotated[
-    bool,
-    typer.Option(
-        "--otel",
-        help="Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say.",
-        rich_help_panel=_METRICS_PANEL,
-    ),
-]
-OtelStepsOption = Annotated[
-    bool,
-    typer.Option(
-        "--otel-steps", help="Spans of the steps of windows with a suspect too.", rich_help_panel=_METRICS_PANEL
-    ),
-]
 
 
 def run(
@@ -93,19 +55,8 @@ def run(
         list[str],
         typer.Argument(metavar="COMMAND", help="The launcher and its arguments, after --.", show_default=False),
     ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="POLICY",
-            help="A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
-            "in order, under the strictest limits. A file that changes while the job runs takes effect.",
-            show_default="default",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Run directory to make.", show_default="a new one under sftriage-runs"),
-    ] = None,
+    policy: PoliciesOption = None,
+    out: OutOption = None,
     job: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
@@ -127,35 +78,11 @@ def run(
             metavar="LIST", help="What nsys traces; it has to be known at the start.", rich_help_panel="Nsight Systems"
         ),
     ] = DEFAULT_TRACE,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            metavar="URL",
-            help="Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
-            "are uploaded while the job runs. Credentials come from the environment.",
-            show_default="captures stay in the run directory",
-        ),
-    ] = None,
-    drop_local: Annotated[
-        bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
-    ] = False,
+    store: CopiesOption = None,
+    drop_local: DropLocalOption = False,
     catalogue: CatalogueOption = None,
-    keep_steps: Annotated[
-        str,
-        typer.Option(
-            metavar="SIZE",
-            help="How much is kept of the steps of all ranks together. What is older than the newest that find room "
-            "is thinned, one step in eight, and then removed.",
-            rich_help_panel=_STEPS_PANEL,
-        ),
-    ] = KEEP_STEPS,
-    keep_steps_for: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION", help="Steps so much older than the newest are removed.", rich_help_panel=_STEPS_PANEL
-        ),
-    ] = KEEP_STEPS_FOR,
+    keep_steps: KeepStepsOption = KEEP_STEPS,
+    keep_steps_for: KeepStepsForOption = KEEP_STEPS_FOR,
     metrics_port: MetricsPortOption = None,
     metrics_host: MetricsHostOption = LOOPBACK,
     metrics_token_file: MetricsTokenFileOption = None,
@@ -163,27 +90,52 @@ def run(
     metrics_per_rank: MetricsPerRankOption = False,
     otel: OtelOption = False,
     otel_steps: OtelStepsOption = False,
+    job_id: JobIdOption = None,
+    hub: HubOption = None,
+    nats: NatsOption = None,
+    creds: CredentialsOption = None,
+    tls: TlsOption = None,
 ) -> None:
     """Run a training job and watch it.
 
-    The trainers have to use sftriage.Monitor. Their exit status becomes that of this command.
+    The trainers have to use sftriage.Monitor. Their exit status becomes that of this command. Of a job on many hosts,
+    run it on each of them, with --job-id and --hub or --nats.
     """
     # What watches a job takes a second to import: not for a help text, nor while a shell completes a line.
     from sftriage.policy.loading import find
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping, LocalRun, UnderNsys, job_name
-    from sftriage.runtime.uploads import checked_store
     from sftriage.sinks.terminal import Reporter
 
     if not command:
         raise UsageError("nothing to run; give the launcher after --, as in: sftriage run -- torchrun train.py")
     paths = [find(name) for name in policy or ["default"]]
     name = job_name(job, command)
-    if drop_local and store is None:
-        raise UsageError("--drop-local needs a --store that has the traces then")
-    if store is not None:
-        store = checked_store(store, name)
-    kept = _kept_steps(keep_steps, keep_steps_for)
+    store = copies_of(name, store, drop_local=drop_local)
+    kept = kept_steps(keep_steps, keep_steps_for)
+    if any(one is not None for one in (job_id, hub, nats, creds, tls)):
+        from sftriage.runtime.many_hosts import HostRun, HubOptions
+
+        if nsys or nsys_armed:
+            raise UsageError("--nsys is of one host's job, so far: leave it out, or --hub and --nats")
+        options = HubOptions.of(job_id, hub, nats, creds, tls)
+        told: dict[str, object] = {
+            "--store": store,
+            "--drop-local": drop_local or None,
+            "--catalogue": catalogue,
+            "--keep-steps": keep_steps,
+            "--keep-steps-for": keep_steps_for,
+            "--metrics-port": metrics_port,
+            "--metrics-host": None if metrics_host == LOOPBACK else metrics_host,
+            "--metrics-token-file": metrics_token_file,
+            "--metrics-file": metrics_file,
+            "--metrics-per-rank": metrics_per_rank or None,
+            "--otel": otel or None,
+            "--otel-steps": otel_steps or None,
+        }
+        given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
+        given += [f"--policy={path}" for path in paths]
+        raise typer.Exit(HostRun(tuple(command), name, options, out, given).execute())
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
@@ -196,14 +148,14 @@ def run(
         keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue), kept),
         nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
     )
-    _say_begun(reporter, "watching", local, metering)
+    say_begun(reporter, "watching", local, metering)
     status = local.execute()
     if local.steps_seen:
-        _say_summary(reporter, local)
+        say_summary(reporter, local)
     else:
         failed = f"the job failed (exit status {status}), and " if status else ""
         reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
-    _finish(local, reporter)
+    finish(local, reporter)
     raise typer.Exit(status)
 
 
@@ -240,13 +192,18 @@ def attach(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
     reporter = Reporter(notices())
+    found = find_run(run)
+    if found.hub.exists():
+        raise UsageError(
+            f"its hosts are many; go on with it by: sftriage controller --run {place(found.path)} --hub HEAD"
+        )
     taken = TakeOver(
-        find_run(run),
+        found,
         [find(name) for name in policy or ()],
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
         checked_catalogue(catalogue),
     )
-    _say_begun(reporter, "took over the job", taken, metering)
+    say_begun(reporter, "took over the job", taken, metering)
     with contextlib.closing(taken):
         try:
             # Whoever ends this process ends this, and not the job.
@@ -255,82 +212,5 @@ def attach(
         except KeyboardInterrupt:
             reporter.say("let go of the job, which goes on; `sftriage attach` takes it over again")
             raise typer.Exit(128 + signal.SIGINT) from None
-    _say_summary(reporter, taken)
-    _finish(taken, reporter)
-
-
-def metering_of(
-    port: int | None,
-    host: str,
-    token_file: Path | None,
-    file: Path | None,
-    per_rank: bool,
-    otel: bool,
-    otel_steps: bool,
-) -> Metering:
-    """What was asked for by these options, made ready; nothing where nothing was.
-
-    Raises:
-        UsageError: it cannot be, or makes no sense.
-    """
-    if port is None and (token_file is not None or host != LOOPBACK):
-        raise UsageError("nothing is served without --metrics-port")
-    if per_rank and port is None and file is None:
-        raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
-    if otel_steps and not otel:
-        raise UsageError("--otel-steps is about spans: give --otel")
-    from sftriage.sinks.metering import Metering
-
-    def listen() -> Endpoint:
-        from sftriage.web.access import Access, token_of
-        from sftriage.web.metrics import MetricsEndpoint
-
-        advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
-        return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
-
-    return Metering(None if port is None else listen, file, per_rank, otel, otel_steps)
-
-
-def _kept_steps(size: str, age: str) -> KeptSteps:
-    """How much is kept of steps, by the options.
-
-    Raises:
-        UsageError: they are no size and no duration, or too little.
-    """
-    from sftriage.policy import quantities
-    from sftriage.windows.steplog import KeptSteps
-
-    option = "--keep-steps"
-    try:
-        max_bytes = quantities.size_bytes(size)
-        option = "--keep-steps-for"
-        age_s = quantities.seconds(age)
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
-    if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
-        raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
-    return KeptSteps(max_bytes, age_s)
-
-
-def _finish(watched: LocalRun | TakeOver, reporter: Reporter) -> None:
-    """Wait for what is still on its way to a store or a catalogue, and say what is left."""
-    if watched.uploads is not None:
-        with uploading() as show:
-            watched.uploads.finish(reporter.say, show)
-    if watched.indexing is not None:
-        watched.indexing.finish(reporter.say)
-
-
-def _say_begun(reporter: Reporter, how: str, watched: LocalRun | TakeOver, metering: Metering) -> None:
-    names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
-    reporter.say(f"{how} under policy {names}; run directory {place(watched.directory.path)}")
-    if metering.url is not None:
-        reporter.say(f"metrics are at {metering.url}")
-
-
-def _say_summary(reporter: Reporter, watched: LocalRun | TakeOver) -> None:
-    reporter.finish()
-    reporter.say(
-        f"{counted(reporter.windows, 'window')} judged, {counted(reporter.captures, 'capture')} stored; "
-        f"why: sftriage decisions --run {place(watched.directory.path)}"
-    )
+    say_summary(reporter, taken)
+    finish(taken, reporter)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,19 +13,23 @@ import typer
 from sftriage.commands.options import CatalogueOption, JsonOption, RunOption, StoreOption
 from sftriage.commands.output import copying, counting, lists, print_json, say, tell, write
 from sftriage.errors import SftriageError, UsageError
+from sftriage.recorder.sampling import NAME as STACKS_NAME
 from sftriage.records import Profiler
+from sftriage.reduce.flames import FOLDED_NAME, collapsed
+from sftriage.reduce.samples import read_samples
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.tables import captures_table, decisions_table
-from sftriage.runs.captures import condition_values, described, upload_of, upload_values, upload_words
+from sftriage.runs.captures import cause_values, condition_values, described, upload_of, upload_values, upload_words
 from sftriage.runs.directory import find_run
 from sftriage.runs.queries import since_of, steps_of
 from sftriage.runtime import catalogues
 from sftriage.runtime.catalogues import CatalogueCaptures
+from sftriage.traces.files import copy, refusing, replacing
 from sftriage.traces.manifest import Artefact, Manifest, manifest_schema
 from sftriage.traces.rows import CaptureQuery
 from sftriage.traces.store import LocalStore
-from sftriage.traces.stores import Store
-from sftriage.words import place
+from sftriage.traces.stores import Store, destination_of
+from sftriage.words.amounts import place
 
 
 def complete_capture(context: typer.Context, incomplete: str) -> Iterable[str]:
@@ -102,10 +107,11 @@ def list_traces(
     )
     captures = captures_of(run, store, catalogue)
     rows = captures.find(wanted)
-    conditions = [captures.condition(row) for row in rows]
+    seen = [captures.seen(row) for row in rows]
+    conditions = [condition for _, condition in seen]
     say(*captures.damage(rows, conditions))
     if as_json:
-        print_json(described(rows, conditions, captures.run if store is None else None))
+        print_json(described(rows, seen, captures.run if store is None else None))
     elif rows:
         console = lists()
         console.print(captures_table(rows, conditions, console.width))
@@ -143,13 +149,14 @@ def traces_for_step(
     holding = [row for row in rows if row.distance_from(step) == 0]
     nearest = min(rows, key=lambda row: (row.distance_from(step), row.first_step), default=None)
     shown = holding or ([] if nearest is None else [nearest])
-    conditions = [captures.condition(row) for row in shown]
+    seen = [captures.seen(row) for row in shown]
+    conditions = [condition for _, condition in seen]
     say(*captures.damage(shown, conditions))
     about = None if captures.run is None else decided_about(decisions_of(captures.run), step)
     gone = None if captures.run is None else kept_no_longer(captures.run, step)
     if as_json:
         why = None if about or captures.run is None else why_none(captures.run, step)
-        values = described(shown, conditions, captures.run if store is None else None)
+        values = described(shown, seen, captures.run if store is None else None)
         found = {"captures": values if holding else [], "nearest": next((one for one in values), None)}
         print_json({"step": step, **found, "decisions": about or [], "reason": why, "kept_no_longer": gone})
         return
@@ -183,8 +190,8 @@ def show_trace(
     manifest, condition = its_store.look(reference)
     its_run = captures.run if store is None else None
     if as_json:
-        upload_too = {"upload": upload_values(its_run, manifest.capture_id)}
-        print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **upload_too})
+        beside = {"upload": upload_values(its_run, manifest.capture_id), "cause": cause_values(manifest)}
+        print_json({**manifest.model_dump(mode="json"), **condition_values(condition), **beside})
         return
     upload = None if its_run is None else upload_of(its_run, manifest.capture_id)
     state = [] if condition.whole else [f"state       {condition.state}: {condition.problem}"]
@@ -208,7 +215,11 @@ def get_trace(
     ] = ".",
     artefact: Annotated[
         list[str] | None,
-        typer.Option("--artefact", metavar="NAME", help="Which file, rather than the main one; repeatable."),
+        typer.Option(
+            "--artefact",
+            metavar="NAME",
+            help="Which file, rather than the main one; repeatable. stacks.folded: the sampled stacks, collapsed.",
+        ),
     ] = None,
     every: Annotated[bool, typer.Option("--all", help="Every file of the capture.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")] = False,
@@ -220,20 +231,25 @@ def get_trace(
     its_store, reference = captures_of(run, store, catalogue).one(capture_id)
     # What is the matter with one of its files is no reason to withhold the others.
     manifest, _ = its_store.look(reference)
-    chosen = manifest.artefacts if every else tuple(map(manifest.artefact, dict.fromkeys(artefact or ())))
-    chosen = chosen or manifest.artefacts[:1]
+    names = [one.name for one in manifest.artefacts] if every else list(dict.fromkeys(artefact or ()))
+    names = names or [manifest.artefacts[0].name]
+    # (collapsed stacks are made of the sampled ones)
+    chosen = [manifest.artefact(STACKS_NAME if name == FOLDED_NAME else name) for name in names]
     if out.endswith("/") and not Path(out).is_dir():
         raise UsageError(f"{out}: no such directory")
-    targets = _targets(manifest, chosen, Path(out))
+    targets = _targets(manifest, names, Path(out))
     if not force:
         for target in targets:
             if target.exists():
                 raise UsageError(f"{target} exists already")
-    paths = [_fetch(its_store, reference, one, to, force=force) for one, to in zip(chosen, targets, strict=True)]
-    files = [
-        {"path": str(path), "size_bytes": one.size_bytes, "sha256": one.sha256}
-        for one, path in zip(chosen, paths, strict=True)
-    ]
+    paths, files = [], []
+    for name, one, to in zip(names, chosen, targets, strict=True):
+        fetch = _fetch_folded if name == FOLDED_NAME else _fetch
+        paths.append(path := fetch(its_store, reference, one, to, force=force))
+        size_bytes, sha256 = one.size_bytes, one.sha256
+        if name == FOLDED_NAME:
+            size_bytes, sha256 = copy([path.read_bytes()], None)
+        files.append({"path": str(path), "size_bytes": size_bytes, "sha256": sha256})
     if as_json:
         print_json({**files[0], "files": files})
         return
@@ -241,16 +257,24 @@ def get_trace(
         write(str(path))
 
 
-def _targets(manifest: Manifest, chosen: tuple[Artefact, ...], out: Path) -> list[Path]:
-    """Where each artefact goes: into a directory, under a name that says which capture it is of."""
-    if len(chosen) > 1 and not out.is_dir():
-        try:
+def _targets(manifest: Manifest, names: Sequence[str], out: Path) -> list[Path]:
+    """Where each file goes: into a directory, under a name that says which capture it is of."""
+    if len(names) > 1 and not out.is_dir():
+        with refusing(f"{len(names)} files go into a directory; {out}"):
             out.mkdir()
-        except OSError as error:
-            raise UsageError(f"{len(chosen)} files go into a directory; {out}: {error.strerror}") from error
-    return [out / f"{manifest.capture_id}-{one.name}" if out.is_dir() else out for one in chosen]
+    return [out / f"{manifest.capture_id}-{name}" if out.is_dir() else out for name in names]
 
 
 def _fetch(store: Store, reference: str, artefact: Artefact, target: Path, *, force: bool) -> Path:
     with copying(artefact.name, artefact.size_bytes) as progress:
         return store.get(reference, artefact.name, target, force=force, progress=progress)
+
+
+def _fetch_folded(store: Store, reference: str, stacks: Artefact, target: Path, *, force: bool) -> Path:
+    """The collapsed stacks, made of a verified copy of those that were sampled."""
+    target = destination_of(FOLDED_NAME, target, force=force)
+    with tempfile.TemporaryDirectory() as folder:
+        sampled = read_samples(_fetch(store, reference, stacks, Path(folder) / stacks.name, force=False))
+    with refusing(f"{target} cannot be written"), replacing(target) as file:
+        file.writelines(f"{line}\n".encode(errors="replace") for line in collapsed(sampled))
+    return target

@@ -16,7 +16,7 @@ from sftriage.commands.options import CatalogueOption, RunOption, StoreOption
 from sftriage.commands.output import print_json, tell, write
 from sftriage.errors import UsageError
 from sftriage.runs.directory import RunDirectory
-from sftriage.words import place
+from sftriage.words.amounts import place
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -17,6 +17,7 @@ from sftriage.controller.resuming import ResumeState
 from sftriage.errors import InputError
 from sftriage.events import (
     CaptureChanged,
+    CauseFound,
     CostMeasured,
     Event,
     EvidenceGathered,
@@ -30,7 +31,8 @@ from sftriage.events import (
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.pace import on_clock
 from sftriage.frontier.reproducing import reproduced
-from sftriage.frontier.stalls import StallSettings, Watch, look
+from sftriage.frontier.stalls import StallSettings, Watch, look, still_ranks
+from sftriage.policy.choosing import Situation
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import labelled, trigger
 from sftriage.policy.limits import budget_s
@@ -38,7 +40,7 @@ from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.requests import decide_follow_up, decide_manual_request, trigger_of_request
 from sftriage.policy.schema import Detection
-from sftriage.policy.state import State, charged, finished
+from sftriage.policy.state import State, charged, finished, left_open
 from sftriage.records import (
     ENDED,
     CaptureRequest,
@@ -96,6 +98,7 @@ class Controller:
         state_file: where the engine's state is kept.
         publish: told of everything that went on record, and of each window before it is judged.
         left: what an earlier controller of the run has left: windows that it has decided are only learnt from.
+        nsys: whether the job runs under nsys.
 
     Raises:
         InputError: the state file is there and is not one.
@@ -108,6 +111,8 @@ class Controller:
         state_file: Path,
         publish: Callable[[Event | Sight], None] = lambda seen: None,
         left: ResumeState | None = None,
+        *,
+        nsys: bool = False,
     ) -> None:
         self._files = policy if isinstance(policy, PolicyFiles) else None
         self._records = records
@@ -116,6 +121,7 @@ class Controller:
         self._adopt(in_force(policy))
         self._watch = Watch()
         self._last: Window | None = None
+        self._any = Situation(None, nsys=nsys)
         self._split: bool | None = None
         self._pasts: dict[int, Past] = {}
         self._ledgers: dict[int, Ledger] = {}
@@ -153,6 +159,7 @@ class Controller:
         self._publish(WindowSeen(window, spans or {}))
         costs = self._charge(window, now_s)
         verdict = self._judged(window)
+        self._any = replace(self._any, clock=verdict.clock)
         if verdict.label == "needs_evidence" and "bucket_ready" in self.policies.gathers:
             self._note_split(window, now_s)
         return replace(self._decided(verdict, now_s, peers_of(verdict, window)), costs=tuple(costs))
@@ -193,8 +200,14 @@ class Controller:
         ranks = () if job is None else tuple(one.rank for one in job.ranks)
         step = max((one.step for one in job.ranks), default=0) if job is not None else 0
         attempt = job.attempt if job is not None else 0
+        still = frozenset[int]() if job is None else still_ranks(job, self._watch.pace.typical_s)
         decision, self._state = decide_manual_request(
-            ask, self.policies, self._state, now_s, ranks=ranks, step=max(0, step), attempt=attempt
+            *(ask, self.policies, self._state, now_s),
+            ranks=ranks,
+            step=max(0, step),
+            attempt=attempt,
+            still=still,
+            case=self._any,
         )
         if decision.requests:
             self._remember()
@@ -209,7 +222,7 @@ class Controller:
         None where the rank is not there to hang.
         """
         rank = next((one for one in job.ranks if one.rank == hung.rank), None) if job is not None else None
-        if job is None or rank is None or rank.closed or rank.alive is False or hung.profiler == "stacks":
+        if job is None or rank is None or rank.closed or rank.alive is False or not hung.takes_steps:
             return None
         decision, why, self._state = decide_follow_up(
             hung, self._triggers[hung.capture_id], self._state, now_s, step=max(0, rank.step), attempt=job.attempt
@@ -237,11 +250,11 @@ class Controller:
 
     def _decided(self, verdict: Verdict, now_s: float, peers: tuple[int, ...]) -> Judged:
         known = self._state
-        decision, self._state = decide(verdict, self.policies, known, now_s, peers)
+        decision, self._state = decide(verdict, self.policies, known, now_s, peers, nsys=self._any.nsys)
         if self._state != known:
             self._remember()
-        rule = decision.rule or ""
-        triggers = {one.capture_id: trigger(verdict, self.policies, rule, one.rank) for one in decision.requests}
+        rule, given = decision.rule or "", decision.parameters
+        triggers = {one.capture_id: trigger(verdict, self.policies, rule, one.rank, given) for one in decision.requests}
         decision = self._known(decision, triggers)
         self.record(WindowJudged(verdict, decision, triggers))
         return Judged(verdict, decision)
@@ -283,6 +296,12 @@ class Controller:
             self._state = finished(self._state, result, now_s, reproduced=found is not None and found.answer != "no")
             self._remember()
         self.record(CaptureChanged(now_s, result, found, stored_bytes))
+
+    def explained(self, found: CauseFound) -> None:
+        """Put on record what a capture says of its rank, and remember what it leaves open."""
+        self._state = left_open(self._state, found.capture_id, found.left_open)
+        self._remember()
+        self.record(found)
 
     def record(self, event: Event) -> None:
         """Put an event on record, and tell of it."""

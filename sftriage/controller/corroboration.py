@@ -18,9 +18,11 @@ class Corroboration:
 
     Attributes:
         remarks: what was last said of each rank's GPU.
+        slowed: by how much lower its clock was than the others', of those that were slow.
     """
 
     remarks: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    slowed: dict[int, float | None] = field(default_factory=dict)
     _wanted: Verdict | None = None
 
     def want(self, verdict: Verdict, *, of_undecided: bool) -> None:
@@ -39,6 +41,7 @@ class Corroboration:
         self._wanted = None
         for rank in verdict.suspects[0].ranks:
             self.remarks[rank] = found.remarks
+            self.slowed[rank] = found.gpus.get(rank, {}).get("slowed_fraction")
         if not (found.remarks or found.gpus or found.problem):
             return None
         gpus = {"problem": found.problem, "of": {str(rank): dict(gpu) for rank, gpu in found.gpus.items()}}

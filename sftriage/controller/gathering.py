@@ -53,8 +53,11 @@ class WindowAssembly:
         return windows
 
     def settled(self, window: Window) -> Mapping[str, int]:
-        """A window is on record: up to which position each agent's rows are in no window to come."""
-        next_step = (window.attempt, window.first_step + self._shape.stride_steps)
+        """A window is on record: up to which position each agent's rows are in no window to come.
+
+        A controller that takes over sees the steps after these first, and passes over as many as its warm-up has.
+        """
+        next_step = (window.attempt, window.first_step + self._shape.stride_steps - self._shape.warmup_steps)
         positions: dict[str, int] = {}
         needed: list[tuple[tuple[int, int], str, int]] = []
         for last_step, agent, position in self._needed:
@@ -98,6 +101,8 @@ class WindowAssembly:
             self._times.note(rows.generation, rows.steps, rows.wall_ns)
             for rank, place in rows.ranks.items():
                 gatherer.describe(rank, place.host, place.cohort)
+            if rows.away:
+                gatherer.away(rows.away)
         steps = together([rows.steps for rows in sent])
         of_devices = [rows.device_steps for rows in sent if rows.device_steps is not None]
         if not of_devices:

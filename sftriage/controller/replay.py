@@ -146,7 +146,7 @@ class _Replay:
 
     def _begun(self, request: CaptureRequest, verdict: Verdict, now_s: float) -> _Running:
         begins = verdict.last_step + 1
-        if request.profiler == "stacks":
+        if not request.takes_steps:
             # Taken at once, wherever the rank stands: over before the next step is.
             return _Running(request.capture_id, verdict.attempt, begins, begins, verdict.last_step, now_s)
         first = request.begins_at(begins + request.warmup_steps)

@@ -1,12 +1,61 @@
-"""What the demo does to its own job: delays of one stage on one rank."""
+"""What the demo does to its own job: causes that real jobs have, and bare delays of one stage."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from sftriage.errors import UsageError
 
 FAULT_STAGES = ("data", "forward", "backward", "optimizer", "other")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A way to make one rank slow.
+
+    Attributes:
+        stage: in which it is slow; "" where all of its stages are.
+        codes: what may rightly be said to be the cause (`sftriage.traces.manifest.CauseCode`).
+        function: the function of the job that is at fault, without its class; "" where no line of its own thread is.
+        says: what it is, in words.
+    """
+
+    stage: str
+    codes: tuple[str, ...]
+    function: str
+    says: str
+
+
+CAUSES: Mapping[str, Cause] = {
+    "slow-dataset": Cause("data", ("sleep",), "__getitem__", "its dataset waits for a storage that is slow"),
+    "python-decoding": Cause("data", ("python",), "decode", "its samples are decoded byte by byte, in Python"),
+    "slow-disk": Cause("data", ("disk",), "copy_shard", "its samples come from a disk that is slow"),
+    "held-lock": Cause("data", ("lock",), "from_cache", "another of its threads holds the lock of a cache"),
+    "subprocess": Cause("data", ("subprocess",), "tokenize", "it starts a program for each of its batches"),
+    "extra-operator": Cause("forward", ("operator",), "regularized", "its model computes what the others' do not"),
+    "recompilation": Cause("forward", ("recompilation",), "regularized_anew", "it compiles a function in every step"),
+    "checkpoint": Cause("optimizer", ("checkpoint",), "save_checkpoint", "it saves a checkpoint in every step"),
+    "slow-logging": Cause("other", ("disk",), "log_metrics", "it writes its metrics to a disk, and waits for that"),
+    "garbage": Cause("other", ("garbage_collection",), "log_memory", "it collects garbage in every step"),
+    "gil-thread": Cause("", ("gil",), "", "another of its threads computes in Python, and has the interpreter"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Caused:
+    """A cause on one rank."""
+
+    name: str
+    rank: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.rank}"
+
+    @property
+    def cause(self) -> Cause:
+        """What it is."""
+        return CAUSES[self.name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +68,12 @@ class Fault:
 
     def __str__(self) -> str:
         return f"{self.stage}:{self.rank}:{self.delay_s * 1e3:g}"
+
+    @property
+    def cause(self) -> Cause:
+        """What it is."""
+        function = "_pause" if self.stage == "backward" else "pause_for"
+        return Cause(self.stage, ("sleep",), function, f"it sleeps {self.delay_s * 1e3:g} ms in {self.stage}")
 
 
 def parse_fault(text: str) -> Fault:
@@ -39,3 +94,17 @@ def parse_fault(text: str) -> Fault:
             "a rank from 0 and 0 to 60000 ms; for example data:2:40"
         )
     return Fault(stage, rank, delay_ms / 1e3)
+
+
+def parse_cause(text: str, drawn: Iterable[int] = ()) -> Caused:
+    """A cause from ``NAME``, on the next rank that was ``drawn``, or from ``NAME:RANK``.
+
+    Raises:
+        UsageError: there is no such cause, or it is not of that form.
+    """
+    name, colon, rank = text.partition(":")
+    if name not in CAUSES:
+        raise UsageError(f"there is no cause {name!r}; there are: {', '.join(CAUSES)}")
+    if colon and not (rank.isascii() and rank.isdigit()):
+        raise UsageError(f"cause {text!r} is not NAME or NAME:RANK with a rank from 0; for example {name}:2")
+    return Caused(name, int(rank) if colon else next(iter(drawn)))

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from sftriage.controller.controller import settings_of
 from sftriage.controller.replay import judge_all
-from sftriage.demo.faults import Fault
+from sftriage.demo.faults import Caused, Fault
 from sftriage.policy.schema import Detection
 from sftriage.records import CaptureResult, Verdict
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.recordings import RecordedRun, load_recording
-from sftriage.traces.manifest import Manifest
+from sftriage.traces.manifest import CauseInfo, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
+
+Found = Literal["right", "wrong", "not named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class DemoOutcome:
     """A demo run, looked at afterwards. ``step_time_s`` is a median; None where there were no such steps."""
 
     directory: RunDirectory
-    faults: tuple[Fault, ...]
+    faults: tuple[Fault | Caused, ...]
     verdicts: tuple[Verdict, ...]
     decisions: tuple[dict[str, Any], ...]
     manifests: tuple[Manifest, ...]
@@ -39,7 +41,7 @@ class DemoOutcome:
         directory: RunDirectory,
         detection: Detection,
         steps: int,
-        faults: Sequence[Fault],
+        faults: Sequence[Fault | Caused],
         fault_step: int,
         captures: Sequence[CaptureResult],
     ) -> DemoOutcome:
@@ -63,11 +65,22 @@ class DemoOutcome:
         return {
             "run_dir": str(self.directory.path),
             "faults": [str(fault) for fault in self.faults],
+            "found": self.found,
             "windows": list(self.verdicts),
             "decisions": list(self.decisions),
             "captures": [manifest.model_dump(mode="json") for manifest in self.manifests],
             "step_time_s": self.step_time_s,
         }
+
+    @property
+    def found(self) -> Found | None:
+        """See `found`."""
+        return found(self.faults, self.causes())
+
+    def causes(self) -> tuple[tuple[int, CauseInfo], ...]:
+        """What is said to be why, and of which rank: of captured suspects, in the order of time."""
+        of = [one for one in self.manifests if one.capture.role == "suspect" and one.findings is not None]
+        return tuple((one.capture.rank, one.findings.cause) for one in of if one.findings and one.findings.cause)
 
     def verdict_shown(self) -> Verdict | None:
         """The verdict that led to the first capture; without one, the last that was not healthy, or the last."""
@@ -75,6 +88,21 @@ class DemoOutcome:
         led = [verdict for verdict in self.verdicts if verdict.first_step in first_steps]
         unhealthy = [verdict for verdict in self.verdicts if verdict.label != "healthy"]
         return next(iter(led or unhealthy[-1:] or self.verdicts[-1:]), None)
+
+
+def found(faults: Sequence[Fault | Caused], causes: Sequence[tuple[int, CauseInfo]]) -> Found | None:
+    """Whether the first cause that was named, of a rank, is one that the job was given; None where it was given none.
+
+    Of a healthy job any that is named is wrong.
+    """
+    rank, first = next(((rank, one) for rank, one in causes if one.code != "unknown"), (None, None))
+    if first is None:
+        return "not named" if faults else None
+    # (Python 3.10 does not say of which class a function is)
+    function = "" if first.place is None else first.place.function.rpartition(".")[2]
+    expected = ((fault.rank, fault.cause) for fault in faults)
+    right = any(rank == its and first.code in one.codes and one.function in ("", function) for its, one in expected)
+    return "right" if right else "wrong"
 
 
 def _step_times(recording: RecordedRun, steps: int, warmup_steps: int, fault_step: int) -> dict[str, float | None]:

@@ -89,14 +89,7 @@ class InProcess:
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
         """See `controller.needs.Fleet`."""
         told = [found for agent in self._agents if (found := agent.gpus(ranks)) is not None]
-        if len(told) < len(self._agents):
-            return None
-        return GpuFindings(
-            min(one.time_s for one in told),
-            tuple(remark for one in told for remark in one.remarks),
-            {rank: gpu for one in told for rank, gpu in one.gpus.items()},
-            "; ".join(dict.fromkeys(one.problem for one in told if one.problem)),
-        )
+        return of_all(told) if len(told) == len(self._agents) else None
 
     def settled(self, agent: str, position: int) -> None:
         """See `controller.needs.Fleet`: agents of this process send nothing twice."""
@@ -105,6 +98,16 @@ class InProcess:
         """See `controller.needs.Fleet`."""
         for agent in self._agents:
             agent.close()
+
+
+def of_all(told: Sequence[GpuFindings]) -> GpuFindings:
+    """What the drivers of several hosts say, as one."""
+    return GpuFindings(
+        min(one.time_s for one in told),
+        tuple(remark for one in told for remark in one.remarks),
+        {rank: gpu for one in told for rank, gpu in one.gpus.items()},
+        "; ".join(dict.fromkeys(one.problem for one in told if one.problem)),
+    )
 
 
 def _agent_of(rank: int, told: Sequence[JobStatus | None]) -> int:

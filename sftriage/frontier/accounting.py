@@ -178,17 +178,6 @@ def walked(window: Window, some_X: RankArray = NO_RANKS) -> tuple[list[Walk], Bo
     return [walk(segment, some_X) for segment in segments(window, complete_N)], complete_N
 
 
-def plain(window: Window) -> Accounting:
-    """The paper's accounting: each rank measured from its own step start (arXiv 2606.06751).
-
-    d[r,j] ≥ 0; c[r,j] = Σ_{i≤j} d[r,i]; f_j = max_r c[r,j]; a_j = f_j - f_{j-1}.
-    """
-    valid_N = complete_steps(window)
-    columns = (SegmentColumn(s, window.durations_NRS[valid_N, :, s]) for s in range(len(window.schema.stages)))
-    n_steps = int(valid_N.sum())
-    return account([walk(Segment(tuple(columns), None, n_steps, window.durations_NRS.shape[1]))], window, n_steps)
-
-
 def anchored(window: Window) -> Accounting:
     """The accounting cut at the end of each sync stage, so that a delay after the last sync keeps its stage."""
     walks, complete_N = walked(window)

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -22,8 +23,7 @@ from sftriage.frontier.whatif import MAD_TO_SIGMA, SegmentReplay, arrivals, jitt
 from sftriage.records import Verdict, Window
 
 MAX_SAMPLES = 32
-"""Windows that are remembered of a regime. Once there are more, every second one is forgotten, and from then on only
-every second one is taken in: the sample stays spread over all of the job."""
+"""Windows that are remembered of a regime."""
 
 MAX_REGIMES = 64
 """Regimes that are remembered; of more, the one that was met least."""
@@ -100,35 +100,26 @@ class Typical:
         return float(self.level_CS.sum(axis=1).max() + self.sync_S.sum()) + self.lateness_s
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """What is known of one regime: typical steps of some of its healthy windows.
+Sampled = TypeVar("Sampled")
 
-    ``seen`` counts the windows met, every ``stride``-th of which is in ``samples``.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples(Generic[Sampled]):
+    """Some of all that was ``seen``, spread evenly over it: every ``stride``-th is ``kept``.
+
+    Once there are more than `MAX_SAMPLES`, every second one is forgotten.
     """
 
-    samples: tuple[Typical, ...]
+    kept: tuple[Sampled, ...] = ()
     seen: int = 0
     stride: int = 1
 
-    @property
-    def typical(self) -> Typical:
-        """The median over the samples."""
-        return Typical(
-            level_CS=medians(np.array([one.level_CS for one in self.samples]), axis=0),
-            common_CS=medians(np.array([one.common_CS for one in self.samples]), axis=0),
-            sync_S=medians(np.array([one.sync_S for one in self.samples]), axis=0),
-            lateness_s=float(medians(np.array([one.lateness_s for one in self.samples]))),
-        )
-
-    def after(self, typical: Typical) -> Known:
-        """What is known after one more healthy window."""
-        if self.seen % self.stride:
-            return replace(self, seen=self.seen + 1)
-        samples = (*self.samples, typical)
-        if len(samples) > MAX_SAMPLES:
-            return Known(samples[::2], self.seen + 1, 2 * self.stride)
-        return Known(samples, self.seen + 1, self.stride)
+    def after(self, one: Sampled) -> Samples[Sampled]:
+        """With one more."""
+        kept = self.kept if self.seen % self.stride else (*self.kept, one)
+        if len(kept) > MAX_SAMPLES:
+            return Samples(kept[::2], self.seen + 1, 2 * self.stride)
+        return Samples(kept, self.seen + 1, self.stride)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,14 +147,21 @@ class OwnTimes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Baseline:
-    """The job's healthy steps, regime by regime."""
+    """The job's healthy steps, regime by regime: what is typical of some of its healthy windows."""
 
-    known: Mapping[Regime, Known] = field(default_factory=dict)
+    known: Mapping[Regime, Samples[Typical]] = field(default_factory=dict)
 
     def typical(self, regime: Regime) -> Typical | None:
-        """A typical healthy step of a regime, or None before there was one."""
+        """A typical healthy step of a regime, the median over its samples, or None before there was one."""
         known = self.known.get(regime)
-        return None if known is None else known.typical
+        if known is None:
+            return None
+        return Typical(
+            level_CS=medians(np.array([one.level_CS for one in known.kept]), axis=0),
+            common_CS=medians(np.array([one.common_CS for one in known.kept]), axis=0),
+            sync_S=medians(np.array([one.sync_S for one in known.kept]), axis=0),
+            lateness_s=float(medians(np.array([one.lateness_s for one in known.kept]))),
+        )
 
     @property
     def n_windows(self) -> int:
@@ -210,12 +208,12 @@ def learned(baseline: Baseline, verdict: Verdict, regime: Regime, seen: Typical)
     teaches what the ranks have in common, so that a job that jitters from its first step gets a baseline at all; its
     lateness is not taken for normal. No other window teaches anything.
     """
-    known = baseline.known.get(regime)
     if verdict.reasons == ("roaming",):
-        seen = replace(seen, lateness_s=known.typical.lateness_s if known is not None else 0.0)
+        known = baseline.typical(regime)
+        seen = replace(seen, lateness_s=0.0 if known is None else known.lateness_s)
     elif verdict.label != "healthy":
         return baseline
-    all_known = {**baseline.known, regime: (known or Known(())).after(seen)}
+    all_known = {**baseline.known, regime: baseline.known.get(regime, Samples()).after(seen)}
     if len(all_known) > MAX_REGIMES:
         del all_known[min(all_known, key=lambda one: all_known[one].seen if one != regime else baseline.n_windows + 1)]
     return Baseline(all_known)

@@ -76,16 +76,16 @@ class Scene:
 def rank_units(replays: Sequence[SegmentReplay], ranks: Sequence[int], roles: Roles, n_steps: int) -> list[Unit]:
     """Some ranks, each with its gains."""
     n_stages = replays[0].excess_MS.shape[1]
-    over_NCS = np.sum([one.over_NCS(np.asarray(ranks, np.intp), roles, n_steps) for one in replays], axis=0)
+    over_NXS = np.sum([one.over_NXS(np.asarray(ranks, np.intp), roles, n_steps) for one in replays], axis=0)
     units = []
-    for c, rank in enumerate(ranks):
+    for x, rank in enumerate(ranks):
         gain_NS, lateness_N = np.zeros((n_steps, n_stages + 1)), np.zeros(n_steps)
         for one in replays:
             mine_M = one.walk.leader_M == rank
             lateness_N += (one.lateness_M * mine_M)[:n_steps]
             gain_MS = np.column_stack([one.gain_MS, one.whole_gain_M]) * mine_M[:, None]
             gain_NS += by_step(gain_MS, one.offset_S, n_steps)
-        units.append(Unit(rank, (rank,), gain_NS, over_NCS[:, c], lateness_N))
+        units.append(Unit(rank, (rank,), gain_NS, over_NXS[:, x], lateness_N))
     return units
 
 

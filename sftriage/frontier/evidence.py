@@ -75,8 +75,9 @@ class WindowEvidence:
 
     ``used_N`` are the steps that count: complete, and of the kind that most of them are. ``like`` is the profile of
     those in the regime that most of them are in. ``best_gains_s`` is what mending whoever came last would have saved,
-    step by step, as a mean, and ``gain_R`` that by rank, summed. ``ranks`` and ``hosts`` are the evidence against them
-    with this window, ``measures`` all its steps, as the job is tested against itself; ``replayed`` is for the next.
+    step by step, as a mean, and ``gain_R`` that by rank, summed. ``before`` is what the windows before have taught, and
+    ``after`` what is known with this one, but for what follows from its verdict; ``measures`` are all its steps, as the
+    job is tested against itself.
     """
 
     exposed_s: float
@@ -90,26 +91,29 @@ class WindowEvidence:
     candidates: tuple[Candidate, ...]
     best_gains_s: float
     gain_R: FloatArray
-    ranks: Evidence
-    hosts: Evidence
-    onsets: Mapping[UnitName, Onset]
-    rhythms: Mapping[UnitName, Rhythm]
     roles: Roles
-    own: OwnTimes
     measures: StepMeasures
-    replayed: Replayed | None
+    before: Past
+    after: Past
+    settings: Settings
 
     def of(self, suspect: Suspect) -> tuple[Evidence, UnitName]:
         """The evidence on those that a rank or a host is one of, and its name there."""
         if suspect.rank is not None:
-            return self.ranks, suspect.rank
+            return self.after.ranks, suspect.rank
         assert suspect.host is not None
-        return self.hosts, suspect.host
+        return self.after.hosts, suspect.host
+
+    def keep_fraction(self, suspect: Suspect) -> float:
+        """By how much the thresholds are lower for a suspect because the window before named it."""
+        named = self.before.named
+        same = named is not None and (named.scope, named.ranks) == (suspect.scope, suspect.ranks)
+        return self.settings.keep_fraction if same else 1.0
 
     def log_odds(self, suspect: Suspect) -> float:
         """What the run says against a rank or a host."""
         evidence, name = self.of(suspect)
-        rhythm = self.rhythms.get(name)
+        rhythm = self.after.rhythms.get(name)
         return max(evidence.log_odds(name), 0.0 if rhythm is None else rhythm.log_odds)
 
     def own_fraction(self, candidate: Candidate) -> float:
@@ -128,18 +132,23 @@ class WindowEvidence:
     @property
     def single_s(self) -> float:
         """What mending the one rank or host that would save most would, as a mean over all of the window's steps."""
-        totals = [one.total_s for one in self.candidates if one.suspect.scope in ("rank", "host")]
+        totals = [one.total_s for one in self.candidates if single(one.suspect)]
         return max(totals, default=0.0) / float(self.used_N.sum())
 
     @property
     def shared_s(self) -> float:
         """The excess that all ranks, or those of a cohort, have in common."""
-        gains = [one.suspect.gain_s for one in self.candidates if one.suspect.scope not in ("rank", "host")]
+        gains = [one.suspect.gain_s for one in self.candidates if not single(one.suspect)]
         return max(self.excess.group_s + self.excess.sync_s, *gains, 0.0)
 
     def of_two(self, suspect: Suspect) -> bool:
         """Whether a suspect is one of two ranks: slow only as much as the other is quick. Its own past decides."""
         return suspect.rank is not None and len(self.roles.members[self.roles.role_R[suspect.rank]]) == 2
+
+    @property
+    def own_R(self) -> FloatArray | None:
+        """What each of two ranks takes by itself; None where it is not known."""
+        return self.after.own.typical(self.regime, len(self.roles.role_R))
 
     def alone_s(self, candidate: Candidate) -> float:
         """By how much one of two ranks is slower than it was, in the steps that it fills, and the other one is not.
@@ -147,7 +156,7 @@ class WindowEvidence:
         What both are slower by, as on a machine that others use too, is neither's. -∞ where that is not known.
         """
         rank, course = candidate.suspect.rank, candidate.course
-        own_R = self.own.typical(self.regime, len(self.roles.role_R))
+        own_R = self.own_R
         if own_R is None or rank is None or course is None:
             return -np.inf
         rose_R = self.seen.own_NR[course.filled_N[self.used_N]].mean(axis=0) - own_R
@@ -158,6 +167,11 @@ class WindowEvidence:
     def longer_s(self) -> float | None:
         """By how much a typical step is longer than a healthy one; None where none is known."""
         return None if self.normal is None else self.like.typical.total_s - self.normal.total_s
+
+
+def single(suspect: Suspect) -> bool:
+    """Whether a suspect is one rank or one host: a unit of the evidence."""
+    return suspect.scope in ("rank", "host")
 
 
 def weigh(
@@ -198,7 +212,7 @@ def weigh(
     if normal is not None:
         group = group_candidates(like, normal, roles, scene, exposed_s)
         # What all ranks share is drift below its threshold, and no rival to a rank.
-        kept = past.named is not None and past.named.scope in ("all", "cohort")
+        kept = past.named is not None and not single(past.named)
         least = settings.min_group_fraction * (settings.keep_fraction if kept else 1.0)
         candidates += [candidate for candidate in group if candidate.suspect.share >= least]
     leader_NG = np.stack([one.walk.leader_M[:n_steps] for one in replays])[:, used_N]
@@ -215,14 +229,19 @@ def weigh(
         candidates=_ranked(candidates, LISTED_FRACTION * exposed_s * float(used_N.sum())),
         best_gains_s=float(gain_NG.sum()) / float(used_N.sum()),
         gain_R=np.bincount(leader_NG.ravel(), gain_NG.ravel(), n_ranks).astype(np.float64),
-        ranks=ranks,
-        hosts=hosts,
-        onsets=scene.onsets,
-        rhythms=scene.rhythms,
         roles=roles,
-        own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
         measures=measured(window, walks, whole, valid_N),
-        replayed=remembered(window, roles, replays) if valid_N.all() else None,
+        before=past,
+        after=replace(
+            past,
+            ranks=ranks,
+            hosts=hosts,
+            onsets=scene.onsets,
+            rhythms=scene.rhythms,
+            own=_own_times(past.own, whole, regime, like_N, ranks, window.first_step, settings),
+            replayed=remembered(window, roles, replays) if valid_N.all() else None,
+        ),
+        settings=settings,
     )
 
 
@@ -333,12 +352,6 @@ def _single(units: list[Unit], scene: Scene) -> list[Candidate]:
             found = [one for one in found if one.suspect.rank not in unit.ranks]
         found += here
     return found
-
-
-def keep_fraction(past: Past, whose: Suspect | Unit, settings: Settings) -> float:
-    """By how much the thresholds are lower for a suspect because the window before named it."""
-    same = past.named is not None and (past.named.scope, past.named.ranks) == (whose.scope, whose.ranks)
-    return settings.keep_fraction if same else 1.0
 
 
 def _ranked(candidates: list[Candidate], min_total_s: float) -> tuple[Candidate, ...]:

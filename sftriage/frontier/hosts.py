@@ -42,7 +42,9 @@ def host_units(
         if len(ranks) < 2 or apart is None:
             continue
         peers = [_peers(one, apart, n_steps) for one in replays]
-        over_NXS = _over(replays, peers, sampled(ranks, LEAST_SAMPLE_RANKS), roles, n_steps)
+        some_X = sampled(ranks, LEAST_SAMPLE_RANKS)
+        parts = zip(replays, peers, strict=True)
+        over_NXS = np.sum([one.over_NXS(some_X, roles, n_steps, mine) for one, mine in parts], axis=0)
         over_X = over_NXS.sum(axis=2).mean(axis=0)
         if not (over_X.max() > 0.0 and (over_X >= over_X.max() / 2).mean() >= settings.min_alike_fraction):
             continue
@@ -92,25 +94,12 @@ def _apart(ranks: RankArray, roles: Roles) -> dict[int, RankArray] | None:
 
 
 def _peers(one: SegmentReplay, apart: dict[int, RankArray], n_steps: int) -> Peers:
-    peers = []
-    for column, reference_MC in zip(one.walk.segment.local, one.reference_KMC, strict=True):
-        median_NC = reference_MC[column.offset : column.offset + n_steps].copy()
+    peers = [median_NC.copy() for median_NC in one.references(n_steps)]
+    for column, median_NC in zip(one.walk.segment.local, peers, strict=True):
         for c, ranks in apart.items():
             times_NX = column.of(ranks)
             median_NC[:, c] = medians(times_NX if len(ranks) < SAMPLE_RANKS else times_NX.astype(np.float32))
-        peers.append(median_NC)
     return peers
-
-
-def _over(
-    replays: Sequence[SegmentReplay], peers: Sequence[Peers], ranks: RankArray, roles: Roles, n_steps: int
-) -> FloatArray:
-    """The time of some of a host's ranks over their peers', by step, rank and stage (N × X × S)."""
-    over_NXS = np.zeros((n_steps, len(ranks), replays[0].excess_MS.shape[1]))
-    for one, mine in zip(replays, peers, strict=True):
-        for column, median_NC in zip(one.walk.segment.local, mine, strict=True):
-            over_NXS[:, :, column.stage] += column.of(ranks) - median_NC[:, roles.role_R[ranks]]
-    return over_NXS
 
 
 def _gains(

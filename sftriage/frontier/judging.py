@@ -9,8 +9,8 @@ from sftriage.frontier.baseline import learned
 from sftriage.frontier.clocks import Timed, on_its_clock, timed
 from sftriage.frontier.evidence import Past, WindowEvidence
 from sftriage.frontier.regression import advanced
-from sftriage.frontier.scheduling import with_scheduling
 from sftriage.frontier.settings import Settings
+from sftriage.frontier.system import with_system
 from sftriage.frontier.verdicts import assess_times, coverage_of
 from sftriage.records import Regression, Verdict, Window
 
@@ -44,7 +44,7 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     if evidence is None:
         known = before.own_best.told(0, window.last_step + 1)
         return against_itself(verdict, known, {}, window), past
-    verdict = with_scheduling(verdict, window, settings)
+    verdict = with_system(verdict, window, settings)
     own_best = advanced(before.own_best, evidence.measures, settings)
     slower = own_best.told(window.first_step, before.own_best.next_step)
     baseline = before.baseline
@@ -54,22 +54,11 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     named = verdict.suspects[0] if verdict.label == "suspect" else None
     if "self_inflicted" in verdict.reasons:
         named = before.named
-    own = evidence.own
-    if own.typical(evidence.regime, len(evidence.gain_R)) is None:
+    own = evidence.after.own
+    if evidence.own_R is None:
         # Where two ranks have differed from the first step on, this is what a change is held against.
         own = own.after(evidence.regime, evidence.like)
-    after = replace(
-        before,
-        own_best=own_best,
-        baseline=baseline,
-        ranks=evidence.ranks,
-        hosts=evidence.hosts,
-        onsets=evidence.onsets,
-        rhythms=evidence.rhythms,
-        own=own,
-        named=named,
-        replayed=evidence.replayed,
-    )
+    after = replace(evidence.after, own_best=own_best, baseline=baseline, own=own, named=named)
     verdict = against_itself(verdict, slower, own_best.numbers(window.first_step, settings), window)
     return verdict, replace(past, device=after) if on_device else after
 

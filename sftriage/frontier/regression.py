@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.frontier.arrays import BoolArray, FloatArray, medians
-from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Regime
+from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Regime, Samples
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.whatif import MAD_TO_SIGMA
 from sftriage.records import Regression
@@ -86,11 +86,14 @@ class Level:
         best_Q: what a typical step takes there, in seconds.
         line_Q: from how much over it on a step is slower, as a fraction of the best step: more in a job that wanders
             from block to block anyway.
+        alike_Q: how much further that is than steps would wander which have nothing to do with each other: a step that
+            is like the one before it says so much less. 1 at least.
         work: how much work such a step is.
     """
 
     best_Q: FloatArray
     line_Q: FloatArray
+    alike_Q: FloatArray
     work: float
 
     def over_NQ(self, times_NQ: FloatArray, work_N: FloatArray) -> FloatArray:
@@ -111,45 +114,46 @@ class Best:
 
     Attributes:
         block: the steps of the block that is not full yet.
-        seen: how many blocks were.
-        samples: the medians of every ``stride``-th of these.
+        samples: the medians of some of those before it.
         last: the medians of the last one.
-        changes: from one block to the next, the latest.
+        changes: from one block to the next, the latest; beside each how far the steps of a block lie apart.
         level: what enough of the samples have kept to; None before there are any.
     """
 
     block: tuple[FloatArray, ...] = ()
-    seen: int = 0
-    samples: tuple[FloatArray, ...] = ()
-    stride: int = 1
+    samples: Samples[FloatArray] = Samples()  # noqa: RUF009  # frozen
     last: FloatArray | None = None
     changes: tuple[FloatArray, ...] = ()
     level: Level | None = None
 
     def after(self, rows: Sequence[FloatArray], slower: bool, settings: Settings) -> Best:
-        """The best after more steps, no more than the block has room for; a job that is ``slower`` teaches nothing."""
+        """The best after more steps, no more than the block has room for.
+
+        Of a job that is ``slower`` it stays what it is; by how much blocks differ is learned all the same.
+        """
         block = (*self.block, *rows)
         if len(block) < settings.best_steps:
             return replace(self, block=block)
-        if slower:
-            return replace(self, block=())
-        typical = medians(np.array(block).T.copy())
-        samples = self.samples if self.seen % self.stride else (*self.samples, typical)
-        stride = self.stride
-        if len(samples) > MAX_SAMPLES:
-            samples, stride = samples[::2], 2 * stride
-        known = Best((), self.seen + 1, samples, stride, typical)
-        if self.last is None:
+        steps_KN = np.array(block).T.copy()
+        typical = medians(steps_KN)
+        samples = self.samples if slower else self.samples.after(typical)
+        known = Best((), samples, typical)
+        if self.last is None or samples.seen < 2:
             return known
-        changes = (*self.changes, np.abs(typical - self.last)[:-1])[-MAX_SAMPLES:]
-        kept = max(2, math.ceil(settings.best_fraction * len(samples)))
-        best = np.sort(np.array(samples), axis=0)[kept - 1]
-        # Of two blocks that differ by chance, each has its half in the difference.
-        wander_Q = np.sort(np.array(changes), axis=0)[(len(changes) - 1) // 2] * MAD_TO_SIGMA / math.sqrt(2.0)
+        change_2K = np.stack([np.abs(typical - self.last), medians(np.abs(steps_KN - typical[:, None]))])
+        changes = (*self.changes, change_2K[:, :-1])[-MAX_SAMPLES:]
+        n_as_good = max(2, math.ceil(settings.best_fraction * len(samples.kept)))
+        best = np.sort(np.array(samples.kept), axis=0)[n_as_good - 1]
         if best[STEP] <= 0.0:
             return known
+        change_Q, spread_Q = np.sort(np.array(changes), axis=0)[(len(changes) - 1) // 2] * MAD_TO_SIGMA
+        # Of two blocks that differ by chance, each has its half in the difference.
+        wander_Q = change_Q / math.sqrt(2.0)
+        # The standard error of a median is 1.25 σ/√n; twice that is no chance.
+        alone_Q = np.maximum(1.25 * spread_Q / math.sqrt(settings.best_steps), np.finfo(np.float64).tiny)
+        alike_Q = np.where(wander_Q > 2.0 * alone_Q, wander_Q / alone_Q, 1.0)
         line_Q = np.maximum(settings.slower_fraction, settings.clear_sigmas * wander_Q / best[STEP])
-        return replace(known, changes=changes, level=Level(best[:-1], line_Q, float(best[-1])))
+        return replace(known, changes=changes, level=Level(best[:-1], line_Q, alike_Q, float(best[-1])))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,7 +263,7 @@ def advanced(before: OwnBest | None, measures: StepMeasures, settings: Settings)
             learned = [np.append(times_NQ[row], work_N[row]) for row in rows]
             bests[regime] = best.after(learned, slower, settings)
             if len(bests) > MAX_REGIMES:
-                del bests[min((one for one in bests if one != regime), key=lambda one: bests[one].seen)]
+                del bests[min((one for one in bests if one != regime), key=lambda one: bests[one].samples.seen)]
     next_step = max(before.next_step, measures.first_step + len(times_NQ))
     return OwnBest(before.stages, next_step, bests, tests)
 
@@ -281,7 +285,7 @@ def _tested(
     test = test or _nothing(over_NQ.shape[1], int(steps_N[0]))
     rises = math.log(settings.slower_steps_fraction / 0.5)
     falls = math.log((1.0 - settings.slower_steps_fraction) / 0.5)
-    changes_NQ = np.where(over_NQ > level.line_Q, rises, falls)
+    changes_NQ = np.where(over_NQ > level.line_Q, rises, falls) / level.alike_Q
     over_KQ, steps_K = np.concatenate([test.over_KQ, over_NQ]), np.concatenate([test.steps_K, steps_N])
     # Arrays of its own, which nobody else knows yet: they are counted on in place.
     names = ("evidence_Q", "since_Q", "first_Q", "last_Q", "until_Q", "stands_Q")

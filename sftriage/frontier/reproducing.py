@@ -74,8 +74,8 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
     walks, complete_N = walked(window)
     roles = roles_of(window)
     replays = replay(walks, roles, len(stages))
-    over_NCS = np.sum([one.over_NCS(ranks, roles, len(complete_N)) for one in replays], axis=0)
-    over_NS = medians(over_NCS, axis=1)
+    over_NXS = np.sum([one.over_NXS(ranks, roles, len(complete_N)) for one in replays], axis=0)
+    over_NS = medians(over_NXS, axis=1)
     return np.asarray(over_NS.sum(axis=1) if trigger.stage is None else over_NS[:, stages.index(trigger.stage)])
 
 

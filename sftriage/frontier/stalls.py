@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from sftriage.frontier.pace import NS, JobSince, Pace, Pause, RankSince, Wait
-from sftriage.records import OTHER, Suspect, Verdict, Window
+from sftriage.records import OTHER, JobStatus, Suspect, Verdict, Window
 
 MAX_NAMED = 16
 """Suspects that a verdict lists at most; ``missing_ranks`` counts them all."""
@@ -274,6 +274,26 @@ def look(
     if verdict is None or standing is None or (reported is not None and _told(verdict) == _told(reported[0])):
         return None, Watch(pace, job, standing, now_ns, watch.since_ns, reported, watch.reported_ns)
     return verdict, Watch(pace, job, standing, now_ns, watch.since_ns, (verdict, standing.wait), now_ns)
+
+
+STILL_S = 5.0
+"""A step that lasts so long, and far longer than is usual, is one that a rank asked about does not come out of."""
+
+
+def still_ranks(job: JobStatus, typical_s: float, settings: StallSettings = StallSettings()) -> frozenset[int]:
+    """The ranks that take no steps now, as far as that matters to whoever asks to look into one.
+
+    That is far sooner than a stall: what a rank stands at can be seen at once, and what its next step is made of only
+    once that comes.
+
+    Args:
+        job: what the ranks are doing.
+        typical_s: what a step of the job takes; 0 where that is not known.
+        settings: of which the factor by which a step may be longer.
+    """
+    longest_ns = max(STILL_S, settings.typical_factor * typical_s) / NS
+    in_step = {one.rank: one.stage_age_ns if one.stage is None else one.step_age_ns for one in job.ranks}
+    return frozenset(rank for rank, age_ns in in_step.items() if age_ns > longest_ns)
 
 
 def _learned(job: JobSince, watch: Watch, settings: StallSettings) -> Pace:

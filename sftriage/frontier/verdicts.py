@@ -12,7 +12,7 @@ import numpy as np
 from sftriage.frontier.accounting import Walk, account, walked
 from sftriage.frontier.arrays import BoolArray, FloatArray
 from sftriage.frontier.candidates import Candidate
-from sftriage.frontier.evidence import Past, WindowEvidence, keep_fraction, weigh
+from sftriage.frontier.evidence import Past, WindowEvidence, single, weigh
 from sftriage.frontier.overlap import resumed
 from sftriage.frontier.roles import differ, roles_of, without_relief
 from sftriage.frontier.settings import Settings
@@ -73,17 +73,17 @@ def assess_times(
     if accounting.exposed_s == 0.0:
         return verdict("healthy"), None
     evidence = weigh(window, roles, replays, accounting, valid_N, past, settings)
-    first = unambiguous(evidence, past, settings)
+    first = unambiguous(evidence)
     if first is not None:
         others = tuple(one for one in evidence.candidates if one is not first)
         evidence = replace(evidence, candidates=(first, *others))
-    numbers |= _numbers(evidence, past, settings)
+    numbers |= _numbers(evidence)
     suspects = tuple(candidate.suspect for candidate in evidence.candidates[:MAX_SUSPECTS])
-    if _roles_differ(window, walks, valid_N, evidence, first, settings):
+    if _roles_differ(window, walks, valid_N, evidence, first):
         return verdict("needs_evidence", ("mixed_roles",), suspects), evidence
     if first is not None:
         return verdict("suspect", (), suspects), evidence
-    reasons = _reasons(evidence, settings)
+    reasons = _reasons(evidence)
     return verdict("needs_evidence", reasons, suspects) if reasons else verdict("healthy"), evidence
 
 
@@ -94,19 +94,14 @@ def coverage_of(window: Window) -> float:
 
 
 def _roles_differ(
-    window: Window,
-    walks: list[Walk],
-    valid_N: BoolArray,
-    evidence: WindowEvidence,
-    first: Candidate | None,
-    settings: Settings,
+    window: Window, walks: list[Walk], valid_N: BoolArray, evidence: WindowEvidence, first: Candidate | None
 ) -> bool:
     """Whether the lateness of this window is that of ranks which do different work, and nobody has said so.
 
     A job whose healthy steps are known has shown that its ranks are alike. And whoever is late has the machine to
     itself while the others wait, and is quicker in the stages after the slow one: that is no other work.
     """
-    min_s = settings.min_gain_fraction * evidence.exposed_s
+    min_s = evidence.settings.min_gain_fraction * evidence.exposed_s
     if window.cohorts is not None or evidence.normal is not None or evidence.excess.late_s < min_s:
         return False
     level_X: dict[int, FloatArray] = {}
@@ -121,72 +116,71 @@ def _roles_differ(
     return bool(level_X) and differ(np.stack(list(level_X.values())), min_s)
 
 
-def unambiguous(evidence: WindowEvidence, past: Past, settings: Settings) -> Candidate | None:
+def unambiguous(evidence: WindowEvidence) -> Candidate | None:
     """The candidate that qualifies, and nobody else nearly does; None where there is none. What has passed comes last.
 
     Ranks that take turns by the clock each come back, and of two that are equal either may have been named.
     """
-    found = [one for one in evidence.candidates if qualifies(one, evidence, past, settings)]
+    found = [one for one in evidence.candidates if qualifies(one, evidence)]
     first = min(found, key=lambda one: (one.suspect.pattern == "one-off", -one.total_s), default=None)
     if first is None or first.suspect.pattern == "one-off":
         return first
     rivals = (one for one in evidence.candidates if not set(one.suspect.ranks) & set(first.suspect.ranks))
     again = [one for one in rivals if one.course is not None and one.suspect.pattern != "one-off"]
-    second_s = max((one.total_s for one in again if one.suspect.scope in ("rank", "host")), default=0.0)
-    return first if second_s < settings.max_rival_fraction * first.total_s else None
+    second_s = max((one.total_s for one in again if single(one.suspect)), default=0.0)
+    return first if second_s < evidence.settings.max_rival_fraction * first.total_s else None
 
 
-def qualifies(candidate: Candidate, evidence: WindowEvidence, past: Past, settings: Settings) -> bool:
+def qualifies(candidate: Candidate, evidence: WindowEvidence) -> bool:
     """Whether a candidate is the suspect: it is worth a capture, and explains the excess of the steps that it fills.
 
     A rank or a host has a course only where the evidence of the run has named it.
     """
-    suspect = candidate.suspect
-    keep = keep_fraction(past, suspect, settings)
-    single = suspect.scope in ("rank", "host")
-    min_share = (settings.min_gain_fraction if single else settings.min_group_fraction) * keep
-    if candidate.course is None or suspect.share < min_share:
+    suspect, settings = candidate.suspect, evidence.settings
+    keep = evidence.keep_fraction(suspect)
+    if candidate.course is None:
         return False
-    if single and evidence.log_odds(suspect) < _wanted_log_odds(suspect, evidence, settings) * keep:
-        return False
-    if single and evidence.own_fraction(candidate) < _min_own_fraction(keep, settings):
-        return False
-    if (
-        evidence.of_two(suspect)
-        and evidence.alone_s(candidate) < settings.min_explained_fraction * keep * suspect.gain_s
-    ):
-        return False
-    if not single and suspect.persistence < settings.min_persistence_fraction * keep:
-        return False
-    wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence, settings)
-    return _explained_s(suspect, evidence) >= wanted_s
+    if evidence.of_two(suspect):
+        explained = evidence.alone_s(candidate) >= settings.min_explained_fraction * keep * suspect.gain_s
+    else:
+        explained = single(suspect) or suspect.persistence >= settings.min_persistence_fraction * keep
+    asked = _asked(candidate, evidence, keep).values()
+    return explained and all(number >= threshold for number, threshold in asked)
 
 
-def _min_own_fraction(keep: float, settings: Settings) -> float:
-    """How many of the clear events of a suspect and of the next one must be its own."""
-    return 1.0 / (1.0 + settings.max_rival_fraction / keep)
+def _asked(candidate: Candidate, evidence: WindowEvidence, keep: float) -> dict[tuple[str, str], tuple[float, float]]:
+    """What a candidate has to reach: the numbers and their thresholds, by the names that both have in a verdict."""
+    suspect, settings = candidate.suspect, evidence.settings
+    worth = settings.min_gain_fraction if single(suspect) else settings.min_group_fraction
+    wanted_s = settings.min_explained_fraction * keep * _weighty_s(candidate, evidence)
+    asked = {
+        ("first_share", "min_share"): (suspect.share, worth * keep),
+        ("first_explained_s", "wanted_s"): (_explained_s(suspect, evidence), wanted_s),
+    }
+    if single(suspect):
+        # Of a rank or a host that is slow in all it does, more.
+        whole = any(one.suspect.stage is None and one.suspect.ranks == suspect.ranks for one in evidence.candidates)
+        wanted = settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
+        asked["first_log_odds", "min_log_odds"] = evidence.log_odds(suspect), wanted * keep
+    if single(suspect) and candidate.course is not None:
+        # Of the clear events of a suspect and of the next one.
+        own = 1.0 / (1.0 + settings.max_rival_fraction / keep)
+        asked["first_own_fraction", "min_own_fraction"] = evidence.own_fraction(candidate), own
+    return asked
 
 
-def _wanted_log_odds(suspect: Suspect, evidence: WindowEvidence, settings: Settings) -> float:
-    """The log odds that name a suspect; of a rank or a host that is slow in all it does, more."""
-    whole = any(one.suspect.stage is None and one.suspect.ranks == suspect.ranks for one in evidence.candidates)
-    return settings.naming_log_odds * (settings.whole_factor if whole else 1.0)
-
-
-def _weighty_s(candidate: Candidate, evidence: WindowEvidence, settings: Settings) -> float:
+def _weighty_s(candidate: Candidate, evidence: WindowEvidence) -> float:
     """The excess that wants explaining in the steps that the candidate fills.
 
     Of lateness that where it was the last itself: else another was almost as late, and either may be the cause. Who
     else was late in other steps is another matter. What all ranks share counts from its threshold on, and is drift
     below it.
     """
-    excess = evidence.excess
-    late_s = excess.late_s
-    if candidate.course is not None and candidate.suspect.scope in ("rank", "host"):
+    late_s, shared_s = evidence.excess.late_s, evidence.shared_s
+    if candidate.course is not None and single(candidate.suspect):
         lateness_F = candidate.lateness_N[candidate.course.filled_N]
         late_s = max(0.0, float(lateness_F.mean()) - evidence.normal_late_s * float((lateness_F > 0.0).mean()))
-    shared_s = evidence.shared_s
-    return late_s + (shared_s if shared_s >= settings.min_group_fraction * evidence.exposed_s else 0.0)
+    return late_s + (shared_s if shared_s >= evidence.settings.min_group_fraction * evidence.exposed_s else 0.0)
 
 
 def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
@@ -203,24 +197,24 @@ def _explained_s(suspect: Suspect, evidence: WindowEvidence) -> float:
     return suspect.gain_s + min(sync_excess_s, suspect.gain_s / normal_local_s * normal_sync_s)
 
 
-def _reasons(evidence: WindowEvidence, settings: Settings) -> tuple[str, ...]:
+def _reasons(evidence: WindowEvidence) -> tuple[str, ...]:
     """Why there is excess and no suspect, the largest part of it first; nothing where all is under its thresholds.
 
     The parts are what one rank or host adds, how late the last of all is, and what they share: a level that rises with
     the sync work is no finding about either.
     """
-    late_s, parts = evidence.excess.late_s, []
+    settings, late_s, parts = evidence.settings, evidence.excess.late_s, []
     if evidence.shared_s >= settings.min_group_fraction * evidence.exposed_s:
-        parts.append((evidence.shared_s, _shared_reason(evidence, settings)))
-        if any(one.course is not None and one.suspect.scope in ("rank", "host") for one in evidence.candidates):
+        parts.append((evidence.shared_s, _shared_reason(evidence)))
+        if any(one.course is not None and single(one.suspect) for one in evidence.candidates):
             return (parts[0][1],)  # the lateness has a suspect, which explains too little of all
     alone = evidence.single_s >= settings.min_gain_fraction * evidence.exposed_s
     if alone or late_s >= settings.min_lateness_fraction * evidence.exposed_s:
-        parts.append((late_s, _late_reason(evidence, settings)))
+        parts.append((late_s, _late_reason(evidence)))
     return tuple(dict.fromkeys(reason for _, reason in sorted(parts, reverse=True)))
 
 
-def _late_reason(evidence: WindowEvidence, settings: Settings) -> str:
+def _late_reason(evidence: WindowEvidence) -> str:
     """Why lateness has no suspect.
 
     ``co_critical``: step by step, mending whoever came last would save little of the lateness, for another comes almost
@@ -228,6 +222,7 @@ def _late_reason(evidence: WindowEvidence, settings: Settings) -> str:
     too seldom to tell it from chance. Of two ranks that differ always, one is slow (``no_baseline``: its own past is
     not known) or they do different work (``mixed_roles``: it was so before).
     """
+    settings = evidence.settings
     if evidence.best_gains_s < settings.min_explained_fraction * evidence.excess.late_s:
         return "co_critical"
     total_s = float(evidence.gain_R.sum())
@@ -235,26 +230,25 @@ def _late_reason(evidence: WindowEvidence, settings: Settings) -> str:
         return "roaming"
     named = next((one.suspect for one in evidence.candidates if one.course is not None), None)
     if named is not None and evidence.of_two(named):
-        known = evidence.own.typical(evidence.regime, len(evidence.gain_R)) is not None
-        return "mixed_roles" if known else "no_baseline"
+        return "no_baseline" if evidence.own_R is None else "mixed_roles"
     return "intermittent"
 
 
-def _shared_reason(evidence: WindowEvidence, settings: Settings) -> str:
+def _shared_reason(evidence: WindowEvidence) -> str:
     """Why what all ranks share has no suspect."""
-    excess = evidence.excess
+    excess, settings = evidence.excess, evidence.settings
     if excess.sync_s >= excess.group_s:
         return "sync_ambiguous"
     if not excess.from_baseline:
         return "no_baseline"
-    best = next((one.suspect for one in evidence.candidates if one.suspect.scope in ("all", "cohort")), None)
+    best = next((one.suspect for one in evidence.candidates if not single(one.suspect)), None)
     if best is None or best.gain_s < settings.min_explained_fraction * excess.group_s:
         return "co_critical"  # the group is slower, but not all of it in one stage
     return "intermittent" if best.persistence < settings.min_persistence_fraction else "co_critical"
 
 
-def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[str, float]:
-    excess = evidence.excess
+def _numbers(evidence: WindowEvidence) -> dict[str, float]:
+    excess, settings = evidence.excess, evidence.settings
     return {
         "used_steps": float(evidence.used_N.sum()),
         "excess_s": excess.total_s,
@@ -272,29 +266,14 @@ def _numbers(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[s
         "shared_excess_s": evidence.shared_s,
         "min_coverage": settings.min_coverage_fraction,
         "min_persistence": settings.min_persistence_fraction,
-        **(_numbers_of_first(evidence, past, settings) if evidence.candidates else {}),
+        **_numbers_of_first(evidence),
     }
 
 
-def _numbers_of_first(evidence: WindowEvidence, past: Past, settings: Settings) -> dict[str, float]:
+def _numbers_of_first(evidence: WindowEvidence) -> dict[str, float]:
     """What the first candidate was asked, see `qualifies`."""
+    if not evidence.candidates:
+        return {}
     first = evidence.candidates[0]
-    keep = keep_fraction(past, first.suspect, settings)
-    single = first.suspect.scope in ("rank", "host")
-    found = {
-        "first_share": first.suspect.share,
-        "min_share": (settings.min_gain_fraction if single else settings.min_group_fraction) * keep,
-        "first_explained_s": _explained_s(first.suspect, evidence),
-        "wanted_s": settings.min_explained_fraction * keep * _weighty_s(first, evidence, settings),
-    }
-    if single:
-        found |= {
-            "first_log_odds": evidence.log_odds(first.suspect),
-            "min_log_odds": _wanted_log_odds(first.suspect, evidence, settings),
-        }
-    if single and first.course is not None:
-        found |= {
-            "first_own_fraction": evidence.own_fraction(first),
-            "min_own_fraction": _min_own_fraction(keep, settings),
-        }
-    return found
+    asked = _asked(first, evidence, evidence.keep_fraction(first.suspect))
+    return {name: number for both in asked.items() for name, number in zip(*both, strict=True)}

@@ -65,13 +65,20 @@ class SegmentReplay:
         """What mending all local stages of the leader would have saved."""
         return np.asarray(np.clip(np.minimum(self.margin_M, self.excess_MS.sum(axis=1)), 0.0, None))
 
-    def over_NCS(self, ranks: RankArray, roles: Roles, n_steps: int) -> FloatArray:
-        """Time of some ranks over their cohorts' medians, by step and stage (N × len(ranks) × S)."""
-        over_NCS = np.zeros((n_steps, len(ranks), self.excess_MS.shape[1]))
-        for column, reference_MC in zip(self.walk.segment.local, self.reference_KMC, strict=True):
-            reference_NC = reference_MC[column.offset : column.offset + n_steps][:, roles.role_R[ranks]]
-            over_NCS[:, :, column.stage] += column.of(ranks) - reference_NC
-        return over_NCS
+    def references(self, n_steps: int) -> list[FloatArray]:
+        """For each local column the medians of its steps, by cohort (N × C)."""
+        columns = zip(self.walk.segment.local, self.reference_KMC, strict=True)
+        return [reference_MC[column.offset : column.offset + n_steps] for column, reference_MC in columns]
+
+    def over_NXS(
+        self, ranks: RankArray, roles: Roles, n_steps: int, references: Sequence[FloatArray] | None = None
+    ) -> FloatArray:
+        """Time of some ranks over the references of their cohorts, by step, rank and stage."""
+        references = self.references(n_steps) if references is None else references
+        over_NXS = np.zeros((n_steps, len(ranks), self.excess_MS.shape[1]))
+        for column, reference_NC in zip(self.walk.segment.local, references, strict=True):
+            over_NXS[:, :, column.stage] += column.of(ranks) - reference_NC[:, roles.role_R[ranks]]
+        return over_NXS
 
 
 def replay(walks: list[Walk], roles: Roles, n_stages: int) -> list[SegmentReplay]:

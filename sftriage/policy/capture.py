@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from sftriage.policy import quantities
 from sftriage.policy.contradictions import CONTROL_RANKS, PROFILER, SAMPLE
 from sftriage.policy.fields import Listed, PolicyModel, Rank, TraceSize
-from sftriage.records import Profiler
+from sftriage.records import ProfilerChoice
 
 
 class TorchOptions(PolicyModel):
@@ -18,8 +18,8 @@ class TorchOptions(PolicyModel):
 
     sample_stacks: bool = Field(
         default=True,
-        description="Sample the Python stacks of all threads, some 200 times a second, from a thread in the trainer: "
-        "they say where what is no operator took its time. Not beside `with_stack`.",
+        description="Sample the Python stacks of all threads, from one in the trainer, and in its DataLoader's "
+        "workers: they say where what is no operator took its time. Not beside `with_stack`.",
     )
     record_shapes: bool = Field(default=False, description="Record the shapes of operators' inputs.")
     with_stack: bool = Field(
@@ -42,22 +42,34 @@ class NsysOptions(PolicyModel):
     )
     sqlite: bool = Field(default=True, description="Export the report to SQLite too, which other programs can read.")
 
+    @property
+    def trace_said(self) -> bool:
+        """Whether ``trace`` is said; where ``auto`` chose it, nsys records else what the ranks were launched with."""
+        return "trace" in self.model_fields_set
+
 
 class StacksOptions(PolicyModel):
-    """What is taken along with the Python stacks of all threads."""
+    """What is taken along with the Python stacks of all threads. Either means one look from outside, over no steps."""
 
     native: bool = Field(default=False, description="The frames of C and C++ too; the process stops for longer.")
     flight_recorder: bool = Field(
         default=False, description="The flight recorder of torch.distributed too: the collectives entered and left."
     )
 
+    @property
+    def from_outside(self) -> bool:
+        """Whether there is something to take that a trainer cannot."""
+        return self.native or self.flight_recorder
+
 
 class Capture(PolicyModel):
     """One time-boxed run of a profiler on a suspect's ranks."""
 
-    profiler: Profiler = Field(
+    profiler: ProfilerChoice = Field(
         default=PROFILER,
-        description="`torch`: operators and kernels; `nsys`: Nsight Systems; `stacks`: where the rank stands.",
+        description="`auto`: `stacks` where the host does the work, `torch` (or `nsys`, where the job runs under it) "
+        "for what computes, and what one leaves open by another; `torch`: operators and kernels, and stacks beside; "
+        "`nsys`: Nsight Systems; `stacks`: Python stacks over the steps, or from outside of a rank that takes none.",
     )
     sample: int = Field(
         default=SAMPLE,
@@ -77,7 +89,15 @@ class Capture(PolicyModel):
         description="So many healthy peers too, in the same steps, to compare with.",
     )
     steps: int = Field(default=5, ge=1, le=1000, description="Steps to record.")
-    warmup_steps: int = Field(default=1, ge=0, le=100, description="Steps the profiler runs before those that count.")
+    warmup_steps: int = Field(
+        default=1, ge=0, le=100, description="Steps the profiler runs before those that count; stacks need none."
+    )
+    samples_per_second: int = Field(
+        default=200,
+        ge=1,
+        le=1000,
+        description="How often stacks are sampled over the steps, at most: sampling has a 40th of the time.",
+    )
     max_seconds: int = Field(
         default=60, ge=1, le=3600, description="Seconds after which the capture ends, whatever happens."
     )
@@ -87,7 +107,7 @@ class Capture(PolicyModel):
     )
     torch: TorchOptions = Field(default=TorchOptions(), description="Options of the torch profiler.")
     nsys: NsysOptions = Field(default=NsysOptions(), description="Options of Nsight Systems.")
-    stacks: StacksOptions = Field(default=StacksOptions(), description="Options of taking stacks.")
+    stacks: StacksOptions = Field(default=StacksOptions(), description="Options of a look from outside.")
 
     @cached_property
     def max_trace_bytes(self) -> int:
@@ -98,9 +118,3 @@ class Capture(PolicyModel):
     def wish(self) -> tuple[tuple[int, ...], int, int]:
         """Whom it captures: captures of one wish take the same of a suspect's ranks."""
         return self.ranks, self.sample, self.control_ranks
-
-    @cached_property
-    def options(self) -> dict[str, Any]:
-        """The options of the profiler that is chosen, ready for JSON."""
-        chosen: BaseModel = getattr(self, self.profiler)
-        return chosen.model_dump(mode="json")

@@ -18,6 +18,14 @@ _COOLDOWNS = (
     "a cooldown is of one suspect now, and keeps nobody else waiting; a suspect whose capture holds its fault is "
     f"captured again once it costs {WORSE_TIMES:g} times as much, in another attempt of the job, or a week later"
 )
+_AUTO = (
+    "the profiler is auto where it is not said, which was torch: Python stacks where the host does the work, torch for "
+    "what computes; say which, if it is to be one"
+)
+_SAMPLED = (
+    "stacks of a suspect are sampled by its trainer now, over `steps`, which it is as well to say; for one look from "
+    "outside say native: true among the options of stacks"
+)
 _KEPT = "of an hour's and of a day's places the last is kept for a suspect larger than any before"
 
 
@@ -40,7 +48,15 @@ def _of_windows(spec: Spec) -> Iterator[tuple[Location, str]]:
 
 
 def _of_captures(spec: Spec) -> Iterator[tuple[Location, str]]:
-    """What is other about limits and cooldowns. A policy that limits a day was written with that in mind."""
+    """What is other about profilers, limits and cooldowns. A policy that limits a day was written with that in mind."""
+    for index, rule in enumerate(spec.rules):
+        capture, stalled = rule.capture, rule.match.label == "stalled"
+        if capture is None or stalled:
+            continue
+        if "profiler" not in capture.model_fields_set:
+            yield (*RULES, index, "capture"), _AUTO
+        elif capture.profiler == "stacks" and not (capture.stacks.from_outside or "steps" in capture.model_fields_set):
+            yield (*RULES, index, "capture", "profiler"), _SAMPLED
     if spec.limits.captures_per_day is None and any(rule.capture is not None for rule in spec.rules):
         yield LIMITS, _of_limits(spec.limits)
         yield RULES, _COOLDOWNS

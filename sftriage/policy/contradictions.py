@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from sftriage.policy.fields import Location
-from sftriage.records import Profiler
+from sftriage.records import Profiler, ProfilerChoice
 
 # Defaults that others are held against.
 WINDOW_STEPS, STRIDE_STEPS = 50, 10
-PROFILER: Profiler = "torch"
+PROFILER: ProfilerChoice = "auto"
 SAMPLE = 1
 """What is slow alike looks alike: one of the suspect's ranks shows it, and each more costs the job."""
 CONTROL_RANKS = 0
@@ -56,13 +56,32 @@ def contradictions(document: Any) -> Iterator[tuple[Location, str]]:
             yield from _in_rule(rule, where, _mapping(spec, "limits"))
 
 
-def unsaid(capture: dict[str, Any]) -> set[str]:
-    """The fields of a capture that mean nothing beside its others."""
+def unsaid(capture: dict[str, Any], *, stalled: bool = False) -> set[str]:
+    """The fields of a capture that mean nothing beside its others, in a rule on stalls or on suspects."""
+    return {*_idle(capture, stalled=stalled), "sample" if capture.get("ranks") else "ranks"}
+
+
+def _idle(capture: dict[str, Any], *, stalled: bool) -> dict[str, str]:
+    """The fields that mean nothing beside the profiler, each with why."""
     profiler = capture.get("profiler", PROFILER)
-    words = {other for other in PROFILERS if other != profiler}
-    if profiler == "stacks":
-        words |= {"steps", "warmup_steps"}
-    return words | {"sample" if capture.get("ranks") else "ranks"}
+    if profiler not in (*PROFILERS, "auto"):
+        return {}
+    mine = {"stacks"} if stalled else {profiler} if profiler != "auto" else set(PROFILERS)
+    idle = {other: f"options of {other} do nothing where the profiler is {profiler}" for other in PROFILERS}
+    idle |= {
+        other: f"options of {other} do nothing on stalled" for other in PROFILERS if stalled and profiler == "auto"
+    }
+    options = capture.get("stacks")
+    from_outside = isinstance(options, dict) and True in (options.get("native"), options.get("flight_recorder"))
+    if stalled or (profiler == "stacks" and from_outside):
+        whom = "of a rank that stands still" if stalled else "with native frames, or the flight recorder's dump,"
+        once = f"stacks {whom} are taken once, from outside, and of no steps"
+        idle |= dict.fromkeys(("steps", "warmup_steps", "samples_per_second"), once)
+    elif profiler == "stacks":
+        idle["warmup_steps"] = "stacks need no warm-up: no profiler is started"
+    elif profiler == "nsys":
+        idle["samples_per_second"] = "no stacks are sampled in the trainer where the profiler is nsys"
+    return {field: why for field, why in idle.items() if field not in mine}
 
 
 def _in_detection(detection: dict[str, Any]) -> Iterator[tuple[Location, str]]:
@@ -95,7 +114,7 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
         yield from _in_regressed(rule, match, where)
     elif label == "stalled":
         profiler = capture.get("profiler", PROFILER)
-        if captures and profiler in PROFILERS and profiler != "stacks":
+        if captures and profiler in ("torch", "nsys"):
             yield (*where, "match", "label"), _STALLED_CAPTURE.format(profiler)
         if pattern:
             yield (*where, "match", "pattern"), "no pattern on stalled: the step has not ended, and is the only one"
@@ -109,7 +128,7 @@ def _in_rule(rule: dict[str, Any], where: Location, limits: dict[str, Any]) -> I
             (*where, "match", "pattern"),
             "no capture on one-off alone, because the fault has passed and healthy steps would be captured",
         )
-    yield from _in_capture(capture, (*where, "capture"))
+    yield from _in_capture(capture, (*where, "capture"), stalled=label == "stalled")
     if captures:
         yield from _under_limits(capture, (*where, "capture"), limits)
     notify = rule.get("notify")
@@ -132,15 +151,10 @@ def _in_regressed(rule: dict[str, Any], match: dict[str, Any], where: Location) 
         yield (*where, "for"), "no windows on regressed: it is told once enough steps are slower, see docs/verdicts.md"
 
 
-def _in_capture(capture: dict[str, Any], where: Location) -> Iterator[tuple[Location, str]]:
-    profiler = capture.get("profiler", PROFILER)
-    for other in PROFILERS if profiler in PROFILERS else ():
-        if other != profiler and other in capture:
-            yield (*where, other), f"options of {other} do nothing where the profiler is {profiler}"
-    if profiler == "stacks":
-        for name in ("steps", "warmup_steps"):
-            if name in capture:
-                yield (*where, name), "stacks are taken at once, wherever a step stands; they take no steps"
+def _in_capture(capture: dict[str, Any], where: Location, *, stalled: bool) -> Iterator[tuple[Location, str]]:
+    for field, why in _idle(capture, stalled=stalled).items():
+        if field in capture:
+            yield (*where, field), why
     ranks = capture.get("ranks")
     if isinstance(ranks, list | tuple) and ranks:
         twice = sorted({rank for rank in ranks if isinstance(rank, int) and ranks.count(rank) > 1})
@@ -187,7 +201,7 @@ def _idle_label(label: str, captures: bool, notifies: bool) -> str:
 
 _STALLED_CAPTURE = (
     "no {} capture on stalled, because it starts at a rank's next step, and a stalled rank takes none; "
-    "a rule on stalled takes stacks, or only observes"
+    "a rule on stalled takes stacks (or says auto), or only observes"
 )
 
 

@@ -13,11 +13,12 @@ from types import MappingProxyType
 
 from sftriage.policy import explanations, lasting, limits, regressions, suspects
 from sftriage.policy.capture import Capture
+from sftriage.policy.choosing import Means, Situation, choose, options_of
 from sftriage.policy.explanations import Parameters, Why
 from sftriage.policy.limits import Chosen
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule
-from sftriage.policy.state import State, key_of, opened, remembered, started
+from sftriage.policy.state import Reproduction, State, key_of, opened, remembered, started
 from sftriage.policy.suspects import Target
 from sftriage.records import CaptureRequest, Decision, Outcome, Suspect, Verdict
 
@@ -31,7 +32,13 @@ HEALTHY_GAIN_FRACTION = 0.1
 
 
 def decide(
-    verdict: Verdict, policies: PolicySet, state: State, now_s: float, peers: Sequence[int] = ()
+    verdict: Verdict,
+    policies: PolicySet,
+    state: State,
+    now_s: float,
+    peers: Sequence[int] = (),
+    *,
+    nsys: bool = False,
 ) -> tuple[Decision, State]:
     """What to do about one window, and the state to pass to the next call.
 
@@ -45,9 +52,10 @@ def decide(
         state: what the run has done so far.
         now_s: seconds on a clock that a restart does not reset (the Unix epoch).
         peers: ranks to compare a suspect with, the most typical of its cohort first.
+        nsys: whether the job runs under nsys.
     """
     due, state = regressions.told(policies.rules, verdict, opened(state, now_s), now_s)
-    case = _Case(verdict, policies, state, now_s, peers, due)
+    case = _Case(verdict, policies, state, now_s, peers, due, nsys)
     if verdict.label == "stalled":
         return case.of_stall()
     suspect = verdict.suspects[0] if verdict.suspects else None
@@ -67,7 +75,7 @@ def decide(
     capturing = [rule for rule in matching if rule.capture is not None]
     showing = [rule for rule in capturing if _shows(rule, suspect)]
     if capturing and not showing:
-        return case.decision("hold", Why("descheduled", explanations.descheduled(suspect))), case.state
+        return case.decision("hold", explanations.by_system(suspect)), case.state
     if len(showing) < len(capturing):
         matching = showing
     if not matching:
@@ -78,13 +86,25 @@ def decide(
 def _shows(rule: Rule, suspect: Suspect) -> bool:
     """Whether a capture by this rule can show why a suspect is late.
 
-    Where it waited for a CPU, nsys alone sees who had it instead; the others show what is left without the waiting, if
-    that is worth it.
+    What the system did to it is in no trace of its own. Where it waited for a CPU, nsys alone sees who had it instead;
+    the others show what is left without the waiting, if that is worth it.
     """
     if rule.capture is not None and rule.capture.profiler == "nsys":
         return True
     left = 1.0 - (suspect.descheduled_fraction or 0.0)
-    return not suspect.mostly_descheduled and rule.reached(suspect.share * left, suspect.gain_s * left)
+    return suspect.by_system is None and rule.reached(suspect.share * left, suspect.gain_s * left)
+
+
+def _counted(verdict: Verdict) -> Why | None:
+    """What the system did to the first candidate of a window that is held, if that is why it is late.
+
+    That somebody stops a process, or its cgroup keeps it from running, was counted, whether the rank can be named or
+    not. Who waits for a CPU now and then is anybody on a busy host.
+    """
+    first = verdict.suspects[0] if verdict.suspects else None
+    if first is None or first.system is None or "self_inflicted" in verdict.reasons:
+        return None
+    return explanations.by_system(first)
 
 
 def _waited_for(rule: Rule, verdict: Verdict) -> tuple[int, ...] | None:
@@ -113,6 +133,7 @@ class _Case:
     now_s: float
     peers: Sequence[int]
     due: tuple[str, ...] = ()
+    nsys: bool = False
 
     def told(self, matching: Sequence[Rule], state: State, suspect: str) -> _Case:
         """The case in the state once those who want to be told of rules that match a suspect have been."""
@@ -133,7 +154,8 @@ class _Case:
         if self.verdict.label == "needs_evidence":
             # Rules on the job against itself only observe: the first that matches is put on record.
             rule = next(iter(regressions.matching(self.policies.rules, self.verdict)), None)
-            return self.decision("hold", Why("undecided", {"reasons": self.verdict.reasons}), rule=rule)
+            why = _counted(self.verdict) or Why("undecided", {"reasons": self.verdict.reasons})
+            return self.decision("hold", why, rule=rule)
         return self.decision("hold", Why("no_rank_named"))
 
     def of_stall(self) -> tuple[Decision, State]:
@@ -190,11 +212,12 @@ class _Case:
         before: tuple[int, ...] | None = None
         for rule in capturing:
             (ranks, target), capture = whom(rule), rule.capture
-            waits = limits.of_the_suspect(rule, target, fired_s, self.state, self.now_s)
+            assert capture is not None, "only rules with a capture are asked"
+            means, follows = self._means(capture, target)
+            waits = limits.of_the_suspect(rule, target, fired_s, self.state, self.now_s, following=follows is not None)
             if waits is not None:
                 refusal = refusal or waits
                 continue
-            assert capture is not None, "only rules with a capture are asked"
             # There may be a thousand rules: those that want the same of the same ranks are told the same.
             if ranks is not before:
                 before = ranks
@@ -203,14 +226,29 @@ class _Case:
                 tried[capture.wish] = self._chosen(capture, ranks, target)
             chosen, refused = tried[capture.wish]
             if refused is None:
-                requests = self._requests(rule, capture, chosen)
+                requests = self._requests(rule, capture, chosen, means)
                 beside = {"controls": chosen.controls} if chosen.controls or capture.control_ranks > 0 else {}
-                why = Why("rule_matched", {"rule": rule.name, **found, **beside})
+                why = explanations.captured(rule, {**found, **beside}, means, follows)
                 decision = self.decision("capture", why, rule=rule, requests=requests)
-                return decision, started(self.state, rule.name, requests, self.now_s, target)
+                first = "" if follows is None else follows.capture_id
+                return decision, started(self.state, rule.name, requests, self.now_s, target, first)
             refusal = refusal or refused
         assert refusal is not None, "a rule that nothing refused captures"
         return self.decision("throttle", refusal, rule=capturing[0]), self.state
+
+    def _means(self, capture: Capture, target: Target) -> tuple[Means, Reproduction | None]:
+        """What a rule captures a suspect with, and the earlier capture that this follows up."""
+        verdict, stalled = self.verdict, self.verdict.label == "stalled"
+        stage = None if stalled or not verdict.suspects else verdict.suspects[0].stage
+        case = Situation(stage, verdict.sync, verdict.clock, self.nsys, stalled)
+        first = limits.left_open(target, self.state, self.now_s) if capture.profiler == "auto" else None
+        if first is not None:
+            means = choose(capture, replace(case, left_open=first.left_open))
+            if means is not None:
+                return means, first
+        means = choose(capture, case)
+        assert means is not None, "where nothing is left open, there is something to begin with"
+        return means, None
 
     def _chosen(self, capture: Capture, ranks: tuple[int, ...], target: Target) -> tuple[Chosen, Why | None]:
         """Whom a rule captures, and what keeps it from them."""
@@ -224,21 +262,19 @@ class _Case:
         kept = limits.place_kept(target, bounds, self.state, self.now_s)
         return chosen, kept or limits.of_the_ranks(chosen, bounds, self.state)
 
-    def _requests(self, rule: Rule, capture: Capture, chosen: Chosen) -> tuple[CaptureRequest, ...]:
+    def _requests(self, rule: Rule, capture: Capture, chosen: Chosen, means: Means) -> tuple[CaptureRequest, ...]:
         asked = max(self.state.asked, self.state.captures)
-        stacks = capture.profiler == "stacks"
-        period, phase = (0, 0) if stacks else _comes_back(self.verdict)
+        period, phase = (0, 0) if means.once else _comes_back(self.verdict)
         return tuple(
             CaptureRequest(
                 capture_id=_capture_id(self.verdict, rank, rule, asked + number),
                 rank=rank,
-                profiler=capture.profiler,
-                # Stacks are taken at once, and a request is bounded in steps all the same.
-                steps=1 if stacks else capture.steps,
-                warmup_steps=0 if stacks else capture.warmup_steps,
+                profiler=means.profiler,
+                steps=means.steps(capture.steps),
+                warmup_steps=means.warmup_steps(capture.warmup_steps),
                 max_seconds=float(capture.max_seconds),
                 max_bytes=capture.max_trace_bytes,
-                options=capture.options,
+                options=options_of(capture, means),
                 role="suspect" if number <= len(chosen.ranks) else "control",
                 period_steps=period,
                 phase=phase,

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
+from types import MappingProxyType
+from typing import TypeAlias, cast
 
+from sftriage.policy.choosing import Means
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Rule
-from sftriage.records import Decision, Parameter, ReasonCode, Suspect, Trigger, Verdict
-from sftriage.words import verdict_sentence
+from sftriage.policy.state import Reproduction
+from sftriage.records import ChoiceReason, Decision, Parameter, ReasonCode, Suspect, Trigger, Verdict
+from sftriage.words.verdicts import verdict_sentence
 
 Parameters: TypeAlias = Mapping[str, Parameter]
 
@@ -44,6 +47,15 @@ def missed(rule: Rule, verdict: Verdict, suspect: Suspect) -> Why:
     return Why("no_rule_matched", found)
 
 
+def captured(rule: Rule, found: Parameters, means: Means, follows: Reproduction | None) -> Why:
+    """Why a rule captures: what was found, what ``auto`` made of it, and what an earlier capture left open."""
+    chosen: Parameters = {"profiler": means.profiler, "chosen": means.chosen} if means.chosen else {}
+    if follows is None:
+        return Why("rule_matched", {"rule": rule.name, **found, **chosen})
+    first = {"follows": follows.capture_id, "left_open": follows.left_open}
+    return Why("follow_up", {"rule": rule.name, **first, **found, **chosen})
+
+
 def saved(suspect: Suspect) -> Parameters:
     """What it would save to mend a suspect."""
     return {
@@ -54,9 +66,11 @@ def saved(suspect: Suspect) -> Parameters:
     }
 
 
-def descheduled(suspect: Suspect) -> Parameters:
-    """How much of a suspect's lateness was waiting for a CPU."""
-    return {**_named(suspect), "descheduled_share": suspect.descheduled_fraction or 0.0}
+def by_system(suspect: Suspect) -> Why:
+    """What the system did to a suspect, and how much of its lateness that was."""
+    code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction or 0.0)
+    share = "descheduled_share" if code == "descheduled" else "system_share"
+    return Why(code, {**_named(suspect), share: fraction})
 
 
 def standstill(verdict: Verdict) -> Parameters:
@@ -90,10 +104,13 @@ def gain_in_numbers(verdict: Verdict, rule: Rule | None) -> dict[str, float]:
     return numbers
 
 
-def trigger(verdict: Verdict, policies: PolicySet, rule: str, rank: int | None = None) -> Trigger:
+def trigger(
+    verdict: Verdict, policies: PolicySet, rule: str, rank: int | None = None, given: Parameters = MappingProxyType({})
+) -> Trigger:
     """What goes into the manifest of a capture that ``rule`` asked for because of ``verdict``.
 
-    Of several suspects, it is about the one that ``rank`` is of, which is captured.
+    Of several suspects, it is about the one that ``rank`` is of, which is captured. What was chosen, and followed up,
+    is in the decision's parameters, ``given``.
 
     Raises:
         ValueError: the verdict has no suspect, or the policy has no such rule.
@@ -119,6 +136,8 @@ def trigger(verdict: Verdict, policies: PolicySet, rule: str, rank: int | None =
         period_steps=suspect.period_steps,
         onset_step=suspect.onset_step,
         why=verdict_sentence(verdict),
+        chosen=cast("ChoiceReason", given.get("chosen", "")),
+        follows=str(given.get("follows", "")),
     )
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from sftriage.policy.capture import Capture
+from sftriage.policy.contradictions import PROFILERS
 from sftriage.policy.explanations import Why
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.schema import Limits, Rule
-from sftriage.policy.state import DAY_S, HOUR_S, State, key_of
+from sftriage.policy.state import DAY_S, HOUR_S, Reproduction, State, key_of
 from sftriage.policy.suspects import Target
 
 WORSE_TIMES = 1.5
@@ -108,17 +109,20 @@ def budget_s(bounds: Limits, state: State, now_s: float) -> float:
     return bounds.overhead_fraction * max(0.0, now_s - started_s)
 
 
-def of_the_suspect(rule: Rule, target: Target, fired_s: Mapping[str, float], state: State, now_s: float) -> Why | None:
+def of_the_suspect(
+    rule: Rule, target: Target, fired_s: Mapping[str, float], state: State, now_s: float, *, following: bool = False
+) -> Why | None:
     """Why a rule has to wait with a suspect: it was captured and has not changed, it cools, or captures of it failed.
 
-    ``fired_s`` is the state's `last_fired_s`. What lasts longest is said first.
+    ``fired_s`` is the state's `last_fired_s`. What lasts longest is said first. One that is ``following`` up what an
+    earlier capture left open waits for neither.
     """
     # (there may be a thousand rules)
-    unchanged = _already_captured(rule, target, state, now_s) if state.reproductions else None
+    unchanged = _already_captured(rule, target, state, now_s) if state.reproductions and not following else None
     if unchanged is not None:
         return unchanged
     key = key_of(rule.name, target.suspect)
-    last_s = max(fired_s.get(key, -math.inf), fired_s.get(rule.name, -math.inf))
+    last_s = -math.inf if following else max(fired_s.get(key, -math.inf), fired_s.get(rule.name, -math.inf))
     known = state.failures
     failures = known.get(key) or known.get(rule.name) if known else None
     cooled_s = last_s + rule.cooldown_s
@@ -133,11 +137,12 @@ def of_the_suspect(rule: Rule, target: Target, fired_s: Mapping[str, float], sta
 def _already_captured(rule: Rule, target: Target, state: State, now_s: float) -> Why | None:
     """Why there is nothing new to see: a capture of this attempt of the job holds the fault, and it is no worse.
 
-    Whichever rule asked for it: what another profiler would show is new.
+    Whichever rule asked for it: what another profiler would show is new, unless the choice is ``auto``'s.
     """
     profiler = rule.capture.profiler if rule.capture is not None else ""
-    held = state.reproductions.get(key_of(profiler, target.suspect))
-    if held is None or held.attempt != target.attempt or now_s >= held.fired_s + EVIDENCE_S:
+    profilers = PROFILERS if profiler == "auto" else (profiler,)
+    held = max(_held(profilers, target, state, now_s), key=lambda one: one.gain_s, default=None)
+    if held is None:
         return None
     worse_gain_s = WORSE_TIMES * held.gain_s
     if target.gain_s >= worse_gain_s:
@@ -145,6 +150,23 @@ def _already_captured(rule: Rule, target: Target, state: State, now_s: float) ->
     gains = {"captured_gain_s": held.gain_s, "gain_s": target.gain_s, "worse_gain_s": worse_gain_s}
     until_s = held.fired_s + EVIDENCE_S
     return Why("already_captured", {"rule": rule.name, "capture_id": held.capture_id, **gains, "until_s": until_s})
+
+
+def left_open(target: Target, state: State, now_s: float) -> Reproduction | None:
+    """The capture of a suspect that holds its fault and does not show why, where none has followed it up."""
+    if not state.reproductions:
+        return None
+    asked = {one.follows for one in state.running.values()}
+    left = (one for one in _held(PROFILERS, target, state, now_s) if one.left_open and not one.follows)
+    return next((one for one in left if not one.followed and one.capture_id not in asked), None)
+
+
+def _held(profilers: Iterable[str], target: Target, state: State, now_s: float) -> Iterator[Reproduction]:
+    """The captures of a suspect in this attempt of the job that hold its fault, and are not too long ago."""
+    for profiler in profilers:
+        one = state.reproductions.get(key_of(profiler, target.suspect))
+        if one is not None and one.attempt == target.attempt and now_s < one.fired_s + EVIDENCE_S:
+            yield one
 
 
 def left(bounds: Limits, state: State, now_s: float, target: Target | None = None) -> int:

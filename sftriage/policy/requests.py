@@ -6,20 +6,32 @@ A manual request needs no suspect; the limits are those of every capture.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from sftriage.policy import limits
 from sftriage.policy.capture import Capture
+from sftriage.policy.choosing import Means, Situation, choose, options_of
 from sftriage.policy.explanations import Why
 from sftriage.policy.limits import Chosen
 from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.state import State, opened, started
-from sftriage.records import CaptureRequest, Decision, ManualRequest, Profiler, Trigger
-from sftriage.words import SENTENCES, reason_sentence
+from sftriage.records import (
+    SAMPLES_PER_SECOND,
+    CaptureRequest,
+    ChoiceReason,
+    Decision,
+    ManualRequest,
+    Profiler,
+    Trigger,
+)
+from sftriage.words.decisions import SENTENCES, reason_sentence
 
 NO_RULE = ""
 """The rule of what no rule asked for."""
+
+ANY = Situation(stage=None)
+"""Nothing is known of the job."""
 
 
 def decide_manual_request(
@@ -31,10 +43,21 @@ def decide_manual_request(
     ranks: Collection[int],
     step: int,
     attempt: int = 0,
+    still: Collection[int] = (),
+    case: Situation = ANY,
 ) -> tuple[Decision, State]:
     """What to do about a capture that a person asks for, and the state to pass to the next call.
 
-    ``ranks`` are those that there are, ``step`` is the last one that is known of; ``now_s`` as in `engine.decide`.
+    Args:
+        manual: what is asked for.
+        policies: the policies in force.
+        state: what the run has done so far.
+        now_s: as in `engine.decide`.
+        ranks: the ranks that there are.
+        step: the last one that is known of.
+        attempt: which start of the job this is.
+        still: the ranks that take no steps now.
+        case: what is known of the job. Nobody is suspected: ``auto`` takes what shows both operators and lines.
     """
     state = opened(state, now_s)
     bounds = policies.limits
@@ -44,7 +67,8 @@ def decide_manual_request(
         why = Why("no_such_rank", {"ranks": tuple(missing), **({"last_rank": max(ranks)} if ranks else {})})
     elif why is None and len(manual.ranks) > limits.left(bounds, state, now_s):
         why = Why("captures_left", {"wanted": len(manual.ranks), "left": limits.left(bounds, state, now_s)})
-    requests = () if why is not None else _requests(manual, state, step, attempt)
+    means = {} if why is not None else {rank: _means(manual, rank, still, case) for rank in manual.ranks}
+    requests = _requests(manual, means, state, step, attempt)
     said = why or Why("asked", {"who": manual.who, "why": manual.reason})
     decision = Decision(
         time_s=now_s,
@@ -80,26 +104,43 @@ def trigger_of_request(
         policy_sha256=first.sha256,
         rule=NO_RULE,
         why=reason_sentence(decision),
+        chosen="" if manual.profiler != "auto" else _CHOSEN[request.profiler],
     )
 
 
-def _requests(manual: ManualRequest, state: State, step: int, attempt: int) -> tuple[CaptureRequest, ...]:
-    asked = max(state.asked, state.captures)
-    stacks = manual.profiler == "stacks"
+_CHOSEN: Mapping[Profiler, ChoiceReason] = {"stacks": "stands_still", "torch": "whole_rank", "nsys": "device_clock"}
+"""Why ``auto`` chose a profiler of somebody whom nobody suspects."""
+
+
+def _capture(manual: ManualRequest) -> Capture:
+    """What is asked for, as a policy would say it."""
+    said = {"profiler": manual.profiler, SAMPLES_PER_SECOND: manual.samples_per_second, **manual.options}
+    return Capture.model_validate(said)
+
+
+def _means(manual: ManualRequest, rank: int, still: Collection[int], case: Situation) -> Means:
+    means = choose(_capture(manual), replace(case, stands_still=rank in still))
+    assert means is not None, "where nothing is left open, there is something to begin with"
+    return means
+
+
+def _requests(
+    manual: ManualRequest, means: Mapping[int, Means], state: State, step: int, attempt: int
+) -> tuple[CaptureRequest, ...]:
+    asked, capture = max(state.asked, state.captures), _capture(manual)
     again = f"a{attempt}-" if attempt else ""
     return tuple(
         CaptureRequest(
             capture_id=f"asked-s{step}-r{rank}-{again}{asked + number}",
             rank=rank,
-            profiler=manual.profiler,
-            steps=1 if stacks else manual.steps,
-            warmup_steps=0 if stacks else manual.warmup_steps,
+            profiler=by.profiler,
+            steps=by.steps(manual.steps),
+            warmup_steps=by.warmup_steps(manual.warmup_steps),
             max_seconds=manual.max_seconds,
             max_bytes=manual.max_bytes,
-            # (nsys takes what its rank was launched with)
-            options=Capture().options if manual.profiler == "torch" else {},
+            options=options_of(capture, by, by_hand=True),
         )
-        for number, rank in enumerate(manual.ranks, start=1)
+        for number, (rank, by) in enumerate(means.items(), start=1)
     )
 
 
@@ -143,7 +184,7 @@ def decide_follow_up(
     return decision, because, started(opened(state, now_s), "", (request,), now_s)
 
 
-READY_S: dict[Profiler, float] = {"torch": 0.5, "nsys": 4.0}
+READY_S: dict[Profiler, float] = {"torch": 0.5, "stacks": 0.5, "nsys": 4.0}
 """How long it may take until every rank has its request, and its profiler is there, on a busy host too."""
 
 _SPARE_STEPS = 4
@@ -155,8 +196,8 @@ def in_the_same_steps(requests: Sequence[CaptureRequest], step: int, step_s: flo
 
     The foremost rank is in ``step``; a step takes about ``step_s``.
     """
-    ready_s = max((READY_S.get(one.profiler, 0.0) for one in requests), default=0.0)
+    ready_s = max((READY_S[one.profiler] for one in requests if one.takes_steps), default=0.0)
     if len(requests) < 2 or ready_s == 0.0:
         return tuple(requests)
     lead = max(one.warmup_steps for one in requests) + _SPARE_STEPS + math.ceil(ready_s / max(step_s, 1e-3))
-    return tuple(replace(one, first_step=step + lead) if one.profiler in READY_S else one for one in requests)
+    return tuple(replace(one, first_step=step + lead) if one.takes_steps else one for one in requests)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import pydantic_core
 from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from sftriage.errors import InputError
 from sftriage.policy.suspects import NOBODY, Target
-from sftriage.records import CaptureRequest, CaptureResult, Profiler
+from sftriage.records import CaptureRequest, CaptureResult, LeftOpen, Profiler
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
@@ -32,7 +32,8 @@ class Running:
     """A capture that was asked for and is not known to have ended. After ``deadline_s`` it is taken for lost.
 
     ``rule`` asked for it, and for others, at ``fired_s``, because of a ``suspect`` that was worth ``gain_s`` seconds a
-    step in that ``attempt`` of the job; ``control`` says that its rank is a healthy peer's.
+    step in that ``attempt`` of the job; ``control`` says that its rank is a healthy peer's. It ``follows`` another
+    capture of the suspect, if it names one; ``left_open`` is what it does not show, as far as that is known already.
     """
 
     rank: int
@@ -44,6 +45,8 @@ class Running:
     gain_s: float = 0.0
     attempt: int = 0
     profiler: Profiler | None = None
+    follows: str = ""
+    left_open: LeftOpen = ""
 
     @property
     def key(self) -> str:
@@ -71,12 +74,18 @@ class Streak:
 
 @dataclass(frozen=True, slots=True)
 class Reproduction:
-    """A capture that holds the fault of its suspect: asked for at ``fired_s``, when that cost ``gain_s`` a step."""
+    """A capture that holds the fault of its suspect: asked for at ``fired_s``, when that cost ``gain_s`` a step.
+
+    What it has ``left_open`` is asked for once, unless it ``follows`` another itself or was ``followed``.
+    """
 
     capture_id: str
     gain_s: float
     attempt: int
     fired_s: float
+    left_open: LeftOpen = ""
+    follows: str = ""
+    followed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,9 +198,17 @@ def opened(state: State, now_s: float) -> State:
 
 
 def started(
-    state: State, rule: str, requests: Sequence[CaptureRequest], now_s: float, target: Target = NOBODY
+    state: State,
+    rule: str,
+    requests: Sequence[CaptureRequest],
+    now_s: float,
+    target: Target = NOBODY,
+    follows: str = "",
 ) -> State:
-    """The state once a rule has asked for captures because of a suspect, or somebody has because of nobody."""
+    """The state once a rule has asked for captures because of a suspect, or somebody has because of nobody.
+
+    ``follows`` is the earlier capture that left open what these are to show.
+    """
     # How long a stall was waited for compares with no step's time.
     gain_s = target.gain_s if math.isfinite(target.gain_s) else 0.0
     begun = {
@@ -205,6 +222,7 @@ def started(
             gain_s=gain_s,
             attempt=target.attempt,
             profiler=request.profiler,
+            follows=follows,
         )
         for request in requests
     }
@@ -246,6 +264,20 @@ def finished(
     return replace(state, failures=remembered(state.failures, {one.key: failures}, lambda last: last.failed_s))
 
 
+def left_open(state: State, capture_id: str, what: LeftOpen) -> State:
+    """The state once it is known what a capture does not show."""
+    one = state.running.get(capture_id)
+    if one is not None:
+        return replace(state, running={**state.running, capture_id: replace(one, left_open=what)})
+    return _with_reproduction(state, capture_id, left_open=what)
+
+
+def _with_reproduction(state: State, capture_id: str, **changes: Any) -> State:
+    """The state with what is remembered of a capture that holds its fault changed."""
+    held = {key: replace(one, **changes) for key, one in state.reproductions.items() if one.capture_id == capture_id}
+    return replace(state, reproductions={**state.reproductions, **held}) if held else state
+
+
 def charged(state: State, cost_s: float) -> State:
     """The state once it is known what a capture cost the job. A cost below nothing is a measurement's noise.
 
@@ -268,6 +300,9 @@ def _made(state: State, capture_id: str, one: Running, *, reproduced: bool = Fal
     # One of a later firing stays: that this one was made does not unmake it.
     failures = {key: known for key, known in state.failures.items() if key != one.key or known.fired_s > one.fired_s}
     state = replace(state, fired_s=remembered(state.fired_s, fired_s, lambda at_s: at_s), failures=failures)
+    if one.follows:
+        # Whatever it shows: there is no third.
+        state = _with_reproduction(state, one.follows, followed=True)
     return _reproduced(state, capture_id, one) if reproduced and one.profiler is not None else state
 
 
@@ -276,7 +311,7 @@ def _reproduced(state: State, capture_id: str, one: Running) -> State:
     known = state.reproductions.get(key)
     if known is not None and known.fired_s > one.fired_s:
         return state
-    held = {key: Reproduction(capture_id, one.gain_s, one.attempt, one.fired_s)}
+    held = {key: Reproduction(capture_id, one.gain_s, one.attempt, one.fired_s, one.left_open, one.follows)}
     return replace(state, reproductions=remembered(state.reproductions, held, lambda last: last.fired_s))
 
 

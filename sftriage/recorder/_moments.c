@@ -1,52 +1,66 @@
-/* The writer of moments, in C: the same three types, and the same bytes, as in moments.py, which says what they are for;
+/* The writer of moments, in C: the same types, and the same bytes, as in moments.py, which says what they are for;
    layout.py has the format. Stable ABI, CPython 3.10 and newer: one binary an architecture.
 
    A boundary reads the clock by the vDSO and stores one word. All else, whatever is not as usual, is Python's: the
-   methods begin, end and stray of the recording that owns the log. */
+   methods begin, end and stray of the recording that owns the log, and step and stage of the monitor.
+
+   In a training loop the caches are cold, and what a boundary touches costs more than what it executes: hence one
+   type for stages and steps, what a boundary needs of a log in one place, and no frame of Python's. */
 #define PY_SSIZE_T_CLEAN
 #define Py_LIMITED_API 0x030A0000
 #define _GNU_SOURCE /* MAP_POPULATE: no step pays for a page that it is the first to touch */
 #include <Python.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <structmember.h>
 #include <sys/mman.h>
 #include <time.h>
 
 enum { LIVE_AT = 3584, LOG_AT = 8192, CLAIMED = 0, OPENED = 1, DOORBELL = 8 };
-enum { CODE_AT = 56, BLOCK_WORDS = 512 };
+enum { CODE_AT = 56, BLOCK_WORDS = 512, QUICK = 16 };
 enum { BEGIN = 192, END = 193, LEFT = 194, BLOCK = 199, NUMBER = 200 };
 
 typedef struct {
   PyObject_HEAD
-  char *map; /* NULL once closed */
-  size_t map_bytes;
-  uint64_t *live, *words;
-  uint64_t *next, *end;       /* where the next word goes; where its block ends */
+  uint64_t *next, *end; /* where the next word goes; where its block ends */
+  unsigned long owner;  /* the thread whose step is open, or 0 */
+  PyObject *listener, *clock;
+  long long base_ns; /* what times are counted from */
+  char *map;         /* NULL once closed */
+  uint64_t *live;
+  long long seen;     /* the doorbell as it was answered last */
+  long long number;   /* of the step that is open, or of the last one */
+  uint64_t published; /* steps that have ended */
+  char ends_slowly;   /* the recording has something to do at the end of a step */
+  uint64_t *words;
   uint64_t opened, log_words; /* words before the end of that block, in all; words there are */
-  uint64_t published;         /* steps that have ended */
-  long long base_ns;          /* what times are counted from */
-  long long number;           /* of the step that is open, or of the last one */
-  unsigned long owner;        /* the thread whose step is open, or 0 */
-  long long seen;             /* the doorbell as it was answered last */
-  char ends_slowly;           /* the recording has something to do at the end of a step */
-  PyObject *recording, *listener, *clock;
+  size_t map_bytes;
+  PyObject *recording;
 } Log;
 
-typedef struct {
+typedef struct { /* a stage; or the next step, which is entered by BEGIN */
   PyObject_HEAD
   Log *log;
   unsigned long long entering, leaving;
   unsigned long long entered, left;
-} Stage;
+} Span;
 
 typedef struct {
   PyObject_HEAD
-  Log *log;
-} Step;
+  PyObject *step;
+  int known; /* stages that were asked for before, by these very objects */
+  struct {
+    PyObject *name, *stage;
+  } quick[QUICK];
+} Calls;
 
-static PyTypeObject *log_type;
+static PyTypeObject *log_type, *span_type;
 
-static void next_block(Log *log) {
+/* What is not on the way of a steady step lies apart. */
+#define SELDOM __attribute__((noinline, cold)) static
+#define OFTEN __attribute__((always_inline)) static inline
+
+SELDOM void next_block(Log *log) {
   uint64_t *block = log->words + log->opened % log->log_words;
   log->opened += BLOCK_WORDS;
   __atomic_store_n(&log->live[CLAIMED], log->opened, __ATOMIC_RELAXED);
@@ -57,43 +71,48 @@ static void next_block(Log *log) {
   log->next = block + 1, log->end = block + BLOCK_WORDS;
 }
 
-static void put(Log *log, uint64_t code, uint64_t value) {
+OFTEN void put(Log *log, uint64_t code, uint64_t value) {
   if (log->next == log->end) next_block(log);
   __atomic_store_n(log->next++, code << CODE_AT | value, __ATOMIC_RELEASE);
 }
 
-static long long doorbell(Log *log) { return (long long)__atomic_load_n(&log->live[DOORBELL], __ATOMIC_ACQUIRE); }
+OFTEN long long doorbell(Log *log) { return (long long)__atomic_load_n(&log->live[DOORBELL], __ATOMIC_ACQUIRE); }
+
+/* As threading.get_ident() has it. */
+OFTEN unsigned long thread(void) { return (unsigned long)pthread_self(); }
+
+SELDOM long long asked(Log *log) {
+  PyObject *read = PyObject_CallObject(log->clock, NULL);
+  long long now_ns = read ? PyLong_AsLongLong(read) : -1;
+  Py_XDECREF(read);
+  if (PyErr_Occurred()) return -1;
+  return now_ns > log->base_ns ? now_ns - log->base_ns : 0;
+}
 
 /* Nanoseconds since the log began; -1 with an error set. */
-static long long now(Log *log) {
-  if (log->clock) {
-    PyObject *read = PyObject_CallObject(log->clock, NULL);
-    long long now_ns = read ? PyLong_AsLongLong(read) : -1;
-    Py_XDECREF(read);
-    if (PyErr_Occurred()) return -1;
-    return now_ns > log->base_ns ? now_ns - log->base_ns : 0;
-  }
+OFTEN long long now(Log *log) {
+  if (log->clock) return asked(log);
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (long long)now.tv_sec * 1000000000 + now.tv_nsec - log->base_ns;
 }
 
-static long long note(Log *log, uint64_t code) {
+OFTEN long long note(Log *log, uint64_t code) {
   long long at_ns = now(log);
   if (at_ns >= 0) put(log, code, (uint64_t)at_ns);
   return at_ns;
 }
 
-static long long begin(Log *log, long long number) {
+OFTEN long long begin(Log *log, long long number) {
   put(log, NUMBER, (uint64_t)number);
   long long at_ns = note(log, BEGIN);
   if (at_ns < 0) return -1;
   log->number = number;
-  log->owner = PyThread_get_thread_ident();
+  log->owner = thread();
   return at_ns;
 }
 
-static int end(Log *log, uint64_t code) {
+OFTEN int end(Log *log, uint64_t code) {
   if (note(log, code) < 0) return -1;
   log->owner = 0;
   log->published++;
@@ -101,56 +120,30 @@ static int end(Log *log, uint64_t code) {
 }
 
 /* What was called returns None, or raises nothing but what ends a program. */
-static PyObject *answered(PyObject *answer) {
+SELDOM PyObject *answered(PyObject *answer) {
   if (answer == NULL && PyErr_ExceptionMatches(PyExc_Exception)) PyErr_Clear(), answer = Py_None, Py_INCREF(answer);
   return answer;
 }
 
-static PyObject *closed(void) {
-  PyErr_SetString(PyExc_ValueError, "the log is closed");
-  return NULL;
-}
+static PyObject *closed(void) { return PyErr_SetString(PyExc_ValueError, "the log is closed"), NULL; }
 
-/* Stage */
+/* Span */
 
-static PyObject *boundary(Stage *stage, unsigned long long code) {
-  Log *log = stage->log;
-  if (!log->map) Py_RETURN_NONE;
-  if (PyThread_get_thread_ident() != log->owner) return answered(PyObject_CallMethod(log->recording, "stray", "K", code));
+OFTEN PyObject *boundary(Log *log, unsigned long long code) {
+  if (thread() != log->owner) {
+    if (!log->map) Py_RETURN_NONE;
+    return answered(PyObject_CallMethod(log->recording, "stray", "K", code));
+  }
   if (note(log, code) < 0) return answered(NULL);
   PyObject *listener = log->listener;
-  if (!listener) Py_RETURN_NONE;
+  if (!listener || listener == Py_None) Py_RETURN_NONE;
   Py_INCREF(listener); /* it may close the log */
   PyObject *answer = answered(PyObject_CallFunction(listener, "K", code));
   Py_DECREF(listener);
   return answer;
 }
 
-static PyObject *stage_enter(PyObject *self, PyObject *ignored) {
-  Stage *stage = (Stage *)self;
-  stage->entered++;
-  return boundary(stage, stage->entering);
-}
-
-static PyObject *stage_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-  Stage *stage = (Stage *)self;
-  stage->left++;
-  return boundary(stage, stage->leaving);
-}
-
-static int stage_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-  Stage *stage = (Stage *)self;
-  unsigned int number;
-  if (!PyArg_ParseTuple(arguments, "O!I", log_type, &stage->log, &number)) return -1;
-  Py_INCREF(stage->log);
-  stage->entering = 2 * number, stage->leaving = 2 * number + 1;
-  return 0;
-}
-
-/* Step */
-
-static PyObject *step_enter(PyObject *self, PyObject *ignored) {
-  Log *log = ((Step *)self)->log;
+OFTEN PyObject *next_step(Log *log) {
   if (!log->map) Py_RETURN_NONE;
   if (log->owner || doorbell(log) != log->seen)
     return answered(PyObject_CallMethod(log->recording, "begin", "O", Py_None));
@@ -158,21 +151,69 @@ static PyObject *step_enter(PyObject *self, PyObject *ignored) {
   Py_RETURN_NONE;
 }
 
-static PyObject *step_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
-  Log *log = ((Step *)self)->log;
-  int incomplete = count > 0 && arguments[0] != Py_None;
+OFTEN PyObject *step_over(Log *log, int incomplete) {
   if (!log->map) Py_RETURN_NONE;
-  if (log->ends_slowly || PyThread_get_thread_ident() != log->owner)
+  if (log->ends_slowly || thread() != log->owner)
     return answered(PyObject_CallMethod(log->recording, "end", "O", incomplete ? Py_True : Py_False));
   if (end(log, incomplete ? LEFT : END)) return answered(NULL);
   Py_RETURN_NONE;
 }
 
-static int step_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
-  Step *step = (Step *)self;
-  if (!PyArg_ParseTuple(arguments, "O!", log_type, &step->log)) return -1;
-  Py_INCREF(step->log);
+static PyObject *span_enter(PyObject *self, PyObject *ignored) {
+  Span *span = (Span *)self;
+  if (span->entering == BEGIN) return next_step(span->log);
+  span->entered++;
+  return boundary(span->log, span->entering);
+}
+
+static PyObject *span_exit(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
+  Span *span = (Span *)self;
+  if (span->entering == BEGIN) return step_over(span->log, count > 0 && arguments[0] != Py_None);
+  span->left++;
+  return boundary(span->log, span->leaving);
+}
+
+static int span_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
+  Span *span = (Span *)self;
+  unsigned int number = BEGIN / 2;
+  if (!PyArg_ParseTuple(arguments, "O!|I", log_type, &span->log, &number)) return -1;
+  Py_INCREF(span->log);
+  span->entering = 2 * number, span->leaving = 2 * number + 1;
   return 0;
+}
+
+/* Calls */
+
+SELDOM PyObject *elsewhere(PyObject *self, const char *method, PyObject *const *given, Py_ssize_t count, PyObject *names) {
+  PyObject *called = PyObject_GetAttrString(self, method), *answer = NULL;
+  PyObject *positional = PyTuple_New(count), *named = PyDict_New();
+  if (called && positional && named) {
+    for (Py_ssize_t i = 0; i < count; i++) Py_INCREF(given[i]), PyTuple_SetItem(positional, i, given[i]);
+    for (Py_ssize_t i = 0; names && i < PyTuple_Size(names); i++)
+      PyDict_SetItem(named, PyTuple_GetItem(names, i), given[count + i]);
+    answer = PyObject_Call(called, positional, named);
+  }
+  Py_XDECREF(called), Py_XDECREF(positional), Py_XDECREF(named);
+  return answer;
+}
+
+static PyObject *calls_step(PyObject *self, PyObject *const *given, Py_ssize_t count, PyObject *names) {
+  PyObject *step = ((Calls *)self)->step;
+  if (!step || count || names) return elsewhere(self, "_step_in_python", given, count, names);
+  return Py_INCREF(step), step;
+}
+
+static PyObject *calls_stage(PyObject *self, PyObject *const *given, Py_ssize_t count, PyObject *names) {
+  Calls *calls = (Calls *)self;
+  int usual = count == 1 && !names, at = 0;
+  while (usual && at < calls->known && calls->quick[at].name != given[0]) at++;
+  if (usual && at < calls->known) return Py_INCREF(calls->quick[at].stage), calls->quick[at].stage;
+  PyObject *stage = elsewhere(self, "_stage_in_python", given, count, names);
+  if (usual && stage && Py_TYPE(stage) == span_type && calls->known < QUICK) {
+    Py_INCREF(given[0]), Py_INCREF(stage);
+    calls->quick[calls->known].name = given[0], calls->quick[calls->known++].stage = stage;
+  }
+  return stage;
 }
 
 /* Log */
@@ -257,22 +298,6 @@ static PyObject *log_get_doorbell(PyObject *self, void *ignored) {
   return log->map ? PyLong_FromLongLong(doorbell(log)) : closed();
 }
 
-static PyObject *log_get_listener(PyObject *self, void *ignored) {
-  PyObject *listener = ((Log *)self)->listener;
-  if (!listener) listener = Py_None;
-  Py_INCREF(listener);
-  return listener;
-}
-
-static int log_set_listener(PyObject *self, PyObject *listener, void *ignored) {
-  Log *log = (Log *)self;
-  PyObject *before = log->listener;
-  if (listener == Py_None) listener = NULL;
-  Py_XINCREF(listener), log->listener = listener;
-  Py_XDECREF(before);
-  return 0;
-}
-
 static void freed(PyObject *self) {
   PyTypeObject *type = Py_TYPE(self);
   ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
@@ -284,38 +309,52 @@ static void log_dealloc(PyObject *self) {
   freed(self);
 }
 
-static void of_log_dealloc(PyObject *self) { /* a Stage or a Step: both begin alike */
-  Py_XDECREF(((Step *)self)->log);
+static void span_dealloc(PyObject *self) {
+  Py_XDECREF(((Span *)self)->log);
   freed(self);
 }
 
-static PyMethodDef stage_methods[] = {
-    {"__enter__", stage_enter, METH_NOARGS, NULL},
-    {"__exit__", (PyCFunction)(void (*)(void))stage_exit, METH_FASTCALL, NULL},
+static void calls_dealloc(PyObject *self) {
+  Calls *calls = (Calls *)self;
+  Py_XDECREF(calls->step);
+  for (int i = 0; i < calls->known; i++) Py_DECREF(calls->quick[i].name), Py_DECREF(calls->quick[i].stage);
+  freed(self);
+}
+
+static PyMethodDef span_methods[] = {
+    {"__enter__", span_enter, METH_NOARGS, NULL},
+    {"__exit__", (PyCFunction)(void (*)(void))span_exit, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
-static PyMemberDef stage_members[] = {
-    {"entered", T_ULONGLONG, offsetof(Stage, entered), READONLY, "how often it was entered"},
-    {"left", T_ULONGLONG, offsetof(Stage, left), READONLY, "how often it was left"},
+static PyMemberDef span_members[] = {
+    {"entered", T_ULONGLONG, offsetof(Span, entered), READONLY, "how often it was entered"},
+    {"left", T_ULONGLONG, offsetof(Span, left), READONLY, "how often it was left"},
     {NULL, 0, 0, 0, NULL},
 };
-static PyType_Slot stage_slots[] = {
-    {Py_tp_doc, "One stage, as a context manager."}, {Py_tp_new, PyType_GenericNew},
-    {Py_tp_init, stage_init},   {Py_tp_dealloc, of_log_dealloc},
-    {Py_tp_methods, stage_methods}, {Py_tp_members, stage_members}, {0, NULL},
+static PyType_Slot span_slots[] = {
+    {Py_tp_doc, "One stage, or the next step, as a context manager."}, {Py_tp_new, PyType_GenericNew},
+    {Py_tp_init, span_init},   {Py_tp_dealloc, span_dealloc},
+    {Py_tp_methods, span_methods}, {Py_tp_members, span_members}, {0, NULL},
 };
-static PyType_Spec stage_spec = {"sftriage.recorder._moments.Stage", sizeof(Stage), 0, Py_TPFLAGS_DEFAULT, stage_slots};
+static PyType_Spec span_spec = {"sftriage.recorder._moments.Span", sizeof(Span), 0, Py_TPFLAGS_DEFAULT, span_slots};
 
-static PyMethodDef step_methods[] = {
-    {"__enter__", step_enter, METH_NOARGS, NULL},
-    {"__exit__", (PyCFunction)(void (*)(void))step_exit, METH_FASTCALL, NULL},
+static PyMethodDef calls_methods[] = {
+    {"step", (PyCFunction)(void (*)(void))calls_step, METH_FASTCALL | METH_KEYWORDS,
+     "step($self, /, number=None, kind=None, work=None)\n--\n\nOne training step, as a context manager."},
+    {"stage", (PyCFunction)(void (*)(void))calls_stage, METH_FASTCALL | METH_KEYWORDS,
+     "stage($self, /, name)\n--\n\nOne stage of the step that is open, as a context manager."},
     {NULL, NULL, 0, NULL},
 };
-static PyType_Slot step_slots[] = {
-    {Py_tp_doc, "The next step, as a context manager."}, {Py_tp_new, PyType_GenericNew},
-    {Py_tp_init, step_init}, {Py_tp_dealloc, of_log_dealloc}, {Py_tp_methods, step_methods}, {0, NULL},
+static PyMemberDef calls_members[] = {
+    {"_step", T_OBJECT_EX, offsetof(Calls, step), 0, "the context manager of a step of which nothing is said"},
+    {NULL, 0, 0, 0, NULL},
 };
-static PyType_Spec step_spec = {"sftriage.recorder._moments.Step", sizeof(Step), 0, Py_TPFLAGS_DEFAULT, step_slots};
+static PyType_Slot calls_slots[] = {
+    {Py_tp_doc, "What is called in each step of a monitor."}, {Py_tp_new, PyType_GenericNew},
+    {Py_tp_dealloc, calls_dealloc}, {Py_tp_methods, calls_methods}, {Py_tp_members, calls_members}, {0, NULL},
+};
+static PyType_Spec calls_spec = {"sftriage.recorder._moments.Calls", sizeof(Calls), 0,
+                                 Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots};
 
 static PyMethodDef log_methods[] = {
     {"begin", log_begin, METH_O, "Begin a step of this number, of the thread that calls."},
@@ -331,12 +370,12 @@ static PyMemberDef log_members[] = {
     {"number", T_LONGLONG, offsetof(Log, number), 0, "of the step that is open, or of the last one"},
     {"published", T_ULONGLONG, offsetof(Log, published), READONLY, "steps that have ended"},
     {"seen", T_LONGLONG, offsetof(Log, seen), 0, "the doorbell as it was answered last"},
+    {"listener", T_OBJECT, offsetof(Log, listener), 0, "is called with the code of each boundary, or None"},
     {"ends_slowly", T_BOOL, offsetof(Log, ends_slowly), 0, "whether the recording is asked at the end of a step"},
     {NULL, 0, 0, 0, NULL},
 };
 static PyGetSetDef log_properties[] = {
     {"doorbell", log_get_doorbell, NULL, "the ring's doorbell", NULL},
-    {"listener", log_get_listener, log_set_listener, "is called with the code of each boundary", NULL},
     {NULL, NULL, NULL, NULL, NULL},
 };
 static PyType_Slot log_slots[] = {
@@ -349,11 +388,11 @@ static PyType_Spec log_spec = {"sftriage.recorder._moments.Log", sizeof(Log), 0,
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_moments", "The writer of moments, in C.", -1, NULL};
 
 PyMODINIT_FUNC PyInit__moments(void) {
-  static struct { const char *name; PyType_Spec *spec; } types[] = {{"Log", &log_spec}, {"Stage", &stage_spec}, {"Step", &step_spec}};
+  static struct { const char *name; PyType_Spec *spec; } types[] = {{"Log", &log_spec}, {"Span", &span_spec}, {"Calls", &calls_spec}};
   PyObject *made = PyModule_Create(&module);
   for (size_t i = 0; made && i < sizeof types / sizeof *types; i++) {
     PyObject *type = PyType_FromSpec(types[i].spec);
-    if (i == 0) log_type = (PyTypeObject *)type;
+    if (i < 2) *(i ? &span_type : &log_type) = (PyTypeObject *)type;
     if (!type || PyModule_AddObject(made, types[i].name, type)) {
       Py_XDECREF(type);
       Py_CLEAR(made);

@@ -111,6 +111,7 @@ RING_MAGIC = b"SFTRING\n"
 LOG_MAGIC = b"SFTSTEPS"
 MAILBOX_MAGIC = b"SFTMAIL\n"
 SCHEDULING_MAGIC = b"SFTSCHED"
+COUNTERS_MAGIC = b"SFTCOUNT"
 
 DEVICE_LOG_MAGIC = b"SFTDEVST"
 
@@ -128,6 +129,7 @@ _KINDS = {
     LOG_MAGIC: "step log",
     MAILBOX_MAGIC: "mailbox",
     SCHEDULING_MAGIC: "file of readings of a thread's scheduling",
+    COUNTERS_MAGIC: "file of readings of a rank's counters",
     DEVICE_LOG_MAGIC: "log of device times",
 }
 _VERSIONS = dict.fromkeys(_KINDS, (2,)) | {RING_MAGIC: (3, 2)}

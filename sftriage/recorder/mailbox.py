@@ -50,7 +50,7 @@ from sftriage.recorder.layout import (
     RingInfo,
     encode_header,
 )
-from sftriage.records import ENDED, CaptureCode, CaptureRequest, CaptureResult, plain
+from sftriage.records import ENDED, SAMPLES_PER_SECOND, CaptureCode, CaptureRequest, CaptureResult, plain
 
 State = Literal["idle", "armed", "recording", "exporting"]
 
@@ -372,6 +372,7 @@ def _typed(record: _Record, types: Mapping[str, tuple[type, ...]]) -> _Record:
         value = getattr(record, name)
         if name in _MAPPINGS and not isinstance(value, dict):
             raise ValueError(f"{name} {value!r}")
-        if any(type(one) not in allowed for one in (value.values() if name in _MAPPINGS else (value,))):
+        values = value.items() if name in _MAPPINGS else ((name, value),)
+        if any(type(one) is not int if key == SAMPLES_PER_SECOND else type(one) not in allowed for key, one in values):
             raise ValueError(f"{name} {value!r}")
     return record

@@ -39,7 +39,6 @@ from sftriage.recorder.layout import (
 
 _ZEROS = memoryview(bytes((BLOCK_WORDS - 1) * WORD_BYTES)).cast("Q")
 
-_NUMBER = NUMBER << CODE_AT
 
 NEVER = -1
 """No doorbell rings so often: the recording is asked at the next step in any case."""
@@ -61,71 +60,21 @@ class Owner(Protocol):
         """A boundary outside the step of this thread."""
 
 
-class Log(Protocol):
-    """The mapped log of one rank.
+class Log:
+    """The mapped log of one rank, in a file that has its header, with room for a log of so many words.
+
+    Times in it are since ``base_ns``. ``clock`` is another one than the machine's, for tests.
 
     Attributes:
         owner: the thread whose step is open, or 0.
         number: of the step that is open, or of the last one; -1 before the first.
+        published: steps that have ended.
         seen: the doorbell as it was answered last, or `NEVER`.
         ends_slowly: whether the owner of the log is asked at the end of a step.
-        listener: is called with the code of each boundary of a stage, once it is noted; or None.
-    """
-
-    owner: int
-    number: int
-    seen: int
-    ends_slowly: bool
-    listener: Callable[[int], object] | None
-
-    @property
-    def published(self) -> int:
-        """Steps that have ended."""
-
-    @property
-    def doorbell(self) -> int:
-        """The ring's doorbell: it changes when there is something in the mailbox."""
-
-    def begin(self, number: int, /) -> int:
-        """Begin a step of this number, of the thread that calls; when that was, in nanoseconds since the log began."""
-
-    def end(self, code: int, /) -> None:
-        """End the step with END or LEFT, and publish it."""
-
-    def note(self, code: int, /) -> None:
-        """Note a moment, now."""
-
-    def put(self, code: int, value: int, /) -> None:
-        """Put a code with its value."""
-
-    def set_live(self, word: int, value: int, /) -> None:
-        """Store a live word."""
-
-    def close(self) -> None:
-        """Unmap the files; what was written stays. A second call does nothing."""
-
-
-class Stage(AbstractContextManager[None], Protocol):
-    """The context manager of a stage, which counts how often it was entered and left."""
-
-    @property
-    def entered(self) -> int:
-        """How often it was entered."""
-
-    @property
-    def left(self) -> int:
-        """How often it was left."""
-
-
-class PythonLog:
-    """`Log` in Python, in a file that has its header, with room for a log of so many words.
-
-    Times in it are since ``base_ns``. ``clock`` is another one than the machine's, for tests.
     """
 
     __slots__ = (
         "_all",
-        "_listener",
         "_map",
         "_opened",
         "_words",
@@ -141,6 +90,7 @@ class PythonLog:
         "published",
         "recording",
         "seen",
+        "told",
     )
 
     def __init__(
@@ -166,45 +116,45 @@ class PythonLog:
         self.gate = self.owner = self.published = 0
         self.number = self.seen = NEVER
         self.ends_slowly = False
-        self._listener: Callable[[int], object] | None = None
+        self.told: Callable[[int], object] | None = None
 
     @property
     def listener(self) -> Callable[[int], object] | None:
-        """See `Log`."""
-        return self._listener
+        """Is called with the code of each boundary of a stage, once it is noted; or None."""
+        return self.told
 
     @listener.setter
     def listener(self, listener: Callable[[int], object] | None) -> None:
-        self._listener = listener
+        self.told = listener
         self.gate = 0 if listener else self.owner
 
     @property
     def doorbell(self) -> int:
-        """See `Log`."""
+        """The ring's doorbell: it changes when there is something in the mailbox."""
         return self.live[DOORBELL]
 
     def begin(self, number: int, /) -> int:
-        """See `Log`."""
+        """Begin a step of this number, of the thread that calls; when that was, in nanoseconds since the log began."""
         self.put(NUMBER, number)
         begun_ns = self.clock() - self.base_ns
         self.put(BEGIN, begun_ns)
         self.number = number
         self.owner = get_ident()
-        self.gate = 0 if self._listener else self.owner
+        self.gate = 0 if self.told else self.owner
         return begun_ns
 
     def end(self, code: int, /) -> None:
-        """See `Log`."""
+        """End the step with END or LEFT, and publish it."""
         self.note(code)
         self.owner = self.gate = 0
         self.published += 1
 
     def note(self, code: int, /) -> None:
-        """See `Log`."""
+        """Note a moment, now."""
         self.put(code, self.clock() - self.base_ns)
 
     def put(self, code: int, value: int, /) -> None:
-        """See `Log`."""
+        """Put a code with its value."""
         if self.at == len(self.block):
             first = self._opened % len(self._words)
             self._opened += BLOCK_WORDS
@@ -226,30 +176,33 @@ class PythonLog:
             self.recording.stray(code)
             return
         self.note(code)
-        if self._listener is not None:
-            self._listener(code)
+        if self.told is not None:
+            self.told(code)
 
     def set_live(self, word: int, value: int, /) -> None:
-        """See `Log`."""
+        """Store a live word."""
         self.live[word] = value
 
     def close(self) -> None:
-        """See `Log`."""
+        """Unmap the files; what was written stays. A second call does nothing."""
         if self._map.closed:
             return
         # Whoever still begins or ends a step asks, and is told that it is over.
-        self.owner, self.gate, self.ends_slowly, self._listener = NEVER, 0, True, None
+        self.owner, self.gate, self.ends_slowly, self.told = NEVER, 0, True, None
         for view in (self.block, self.live, self._words, self._all):
             view.release()
         self._map.close()
 
 
-class PythonStage:
-    """One stage, as a context manager. There is one for the life of its log: entering allocates nothing."""
+class Stage:
+    """One stage, as a context manager. There is one for the life of its log: entering allocates nothing.
+
+    Where caches are cold a name of the module costs much, and so does a method: hence what looks odd below.
+    """
 
     __slots__ = ("_entering", "_leaving", "_log", "_number", "entered", "left")
 
-    def __init__(self, log: PythonLog, number: int) -> None:
+    def __init__(self, log: Log, number: int) -> None:
         self._log = log
         self._number = number
         # With the time that is all of a word: one operation.
@@ -257,26 +210,26 @@ class PythonStage:
         self._leaving = (2 * number + 1 << CODE_AT) - log.base_ns
         self.entered = self.left = 0
 
-    def __enter__(self) -> None:
+    def __enter__(self, get_ident: Any = get_ident) -> None:
         log = self._log
         self.entered += 1
         if get_ident() == log.gate:
-            at = log.at
+            at, clock = log.at, log.clock
             try:
-                log.block[at] = log.clock() + self._entering
+                log.block[at] = clock() + self._entering
                 log.at = at + 1
                 return
             except IndexError:
                 pass  # the block is full
         log.boundary(2 * self._number)
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
         log = self._log
         self.left += 1
         if get_ident() == log.gate:
-            at = log.at
+            at, clock = log.at, log.clock
             try:
-                log.block[at] = log.clock() + self._leaving
+                log.block[at] = clock() + self._leaving
                 log.at = at + 1
                 return
             except IndexError:
@@ -284,43 +237,44 @@ class PythonStage:
         log.boundary(2 * self._number + 1)
 
 
-class PythonStep:
+class Step:
     """The next step, as a context manager."""
 
-    __slots__ = ("_beginning", "_ending", "_leaving", "_log")
+    __slots__ = ("_beginning", "_ending", "_leaving", "_log", "_number")
 
-    def __init__(self, log: PythonLog) -> None:
+    def __init__(self, log: Log) -> None:
         self._log = log
         self._beginning = (BEGIN << CODE_AT) - log.base_ns
         self._ending = (END << CODE_AT) - log.base_ns
         self._leaving = (LEFT << CODE_AT) - log.base_ns
+        self._number = NUMBER << CODE_AT
 
-    def __enter__(self) -> None:
+    def __enter__(self, doorbell: int = DOORBELL, get_ident: Any = get_ident) -> None:
         log = self._log
-        if log.owner or log.live[DOORBELL] != log.seen:
+        if log.owner or log.live[doorbell] != log.seen:
             log.recording.begin(None)
             return
-        number, at, block = log.number + 1, log.at, log.block
+        number, at, block, clock = log.number + 1, log.at, log.block, log.clock
         try:
             # The second word first: where it has no room, neither is written.
-            block[at + 1] = log.clock() + self._beginning
-            block[at] = _NUMBER + number
+            block[at + 1] = clock() + self._beginning
+            block[at] = self._number + number
         except IndexError:
             log.begin(number)
             return
         log.at = at + 2
         log.number = number
         log.owner = owner = get_ident()
-        log.gate = 0 if log.listener else owner
+        log.gate = 0 if log.told else owner
 
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
+    def __exit__(self, kind: object, error: object, trace: object, get_ident: Any = get_ident) -> None:
         log = self._log
         if log.ends_slowly or get_ident() != log.owner:
             log.recording.end(kind is not None)
             return
-        at = log.at
+        at, clock = log.at, log.clock
         try:
-            log.block[at] = log.clock() + (self._ending if kind is None else self._leaving)
+            log.block[at] = clock() + (self._ending if kind is None else self._leaving)
         except IndexError:
             log.end(END if kind is None else LEFT)
             return
@@ -331,15 +285,16 @@ class PythonStep:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One of the two forms: its types, by what they make."""
+    """One of the two forms: its types, by what they make; and the ``step`` and ``stage`` that a monitor inherits."""
 
     name: str
     log: Callable[..., Log]
     stage: Callable[[Any, int], Stage]
     step: Callable[[Any], AbstractContextManager[None]]
+    calls: type = object
 
 
-PYTHON = Form("Python", PythonLog, PythonStage, PythonStep)
+PYTHON = Form("Python", Log, Stage, Step)
 
 
 def _chosen() -> tuple[Form, str]:
@@ -348,11 +303,11 @@ def _chosen() -> tuple[Form, str]:
         return PYTHON, f"{FORM_ENV} asks for it"
     try:
         c = import_module("sftriage.recorder._moments")
-    except ImportError as error:
+        return Form("C", c.Log, c.Span, c.Span, c.Calls), ""
+    except (ImportError, AttributeError) as error:  # not there, or left over from another version
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return PYTHON, "this Python is free-threaded: the form in C is for the stable ABI, which it has not"
         return PYTHON, f"the form in C is not there: {error}"
-    return Form("C", c.Log, c.Stage, c.Step), ""
 
 
 FORM, WHY_NOT_C = _chosen()

@@ -25,6 +25,7 @@ from time import monotonic_ns, time_ns
 from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import RingError, SchemaError, UsageError
+from sftriage.recorder import moments
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.gradients import watch_model
 from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
@@ -38,6 +39,10 @@ from sftriage.records import StageSchema
 if TYPE_CHECKING:
     import torch
 
+    Calls = object
+else:
+    Calls = moments.FORM.calls
+
 RINGS_ENV = "SFTRIAGE_RINGS"
 SPOOL_ENV = "SFTRIAGE_SPOOL"
 JOB_ENV = "SFTRIAGE_JOB"
@@ -48,12 +53,11 @@ DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
 DEFAULT_SLOTS = 4096
 
 _ORDINARY = ""
-_NOT_SAID = 0
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 
 
-class Monitor:
+class Monitor(Calls):
     """Records the stages of every step of one rank, and carries out captures that its mailbox asks for.
 
     Args:
@@ -118,7 +122,7 @@ class Monitor:
             weakref.finalize(self, self._recording.close)
 
     def step(
-        self, number: int | None = None, kind: str = _ORDINARY, work: int = _NOT_SAID
+        self, number: int | None = None, kind: str | None = None, work: int | None = None
     ) -> AbstractContextManager[None]:
         """One training step, as a context manager.
 
@@ -130,15 +134,27 @@ class Monitor:
             work: how much there is to do in it, in tokens or samples. `note` says either later on.
         """
         # By identity: it costs nothing, and no object given by mistake (a CUDA tensor!) is asked anything.
-        if number is None and kind is _ORDINARY and work is _NOT_SAID:
+        ordinary = (kind is None or kind is _ORDINARY) and work is None
+        if (ordinary and number is None) or self._recording is None:
             return self._step
-        return self._given(number, kind, work)
-
-    def _given(self, number: int | None, kind: str, work: int) -> AbstractContextManager[None]:
-        if self._recording is None:
-            return _NOTHING
-        ordinary = kind is _ORDINARY and work is _NOT_SAID
         return _GivenStep(self._recording, number, None if ordinary else (kind, work))
+
+    def stage(self, name: str) -> AbstractContextManager[None]:
+        """One stage of the step that is open, as a context manager.
+
+        A name that is not one of the stages counts as misuse; its time stays with the stage around it.
+        """
+        try:
+            return self._stages[name]
+        except Exception:
+            if self._recording is not None:
+                self._recording.misused("there is no such stage", name)
+            return _NOTHING
+
+    # What the form in C, whose own are inherited, asks where a call is not as usual.
+    _step_in_python, _stage_in_python = step, stage
+    if not TYPE_CHECKING and Calls is not object:
+        del step, stage
 
     def note(self, kind: str | None = None, work: int | None = None) -> None:
         """Say of the step that is open what sort it is, and how much: often that is known only once the batch is there.
@@ -175,18 +191,6 @@ class Monitor:
         if self._recording is not None:
             watch_model(self._recording, model)
 
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        """One stage of the step that is open, as a context manager.
-
-        A name that is not one of the stages counts as misuse; its time stays with the stage around it.
-        """
-        try:
-            return self._stages[name]
-        except (KeyError, TypeError):
-            if self._recording is not None:
-                self._recording.misused("there is no such stage", name)
-            return _NOTHING
-
     def declare(self, stage: str, *, sync: bool = False) -> None:
         """Add a stage that was not known when the monitor was made: the last one, before ``other``.
 
@@ -218,6 +222,10 @@ class Monitor:
         """Stop recording. A second call does nothing; steps and stages after it cost next to nothing."""
         if self._recording is not None:
             self._recording.close()
+
+    def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
+        # An inert one may be copied and pickled with what holds it; what lies in C does not go by itself.
+        return self.__dict__, {"_step": self._step}
 
     def __enter__(self) -> Monitor:
         return self

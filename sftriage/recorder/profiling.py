@@ -13,6 +13,8 @@ The profiler is prepared, started and stopped between two steps; only the export
 Where the trace goes is the trainer's own setting: a request cannot choose a path. Traces are not compressed here: the
 agent's process does that, off this one altogether.
 
+A capture of Python stacks alone starts no profiler, and neither waits for the job's own nor makes way for it.
+
 A capture by Nsight Systems is made outside: here the steps are marked for it, once it says that it is ready, and other
 profilers are kept out meanwhile.
 
@@ -37,11 +39,17 @@ from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.log import warn
 from sftriage.recorder.mailbox import Mailbox, State
 from sftriage.recorder.sampling import NAME as SAMPLES_NAME
-from sftriage.recorder.sampling import SAMPLE_STACKS
-from sftriage.recorder.session import OPTIONS, NvtxSession, Probe, Session, TorchSession
+from sftriage.recorder.session import OPTIONS, STACK_OPTIONS, NvtxSession, Probe, SampledSession, Session, TorchSession
 from sftriage.recorder.sizing import StepLimit, StepSizes, TraceCost
 from sftriage.recorder.spool import write_trace
-from sftriage.records import CaptureCode, CaptureRequest, CaptureResult, CaptureState
+from sftriage.recorder.workers import WORKERS
+from sftriage.records import (
+    SAMPLE_STACKS,
+    CaptureCode,
+    CaptureRequest,
+    CaptureResult,
+    CaptureState,
+)
 
 LAST_EXPORT_S = 10.0
 """How long a trainer that ends waits for an export that is under way. The job is done: nothing is held up."""
@@ -79,6 +87,8 @@ class CaptureExecutor:
         self._stalled = False
         self._sizes = StepSizes()
         guard.install()
+        if spool is not None:
+            WORKERS.attend()
 
     @property
     def busy(self) -> bool:
@@ -168,6 +178,8 @@ class CaptureExecutor:
             self._export.join(LAST_EXPORT_S if wait else 0)
             if self._export.is_alive():
                 return  # It still writes into the mailbox, which goes with the process.
+        if self._spool is not None:
+            WORKERS.leave()
         self._refuse_the_last()
         self._mailbox.close()
 
@@ -195,34 +207,45 @@ class CaptureExecutor:
 
     def _refusal(self, request: CaptureRequest) -> str | None:
         """Why a request is not carried out; None where nothing is in the way."""
-        if request.profiler == "stacks":
+        stacks = request.profiler == "stacks"
+        if not request.takes_steps:
             return "stacks are taken from outside"
-        if request.profiler == "torch":
-            unknown = sorted(set(request.options) - OPTIONS)
+        if request.profiler != "nsys":
+            unknown = sorted(set(request.options) - (STACK_OPTIONS if stacks else OPTIONS))
             if unknown:
                 return f"unknown options: {', '.join(unknown)}"
             # Importing torch would take seconds, and nobody asked for it.
-            if "torch" not in sys.modules:
+            if not stacks and "torch" not in sys.modules:
                 return "torch is not imported in this process"
             if self._spool is None:
                 return "no spool directory is set (SFTRIAGE_SPOOL)"
-        return "cancelled" if self._mailbox.cancelled else self._guard.busy()
+        return "cancelled" if self._mailbox.cancelled else None if stacks else self._guard.busy()
+
+    def _session(self, request: CaptureRequest) -> Session:
+        """What records.
+
+        Raises:
+            CaptureError: it cannot be had, or not with these options.
+        """
+        if request.profiler == "nsys":
+            return NvtxSession()
+        if request.profiler == "stacks":
+            return SampledSession(request.options)
+        sample = bool(request.options.get(SAMPLE_STACKS))
+        return TorchSession(self._info, request.options, self._guard, sample=sample)
 
     def _begin(self, request: CaptureRequest, number: int) -> None:
-        session: Session
-        if request.profiler == "nsys":
-            try:
-                session = NvtxSession()
-            except CaptureError as error:
-                self._answer(request.capture_id, "refused", str(error), code="no_nvtx")
-                return
-        else:
-            sample = bool(request.options.get(SAMPLE_STACKS))
-            session = TorchSession(self._info, request.options, self._guard, sample=sample)
+        try:
+            session = self._session(request)
+        except CaptureError as error:
+            code: CaptureCode = "no_nvtx" if request.profiler == "nsys" else ""
+            self._answer(request.capture_id, "refused", str(error), code=code)
+            return
         deadline_s = time.monotonic() + request.max_seconds
         capture = _Capture(request, deadline_s, session, _warmup_begins(request, number), StepLimit(request.steps))
         self._capture = capture
-        self._guard.hold(self._yield_to_job)
+        if not isinstance(session, SampledSession):
+            self._guard.hold(self._yield_to_job)
         self._enter("armed")
         self._arm(capture, number)
 
@@ -243,7 +266,7 @@ class CaptureExecutor:
             capture.prepared = True
             capture.session.prepare()
         warm = capture.prepared and capture.warmed >= capture.request.warmup_steps
-        if warm and (isinstance(capture.session, TorchSession) or self._mailbox.allowed):
+        if warm and (not isinstance(capture.session, NvtxSession) or self._mailbox.allowed):
             self._start(capture, number)
 
     def _end_probe(self, capture: _Capture, probe: Probe) -> None:
@@ -290,9 +313,9 @@ class CaptureExecutor:
         self._capture = None
         # Our session is over: from here on the job may start its own profiler.
         self._guard.release(self._yield_to_job)
-        if isinstance(capture.session, TorchSession):
+        if isinstance(capture.session, TorchSession | SampledSession):
             self._export = threading.Thread(
-                target=self._export_trace, args=(capture, capture.session, detail), name="sftriage-export", daemon=True
+                target=self._export_all, args=(capture, capture.session, detail), name="sftriage-export", daemon=True
             )
             self._export.start()
         else:
@@ -300,29 +323,49 @@ class CaptureExecutor:
             self._answer(capture.request.capture_id, "stored", detail, capture.session)
             self._enter("idle")
 
-    def _export_trace(self, capture: _Capture, session: TorchSession, detail: str) -> None:
-        """The background thread: write the trace, then say so."""
+    def _export_all(self, capture: _Capture, session: TorchSession | SampledSession, detail: str) -> None:
+        """The background thread: write what was recorded, then say so."""
         began_s = time.monotonic()
         state: CaptureState = "stored"
         size_bytes = 0
-        request = capture.request
         try:
-            assert self._spool is not None, "a request is refused where there is no spool"
-            size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
-            fixed_s = self._sizes.fixed_s(request.options)
-            self._sizes.note(request.options, TraceCost(session.steps, size_bytes, session.stall_s, fixed_s))
-            if session.sampler is not None:
-                # Without them the trace is as good as it would be.
-                missing = session.sampler.keep(
-                    self._spool / f"{request.capture_id}.{SAMPLES_NAME}", request.max_bytes - size_bytes
-                )
+            if isinstance(session, SampledSession):
+                size_bytes = self._write_samples(capture.request, session)
+            else:
+                size_bytes, missing = self._write_trace(capture.request, session)
                 detail = "; ".join(filter(None, (detail, missing)))
         except Exception as error:
             state, detail = "failed", _reason(error)
         session.timings_s["export"] = time.monotonic() - began_s
-        self._answer(request.capture_id, state, detail, session, size_bytes)
+        self._answer(capture.request.capture_id, state, detail, session, size_bytes)
         # Last: until then the training thread leaves the mailbox to this one.
         self._enter("idle")
+
+    def _write_trace(self, request: CaptureRequest, session: TorchSession) -> tuple[int, str]:
+        """The size of the trace in the spool, and what there is not beside it."""
+        assert self._spool is not None, "a request is refused where there is no spool"
+        size_bytes = write_trace(session.export, self._spool, request.capture_id, request.max_bytes)
+        fixed_s = self._sizes.fixed_s(request.options)
+        self._sizes.note(request.options, TraceCost(session.steps, size_bytes, session.stall_s, fixed_s))
+        if session.sampler is None:
+            return size_bytes, ""
+        # Without them the trace is as good as it would be.
+        return size_bytes, session.sampler.keep(self._samples(request), request.max_bytes - size_bytes)
+
+    def _write_samples(self, request: CaptureRequest, session: SampledSession) -> int:
+        """The size of the stacks in the spool.
+
+        Raises:
+            CaptureError: there are none.
+        """
+        path = self._samples(request)
+        if missing := session.sampler.keep(path, request.max_bytes):
+            raise CaptureError(missing)
+        return path.stat().st_size
+
+    def _samples(self, request: CaptureRequest) -> Path:
+        assert self._spool is not None, "a request is refused where there is no spool"
+        return self._spool / f"{request.capture_id}.{SAMPLES_NAME}"
 
     def _yield_to_job(self) -> None:
         self._fail("the job started a profiler of its own")

@@ -1,6 +1,7 @@
-"""What a capture does in the trainer: torch's profiler, the short session before it (`Probe`), or marks for nsys.
+"""What a capture does in the trainer: torch's profiler, Python stacks alone, or marks for nsys.
 
-Nothing here decides when: that is `profiling`.
+Before many steps of torch's profiler there is a short session of it (`Probe`). Nothing here decides when: that is
+`profiling`.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from time import monotonic, monotonic_ns, time_ns
 from sftriage.errors import CaptureError
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.layout import RingInfo
-from sftriage.recorder.sampling import SAMPLE_STACKS, StackSampler
+from sftriage.recorder.sampling import StackSampler, period_of
 from sftriage.recorder.sizing import TraceCost
 from sftriage.recorder.spool import create
-from sftriage.records import OTHER
+from sftriage.records import OTHER, SAMPLE_STACKS, SAMPLES_PER_SECOND
 
-OPTIONS = frozenset({SAMPLE_STACKS, "record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
+_OF_PROFILER = frozenset({"record_shapes", "profile_memory", "with_stack", "with_flops", "with_modules"})
+STACK_OPTIONS = frozenset({SAMPLE_STACKS, SAMPLES_PER_SECOND})
+OPTIONS = _OF_PROFILER | STACK_OPTIONS
 """What a request may ask for. Those of the profiler are off by default: they multiply its memory and its trace."""
 
 RANGE = "SFT_CAPTURE"
@@ -116,10 +119,11 @@ class TorchSession(Session):
     """
 
     def __init__(
-        self, info: RingInfo, options: Mapping[str, bool], guard: ProfilerGuard, *, sample: bool = False
+        self, info: RingInfo, options: Mapping[str, int], guard: ProfilerGuard, *, sample: bool = False
     ) -> None:
         super().__init__()
-        options = {name: wanted for name, wanted in options.items() if name != SAMPLE_STACKS}
+        period_s = period_of(options)
+        options = {name: bool(wanted) for name, wanted in options.items() if name in _OF_PROFILER}
         began_s = monotonic()
         profiler = import_module("torch.profiler")
         self.timings_s["import"] = monotonic() - began_s
@@ -135,7 +139,7 @@ class TorchSession(Session):
         self._prepared = False
         self._started = False
         # Beside the profiler's own stacks, which trace every thread, it would only be traced.
-        self.sampler = StackSampler(lambda: self.at) if sample and not options.get("with_stack") else None
+        self.sampler = StackSampler(lambda: self.at, period_s) if sample and not options.get("with_stack") else None
 
     def prepare(self) -> None:
         """See `Session`."""
@@ -214,6 +218,47 @@ class TorchSession(Session):
         mark = sys.modules["torch.autograd.profiler"].record_function(name)
         mark.__enter__()
         return partial(mark.__exit__, None, None, None)
+
+
+class SampledSession(Session):
+    """Python stacks alone: no profiler is started, and one of the job's own may run meanwhile.
+
+    ``options`` are the request's.
+
+    Attributes:
+        sampler: what samples them.
+
+    Raises:
+        CaptureError: they are to be sampled too often, or never.
+    """
+
+    def __init__(self, options: Mapping[str, int]) -> None:
+        super().__init__()
+        self.sampler = StackSampler(lambda: self.at, period_of(options))
+
+    def prepare(self) -> None:
+        """Nothing: a sampler needs no warm-up."""
+
+    def start(self, capture_id: str, first_step: int, labels: Mapping[str, str]) -> None:
+        """See `Session`. What led to it is in its manifest alone."""
+        self._begun(first_step)
+        self.sampler.start()
+        self.timings_s["start"] = monotonic() - self._started_s
+
+    def stop(self) -> None:
+        """See `Session`."""
+        if self.first_step is None or "run" in self.timings_s:
+            return
+        self.timings_s["run"] = monotonic() - self._started_s
+        self._close_marks()
+        self.sampler.stop()
+
+    def _mark(self, name: str) -> Callable[[], object]:
+        return _nothing
+
+
+def _nothing() -> None:
+    """Close a mark that is nowhere."""
 
 
 class NvtxSession(Session):

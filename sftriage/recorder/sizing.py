@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sftriage.errors import CaptureError
-from sftriage.recorder.sampling import SAMPLE_STACKS
-from sftriage.records import CaptureRequest
+from sftriage.records import SAMPLE_STACKS, SAMPLES_PER_SECOND, CaptureRequest
 
 PROBED_STEPS = 10
 """A capture of more steps than these has one recorded beforehand, unless it is known already what a step takes. With
@@ -115,4 +114,5 @@ def _in_time(measured: TraceCost, asked: int) -> int:
 
 
 def _key(options: Mapping[str, object]) -> Options:
-    return tuple(sorted((name, value) for name, value in options.items() if value and name != SAMPLE_STACKS))
+    of_profiler = ((name, value) for name, value in options.items() if name not in (SAMPLE_STACKS, SAMPLES_PER_SECOND))
+    return tuple(sorted((name, value) for name, value in of_profiler if value))

@@ -1,18 +1,21 @@
 """Why a stage took so long: from what filled it in the trace, and from the stacks that were sampled meanwhile. Pure.
 
-A cause is looked for in what the stage took *longer* than beside the control. First what the system says: a thread that
-waits for a core is held up by no line of its own. Then operators, where the trace has them; else the line of the
-program at which the thread stood, and what it did there, told by whether it ran and by what it had called.
+A cause is looked for in what the stage took *longer* than beside the control. First what the system says, by what the
+kernel counted and by what was sampled: a thread that waits for a core is held up by no line of its own. Then operators,
+where the trace has them; else the line of the program at which the thread stood, and what it did there, told by whether
+it ran and by what it had called.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from pathlib import PurePath
+from collections.abc import Callable, Collection, Mapping
 
-from sftriage.reduce.samples import Frame, Spot, StackSamples, spots
+from sftriage.counters import Account, accounting, runs_for_faults
+from sftriage.reduce.doing import WORKS, code_of, how, place
+from sftriage.reduce.samples import Frame, StackSamples
+from sftriage.reduce.spots import Spot, spots
+from sftriage.reduce.workers import WorkerSpot, in_workers
 from sftriage.traces.manifest import CauseCode, CauseInfo, Findings, PlaceInfo
 
 LEAST_FRACTION = 0.04
@@ -24,37 +27,17 @@ MAIN_FRACTION = 0.5
 WORKS_MORE_FRACTION = 0.25
 """Of what the stage took longer: a thread that ran for as much more did not only wait for a core."""
 
+LEAST_WORK_FRACTION = 0.02
+"""Of what the stage took longer: less work than this makes no thread wait for a core."""
+
+SECOND_FRACTION = 0.2
+"""Of what the stage took longer, what a second place has to account for to be named beside the first."""
+
 SURE_FRACTION = 0.7
 SURE_SAMPLES = 10
 SURE_STEPS = 4
 """What makes it sure: so much of it, and so many samples at that place, or some in so many steps: where the interpreter
 is held, one sample stands for long."""
-
-RUNS_FRACTION = 0.6
-"""A thread that runs, or could if it had a core, for as much of the time works; any other waits for something."""
-
-_CALLED: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
-    ("recompilation", re.compile(r"torch/_(dynamo|inductor)/")),
-    ("dataloader_workers", re.compile(r" _MultiProcessingDataLoaderIter\.")),
-    ("checkpoint", re.compile(r"torch/(serialization\.py (_?save|_legacy_save)|distributed/checkpoint/)")),
-    ("collective", re.compile(r"torch/distributed/distributed_c10d\.py")),
-    ("network", re.compile(r"/(socket|ssl)\.py |/(http|urllib|urllib3|requests|aiohttp|botocore|fsspec)/")),
-    ("lock", re.compile(r"/(threading|queue)\.py |/multiprocessing/(synchronize|queues|connection)\.py ")),
-)
-"""By what the program had called, as ``FILE FUNCTION``: of several the first."""
-
-_STANDS_AT: tuple[tuple[CauseCode, re.Pattern[str]], ...] = (
-    ("sleep", re.compile(r"\bsleep\(")),
-    ("garbage_collection", re.compile(r"\bgc\.collect\(")),
-    ("network", re.compile(r"\b(recv\w*|sendall|urlopen|getresponse|connect)\(")),
-    ("disk", re.compile(r"\b(open|read\w*|pread\w*|write\w*|fsync|fromfile|np\.load|torch\.load|memmap)\(")),
-    ("lock", re.compile(r"\b(acquire|join)\(")),
-    ("checkpoint", re.compile(r"\b(torch|dcp|checkpoint\w*)\.save\(")),
-)
-"""By the line at which the innermost function stood, which calls what has no Python of its own."""
-
-_WORKS: frozenset[CauseCode] = frozenset({"garbage_collection", "recompilation", "checkpoint", "disk"})
-"""What a thread may well run for; of a thread that runs the others are not the cause."""
 
 _BY_SYSTEM: dict[CauseCode, Callable[[Spot], float | None]] = {
     "descheduled": lambda spot: spot.waited_fraction,
@@ -65,25 +48,35 @@ DOES: dict[CauseCode, str] = {
     "sleep": "which sleeps",
     "dataloader_workers": "which waits for the workers of its DataLoader",
     "lock": "which waits for another thread or process",
+    "subprocess": "which starts another program and waits for it",
+    "output": "which writes its log or its output",
+    "database": "which waits for a database",
     "network": "which waits for the network",
     "disk": "which reads or writes files",
     "checkpoint": "which saves a checkpoint",
     "garbage_collection": "which collects garbage",
     "recompilation": "which compiles again",
     "collective": "which waits in a collective",
-    "python": "which computes in Python",
+    "python": "which computes",
     "operator": "",
     "blocked": "which waits there, for what is not known",
     "gil": "which waits for the interpreter (the GIL), for it is held by thread",
     "descheduled": "it was ready to run and waited for a core",
     "stopped": "the whole process stood still",
-    "unknown": "",
+    "cgroup_throttled": "its cgroup's CPU limit kept it from running",
+    "page_faults": "which touches memory that is not there yet (page faults)",
+    "memory_pressure": "it waited for memory",
+    "gpu_throttled": "its GPU was behind the others, for its clock is lower",
+    "unknown": "which runs or waits there: the system does not say",
 }
 
 NEXT_STEP: dict[CauseCode, str] = {
     "sleep": "Look at why that line sleeps, and on this rank alone.",
     "dataloader_workers": "Give the loader more workers, or look at what one does: py-spy dump --pid WORKER.",
     "lock": "Look at who holds what it waits for: the other threads are in the same file of stacks.",
+    "subprocess": "Do what that program does in the process itself, or in a worker that stays.",
+    "output": "Look at who reads it (a full pipe, a slow terminal or disk); log less, or by way of a QueueHandler.",
+    "database": "Look at who else holds that database, and make one transaction of many rows.",
     "network": "Look at the network of this rank's host, and at what it fetches at that line.",
     "disk": "Look at this host's disk (iostat -x 1), and at whether the file can be kept in memory.",
     "checkpoint": "Save in the background, or give such steps a kind of their own: monitor.step(kind=...).",
@@ -96,7 +89,29 @@ NEXT_STEP: dict[CauseCode, str] = {
     "descheduled": "Look at what else runs on its host (top -H), or pin the rank to cores of its own.",
     "gil": "Move what that thread does to a process of its own, or have it let go of the interpreter.",
     "stopped": "Look at who stops it (SIGSTOP, cpulimit), and at the CPU limit of its cgroup (cpu.stat: nr_throttled).",
+    "cgroup_throttled": "Raise that limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads.",
+    "page_faults": "Keep what that line allocates for the next step (preallocate, reuse), or use larger pages.",
+    "gpu_throttled": "Look at why its clock is lower: nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE,POWER.",
+    "memory_pressure": "Give its cgroup more memory (memory.high, memory.max), or run less in it.",
     "unknown": "Look at the trace, beside that of another rank: sftriage capture --rank N.",
+}
+
+
+COUNTED: dict[str, str] = {
+    "cgroup_throttled": DOES["cgroup_throttled"],
+    "stopped": DOES["stopped"],
+    "page_faults": "it waited for pages of its memory to be read from disk",
+    "memory_pressure": DOES["memory_pressure"],
+    "descheduled": DOES["descheduled"],
+    "disk": "it waited for a disk",
+    "network": "its host waited to send TCP segments again",
+    "gpu_throttled": DOES["gpu_throttled"],
+}
+"""What the kernel counted that no line of the program is needed for."""
+
+COUNTED_STEP: dict[str, str] = {
+    "page_faults": "See whether its host swaps (vmstat 1), and give it more memory.",
+    "network": "Look at the network of this rank's host: nstat -az TcpRetransSegs, ip -s link.",
 }
 
 
@@ -121,7 +136,13 @@ def cause_of(
     return _Search(findings, suspect, control, fault_steps, over_s).cause()
 
 
-def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float, operator: str = "") -> CauseInfo:
+def cause_of_rank(
+    rank: int,
+    sampled: StackSamples | None,
+    over_s: float,
+    operator: str = "",
+    counted: Mapping[str, float] | None = None,
+) -> CauseInfo:
     """Why a rank is slow in all its local stages alike: no line of its own can be why, what is done to it can.
 
     Args:
@@ -129,6 +150,7 @@ def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float, operat
         operator: what took the most of its longest stage, "" where that is no operator.
         sampled: the stacks that were sampled on it; None where none were.
         over_s: by how much it is over its peers, in seconds a step.
+        counted: what the kernel counted of it over its peers', a step, of what is known.
     """
     if over_s <= 0.0:
         said = f"Rank {rank} was no slower than its peers while it was captured."
@@ -136,39 +158,76 @@ def cause_of_rank(rank: int, sampled: StackSamples | None, over_s: float, operat
     found = [] if sampled is None else spots(sampled, None)
     # (a step may have no sample, where the sampler was kept from it)
     n_steps = 0 if sampled is None or not found else max(sampled.step_N) - min(sampled.step_N) + 1
-    samples = sum(one.samples for one in found)
-    subject = f"Rank {rank} is slow in all its local stages"
-    by: dict[CauseCode, Callable[[Spot], float | None]] = {**_BY_SYSTEM, "gil": lambda one: one.gil_fraction}
-    for code, fraction_of in by.items() if found else ():
-        took_s = sum(one.weight_ns * (fraction_of(one) or 0.0) for one in found) * 1e-9 / max(1, n_steps)
-        if took_s < MAIN_FRACTION * over_s:
-            continue
+
+    def seconds(fraction_of: Callable[[Spot], float | None]) -> float:
+        return sum(one.weight_ns * (fraction_of(one) or 0.0) for one in found) * 1e-9 / max(1, n_steps)
+
+    subject = f"Rank {rank} is slow in all its local stages, {_ms(over_s)} a step over its peers"
+    account = accounting(counted or {}, over_s)
+    if account is not None and account.of_rank:
+        return _accounted(f"{subject}: for {_ms(account.took_s)}", account, over_s)
+    done = _done_to_rank(seconds, over_s, on_record=counted is not None and "queued_s" in counted) if found else None
+    if done is not None:
+        code, took_s, certain_s = done
         does = DOES[code]
         if code == "gil" and sampled is not None:
             does = f"it waited for the interpreter (the GIL), held by thread {_busiest(sampled)}"
         return CauseInfo(
             code=code,
             # What the system has counted stands on no number of samples.
-            sure=samples >= SURE_STEPS and took_s >= SURE_FRACTION * over_s,
-            sentence=f"{subject}, {_ms(over_s)} a step over its peers: for {_ms(took_s)} {does}.",
+            sure=sum(one.samples for one in found) >= SURE_STEPS and certain_s >= SURE_FRACTION * over_s,
+            sentence=f"{subject}: for {_ms(took_s)} {does}.",
             next_step=NEXT_STEP[code],
             took_s=took_s,
         )
-    ran_s = sum(one.weight_ns * (one.run_fraction or 0.0) for one in found) * 1e-9 / max(1, n_steps)
+    ran_s = seconds(lambda one: one.run_fraction)
     if operator and found and ran_s >= SURE_FRACTION * over_s:
         return CauseInfo(
             code="operator",
             sure=False,
-            sentence=f"{subject}, {_ms(over_s)} a step over its peers: it computes for {_ms(ran_s)}, first of all "
-            f"{operator}; it has more work than they have, or a slower processor.",
+            sentence=f"{subject}: it computes for {_ms(ran_s)}, first of all {operator}; it has more work than they "
+            "have, or a slower processor.",
             next_step=NEXT_STEP["operator"],
             took_s=ran_s,
         )
+    if account is not None:
+        return _accounted(f"{subject}: for {_ms(account.took_s)}", account, over_s)
     return CauseInfo(
         code="unknown",
         sure=False,
-        sentence=f"{subject}, {_ms(over_s)} a step over its peers, and it is not known why.",
+        sentence=f"{subject}, and it is not known why.",
         next_step="Look at its host: clocks and temperature (nvidia-smi -q -d CLOCK,TEMPERATURE; turbostat).",
+    )
+
+
+def _done_to_rank(
+    seconds: Callable[[Callable[[Spot], float | None]], float], over_s: float, *, on_record: bool
+) -> tuple[CauseCode, float, float] | None:
+    """What kept a whole rank from running, for how long a step, and for how long of that for certain.
+
+    Args:
+        seconds: what a fraction of each place's time comes to, a step.
+        over_s: by how much the rank is over its peers, in seconds a step.
+        on_record: how long it waited for a core is known beside its peers': on a busy host everybody waits.
+    """
+    gil_s = seconds(lambda one: one.gil_fraction)
+    by = {code: (seconds(fraction_of),) * 2 for code, fraction_of in _BY_SYSTEM.items()}
+    # (that another thread was busy meanwhile is no proof that it held the interpreter)
+    by["gil"] = (max(gil_s, seconds(lambda one: one.beside_fraction)), gil_s)
+    for code, (took_s, certain_s) in by.items():
+        if took_s >= MAIN_FRACTION * over_s and not (code == "descheduled" and on_record):
+            return code, took_s, certain_s
+    return None
+
+
+def _accounted(said: str, account: Account, longer_s: float, rest: str = "") -> CauseInfo:
+    """A cause by what the kernel counted, which stands on no samples."""
+    return CauseInfo(
+        code=account.code,
+        sure=account.counted and account.took_s >= SURE_FRACTION * longer_s,
+        sentence=f"{said} {COUNTED[account.code]}{rest}.",
+        next_step=COUNTED_STEP.get(account.code, NEXT_STEP[account.code]),
+        took_s=account.took_s,
     )
 
 
@@ -181,14 +240,16 @@ class _Search:
         fault_steps: Collection[int],
         over_s: float | None,
     ) -> None:
-        self.findings, self.sampled = findings, suspect
+        self.findings, self.sampled, self.beside = findings, suspect, control
         stage, beside = findings.stage, findings.control
-        steps = frozenset(fault_steps) or None
+        self.steps = steps = frozenset(fault_steps) or None
         self.stage_s = findings.suspect.stage_s
         # What the whole stage took those that it is compared with.
         peers_s = None if over_s is None else min(self.stage_s, max(0.0, self.stage_s - over_s))
         self.others_s = peers_s if beside is None else beside.stage_s
         self.longer_s = self.stage_s - (self.others_s or 0.0)
+        self.counted = findings.counted or {}
+        self.account = accounting(self.counted, self.longer_s)
         self.spots = [] if suspect is None else spots(suspect, stage, steps)
         if findings.beside == "steps":
             its = set(() if suspect is None else suspect.step_N) - set(fault_steps)
@@ -206,8 +267,30 @@ class _Search:
             return self._unknown(f"{self.findings.stage} took hardly longer than what it is compared with")
         line = self._line()
         # (what is known by its name says more than the operators in it)
-        named = line if line is not None and line.code in _WORKS else None
-        return self._system() or named or self._operator() or line or self._unknown(self._nothing_stands_out())
+        named = line if line is not None and line.code in WORKS else None
+        return (
+            (self._accounted() if self._done_to_it() else None)
+            or self._system()
+            or named
+            or self._operator()
+            or line
+            or self._accounted()
+            or self._unknown(self._nothing_stands_out())
+        )
+
+    def _done_to_it(self) -> bool:
+        """What the kernel counted is why, and not the work that makes the rank wait for a core."""
+        if self.account is None or not self.account.of_rank:
+            return False
+        return self.account.code != "descheduled" or not self._works_more()
+
+    def _accounted(self) -> CauseInfo | None:
+        """What the kernel counted of the whole rank, where that accounts for enough."""
+        if self.account is None:
+            return None
+        said = f"{self._subject()}: for {_of(min(self.account.took_s, self.stage_s), self.stage_s)}"
+        rest = f"; the other ranks spend {_ms(self.others_s or 0.0)} in all of {self.findings.stage}"
+        return _accounted(said, self.account, self.longer_s, rest)
 
     def _seconds(self, spot: Spot) -> float:
         """What a place took of the stage, a step."""
@@ -232,7 +315,7 @@ class _Search:
                 control_s = sum(one.weight_ns * (fraction_of(one) or 0.0) for one in self.others)
                 control_s *= beside.stage_s / weight_ns
             enough = took_s - (control_s or 0.0) >= MAIN_FRACTION * self.longer_s
-            if enough and not (code == "descheduled" and self._works_more()):
+            if enough and not (code == "descheduled" and (self._works_more() or self._queues_as_others())):
                 said = f"{self._subject()}: for {_of(took_s, self.stage_s)} {DOES[code]}"
                 return self._made(code, said, took_s, control_s, None, "does so for")
         return None
@@ -240,7 +323,15 @@ class _Search:
     def _works_more(self) -> bool:
         """It runs for longer than the others take in all: on a crowded host it then waits for longer, too."""
         ran_s = sum(self._seconds(one) * (one.run_fraction or 0.0) for one in self.spots)
-        return ran_s - (self.others_s or 0.0) >= WORKS_MORE_FRACTION * self.longer_s
+        more_s = ran_s - (self.others_s or 0.0)
+        # Where most of what it runs is work that the others do not have, what it waits for a core comes of that.
+        its_own = more_s >= MAIN_FRACTION * ran_s and more_s >= LEAST_WORK_FRACTION * self.longer_s
+        return its_own or more_s >= WORKS_MORE_FRACTION * self.longer_s
+
+    def _queues_as_others(self) -> bool:
+        """The kernel counted that it did not stand in the run queue for longer than its peers: its host is busy."""
+        queued_s = self.counted.get("queued_s")
+        return queued_s is not None and queued_s < MAIN_FRACTION * self.longer_s
 
     def _operator(self) -> CauseInfo | None:
         """Operators, where the trace has them for most of what the stage took longer."""
@@ -252,7 +343,7 @@ class _Search:
         first = operators[0]
         its_s = first.self_s - (first.control_self_s or 0.0)
         spot = self._most()
-        called = "" if spot is None else f", called from {_place(spot.frame)}"
+        called = "" if spot is None else f", called from {place(spot.frame)}"
         if its_s < MAIN_FRACTION * self.longer_s:
             said = f"{self._subject()}: {_ms(more_s)} more in operators, first of all {first.name}{called}"
         else:
@@ -261,21 +352,69 @@ class _Search:
 
     def _most(self) -> Spot | None:
         """The place that took the most more than on the control."""
-        return max(self.spots, key=lambda one: self._seconds(one) - (self._control_s(one) or 0.0), default=None)
+        return max(self.spots, key=self._more_s, default=None)
 
     def _line(self) -> CauseInfo | None:
-        spot = self._most()
-        if spot is None:
+        ranked = sorted(self.spots, key=self._more_s, reverse=True)[:2]
+        if not ranked:
+            return None
+        (spot, *_), more_s = ranked, [self._more_s(one) for one in ranked]
+        # Where two things are wrong at once, either may be less than half of it.
+        alone = more_s[0] >= MAIN_FRACTION * self.longer_s
+        if not alone and sum(more_s) < SURE_FRACTION * self.longer_s:
             return None
         took_s, control_s = self._seconds(spot), self._control_s(spot)
-        if took_s - (control_s or 0.0) < MAIN_FRACTION * self.longer_s:
-            return None
-        code = code_of(spot)
-        said = f"{self._subject()}: {_of(took_s, self.stage_s)} in {_place(spot.frame)}, {DOES[code]}"
+        said = f"{self._subject()}: {_of(took_s, self.stage_s)} in {self._done_at(spot)}"
+        code = self._code_at(spot)
+        workers = self._workers() if code == "dataloader_workers" else None
+        said += "" if workers is None else self._in_workers(workers)
+        # (a wait is counted when it ends, and may have begun before the stage)
+        waited = min(spot.waited_fraction or 0.0, 1.0 - (spot.run_fraction or 0.0))
+        if waited >= MAIN_FRACTION:
+            said += f", and waits for a core for {_ms(took_s * waited)} of that"
+        made = self._made(code, said, took_s, control_s, spot, "spends")
+        if workers is not None:
+            advice = "Look at what the workers do at that line, or give the loader more of them (num_workers)."
+            made = made.model_copy(update={"place": _place_info(workers.spot), "next_step": advice})
+        # (of what nobody else was captured in, all that the others take may be there)
+        theirs_s = (self.others_s or 0.0) if self.findings.control is None else 0.0
+        if len(ranked) < 2 or more_s[1] - theirs_s < SECOND_FRACTION * self.longer_s:
+            return made if alone else None
+        second = f"Another {_ms(self._seconds(ranked[1]))} are in {self._done_at(ranked[1])}."
+        return made.model_copy(update={"sentence": f"{made.sentence} {second}"})
+
+    def _more_s(self, spot: Spot) -> float:
+        """What a place took more than on the control, a step."""
+        return self._seconds(spot) - (self._control_s(spot) or 0.0)
+
+    def _done_at(self, spot: Spot) -> str:
+        """A place, and what is done there."""
+        code = self._code_at(spot)
+        said = f"{place(spot.frame)}, {DOES[code]}{how(code, spot)}"
         if code == "gil":
             assert self.sampled is not None, "a place was sampled"
             said += f" {_busiest(self.sampled)}"
-        return self._made(code, said, took_s, control_s, spot, "spends")
+        return said
+
+    def _code_at(self, spot: Spot) -> CauseCode:
+        """What is done at a place, by what was counted of the rank, too."""
+        code = code_of(spot)
+        if code == "python" and runs_for_faults(self.counted):
+            return "page_faults"
+        return self.account.code if code == "blocked" and self.account is not None else code
+
+    def _workers(self) -> WorkerSpot | None:
+        """Where the workers that it waits for are meanwhile, where they were sampled."""
+        beside = None if self.findings.beside == "steps" else self.beside
+        return None if self.sampled is None else in_workers(self.sampled, beside, self.findings.stage, self.steps)
+
+    def _in_workers(self, found: WorkerSpot) -> str:
+        control, others = self.findings.control, ""
+        if control is not None and found.control_s is not None:
+            others = f"; those of rank {control.rank}: {_ms(found.control_s)}"
+        code, has_core = code_of(found.spot), (found.spot.waited_fraction or 0.0) < MAIN_FRACTION
+        does = f"{DOES[code]}{how(code, found.spot)}" if has_core else "ready to run, and wait for a core"
+        return f", which are in {place(found.spot.frame)}, {does} ({_ms(found.step_s)} a step{others})"
 
     def _made(
         self,
@@ -303,7 +442,7 @@ class _Search:
         sure = known_s is not None and enough and more_s >= SURE_FRACTION * self.longer_s
         return CauseInfo(
             code=code,
-            sure=sure and code != "blocked",
+            sure=sure and code not in ("blocked", "unknown"),
             sentence=f"{said}.",
             next_step=NEXT_STEP[code],
             place=None if spot is None else _place_info(spot),
@@ -319,7 +458,7 @@ class _Search:
     def _nobody_to_compare_with(self) -> str:
         """A rank that somebody has captured need not be slow: what it did is said, and no more."""
         spot, stage = self._most(), self.findings.stage
-        did = "" if spot is None else f"; most of {stage} is in {_place(spot.frame)}, "
+        did = "" if spot is None else f"; most of {stage} is in {place(spot.frame)}, "
         took = "" if spot is None else _of(self._seconds(spot), self.stage_s)
         return f"whether {stage} took too long is not known, for there is no other rank to compare with{did}{took}"
 
@@ -329,7 +468,7 @@ class _Search:
             return f"why {self.findings.stage} took so long is not known: no stacks were sampled"
         return (
             f"why {self.findings.stage} took so long is not known: no place accounts for half of it; "
-            f"most is in {_place(spot.frame)}, {_of(self._seconds(spot), self.stage_s)}"
+            f"most is in {place(spot.frame)}, {_of(self._seconds(spot), self.stage_s)}"
         )
 
     def _unknown(self, why: str) -> CauseInfo:
@@ -339,32 +478,13 @@ class _Search:
 
 
 def _busiest(sampled: StackSamples) -> str:
-    """The other thread that ran the most, and where it was met the most."""
+    """The other thread that ran the most, and where it did so the most."""
     other = max(sampled.others, key=lambda one: max(one.run_ns_N) - min(one.run_ns_N))
-    met = Counter(sampled.own_frame(stack) for stack in other.stacks_N if stack)
-    return f"{other.name!r}" + (f", which is in {_place(met.most_common(1)[0][0])}" if met else "")
-
-
-def code_of(spot: Spot) -> CauseCode:
-    """What is done at a place, by what had been called there and by whether the thread ran."""
-    runs = spot.run_fraction is not None and spot.run_fraction + (spot.waited_fraction or 0.0) >= RUNS_FRACTION
-    innermost = spot.within[-1] if spot.within else spot.frame
-    called = [f"{one.file} {one.function}" for one in spot.within]
-    fits: Sequence[CauseCode] = (
-        *(code for code, pattern in _CALLED if any(pattern.search(one) for one in called)),
-        *(code for code, pattern in _STANDS_AT if pattern.search(innermost.source)),
-    )
-    found = next((code for code in fits if not runs or code in _WORKS), None)
-    if found is not None or runs or spot.run_fraction is None:
-        return found or "python"
-    return "blocked" if spot.beside is None else "gil"
-
-
-def _place(frame: Frame) -> str:
-    # (what a comment behind it says is no part of what is done there)
-    line = frame.source.partition("  # ")[0]
-    source = f": {line}" if line else ""
-    return f"{frame.function} ({PurePath(frame.file).name}:{frame.line}{source})"
+    ran: Counter[Frame] = Counter()
+    for stack, before_ns, by_then_ns in zip(other.stacks_N[1:], other.run_ns_N, other.run_ns_N[1:], strict=False):
+        if stack:
+            ran[sampled.own_frame(stack)] += max(0, by_then_ns - before_ns)
+    return f"{other.name!r}" + (f", which is in {place(ran.most_common(1)[0][0])}" if ran else "")
 
 
 def _place_info(spot: Spot) -> PlaceInfo:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from sftriage.errors import InputError
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.reduce.events import Trace
 from sftriage.reduce.kineto import read_kineto
 from sftriage.reduce.nsys import read_nsys
@@ -55,6 +56,8 @@ def _is_sqlite(path: Path) -> bool:
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             raise InputError(f"{path}: {what}, not a trace that can be read here")
+    if path.name == SAMPLES_NAME:
+        raise InputError(f"{path}: sampled stacks, and no trace: `sftriage traces show` says what they show")
     if path.suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
         raise InputError(f"{path}: {_REPORT}")
     return False

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sftriage.reports.tables import frontier_table
-from sftriage.words import cost_sentence, milliseconds, place, size, some_ranks, span, verdict_sentence
+from sftriage.words.amounts import milliseconds, place, size, some_ranks, span
+from sftriage.words.captures import caused, cost_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +20,13 @@ _PARTS = {
     "in_fault": "with the fault",
     "in_capture": "while captured",
     "after_capture": "after that",
+}
+
+
+_FOUND = {
+    "right": "right: the rank, the cause and the line that the job was given.",
+    "wrong": "wrong: the job was given something else.",
+    "not named": "not named: no cause was said of the fault that the job was given.",
 }
 
 
@@ -45,8 +54,6 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
             f"{trigger.stage or 'all local stages'} of {some_ranks(trigger.ranks)}, "
             f"rule {trigger.rule} of policy {trigger.policy}"
         )
-        if manifest.findings is not None and manifest.findings.cause is not None:
-            say(f"Why         {manifest.findings.cause.sentence}")
         if (cost := manifest.cost) is not None:
             what = cost_sentence(cost.cost_s, cost.before_s, cost.first_step, cost.last_step, cost.captures)
             say(f"Cost        {what}")
@@ -59,5 +66,9 @@ def print_outcome(outcome: DemoOutcome, console: Console) -> None:
         say(f"No capture was started. Why, window by window: sftriage decisions {run}")
     times = [f"{_PARTS[name]} {milliseconds(s)}" for name, s in outcome.step_time_s.items() if s is not None]
     say(f"Step time   median {', '.join(times)}")
-    injected = ", ".join(map(str, outcome.faults)) or "none"
-    say(f"The fault   that the job was given, and sftriage was not told of: {injected}")
+    given = "; ".join(f"{one} ({one.cause.says})" for one in outcome.faults) or "none"
+    say(f"The fault   that the job was given, and sftriage was not told of: {given}")
+    for _, cause in outcome.causes():
+        say(f"Why         {caused(cause)}")
+    if (judged := outcome.found) is not None:
+        say(f"That is     {_FOUND[judged]}")

@@ -4,17 +4,8 @@ from __future__ import annotations
 
 from sftriage.reports.reduction import finding_lines
 from sftriage.traces.manifest import Manifest
-from sftriage.words import (
-    CONTROL_PART,
-    PROFILERS,
-    cost_sentence,
-    counted,
-    milliseconds,
-    size,
-    some_ranks,
-    span,
-    stage_suspected,
-)
+from sftriage.words.amounts import counted, milliseconds, size, some_ranks, span
+from sftriage.words.captures import CONTROL_PART, PROFILERS, choice_words, cost_sentence, stage_suspected
 
 _TIMES = {"run": "recording"}
 
@@ -33,7 +24,10 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         f"because     {trigger.why or _why(manifest)}",
         f"rule        {rule} {trigger.policy} (sha256 {trigger.policy_sha256[:12]})",
         f"captured    {span(capture.first_step, capture.last_step)} of rank {capture.rank} on {capture.host}, "
-        f"with {PROFILERS[capture.profiler]}" + (f" ({capture.detail})" if capture.detail else ""),
+        f"with {_program(manifest)}" + (f" ({capture.detail})" if capture.detail else ""),
+        *([f"profiler    {choice_words(trigger.chosen, capture.profiler, trigger.stage)}"] if trigger.chosen else []),
+        *([f"follows     {trigger.follows}, the first capture of this suspect"] if trigger.follows else []),
+        *([f"followed by {manifest.followed.capture_id}"] if manifest.followed is not None else []),
         *([f"its part    {CONTROL_PART}"] if capture.role == "control" else []),
         f"reproduced  {_reproduced(manifest)}",
         *(f"its GPU     {remark}" for remark in manifest.evidence),
@@ -43,6 +37,11 @@ def manifest_lines(manifest: Manifest) -> list[str]:
         f"may contain {manifest.may_contain}",
         *_found(manifest),
     ]
+
+
+def _program(manifest: Manifest) -> str:
+    once = manifest.capture.profiler == "stacks" and not manifest.sampled
+    return "py-spy, from outside" if once else PROFILERS[manifest.capture.profiler]
 
 
 def _reproduced(manifest: Manifest) -> str:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from sftriage.runs.picture import Frontier
 from sftriage.runs.report import CaptureNote, Report
-from sftriage.words import QUESTIONS, milliseconds
+from sftriage.words.amounts import milliseconds
+from sftriage.words.captures import caused
+from sftriage.words.glance import QUESTIONS
 
 _MEANS_SOMETHING = re.compile(r"([\\`*_{}\[\]<>|#])")
 
@@ -36,6 +38,8 @@ def _head(report: Report) -> Iterator[str]:
     if glance is None:
         return
     yield f"**{text(glance.outlook.headline)}.** {text(glance.outlook.sentence)}"
+    if glance.cause is not None:
+        yield from ("", f"**{text(caused(glance.cause))}**")
     yield ""
     for one in glance.answers:
         yield f"- **{QUESTIONS[one.question]}** {text('; '.join((one.text, *one.more)))}"

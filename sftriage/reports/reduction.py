@@ -9,7 +9,9 @@ from rich.table import Table
 
 from sftriage.reports.tables import titled
 from sftriage.traces.manifest import Findings
-from sftriage.words import milliseconds, verdict_sentence
+from sftriage.words.amounts import milliseconds
+from sftriage.words.captures import caused
+from sftriage.words.verdicts import verdict_sentence
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -109,7 +111,8 @@ def shares_table(findings: Findings) -> Table:
     for share in findings.shares:
         control = [] if findings.control is None else [milliseconds(share.control_self_s or 0.0)]
         what = f"{share.kind}, waits" if share.waits else share.kind
-        table.add_row(escape(share.name), what, milliseconds(share.self_s), *control, f"{share.calls:.1f}")
+        calls = f"{share.calls:.1f}" if share.calls else ""
+        table.add_row(escape(share.name), what, milliseconds(share.self_s), *control, calls)
     return table
 
 
@@ -118,8 +121,7 @@ def finding_lines(findings: Findings) -> list[str]:
     cause = findings.cause
     lines = [findings.summary]
     if cause is not None:
-        likely = "" if cause.sure or cause.code == "unknown" else "This is likely, and not sure. "
-        lines = [cause.sentence, f"{likely}{cause.next_step}", findings.summary]
+        lines = [caused(cause), cause.next_step, findings.summary]
     suspect = findings.suspect
     if suspect.kernels or suspect.launches:
         lines.append(

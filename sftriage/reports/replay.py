@@ -10,7 +10,9 @@ from typing import Any
 
 from sftriage.controller.replay import Replayed
 from sftriage.records import Outcome, plain
-from sftriage.words import counted, decision_values, reason_kind, reason_sentence, size, where, who
+from sftriage.words.amounts import counted, size
+from sftriage.words.decisions import decision_values, reason_kind, reason_sentence
+from sftriage.words.verdicts import where, who
 
 OUTCOMES: tuple[Outcome, ...] = ("capture", "hold", "throttle", "ignore")
 

@@ -10,7 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from sftriage.records import Verdict
-from sftriage.words import CLOCKS, every, milliseconds, moment, size, stage_suspected, where, who
+from sftriage.words.amounts import every, milliseconds, moment, size
+from sftriage.words.captures import stage_suspected
+from sftriage.words.verdicts import CLOCKS, where, who
 
 if TYPE_CHECKING:
     from sftriage.traces.rows import CaptureRow
@@ -108,7 +110,7 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
         "capture": lambda row: row.capture_id,
         **({"state": lambda row: states[row.store, row.reference]} if set(states.values()) - {"", "whole"} else {}),
         "rank": lambda row: str(row.rank),
-        "suspect stage": lambda row: "(control)" if row.role == "control" else stage_suspected(row.label, row.stage),
+        "suspect stage": _stage_of,
         "captured steps": lambda row: f"{row.first_step} to {row.last_step}",
         "reproduced": lambda row: row.reproduced or "",
         "size": lambda row: size(row.size_bytes),
@@ -135,6 +137,12 @@ def captures_table(rows: Sequence[CaptureRow], conditions: Sequence[Condition | 
     for row in rows:
         table.add_row(*(escape(columns[str(column.header)](row)) for column in table.columns))
     return table
+
+
+def _stage_of(row: CaptureRow) -> str:
+    if row.role == "control":
+        return "(control)"
+    return stage_suspected(row.label, row.stage) + (" (follow-up)" if row.follows_up else "")
 
 
 def _window_of(row: CaptureRow) -> str:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from sftriage.events import CauseFound
 from sftriage.records import CaptureResult, plain
 from sftriage.reports.watch_lines import clean
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
@@ -13,12 +16,13 @@ from sftriage.runs.outlook import DISTURBED, telling_row
 from sftriage.runs.picture import CaptureView, captures_of, window_values
 from sftriage.runs.source import View
 from sftriage.sinks.terminal import Said
-from sftriage.words import clock_time, counted, ended_sentence
+from sftriage.words.amounts import clock_time, counted
+from sftriage.words.captures import caused, ended_sentence
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """How much has been told of a run: windows, captures asked for beside them, and which captures have ended.
+    """How much has been told of a run: windows, captures asked for beside them, notes, and which captures have ended.
 
     ``said`` is what was said of the windows of an ``attempt`` of the job.
     """
@@ -28,6 +32,7 @@ class Told:
     ended: frozenset[str] = frozenset()
     said: Said = field(default_factory=Said)
     attempt: int = 0
+    notes: int = 0
 
 
 def all_of(view: View, said: Said | None = None) -> Told:
@@ -35,7 +40,8 @@ def all_of(view: View, said: Said | None = None) -> Told:
     row = telling_row(view.rows) if view.rows else None
     if said is None:
         said = Said() if row is None else Said(_kind(row))
-    return Told(len(view.rows), len(view.asks), frozenset(view.became), said, view.rows[-1].attempt if row else 0)
+    attempt = view.rows[-1].attempt if row else 0
+    return Told(len(view.rows), len(view.asks), frozenset(view.became), said, attempt, len(view.notes))
 
 
 def opening(view: View, place: str) -> str:
@@ -71,14 +77,16 @@ def news(told: Told, view: View, now_s: float) -> tuple[Told, list[str]]:
             lines.append(f"{clock_time(row.time_s)}  {clean(_said(row))}")
     lines += [f"{clock_time(ask.time_s)}  {clean(_ask_said(ask))}" for ask in asks]
     lines += [f"{clock_time(now_s)}  {clean(_ended_said(one, view.became[one.capture_id]))}" for one in ended]
+    lines += [f"{clock_time(one.time_s)}  {clean(caused(one))}" for one in _causes(told, view) if one.code != "unknown"]
     return all_of(view, said), lines
 
 
 def events(told: Told, view: View) -> tuple[Told, list[dict[str, Any]]]:
-    """Every window and every end of a capture that is new, as JSON values, and what has been told with them."""
+    """Every window, end of a capture and cause that is new, as JSON values, and what has been told with them."""
     rows, _, ended = _since(told, view)
     values = [window_values(row) for row in rows]
     values += [{"type": "capture", **plain(one)} for one in ended]
+    values += [msgspec.to_builtins(one) for one in _causes(told, view)]
     return all_of(view), values
 
 
@@ -89,6 +97,12 @@ def _since(told: Told, view: View) -> tuple[Sequence[WindowRow], Sequence[Reques
     new = view.became.keys() - told.ended
     ended = [one for one in reversed(captures_of(view)) if one.capture_id in new] if new else []
     return view.rows[told.windows :], view.asks[told.asks :], ended
+
+
+def _causes(told: Told, view: View) -> list[CauseFound]:
+    """What is new of why captured ranks are slow; all of it where the journal began anew."""
+    notes = view.notes[told.notes if len(view.notes) >= told.notes else 0 :]
+    return [one for one in notes if isinstance(one, CauseFound)]
 
 
 def _kind(row: WindowRow) -> tuple[object, ...]:

@@ -16,7 +16,10 @@ from sftriage.runs.decisions import DecisionGroup
 from sftriage.runs.following import NamedSuspect
 from sftriage.runs.picture import CaptureView, Frontier, Picture
 from sftriage.traces.manifest import CONTROL
-from sftriage.words import ago, counted, disk_now, milliseconds, moment, since_words, size
+from sftriage.words.amounts import ago, counted, milliseconds, moment, size
+from sftriage.words.captures import caused
+from sftriage.words.glance import since_words
+from sftriage.words.keeping import disk_now
 
 STALE_S = 120.0
 """A run that goes on and has judged no window for as long is looked at twice."""
@@ -214,6 +217,8 @@ def _about(shown: Picture, width: int) -> list[list[Text]]:
     if stands.disturbed:
         said.append(_wrapped("A capture disturbed the newest windows; this is what was before them.", width, "dim"))
     if stands.face != "healthy":
+        if shown.glance is not None and shown.glance.cause is not None:
+            said.append(_wrapped(f"Why: {caused(shown.glance.cause)}", width, "bold"))
         said.append(_wrapped(f"{stands.done}.", width))
         steps = shown.glance.steps if shown.glance is not None else ()
         said += [_wrapped(f"Next: {' '.join(filter(None, (one.text, one.command)))}", width, "cyan") for one in steps]

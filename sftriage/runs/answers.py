@@ -15,7 +15,8 @@ from sftriage.runs.decisions import decided_in, results_in
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.liveness import WatcherLook
-from sftriage.words import decision_values, place
+from sftriage.words.amounts import place
+from sftriage.words.decisions import decision_values
 
 POLL_S = 0.1
 ANSWER_S = 15.0

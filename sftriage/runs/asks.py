@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sftriage.errors import InputError, UsageError
-from sftriage.records import ManualRequest, Profiler, plain
+from sftriage.records import ManualRequest, ProfilerChoice, plain
 from sftriage.runs.directory import RunDirectory
 from sftriage.traces.files import regular, write_atomically
 
@@ -41,11 +41,20 @@ class _RequestFile(BaseModel):
     ranks: Annotated[tuple[Annotated[int, Field(ge=0, lt=2**31)], ...], Field(min_length=1, max_length=1024)]
     who: _Text
     reason: _Text
-    profiler: Profiler
+    profiler: ProfilerChoice
     steps: Annotated[int, Field(ge=1, le=1000)]
     warmup_steps: Annotated[int, Field(ge=0, le=100)]
     max_seconds: Annotated[float, Field(gt=0, le=3600)]
     max_bytes: Annotated[int, Field(ge=2**20, le=2**36)]
+    samples_per_second: Annotated[int, Field(ge=1, le=1000)] = 200
+    options: dict[Literal["torch", "nsys", "stacks"], dict[str, Any]] = {}
+
+    @model_validator(mode="after")
+    def _as_in_a_policy(self) -> _RequestFile:
+        from sftriage.policy.capture import Capture  # not above: asking alone needs nothing of policies
+
+        Capture.model_validate({"profiler": self.profiler, **self.options})
+        return self
 
 
 def leave(directory: RunDirectory, request: ManualRequest) -> None:

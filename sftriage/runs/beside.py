@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from sftriage.frontier.system import system_counts
 from sftriage.runs.lanes import Title, recorded_of
 from sftriage.runs.lateness import HeatSource
 from sftriage.traces.manifest import MAX_RECORDED_STEPS, Manifest, RecordedSteps
+from sftriage.windows.logs import StepLogs, counted_steps
 
 
 def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: int | None) -> RecordedSteps | None:
@@ -30,6 +34,43 @@ def steps_beside(source: HeatSource, manifest: Manifest, attempt: int, control: 
             if rank is not None and rank in ranks
         ]
     )
+
+
+STEPS_COUNTED = 200
+PEERS_COUNTED = 32
+"""At most so many steps up to the end of a capture, and of so many peers, are looked at for what the kernel counted."""
+
+
+def counted_beside(source: HeatSource, manifest: Manifest, attempt: int) -> dict[str, float] | None:
+    """What the kernel counted of the captured rank over its peers', a step; None where that is not known.
+
+    A few captured steps are soon over, and counters are read a few times a second: the steps that led to the capture
+    count with them.
+    """
+    capture, why = manifest.capture, manifest.trigger
+    first = min(capture.first_step, why.window.first_step if why.label == "suspect" else capture.first_step)
+    first = max(first, why.onset_step or 0, capture.last_step - STEPS_COUNTED + 1)
+    source.logs.look()
+    logs = source.logs.of(attempt)
+    peers = [rank for rank in logs if rank not in (capture.rank, *why.ranks)]
+    if capture.rank not in logs or not peers:
+        return None
+    ranks = [capture.rank, *peers[:: -(-len(peers) // PEERS_COUNTED)]]
+    window = counted_steps(source.logs, attempt, ranks, min(first, capture.first_step), capture.last_step)
+    found = None if window is None else system_counts(window, [0], np.ones(len(window.durations_NRS), dtype=np.bool_))
+    return None if found is None else dict(found.over)
+
+
+def captured_steps(logs: StepLogs, manifest: Manifest, attempt: int) -> dict[int, dict[str, float]]:
+    """What each stage of each captured step took, in seconds, by the step's number; of those that are on record."""
+    capture = manifest.capture
+    logs.look()
+    file = logs.of(attempt).get(capture.rank)
+    if file is None:
+        return {}
+    stages = file.info.schema.stages
+    records = file.steps([(capture.first_step, capture.steps)])[1].records()
+    return {one.step: {name: ns * 1e-9 for name, ns in zip(stages, one.durations_ns, strict=True)} for one in records}
 
 
 def control_of(manifest: Manifest) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import plain
@@ -136,19 +136,27 @@ def upload_words(upload: Upload) -> str:
     return f"{upload.state}: to {upload.url}"
 
 
-def described(
-    rows: Sequence[CaptureRow], conditions: Sequence[Condition | None], directory: RunDirectory | None
-) -> list[dict[str, Any]]:
-    """Captures as JSON values, each with its condition and how far its upload is; None where that cannot be told."""
+Seen: TypeAlias = "tuple[Manifest | None, Condition | None]"
+"""A capture's manifest, and whether it is there as it was put; None of what cannot be told."""
+
+
+def described(rows: Sequence[CaptureRow], seen: Sequence[Seen], directory: RunDirectory | None) -> list[dict[str, Any]]:
+    """Captures as JSON values, each with its condition, cause and how far its upload is; None of what is unknown."""
     return [
         {
             **plain(row),
             "role": row.role,
             **condition_values(condition),
+            "cause": manifest and cause_values(manifest),
             "upload": upload_values(directory, row.capture_id),
         }
-        for row, condition in zip(rows, conditions, strict=True)
+        for row, (manifest, condition) in zip(rows, seen, strict=True)
     ]
+
+
+def cause_values(manifest: Manifest) -> dict[str, Any] | None:
+    """Why a captured rank was slow, as JSON values."""
+    return None if manifest.cause is None else manifest.cause.model_dump(mode="json")
 
 
 def condition_values(condition: Condition | None) -> dict[str, Any]:

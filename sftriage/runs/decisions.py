@@ -20,7 +20,8 @@ from sftriage.runs.following import Note, RequestRow, WindowRow, note_kind
 from sftriage.runs.journal import read_journal
 from sftriage.runs.outlook import CaptureStatus, statuses
 from sftriage.windows.log_segments import find_logs
-from sftriage.words import decision_values, disk_now, disk_sentence, reason_sentence
+from sftriage.words.decisions import decision_values, reason_sentence
+from sftriage.words.keeping import disk_now, disk_sentence
 
 PAGE_SIZE = 50
 

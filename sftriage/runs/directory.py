@@ -6,10 +6,12 @@
       run.json         what was run, when, under which policy, and where its rings are
       policy.yaml      the policy it started with; of several the first, and policy-2.yaml and so on the others
       steps/           the steps of every rank, as the agent read them from the rings, older ones thinned; and readings
-                       of their scheduling
+                       of their counters
       decisions.jsonl  the journal, a line an event
       state.json       what the policy engine must remember over a restart
       nsys.json        how the ranks were launched under nsys, if they were
+      hub.json         of a job on many hosts: its name on their hub
+      generations.json     and which processes of its ranks belong together
       asks/            captures that people ask for, until they are taken up
       spool/           traces on their way from the trainers
       captures/        a directory a capture: trace and manifest
@@ -73,6 +75,8 @@ class RunDirectory:
         self.decisions = path / "decisions.jsonl"
         self.state = path / "state.json"
         self.nsys = path / "nsys.json"
+        self.hub = path / "hub.json"
+        self.generations = path / "generations.json"
         self.asks = path / "asks"
         self.spool = path / "spool"
         self.catalogue = path / "catalogue.db"

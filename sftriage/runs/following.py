@@ -25,6 +25,7 @@ from sftriage.events import (
     FollowUpDecided,
     ManualRequestDecided,
     NamedPolicy,
+    Place,
     PolicyChanged,
     TakenOver,
     WindowJudged,
@@ -48,7 +49,8 @@ from sftriage.records import (
     Verdict,
 )
 from sftriage.runs.journal import event_of
-from sftriage.words import reason_sentence, resolution, verdict_sentence, when, where, who
+from sftriage.words.decisions import reason_sentence, resolution
+from sftriage.words.verdicts import verdict_sentence, when, where, who
 
 MAX_TEXT = 4000
 MAX_NAMED = 8
@@ -346,8 +348,11 @@ def note_of(event: Other) -> Other | None:
             )
             return msgspec.structs.replace(event, problem=event.problem[:MAX_TEXT], late=late, lost=lost)
         case CauseFound():
-            texts = {name: getattr(event, name)[:MAX_TEXT] for name in ("capture_id", "code", "sentence")}
-            return msgspec.structs.replace(event, **texts)
+            texts = {name: getattr(event, name)[:MAX_TEXT] for name in ("capture_id", "code", "sentence", "next_step")}
+            place = event.place and Place(
+                event.place.function[:MAX_TEXT], event.place.file[:MAX_TEXT], event.place.line
+            )
+            return msgspec.structs.replace(event, **texts, place=place)
         case TakenOver():
             return msgspec.structs.replace(event, host=event.host[:MAX_TEXT])
     return msgspec.structs.replace(event, remarks=_lines(event.remarks), gpus=None) if event.remarks else None

@@ -15,21 +15,20 @@ from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
 from sftriage.traces.manifest import CauseInfo, Manifest
-from sftriage.words import (
+from sftriage.words.amounts import lasted, milliseconds, rank_hours
+from sftriage.words.captures import caused
+from sftriage.words.glance import (
     HEALTH,
     REPRODUCED,
     SLOW,
     afterwards,
     decision_phrase,
-    explained,
     last_known,
-    lasted,
     look_at,
-    milliseconds,
-    rank_hours,
     said,
     since_words,
 )
+from sftriage.words.verdicts import explained
 
 Question = Literal["healthy", "since", "who", "sure", "cost", "captured"]
 
@@ -60,12 +59,14 @@ class Glance:
     """How a run stands, the answers in the order in which they are asked, and what to do next, the most useful first.
 
     ``lost_s`` is what the present trouble has cost of every rank's time; None where there is none, or nobody can tell.
+    ``cause`` is why it is slow, where a capture of who is named has shown that.
     """
 
     outlook: Outlook
     answers: tuple[Answer, ...] = ()
     steps: tuple[NextStep, ...] = ()
     lost_s: float | None = None
+    cause: CauseInfo | None = None
 
 
 def glance_of(view: View) -> Glance:
@@ -85,11 +86,12 @@ def glance_of(view: View) -> Glance:
         _cost(view, stands, telling, lost_s),
         _captured(view, stands),
     )
-    steps = (*(_watching(view) if view.unwatched else ()), *_to_do(view, stands, telling))
+    cause = next(_causes(view, stands), None) if stands.named else None
+    steps = (*(_watching(view) if view.unwatched else ()), *_to_do(view, stands, telling, cause))
     if view.unwatched:
         step = view.rows[-1].last_step
         stands = replace(stands, face="unknown", unknown_since=step, sentence=last_known(stands.sentence, step))
-    return Glance(stands, answers, steps, lost_s)
+    return Glance(stands, answers, steps, lost_s, cause)
 
 
 def _unjudged(view: View) -> Outlook:
@@ -135,7 +137,9 @@ def _who(view: View, stands: Outlook, telling: WindowRow) -> Answer:
         hosts = dict.fromkeys(view.hosts[rank] for rank in first.ranks if rank in view.hosts)
         on = said("on_host" if len(hosts) == 1 else "on_hosts", hosts=", ".join(hosts))
         more = (on,) if hosts and not first.who.startswith("host ") else ()
-        return Answer("who", stands.named, (*more, *(one.sentence for one in _causes(view, stands))))
+        # (the first is the glance's own)
+        causes = tuple(dict.fromkeys(caused(one) for one in _causes(view, stands)))
+        return Answer("who", stands.named, (*more, *causes[1:]))
     named = ", ".join(f"{one.who} in {one.where}" for one in telling.candidates[:MAX_SHOWN])
     return Answer("who", said("unnamed"), (said("candidates", named=named),) if named else ())
 
@@ -216,8 +220,8 @@ def _stored(view: View, stands: Outlook) -> Iterator[Manifest]:
 def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
     """Why it is slow, as far as the traces of the present trouble say."""
     for one in _stored(view, stands):
-        if one.findings is not None and one.findings.cause is not None and one.findings.cause.code != "unknown":
-            yield one.findings.cause
+        if one.cause is not None and one.cause.code != "unknown":
+            yield one.cause
 
 
 def _captured(view: View, stands: Outlook) -> Answer:
@@ -254,7 +258,7 @@ def _watching(view: View) -> Iterator[NextStep]:
         yield NextStep(said("judge_steps"), f"sftriage analyze {directory}")
 
 
-def _to_do(view: View, stands: Outlook, telling: WindowRow) -> Iterator[NextStep]:
+def _to_do(view: View, stands: Outlook, telling: WindowRow, cause: CauseInfo | None) -> Iterator[NextStep]:
     if stands.face == "healthy":
         return
     run, newest = f"--run {shlex.quote(view.directory)}", view.rows[-1]
@@ -266,7 +270,6 @@ def _to_do(view: View, stands: Outlook, telling: WindowRow) -> Iterator[NextStep
         yield NextStep(text, f"sftriage traces open {opened.capture_id} {run}", opened.capture_id)
     if stands.named and telling.label == "suspect":
         first = telling.suspects[0]
-        cause = next(_causes(view, stands), None)
         if cause is not None:
             yield NextStep(cause.next_step)
         else:

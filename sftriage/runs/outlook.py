@@ -11,7 +11,7 @@ from typing import Literal
 
 from sftriage.records import CaptureResult
 from sftriage.runs.following import RequestedCapture, RequestRow, WindowRow
-from sftriage.words import decision_phrase, face_words
+from sftriage.words.glance import decision_phrase, face_words
 
 Face = Literal[
     "no_run", "warming_up", "healthy", "suspect", "captured", "held", "regressed", "throttled", "stalled", "unknown"

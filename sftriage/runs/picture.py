@@ -17,7 +17,7 @@ from sftriage.runs.glance import Glance, glance_of
 from sftriage.runs.outlook import Outlook, telling_row
 from sftriage.runs.source import RunSource, View
 from sftriage.traces.manifest import Manifest
-from sftriage.words import place
+from sftriage.words.amounts import place
 
 FRONTIER_WINDOWS = 5
 """Windows that the frontier is the mean of."""
@@ -206,6 +206,7 @@ def picture_values(shown: Picture) -> dict[str, Any]:
         "resolves": stands and stands.resolves,
         "answers": shown.glance and shown.glance.answers,
         "next": shown.glance and shown.glance.steps,
+        "cause": shown.glance and shown.glance.cause and shown.glance.cause.model_dump(mode="json"),
         "window": None if newest is None else window_values(newest),
         "frontier": shown.frontier,
         "suspects": () if shown.telling is None else shown.telling.suspects,

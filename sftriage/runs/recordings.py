@@ -20,13 +20,13 @@ from sftriage.policy.schema import Detection
 from sftriage.recorder import RingInfo, find_rings
 from sftriage.records import Window
 from sftriage.runs.directory import RunDirectory, read_info
+from sftriage.windows.counting import EARLIER, KIND, kept_readings
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.log_segments import LogFiles, find_logs
 from sftriage.windows.logs import LOG_KIND, LogReader, StepFile, Thinning, thinning_of
 from sftriage.windows.npz import load_npz
 from sftriage.windows.rings import open_ring
-from sftriage.windows.scheduling import KIND, kept_readings
 from sftriage.windows.steplog import stay
 
 _MIN_STEPS_AT_A_TIME = 32
@@ -38,7 +38,7 @@ _MAX_STEPS_AT_A_TIME = 4096
 class RankSteps:
     """Where one rank's steps are: in its log, and in its ring what an agent that was killed had not taken yet.
 
-    ``readings`` has those of its scheduling. ``of_device``: these are device times.
+    ``readings`` has those of its counters. ``of_device``: these are device times.
     """
 
     info: RingInfo
@@ -159,8 +159,9 @@ def _load_run(path: Path) -> RecordedRun:
     host: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     device: defaultdict[int, dict[int, RankSteps]] = defaultdict(dict)
     try:
-        found = {kind: find_logs(run.steps, kind) if run.steps.is_dir() else [] for kind in ("steps", LOG_KIND, KIND)}
-        readings = {(log.attempt, log.rank): log for log in found[KIND]}
+        kinds = ("steps", LOG_KIND, *EARLIER, KIND)
+        found = {kind: find_logs(run.steps, kind) if run.steps.is_dir() else [] for kind in kinds}
+        readings = {(log.attempt, log.rank): log for kind in (*EARLIER, KIND) for log in found[kind]}
         for log in found["steps"]:
             info = LogReader(log.newest).info
             host[info.attempt][info.rank] = RankSteps(info, log, readings.get((log.attempt, log.rank)))

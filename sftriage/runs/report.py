@@ -17,7 +17,9 @@ from sftriage.runs.picture import Frontier, frontier_of
 from sftriage.runs.source import View
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.uploads import Upload
-from sftriage.words import REPRODUCED, lasted, milliseconds, size
+from sftriage.words.amounts import lasted, milliseconds, size
+from sftriage.words.captures import caused
+from sftriage.words.glance import REPRODUCED
 
 MAX_CAPTURES = 20
 
@@ -125,13 +127,10 @@ def _reproduced(manifest: Manifest) -> str:
 
 
 def _cause(manifest: Manifest) -> str:
-    findings = manifest.findings
-    if findings is None:
-        return ""
-    cause = findings.cause
+    cause = manifest.cause
     if cause is None or cause.code == "unknown":
-        return findings.summary
-    return f"{cause.sentence} {'' if cause.sure else 'This is likely, and not sure. '}{cause.next_step}"
+        return "" if manifest.findings is None else manifest.findings.summary
+    return f"{caused(cause)} {cause.next_step}"
 
 
 def _cost(manifest: Manifest) -> str:

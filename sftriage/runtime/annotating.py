@@ -9,20 +9,29 @@ from contextlib import suppress
 from functools import partial
 
 from sftriage.errors import InputError, SftriageError
-from sftriage.events import CauseFound, CostMeasured
+from sftriage.events import CauseFound, CostMeasured, Place
 from sftriage.recorder.sampling import NAME as SAMPLES_NAME
-from sftriage.records import Reproduced
+from sftriage.records import LeftOpen, Reproduced
 from sftriage.reduce.inside import find
 from sftriage.reduce.reading import read_traces
+from sftriage.reduce.sampled import SampledRank, find_sampled, in_torch, left_open, slowest
 from sftriage.reduce.samples import StackSamples, read_samples
 from sftriage.reduce.stages import Reduction, reduce_trace
-from sftriage.runs.beside import control_of, steps_beside
+from sftriage.runs.beside import captured_steps, control_of, counted_beside, steps_beside
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.lateness import HeatSource
 from sftriage.runtime.reducing import explained, known_faulty, stage_in_question
 from sftriage.traces.catalogue import Catalogue
 from sftriage.traces.disk import Counted, Do, at_once, refusal
-from sftriage.traces.manifest import CauseInfo, CostInfo, Manifest, Remarks, ReproducedInfo
+from sftriage.traces.manifest import (
+    CauseInfo,
+    CostInfo,
+    Findings,
+    FollowedInfo,
+    Manifest,
+    Remarks,
+    ReproducedInfo,
+)
 from sftriage.traces.retention import RetentionLimits, due, remove
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Noted, beside, noting
@@ -51,11 +60,17 @@ class Annotations:
         self._uncosted: dict[str, tuple[int, int, int]] = {}
         self._costs: deque[tuple[CostMeasured, list[str]]] = deque(maxlen=KEPT_COSTS)
         self._steps = HeatSource(StepLogs(directory.steps))
-        self._causes: deque[tuple[Manifest, CauseInfo]] = deque()
-        self._told: dict[str, str] = {}
+        self._causes: deque[tuple[Manifest, CauseInfo, LeftOpen]] = deque()
+        self._told: dict[str, tuple[str, str]] = {}
+        self._gpu_slowed: dict[str, float] = {}
 
     def stored(
-        self, capture_id: str, found: Reproduced | None, remarks: tuple[str, ...] = (), attempt: int = 0
+        self,
+        capture_id: str,
+        found: Reproduced | None,
+        remarks: tuple[str, ...] = (),
+        attempt: int = 0,
+        gpu_slowed: float | None = None,
     ) -> None:
         """A capture is in the store: note what is known of it, and look into it. Whatever fails, the capture is there.
 
@@ -64,7 +79,10 @@ class Annotations:
             found: whether its fault is in it, where that can be told.
             remarks: what the GPU of its rank says of itself.
             attempt: which start of the job it is of.
+            gpu_slowed: by how much lower the clock of its GPU is than the others', as a fraction, where it is slow.
         """
+        if gpu_slowed is not None:
+            self._gpu_slowed[capture_id] = gpu_slowed
         try:
             manifest = self.store.manifest(capture_id)
         except SftriageError as error:
@@ -74,10 +92,12 @@ class Annotations:
             manifest = self._note(manifest, ReproducedInfo.of(found))
         if remarks:
             manifest = self._note(manifest, Remarks(lines=remarks))
+        if manifest.trigger.follows and manifest.capture.role == "suspect":
+            self._have_noted(manifest.trigger.follows, FollowedInfo(capture_id=capture_id))
         self._uncosted[capture_id] = (attempt, manifest.capture.first_step, manifest.capture.last_step)
         for cost, sharing in self._costs:
             self._note_cost(cost, sharing)
-        self._look_into(manifest)
+        self._look_into(manifest, attempt)
         # (after what that has noted)
         self._do(partial(self._note_steps, capture_id, attempt), "notes")
         self._do(partial(self._index, capture_id), "notes")
@@ -85,9 +105,11 @@ class Annotations:
     def causes(self, now_s: float) -> Iterator[CauseFound]:
         """What has been found since the last call of why captured ranks were slow; ``now_s`` is of the epoch."""
         while self._causes:
-            manifest, cause = self._causes.popleft()
-            about = manifest.capture_id, manifest.capture.rank
-            yield CauseFound(now_s, *about, cause.code, cause.sure, cause.sentence)
+            manifest, cause, missing = self._causes.popleft()
+            at = cause.place
+            place = None if at is None else Place(at.function, at.file, at.line)
+            about = manifest.capture_id, manifest.capture.rank, cause.code, cause.sure, cause.sentence
+            yield CauseFound(now_s, *about, place, cause.compared_with, cause.next_step, missing)
 
     def _note(self, manifest: Manifest, noted: Noted) -> Manifest:
         """The manifest with something noted in it, as the store's has it once the disk takes that."""
@@ -105,7 +127,7 @@ class Annotations:
 
         self._do(note, "notes", Counted("notes on captures"))
 
-    def _look_into(self, manifest: Manifest) -> None:
+    def _look_into(self, manifest: Manifest, attempt: int) -> None:
         """Note what filled the suspect stage in the trace, beside the control's, if that is quickly said.
 
         Whichever of the two is stored last has the suspect looked into. A trace that says nothing is as good as before:
@@ -116,26 +138,70 @@ class Annotations:
         try:
             beside = [one for one in self._beside(manifest) if _quick(one)]
             if manifest.capture.role == "suspect":
-                self._find(manifest, next(iter(beside), None))
+                self._find(manifest, next(iter(beside), None), attempt)
                 return
             for suspect in beside:
-                self._find(suspect, manifest)
+                self._find(suspect, manifest, attempt)
         except Exception as error:
             log.info("capture %s is stored, and was not looked into: %s", manifest.capture_id, error)
 
-    def _find(self, manifest: Manifest, control: Manifest | None) -> None:
+    def _find(self, manifest: Manifest, control: Manifest | None, attempt: int) -> None:
+        samples, its = self._samples(manifest), None if control is None else self._samples(control)
+        if manifest.sampled:
+            findings = self._found_in_samples(manifest, samples, control, its, attempt)
+        else:
+            findings = self._found_in_traces(manifest, control)
+        findings = findings.model_copy(update={"counted": self._counted(manifest, findings, attempt)})
+        beside = its if findings.control is not None and findings.beside == "rank" else None
+        cause = explained(findings, manifest, samples, beside)
+        self._note(manifest, findings.model_copy(update={"cause": cause}))
+        torch_call = samples is not None and in_torch(samples, findings.stage)
+        missing = left_open(
+            cause.code, operators=not manifest.sampled, stacks=samples is not None, torch_call=torch_call
+        )
+        # (with the control's trace there may be more to say, or the same again)
+        if self._told.get(manifest.capture_id) != (cause.code, missing):
+            self._told[manifest.capture_id] = (cause.code, missing)
+            self._causes.append((manifest, cause, missing))
+
+    def _found_in_traces(self, manifest: Manifest, control: Manifest | None) -> Findings:
         one, other = self._reduced(manifest), None if control is None else self._reduced(control)
         stage = stage_in_question(None, manifest, None, one, other)
         if other is not None and stage not in other.schema.stages:
             other = None
-        findings = find(one, stage, other, known_faulty(manifest))
-        beside = None if control is None or other is None else self._samples(control)
-        cause = explained(findings, manifest, self._samples(manifest), beside)
-        self._note(manifest, findings.model_copy(update={"cause": cause}))
-        # (with the control's trace there may be more to say, or the same again)
-        if self._told.get(manifest.capture_id) != cause.code:
-            self._told[manifest.capture_id] = cause.code
-            self._causes.append((manifest, cause))
+        return find(one, stage, other, known_faulty(manifest))
+
+    def _found_in_samples(
+        self,
+        manifest: Manifest,
+        samples: StackSamples | None,
+        control: Manifest | None,
+        its: StackSamples | None,
+        attempt: int,
+    ) -> Findings:
+        if samples is None:
+            raise InputError("its stacks cannot be read")
+        one = self._sampled(manifest, samples, attempt)
+        other = None if control is None or its is None else self._sampled(control, its, attempt)
+        stage = manifest.trigger.stage
+        if stage not in one.stages:
+            stage = slowest(one, other)
+        return find_sampled(one, stage, other, known_faulty(manifest))
+
+    def _sampled(self, manifest: Manifest, samples: StackSamples, attempt: int) -> SampledRank:
+        source = str(self.store.path(manifest.capture_id, SAMPLES_NAME))
+        steps = captured_steps(self._steps.logs, manifest, attempt)
+        if not steps:
+            raise InputError("its steps are not on record")
+        return SampledRank(source, manifest.capture.rank, steps, samples)
+
+    def _counted(self, manifest: Manifest, findings: Findings, attempt: int) -> dict[str, float] | None:
+        """What was counted of the captured rank over its peers', and what it lost to a lower clock of its GPU."""
+        counted, slowed = counted_beside(self._steps, manifest, attempt), self._gpu_slowed.get(manifest.capture_id)
+        if slowed is None:
+            return counted
+        whole = manifest.trigger.stage is None
+        return {**(counted or {}), "gpu_s": slowed * (findings.suspect.step_s if whole else findings.suspect.device_s)}
 
     def _samples(self, manifest: Manifest) -> StackSamples | None:
         """The stacks that were sampled in a capture, where they were."""
@@ -222,4 +288,5 @@ class Annotations:
 
 
 def _quick(manifest: Manifest) -> bool:
-    return manifest.capture.profiler == "torch" and manifest.artefacts[0].size_bytes <= QUICK_BYTES
+    told = manifest.capture.profiler == "torch" or manifest.sampled
+    return told and manifest.artefacts[0].size_bytes <= QUICK_BYTES

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from sftriage.errors import CatalogueError, StoreError, UsageError
+from sftriage.runs.captures import Seen
 from sftriage.runs.directory import RunDirectory, find_run, read_info
 from sftriage.runtime.catalogue_urls import catalogue_url
 from sftriage.traces.catalogue import Catalogue
@@ -81,15 +82,15 @@ class CatalogueCaptures:
         self.store.look(name)
         return self.store, name
 
-    def condition(self, row: CaptureRow) -> Condition | None:
-        """Whether a capture is still there as it was put; None where only fetching it tells, in a store elsewhere."""
+    def seen(self, row: CaptureRow) -> Seen:
+        """A capture's manifest, and whether it is still there as it was put; None of what only fetching it tells."""
         if isinstance(self.store, LocalStore):
-            return self.store.condition(row.reference)
+            return self.store.seen(row.reference)
         if self.store is not None or not on_this_host(row.store):
-            return None
+            return None, None
         if (directory := directory_here(row.store)) is None:
-            return Condition("missing", f"{shown(row.store)}: no such directory")
-        return LocalStore(directory.parent).condition(row.reference)
+            return None, Condition("missing", f"{shown(row.store)}: no such directory")
+        return LocalStore(directory.parent).seen(row.reference)
 
     def damage(self, rows: Sequence[CaptureRow], conditions: Sequence[Condition | None]) -> Iterator[str]:
         """What of some captures is not there as it was put, and what to do about it, a sentence each."""

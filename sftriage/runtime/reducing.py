@@ -319,7 +319,7 @@ def explained(
     over_s = trigger.gain_s if manifest.reproduced is None else manifest.reproduced.over_s
     if trigger.stage is None:
         first = next((one.name for one in findings.shares[:1] if one.kind == "operator"), "")
-        return cause_of_rank(manifest.capture.rank, sampled, over_s, first)
+        return cause_of_rank(manifest.capture.rank, sampled, over_s, first, findings.counted)
     return cause_of(findings, sampled, control, faulty, over_s if trigger.stage == findings.stage else None)
 
 
@@ -389,6 +389,8 @@ def findings_of(
         manifest = _manifest_beside(reduced.files[0], one.trace)
     stage = stage_in_question(asked, manifest, accounted.verdict, one, beside)
     findings = find(one, stage, beside, known_faulty(manifest))
+    known = None if manifest is None else manifest.findings
+    findings = findings.model_copy(update={"counted": None if known is None else known.counted})
     files = reduced.files[0] if len(reduced.reductions) == 1 else None, control
     its, others = (None if file is None else _samples_beside(file) for file in files)
     return findings.model_copy(update={"cause": explained(findings, manifest, its, others)})

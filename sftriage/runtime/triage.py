@@ -140,7 +140,9 @@ class Triage:
             # Not before nobody else writes into it.
             self._left = resume_state(self._journal.events()) if resume else None
             self._stream = Stream(sinks)
-            self._controller = Controller(policy, self._journal, directory.state, self._stream.publish, self._left)
+            under_nsys = directory.nsys.exists()
+            parts = policy, self._journal, directory.state, self._stream.publish, self._left
+            self._controller = Controller(*parts, nsys=under_nsys)
             self._stream.add(Webhooks(info.job, info.run_id, self._rules))
             self._wants = Wants()
             self._evidence = Corroboration()
@@ -352,8 +354,11 @@ class Triage:
         self._hear(ended=ended)
         while self._reports:
             self._noted(self._reports.pop(0))
+        self._tell_causes()
+
+    def _tell_causes(self) -> None:
         for found in self._annotations.causes(self._clock.wall_s()):
-            self._controller.record(found)
+            self._controller.explained(found)
 
     def _noted(self, report: Report) -> None:
         if report.result.state not in ENDED:
@@ -364,8 +369,11 @@ class Triage:
         if result.state == "stored":
             attempt = self._attempt if wanted is None or wanted.generation is None else wanted.generation
             found = self._reproduced(result, attempt)
-            remarks = self._evidence.remarks.get(result.rank, ())
-            self._annotate(partial(self._annotations.stored, result.capture_id, found, tuple(remarks), attempt))
+            remarks = tuple(self._evidence.remarks.get(result.rank, ()))
+            slowed = self._evidence.slowed.get(result.rank)
+            self._annotate(partial(self._annotations.stored, result.capture_id, found, remarks, attempt, slowed))
+            # Before the capture counts as ended: whoever takes over then looks into it again.
+            self._tell_causes()
         self._controller.changed(result, self._clock.wall_s(), found, report.stored_bytes)
         if result.state == "stored":
             self._tidy()

@@ -16,7 +16,7 @@ from sftriage.sinks.stream import Sink
 from sftriage.traces.objects import checked_url
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.uploading import Uploader, UploadProgress
-from sftriage.words import place
+from sftriage.words.amounts import place
 
 log = logging.getLogger("sftriage")
 

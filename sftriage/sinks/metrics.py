@@ -50,7 +50,8 @@ from sftriage.records import (
 from sftriage.sinks.exposition import Exposed
 from sftriage.sinks.stream import Sink, window_of
 from sftriage.sinks.tally import StepTally
-from sftriage.words import RESOLVES, reasons_of
+from sftriage.words.decisions import reasons_of
+from sftriage.words.verdicts import RESOLVES
 
 if TYPE_CHECKING:
     from sftriage.sinks.metering import Exposition

@@ -19,12 +19,13 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-from opentelemetry.trace import Link, SpanContext, StatusCode, set_span_in_context
+from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, StatusCode, set_span_in_context
 from opentelemetry.trace import Span as ApiSpan
 
 from sftriage import __version__
 from sftriage.events import (
     CaptureChanged,
+    CauseFound,
     Event,
     FollowUpDecided,
     JobSeen,
@@ -36,13 +37,15 @@ from sftriage.events import (
 )
 from sftriage.frontier.accounting import by_step
 from sftriage.records import ENDED, Decision, Regression, Suspect, Verdict, Window
-from sftriage.sinks.stream import Sink, window_of
+from sftriage.sinks.stream import Sink, keep_newest, window_of
 from sftriage.sinks.tally import on_clock
 
 log = logging.getLogger("sftriage")
 
 Value: TypeAlias = "str | int | float | bool | Sequence[str] | Sequence[int]"
 STEPS = ("first_step", "last_step")
+CODE = ("code.function.name", "code.file.path", "code.line.number")
+"""A line of a program, as OpenTelemetry's conventions have it."""
 MAX_RANKS = 128
 """Ranks of a suspect that a span lists."""
 GRACE_S = 5.0
@@ -74,6 +77,7 @@ class SpanSink(Sink):
         self._done = (-1, -1)
         self._windows = 0
         self._captures: dict[str, ApiSpan] = {}
+        self._ended: dict[str, SpanContext] = {}
 
     def start(self) -> None:
         """Begin the run's span."""
@@ -94,6 +98,9 @@ class SpanSink(Sink):
                 self._now_s = max(self._now_s, seen.time_s)
                 if seen.result.state in ENDED:
                     self._captured(seen)
+            case CauseFound():
+                self._now_s = max(self._now_s, seen.time_s)
+                self._explained(seen)
             case JobSeen():
                 self._now_s = max(self._now_s, seen.time_s)
 
@@ -146,9 +153,25 @@ class SpanSink(Sink):
             "reproduced": None if ended.reproduced is None else ended.reproduced.answer,
         }
         span.set_attributes(_named({f"capture.{name}": value for name, value in about.items()}))
+        keep_newest(self._ended, result.capture_id, span.get_span_context())
         if result.state != "stored":
             span.set_status(StatusCode.ERROR, result.detail or result.state)
         span.end(_ns(ended.time_s))
+
+    def _explained(self, found: CauseFound) -> None:
+        """Why a captured rank was slow: of that moment, below the capture's span, which has ended by then."""
+        below = self._ended.get(found.capture_id)
+        if below is None:
+            return
+        about: dict[str, Value | None] = {
+            "capture.id": found.capture_id,
+            **{f"cause.{name}": getattr(found, name) for name in ("code", "sure", "sentence", "compared_with")},
+        }
+        place = found.place
+        span = self._span("cause", NonRecordingSpan(below), _ns(found.time_s), about)
+        if place is not None:
+            span.set_attributes(dict(zip(CODE, (place.function, place.file, place.line), strict=True)))
+        span.end(_ns(found.time_s))
 
     def _begin(self, decision: Decision, window: SpanContext | None) -> None:
         for request in decision.requests:

@@ -11,12 +11,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from sftriage.events import Event, Sight, WindowSeen
 from sftriage.records import Verdict
 
 log = logging.getLogger("sftriage")
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 CAPACITY = 256
 """Events that wait for one sink. The windows of a large job take tens of megabytes each."""
@@ -150,3 +153,14 @@ def window_of(seen: WindowSeen | None, verdict: Verdict) -> WindowSeen | None:
         return None
     steps = (seen.window.attempt, seen.window.first_step, seen.window.last_step)
     return seen if steps == (verdict.attempt, verdict.first_step, verdict.last_step) else None
+
+
+MAX_KEPT = 256
+
+
+def keep_newest(kept: dict[Key, Value], key: Key, value: Value) -> None:
+    """Note something, in place of what was noted of it; of very many the one that was noted first is let go of."""
+    kept.pop(key, None)
+    kept[key] = value
+    if len(kept) > MAX_KEPT:
+        del kept[next(iter(kept))]

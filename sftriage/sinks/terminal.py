@@ -20,17 +20,11 @@ from sftriage.events import (
 )
 from sftriage.records import ENDED, CaptureResult, Decision, Verdict
 from sftriage.sinks.stream import Sink
-from sftriage.words import (
-    capturing_sentence,
-    counted,
-    disk_failed_sentence,
-    disk_sentence,
-    ended_sentence,
-    milliseconds,
-    outcome_sentence,
-    reason_sentence,
-    verdict_sentence,
-)
+from sftriage.words.amounts import counted, milliseconds
+from sftriage.words.captures import capturing_sentence, caused, ended_sentence
+from sftriage.words.decisions import outcome_sentence, reason_sentence
+from sftriage.words.keeping import disk_failed_sentence, disk_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -102,7 +96,7 @@ class Reporter(Sink):
             case CaptureChanged() if seen.result.state in ENDED:
                 self._captured(seen.result, seen.stored_bytes)
             case CauseFound(code=code) if code != "unknown":
-                self.say(seen.sentence if seen.sure else f"{seen.sentence} This is likely, and not sure.")
+                self.say(caused(seen))
             case DiskFailed():
                 self.say(disk_failed_sentence(seen.problem))
             case DiskRecovered():

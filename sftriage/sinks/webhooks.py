@@ -14,24 +14,30 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from ssl import SSLCertVerificationError
+from typing import Any, TypeAlias
 from urllib.parse import quote, unquote
 from urllib.request import getproxies, proxy_bypass
 
+import msgspec
 import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util import Retry, Url, make_headers, parse_url
 
 from sftriage import __version__
 from sftriage.errors import SftriageError
-from sftriage.events import Event, PolicyChanged, Sight, WindowJudged
+from sftriage.events import CauseFound, Event, FollowUpDecided, PolicyChanged, Sight, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.records import Decision, Verdict, plain
-from sftriage.sinks.stream import Sink
-from sftriage.words import decision_values, reason_sentence, verdict_sentence
+from sftriage.records import Decision, Trigger, Verdict, plain
+from sftriage.sinks.stream import Sink, keep_newest
+from sftriage.words.captures import caused
+from sftriage.words.decisions import decision_values, reason_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 log = logging.getLogger("sftriage")
 
@@ -57,6 +63,10 @@ _THREAD = "sftriage-webhook"
 logging.getLogger("urllib3.connectionpool").addFilter(lambda record: record.threadName != _THREAD)
 
 
+_Suspect: TypeAlias = "tuple[tuple[int, ...], str | None]"
+"""Its ranks and its stage: what a window's verdict and a capture's trigger share."""
+
+
 class _UndeliveredError(SftriageError):
     """A message was not taken; ``retry`` says whether trying again may help, ``after_s`` not before when."""
 
@@ -65,30 +75,65 @@ class _UndeliveredError(SftriageError):
         self.retry, self.after_s = retry, after_s
 
 
-def cloud_event(job: str, run: str, verdict: Verdict, decision: Decision) -> bytes:
-    """A decision as a CloudEvent (1.0, JSON format, structured mode). Attempts share its id, so a receiver knows it."""
-    moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=decision.time_s)
+def cloud_event(job: str, run: str, verdict: Verdict, decision: Decision, cause: CauseFound | None = None) -> bytes:
+    """A decision as a CloudEvent (1.0, JSON format, structured mode). Attempts share its id, so a receiver knows it.
+
+    ``cause`` is why the suspect is slow, where a capture has shown that before.
+    """
+    data = {"verdict": plain(verdict), "decision": decision_values(decision), "cause": _cause_values(cause)}
+    about = {"job": job, "run": run, "rules": list(decision.notify)}
+    return _event("decision", event_id(decision), decision.time_s, _steps(decision), {**about, **data})
+
+
+def event_id(decision: Decision) -> str:
+    """What the event of a decision goes by."""
     # A window is decided once, but a step that stalls again, or for others, is decided again.
     number = f"{decision.attempt}-{decision.first_step}-{decision.last_step}-{decision.label}"
-    data = {"job": job, "run": run, "rules": list(decision.notify)}
+    return f"{number}-{round(1000 * decision.time_s)}"
+
+
+def cause_event(job: str, run: str, found: CauseFound, decision: Decision) -> bytes:
+    """A cause as a CloudEvent about the same subject as the ``decision`` that was told before, whose id it has."""
+    about = {"job": job, "run": run, "rules": list(decision.notify), "decision_id": event_id(decision)}
+    data = {"capture_id": found.capture_id, "rank": found.rank, "cause": _cause_values(found)}
+    return _event("cause", f"{found.capture_id}-{found.code}", found.time_s, _steps(decision), {**about, **data})
+
+
+def _event(kind: str, event_id: str, time_s: float, subject: str, data: dict[str, Any]) -> bytes:
+    moment = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=time_s)
     event = {
         "specversion": "1.0",
-        "id": f"{number}-{round(1000 * decision.time_s)}",
-        "source": f"/sftriage/{quote(job, safe='')}/{quote(run, safe='')}",
-        "type": "dev.sftriage.decision",
+        "id": event_id,
+        "source": f"/sftriage/{quote(data['job'], safe='')}/{quote(data['run'], safe='')}",
+        "type": f"dev.sftriage.{kind}",
         "time": moment.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "datacontenttype": "application/json",
-        "subject": _steps(decision),
-        "data": {**data, "verdict": plain(verdict), "decision": decision_values(decision)},
+        "subject": subject,
+        "data": data,
     }
     return json.dumps(event, allow_nan=False).encode()
 
 
-def slack_message(job: str, verdict: Verdict, decision: Decision) -> bytes:
+def _cause_values(cause: CauseFound | None) -> dict[str, Any] | None:
+    names = ("code", "sure", "sentence", "place", "compared_with", "next_step")
+    values = {} if cause is None else msgspec.to_builtins(cause)
+    return {name: values[name] for name in names} if values else None
+
+
+def slack_message(job: str, verdict: Verdict, decision: Decision, cause: CauseFound | None = None) -> bytes:
     """A decision as a line of text that Slack's incoming webhooks take, and the many that take the same."""
     done = f"{decision.outcome.capitalize()}: {reason_sentence(decision)}"
-    text = f"{job}: {verdict_sentence(verdict)} {done}"[:_MAX_TEXT]
-    return json.dumps({"text": text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")}).encode()
+    return _line(f"{job}: {verdict_sentence(verdict)} {done}{'' if cause is None else f'. Why: {caused(cause)}'}")
+
+
+def cause_message(job: str, found: CauseFound, decision: Decision) -> bytes:
+    """A cause as such a line."""
+    return _line(f"{job}: Why, of {_steps(decision)}: {caused(found)} {found.next_step}")
+
+
+def _line(text: str) -> bytes:
+    text = text[:_MAX_TEXT].replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return json.dumps({"text": text}).encode()
 
 
 def _steps(decision: Decision) -> str:
@@ -165,8 +210,21 @@ def _said(error: BaseException) -> str:
     return f"{type(error).__name__}: {strerror}" if strerror else type(error).__name__
 
 
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """A message: about which steps, and what makes its body, in both forms."""
+
+    about: str
+    event: Callable[[], bytes]
+    line: Callable[[], bytes]
+
+
 class Webhooks(Sink):
-    """Posts the decisions on a run; ``rules`` are those in force, by name."""
+    """Posts the decisions on a run, and why a suspect is slow; ``rules`` are those in force, by name.
+
+    Whoever has been told of a suspect is told once why it is slow, as soon as a capture has shown that: another message
+    about the same steps, and no other alarm. A decision about it that comes later says it as well.
+    """
 
     name = "webhooks"
 
@@ -175,6 +233,10 @@ class Webhooks(Sink):
         self.closing, self.close_by_s = threading.Event(), float("inf")
         self._rules = rules
         self._lanes: dict[Webhook, _Lane] = {}
+        # By suspect: the decision that was told last, and why it is slow; and by capture the suspect.
+        self._told: dict[_Suspect, Decision] = {}
+        self._why: dict[_Suspect, CauseFound] = {}
+        self._suspects: dict[str, _Suspect] = {}
 
     def start(self) -> None:
         """Say who cannot be told as things are: now, and not when somebody should have been."""
@@ -190,13 +252,47 @@ class Webhooks(Sink):
         match seen:
             case PolicyChanged(kind="changed"):
                 self.start()
-            case WindowJudged(verdict=verdict, decision=decision):
-                for webhook in _of(self._rules(), decision.notify) if decision.notify else ():
-                    if webhook not in self._lanes:
-                        lane = _Lane(webhook, self)
-                        lane.start()
-                        self._lanes[webhook] = lane
-                    self._lanes[webhook].put(verdict, decision)
+            case WindowJudged():
+                self._asked_for(seen.triggers)
+                if seen.decision.notify:
+                    self._decided(seen.verdict, seen.decision)
+            case FollowUpDecided():
+                self._asked_for(seen.triggers)
+            case CauseFound() if seen.code != "unknown":
+                self._explained(seen)
+
+    def _asked_for(self, triggers: Mapping[str, Trigger]) -> None:
+        for capture_id, trigger in triggers.items():
+            keep_newest(self._suspects, capture_id, (trigger.ranks, trigger.stage))
+
+    def _decided(self, verdict: Verdict, decision: Decision) -> None:
+        why = None
+        if verdict.suspects:
+            suspect = verdict.suspects[0].ranks, verdict.suspects[0].stage
+            keep_newest(self._told, suspect, decision)
+            why = self._why.get(suspect)
+        event = partial(cloud_event, self.job, self.run, verdict, decision, why)
+        self._post(decision, event, partial(slack_message, self.job, verdict, decision, why))
+
+    def _explained(self, found: CauseFound) -> None:
+        suspect = self._suspects.get(found.capture_id)
+        if suspect is None:
+            return
+        # (of a host several ranks are captured, and with the control's trace the same is found again)
+        known, decision = self._why.get(suspect), self._told.get(suspect)
+        keep_newest(self._why, suspect, found)
+        if decision is not None and (known is None or known.code != found.code):
+            event = partial(cause_event, self.job, self.run, found, decision)
+            self._post(decision, event, partial(cause_message, self.job, found, decision))
+
+    def _post(self, decision: Decision, event: Callable[[], bytes], line: Callable[[], bytes]) -> None:
+        """Have those told whom a decision was to be told to, each once."""
+        for webhook in _of(self._rules(), decision.notify):
+            if webhook not in self._lanes:
+                lane = _Lane(webhook, self)
+                lane.start()
+                self._lanes[webhook] = lane
+            self._lanes[webhook].put(_Notice(_steps(decision), event, line))
 
     def close(self) -> None:
         """Deliver what is waiting. The end stays where it is if this is called again."""
@@ -219,11 +315,11 @@ class _Lane(threading.Thread):
     def __init__(self, webhook: Webhook, sink: Webhooks) -> None:
         super().__init__(name=_THREAD, daemon=True)
         self._webhook, self._sink = webhook, sink
-        self.waiting: Queue[tuple[Verdict, Decision] | None] = Queue()
+        self.waiting: Queue[_Notice | None] = Queue()
         self._dropped, self._failing = 0, False
 
-    def put(self, verdict: Verdict, decision: Decision) -> None:
-        self.waiting.put((verdict, decision))
+    def put(self, notice: _Notice) -> None:
+        self.waiting.put(notice)
         if self.waiting.qsize() <= CAPACITY:
             return
         with suppress(Empty):
@@ -236,17 +332,17 @@ class _Lane(threading.Thread):
                 log.error(words, _named(self._webhook), self._dropped)
 
     def run(self) -> None:
-        for verdict, decision in iter(self.waiting.get, None):
+        for notice in iter(self.waiting.get, None):
             if time.monotonic() >= self._sink.close_by_s:
                 return
-            self._deliver(verdict, decision)
+            self._deliver(notice)
             self.waiting.task_done()
 
-    def _deliver(self, verdict: Verdict, decision: Decision) -> None:
+    def _deliver(self, notice: _Notice) -> None:
         give_up_by_s, retry = time.monotonic() + GIVE_UP_S, RETRY
         while True:
             try:
-                self._attempt(verdict, decision)
+                self._attempt(notice)
             except _UndeliveredError as caught:
                 error = caught
             except Exception as caught:
@@ -263,15 +359,14 @@ class _Lane(threading.Thread):
                 log.warning("notify %s: %s; trying again", _named(self._webhook), error)
             if not again or not self._wait(due_s):
                 words = "notify %s: %s given up after %d tries: %s"
-                log.error(words, _named(self._webhook), _steps(decision), len(retry.history), error)
+                log.error(words, _named(self._webhook), notice.about, len(retry.history), error)
                 return
 
-    def _attempt(self, verdict: Verdict, decision: Decision) -> None:
+    def _attempt(self, notice: _Notice) -> None:
         if self._webhook.format == "slack":
-            body, content_type = slack_message(self._sink.job, verdict, decision), "application/json"
+            body, content_type = notice.line(), "application/json"
         else:
-            body = cloud_event(self._sink.job, self._sink.run, verdict, decision)
-            content_type = "application/cloudevents+json; charset=utf-8"
+            body, content_type = notice.event(), "application/cloudevents+json; charset=utf-8"
         _post(_address(self._webhook), body, content_type)
 
     def _wait(self, due_s: float) -> bool:

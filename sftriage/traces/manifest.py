@@ -14,13 +14,16 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sftriage.errors import InputError, SchemaError
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import (
     CAPTURE_ID,
     MAX_STAGE_NAME_BYTES,
     MAX_STAGES,
+    SAMPLE_STACKS,
     CaptureRequest,
     CaptureResult,
     Cause,
+    ChoiceReason,
     Pattern,
     Profiler,
     Reproduced,
@@ -107,6 +110,9 @@ CauseCode = Literal[
     "sleep",
     "dataloader_workers",
     "lock",
+    "subprocess",
+    "output",
+    "database",
     "network",
     "disk",
     "checkpoint",
@@ -119,6 +125,10 @@ CauseCode = Literal[
     "gil",
     "descheduled",
     "stopped",
+    "cgroup_throttled",
+    "page_faults",
+    "memory_pressure",
+    "gpu_throttled",
     "unknown",
 ]
 
@@ -155,7 +165,9 @@ class Findings(DocumentModel):
 
     Where it is known which of the captured steps have the fault, and not all have, those alone are looked at:
     ``of_steps`` is how many there are with the others. ``control`` is another ``rank`` in the same steps, or else the
-    other ``steps`` of the suspect itself: ``beside`` says which.
+    other ``steps`` of the suspect itself: ``beside`` says which. ``counted`` is what the kernel counted for the
+    suspect's process over its peers', a step (see `sftriage.counters`), of what is known; and as ``gpu_s`` what a lower
+    clock of its GPU cost.
     """
 
     stage: Annotated[str, text(MAX_STAGE_NAME_BYTES)]
@@ -165,6 +177,7 @@ class Findings(DocumentModel):
     summary: Sentence
     of_steps: Count | None = None
     beside: Literal["rank", "steps"] = "rank"
+    counted: Annotated[dict[Word, Number], Field(max_length=64)] | None = None
     cause: CauseInfo | None = None
 
 
@@ -214,6 +227,8 @@ class TriggerInfo(DocumentModel):
     period_steps: Annotated[int, Field(ge=2, lt=2**63)] | None = None
     onset_step: Count | None = None
     why: Sentence = ""
+    chosen: ChoiceReason = ""
+    follows: Annotated[str, Field(pattern=rf"^({CAPTURE_ID.pattern})?$")] = ""
 
     @classmethod
     def of(cls, trigger: Trigger) -> TriggerInfo:
@@ -314,6 +329,12 @@ class Remarks(DocumentModel):
     lines: Annotated[tuple[Sentence, ...], Field(max_length=64)]
 
 
+class FollowedInfo(DocumentModel):
+    """The capture of the same suspect that shows what this one left open."""
+
+    capture_id: CaptureId
+
+
 class CostInfo(Steps):
     """What captures cost the whole job. The steps are those that a profiler touched, warm-up and probing included.
 
@@ -389,6 +410,17 @@ class Manifest(DocumentModel):
     evidence: Annotated[tuple[Sentence, ...], Field(max_length=64)] = ()
     findings: Findings | None = None
     recorded: RecordedSteps | None = None
+    followed: FollowedInfo | None = None
+
+    @property
+    def sampled(self) -> bool:
+        """Whether it is of Python stacks alone that its trainer sampled over its steps."""
+        return self.capture.profiler == "stacks" and self.artefacts[0].name == SAMPLES_NAME
+
+    @property
+    def cause(self) -> CauseInfo | None:
+        """Why its rank was slow, once it was looked into."""
+        return None if self.findings is None else self.findings.cause
 
     @field_validator("created_at")
     @classmethod
@@ -449,9 +481,9 @@ class _Version(DocumentModel):
 def may_contain(options: Mapping[str, bool]) -> str:
     """What private data a torch.profiler trace recorded with these options may hold, in plain words."""
     parts = ["names of operators, kernels, threads and the program's own annotations", "process ids and device names"]
-    if options.get("with_stack") or options.get("sample_stacks"):
+    if options.get("with_stack") or options.get(SAMPLE_STACKS):
         parts.append("file paths, function names and line numbers of the program")
-    if options.get("sample_stacks"):
+    if options.get(SAMPLE_STACKS):
         parts.append("single lines of its source")
     if options.get("record_shapes"):
         parts.append("shapes, types and scalar values of operator arguments")
@@ -471,9 +503,15 @@ _STACKS_CONTAINS = (
 )
 
 
+_SAMPLES_CONTAIN = (
+    "file paths, function names and line numbers of the program; single lines of its source; names of its threads"
+)
+
+
 def contents_of(profiler: Profiler, options: Mapping[str, Any]) -> str:
     """What private data the artefacts of a capture may hold, in plain words."""
-    return {"nsys": _NSYS_CONTAINS, "stacks": _STACKS_CONTAINS}.get(profiler) or may_contain(options)
+    stacks = _SAMPLES_CONTAIN if options.get(SAMPLE_STACKS) else _STACKS_CONTAINS
+    return {"nsys": _NSYS_CONTAINS, "stacks": stacks}.get(profiler) or may_contain(options)
 
 
 def manifest_schema() -> dict[str, Any]:

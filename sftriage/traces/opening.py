@@ -6,16 +6,17 @@ import contextlib
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from sftriage.errors import SftriageError, UsageError
+from sftriage.recorder.sampling import NAME as SAMPLES_NAME
 from sftriage.records import Profiler
 from sftriage.traces.manifest import Artefact, Manifest
 from sftriage.traces.store import LocalStore
 from sftriage.traces.stores import Store, beside, destination_of
-from sftriage.traces.viewing import Spot, lay_out
+from sftriage.traces.viewing import Spot, StackTracks, lay_out
 
 Program = Literal["perfetto", "nsys-ui", "sqlite3", "text", "none"]
 
@@ -25,7 +26,7 @@ Copying = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 def program_for(name: str, profiler: Profiler) -> Program:
     """What shows a file of a capture."""
-    if profiler == "torch" and name.endswith((".json", ".json.gz")):
+    if name == SAMPLES_NAME or (profiler == "torch" and name.endswith((".json", ".json.gz"))):
         return "perfetto"
     suffix = Path(name).suffix
     by_suffix: Mapping[str, Program] = {".nsys-rep": "nsys-ui", ".sqlite": "sqlite3", ".json": "text"}
@@ -74,26 +75,47 @@ class StoredFile:
 
 
 @contextlib.contextmanager
-def for_viewer(trace: StoredFile) -> Iterator[tuple[Path, Path, Spot | None]]:
+def for_viewer(
+    trace: StoredFile, stack_tracks: Callable[[Path], StackTracks]
+) -> Iterator[tuple[Path, Path, Spot | None]]:
     """A capture's trace, what the viewer is given of it, and where that opens: the suspect with its control beside it.
 
     Where they cannot be laid out so, the viewer is given the trace as it was stored. What was made for it is gone after
-    the block.
+    the block. ``stack_tracks`` reads a file of sampled stacks.
     """
     with contextlib.ExitStack() as made:
         file = made.enter_context(trace.verified())
         target = Path(made.enter_context(tempfile.TemporaryDirectory(prefix="sftriage-open-"))) / trace.name
         alone = [(trace.manifest, file)]
-        both = alone if trace.artefact != trace.manifest.artefacts[0] else [*alone, *_beside(trace, made)]
+        both, stacks = list(alone), _stacks(trace, file, made, stack_tracks)
+        for other in _beside(trace) if trace.artefact == trace.manifest.artefacts[0] else ():
+            with contextlib.suppress(SftriageError):
+                its = made.enter_context(other.verified())
+                both.append((other.manifest, its))
+                stacks |= _stacks(other, its, made, stack_tracks)
         both.sort(key=lambda one: one[0].capture.role == "control")
-        spot = lay_out(both, target) or lay_out(alone, target)
+        spot = lay_out(both, target, stacks) or lay_out(alone, target, stacks)
         yield file, file if spot is None else target, spot
 
 
-def _beside(trace: StoredFile, made: contextlib.ExitStack) -> list[tuple[Manifest, Path]]:
-    """The capture that goes with this one, if it can be had."""
+def _stacks(
+    trace: StoredFile, file: Path, made: contextlib.ExitStack, stack_tracks: Callable[[Path], StackTracks]
+) -> dict[str, StackTracks]:
+    """The stacks that were sampled beside a trace, or that it is itself; none where they cannot be had."""
     with contextlib.suppress(SftriageError):
-        for reference, other in beside(trace.store, trace.reference, trace.manifest)[:1]:
-            copy = StoredFile(trace.store, reference, other, other.artefacts[0], None, trace.copying)
-            return [(other, made.enter_context(copy.verified()))]
+        for artefact in trace.manifest.artefacts:
+            if artefact.name == SAMPLES_NAME:
+                if artefact != trace.artefact:
+                    file = made.enter_context(replace(trace, artefact=artefact, out=None).verified())
+                return {trace.manifest.capture_id: stack_tracks(file)}
+    return {}
+
+
+def _beside(trace: StoredFile) -> list[StoredFile]:
+    """The trace of the capture that goes with this one, if it can be had."""
+    with contextlib.suppress(SftriageError):
+        return [
+            StoredFile(trace.store, reference, other, other.artefacts[0], None, trace.copying)
+            for reference, other in beside(trace.store, trace.reference, trace.manifest)[:1]
+        ]
     return []

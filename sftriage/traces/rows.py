@@ -22,14 +22,16 @@ TEXT = Text().with_variant(Text(collation="C"), "postgresql")
 
 CONTROL_LABEL = "control"
 """In place of what led to a capture, where the rank was captured to compare with."""
+FOLLOW_UP_LABEL = "follow-up"
+"""The same, where an earlier capture of the suspect left it open why it is slow; its manifest names that."""
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureRow:
     """One capture as the catalogue knows it; the size and sha256 are those of the trace. ``created_at`` is in UTC.
 
-    A capture's id is its own within its run. ``label`` is what led to it, of a control `CONTROL_LABEL`. ``store`` is
-    where the capture is kept, and ``reference`` what it is known by there.
+    A capture's id is its own within its run. ``label`` is what led to it, or `CONTROL_LABEL`, or `FOLLOW_UP_LABEL`.
+    ``store`` is where the capture is kept, and ``reference`` what it is known by there.
     """
 
     capture_id: str
@@ -61,6 +63,11 @@ class CaptureRow:
         """Whether the rank was suspected, or captured to compare with."""
         return "control" if self.label == CONTROL_LABEL else "suspect"
 
+    @property
+    def follows_up(self) -> bool:
+        """Whether an earlier capture of the suspect led to it."""
+        return self.label == FOLLOW_UP_LABEL
+
     def distance_from(self, step: int) -> int:
         """How many steps the capture is from a step; 0 where it recorded it, or its window holds it."""
         spans = ((self.first_step, self.last_step), (self.window_first_step, self.window_last_step))
@@ -76,7 +83,7 @@ class CaptureRow:
             **dict(manifest.trigger),
             **dict(manifest.capture),
             **dict(manifest),
-            "label": CONTROL_LABEL if manifest.capture.role == "control" else manifest.trigger.label,
+            "label": _label(manifest),
             "window_first_step": window.first_step,
             "window_last_step": window.last_step,
             "created_at": written(manifest.created_at),
@@ -92,6 +99,12 @@ class CaptureRow:
         safe: list[Any] = [CONTROL.sub("?", value) if isinstance(value, str) else value for value in values]
         row = cls(*safe)
         return row if CAPTURE_ID.fullmatch(row.capture_id) and math.isfinite(row.gain_s) else None
+
+
+def _label(manifest: Manifest) -> str:
+    if manifest.capture.role == "control":
+        return CONTROL_LABEL
+    return FOLLOW_UP_LABEL if manifest.trigger.follows else manifest.trigger.label
 
 
 @dataclass(frozen=True, slots=True)

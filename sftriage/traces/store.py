@@ -168,18 +168,17 @@ class LocalStore(Store):
                 return manifest, Condition("damaged", f"{path}: {size} bytes; it had {artefact.size_bytes}")
         return manifest, WHOLE
 
-    def condition(self, capture_id: str) -> Condition:
-        """Whether a capture is there as it was put, as far as can be told without reading its artefacts."""
-        found = self._whole(capture_id)
-        return found if isinstance(found, Condition) else WHOLE
+    def seen(self, capture_id: str) -> tuple[Manifest | None, Condition]:
+        """What `look` tells, of any capture: without a manifest where that cannot be read."""
+        try:
+            return self.look(capture_id)
+        except (InputError, UsageError, OSError) as error:
+            return None, Condition.after(error)
 
     def _whole(self, capture_id: str) -> Manifest | Condition:
         """A capture, or what is the matter with it."""
-        try:
-            manifest, condition = self.look(capture_id)
-        except (InputError, UsageError, OSError) as error:
-            return Condition.after(error)
-        return manifest if condition.whole else condition
+        manifest, condition = self.seen(capture_id)
+        return manifest if manifest is not None and condition.whole else condition
 
     def copy_elsewhere(self, capture_id: str) -> str | None:
         """The store elsewhere that has a verified copy of a capture, if one has."""

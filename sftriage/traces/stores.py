@@ -17,7 +17,16 @@ from typing import Literal, TypeAlias
 
 from sftriage.errors import InputError, IntegrityError, UsageError
 from sftriage.records import CAPTURE_ID
-from sftriage.traces.manifest import CostInfo, Findings, Manifest, NewerError, RecordedSteps, Remarks, ReproducedInfo
+from sftriage.traces.manifest import (
+    CostInfo,
+    Findings,
+    FollowedInfo,
+    Manifest,
+    NewerError,
+    RecordedSteps,
+    Remarks,
+    ReproducedInfo,
+)
 
 PIN_NAME = "pinned"
 """An empty file of this name beside a capture's manifest: retention leaves it alone."""
@@ -100,7 +109,7 @@ class Listing:
         return tuple(one.problem for one in self.unfit.values())
 
 
-Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks"
+Noted: TypeAlias = "Findings | CostInfo | ReproducedInfo | RecordedSteps | Remarks | FollowedInfo"
 """What becomes known of a capture once it is stored."""
 
 
@@ -197,23 +206,34 @@ def beside(store: Store, reference: str, manifest: Manifest) -> list[tuple[str, 
     Raises:
         SftriageError: the store cannot be reached, or holds a manifest that cannot be read.
     """
-    window, capture = manifest.trigger.window, manifest.capture
+    window = manifest.trigger.window
     begins = f"{reference.removesuffix(manifest.capture_id)}w{window.first_step}-{window.last_step}-r"
     others = ((one, store.manifest(one)) for one in sorted(store.ids()) if one.startswith(begins))
-    return [
-        (one, other)
-        for one, other in others
-        if (other.job, other.run, other.trigger.rule) == (manifest.job, manifest.run, manifest.trigger.rule)
-        and other.capture.role != capture.role
-        and (other.capture.first_step <= capture.last_step and other.capture.last_step >= capture.first_step)
-    ]
+    return [(one, other) for one, other in others if are_beside(manifest, other)]
+
+
+def are_beside(one: Manifest, other: Manifest) -> bool:
+    """Whether two captures are of different roles, were asked for together, and recorded some of the same steps."""
+    its, others = one.capture, other.capture
+    return (
+        (other.job, other.run, other.trigger.rule) == (one.job, one.run, one.trigger.rule)
+        and other.trigger.window == one.trigger.window
+        and others.role != its.role
+        and (others.first_step <= its.last_step and others.last_step >= its.first_step)
+    )
 
 
 def noting(manifest: Manifest, noted: Noted) -> Manifest:
     """The manifest with what became known later."""
     if isinstance(noted, Remarks):
         return manifest.model_copy(update={"evidence": noted.lines})
-    names = {CostInfo: "cost", ReproducedInfo: "reproduced", Findings: "findings", RecordedSteps: "recorded"}
+    names = {
+        CostInfo: "cost",
+        ReproducedInfo: "reproduced",
+        Findings: "findings",
+        RecordedSteps: "recorded",
+        FollowedInfo: "followed",
+    }
     return manifest.model_copy(update={names[type(noted)]: noted})
 
 

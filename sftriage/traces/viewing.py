@@ -1,7 +1,8 @@
 """Traces of several ranks laid side by side in one file for Perfetto's viewer, and where in it the fault is.
 
-Each rank's tracks say its name. Times are whole nanoseconds since the first event, so that what is named in a link is
-found: the viewer selects a slice by its exact time.
+Each rank's tracks say its name. Beside what its profiler has recorded are the stacks that were sampled meanwhile, or
+they stand alone. Times are whole nanoseconds since the first event, so that what is named in a link is found: the
+viewer selects a slice by its exact time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -59,6 +61,33 @@ class Spot:
 
 
 @dataclass(frozen=True, slots=True)
+class StackSlice:
+    """A function for as long as it was met in one stack after the other, on the monotonic clock of its host."""
+
+    name: str
+    start_ns: int
+    length_ns: int
+    args: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class StackTrack:
+    """The sampled stacks of a thread, outer functions before those in them; ``process`` is "" for the trainer's own."""
+
+    name: str
+    process: str
+    slices: tuple[StackSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StackTracks:
+    """The sampled stacks of a rank, of its training thread first; ``marks`` are its steps and stages."""
+
+    tracks: tuple[StackTrack, ...]
+    marks: tuple[StackSlice, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class _Slice:
     name: str
     track: tuple[object, object]
@@ -70,15 +99,24 @@ class _Slice:
         return self.start_ns + self.length_ns
 
 
-def lay_out(traces: Sequence[tuple[Manifest, Path]], target: Path) -> Spot | None:
+def lay_out(
+    traces: Sequence[tuple[Manifest, Path]], target: Path, stacks: Mapping[str, StackTracks] = MappingProxyType({})
+) -> Spot | None:
     """Write one trace of several, the suspect's first; None, and nothing is written, where they are no such traces.
 
-    Times are those of the hosts' clocks.
+    Times are those of the hosts' clocks. ``stacks`` are those that were sampled, by capture.
     """
-    documents = [_document(path) for _, path in traces]
-    if not documents or any(one is None for one in documents):
+    ranks = []
+    for manifest, path in traces:
+        sampled = _Stacks.of(manifest, stacks.get(manifest.capture_id))
+        document = _document(path)
+        if document is None and sampled is not None:
+            document = sampled.document()
+        if document is None:
+            return None
+        ranks.append(_Rank(manifest, document, sampled))
+    if not ranks:
         return None
-    ranks = [_Rank(manifest, one) for (manifest, _), one in zip(traces, documents, strict=True) if one is not None]
     if not all(rank.steps for rank in ranks):
         return None
     origin_ns = min(rank.first_ns for rank in ranks)
@@ -108,11 +146,59 @@ def _document(path: Path) -> dict[str, Any] | None:
     return found if isinstance(events, list) and all(isinstance(one, dict) for one in events) else None
 
 
-class _Rank:
-    """One rank's trace."""
+@dataclass(frozen=True, slots=True)
+class _Stacks:
+    """The sampled stacks of a capture, and what the host's clock is ahead of the one that they were taken by."""
 
-    def __init__(self, manifest: Manifest, document: dict[str, Any]) -> None:
-        self._manifest = manifest
+    found: StackTracks
+    ahead_ns: int
+
+    @classmethod
+    def of(cls, manifest: Manifest, found: StackTracks | None) -> _Stacks | None:
+        """None where there are none, or the capture does not say what its clocks were."""
+        clock = manifest.capture.clock
+        if found is None or not found.tracks or not {"mono_ns", "wall_ns"} <= clock.keys():
+            return None
+        return cls(found, clock["wall_ns"] - clock["mono_ns"])
+
+    def document(self) -> dict[str, Any]:
+        """A trace of the steps and the stages alone."""
+        base_ns = min((one.start_ns for one in self.found.marks), default=0)
+        marks = [
+            {"ph": "X", "cat": "user_annotation", "name": one.name, "pid": 1, "tid": 1, "args": {}}
+            | {"ts": (one.start_ns - base_ns) / 1000, "dur": one.length_ns / 1000}
+            for one in self.found.marks
+        ]
+        named = {"ph": "M", "name": "thread_name", "pid": 1, "tid": 1, "ts": 0, "args": {"name": ""}}
+        return {"baseTimeNanoseconds": base_ns + self.ahead_ns, "traceEvents": [*marks, named]}
+
+    def events(
+        self, rank: int, role: str, process: object, origin_ns: int, numbers: Iterator[int]
+    ) -> Iterable[Mapping[str, Any]]:
+        """A track a thread: those of the trainer under its own ``process``, those of each worker under another."""
+        processes = {"": process}
+        for order, track in enumerate(self.found.tracks):
+            thread = next(numbers)
+            if track.process not in processes:
+                processes[track.process] = next(numbers)
+                called = f"rank {rank} ({role}) {track.process}"
+                yield _named("process_name", processes[track.process], 0, called)
+            pid = processes[track.process]
+            called = f"stacks {track.name}".strip() if order else f"rank {rank} {role} stacks"
+            yield _named("thread_name", pid, thread, called)
+            for one in track.slices:
+                since_ns = one.start_ns + self.ahead_ns - origin_ns
+                yield {"ph": "X", "cat": "stack", "name": one.name, "pid": pid, "tid": thread, "args": one.args} | {
+                    "ts": since_ns / 1000,
+                    "dur": one.length_ns / 1000,
+                }
+
+
+class _Rank:
+    """One rank's trace, with its sampled stacks where there are some."""
+
+    def __init__(self, manifest: Manifest, document: dict[str, Any], stacks: _Stacks | None = None) -> None:
+        self._manifest, self._stacks = manifest, stacks
         base = document.get("baseTimeNanoseconds", 0)
         self._base_ns = base if isinstance(base, int) else 0
         self._events: list[dict[str, Any]] = [event for event in document["traceEvents"] if _placed(event)]
@@ -163,6 +249,8 @@ class _Rank:
                 changed["args"] = {"name": f"rank {rank} {role}"}
             yield changed
         taken.update(processes.values())
+        if self._stacks is not None and self.steps:
+            yield from self._stacks.events(rank, role, processes[self.steps[0].track[0]], origin_ns, numbers)
 
     def _slice(self, event: Mapping[str, Any]) -> _Slice:
         return _Slice(event["name"], (event.get("pid"), event.get("tid")), self._ns(event), _length_ns(event))
@@ -190,3 +278,7 @@ def _length_ns(event: Mapping[str, Any]) -> int:
 
 def _holds(step: _Slice, stage: _Slice) -> bool:
     return step.track == stage.track and step.start_ns <= stage.start_ns and stage.end_ns <= step.end_ns
+
+
+def _named(what: str, process: object, thread: int, name: str) -> Mapping[str, Any]:
+    return {"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": {"name": name}}

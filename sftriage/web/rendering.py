@@ -8,20 +8,10 @@ from collections.abc import Callable, Mapping
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from sftriage import __version__
-from sftriage.words import (
-    CONTROL_PART,
-    LABEL_MEANINGS,
-    OUTCOME_MEANINGS,
-    QUESTIONS,
-    ago,
-    clock_time,
-    disk_now,
-    disk_sentence,
-    lasted,
-    moment,
-    size,
-    stage_suspected,
-)
+from sftriage.words.amounts import ago, clock_time, lasted, moment, size
+from sftriage.words.captures import CONTROL_PART, caused, choice_words, stage_suspected
+from sftriage.words.glance import LABEL_MEANINGS, OUTCOME_MEANINGS, QUESTIONS
+from sftriage.words.keeping import disk_now, disk_sentence
 
 COLOURS = 12
 """Stages have so many colours; the next ones begin again."""
@@ -83,7 +73,9 @@ def templates(static: Mapping[str, str], now_s: Callable[[], float]) -> Environm
         number=lambda value: f"{value:,}",
         percent=percent,
         size=size,
+        choice_words=choice_words,
         stage_suspected=stage_suspected,
+        caused=caused,
         colour=lambda number: number % COLOURS,
     )
     environment.globals.update(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,8 +14,12 @@ from sftriage.runs.following import RequestRow
 from sftriage.runs.lanes import Lanes
 from sftriage.runs.lateness import UNKNOWN, HeatMap
 from sftriage.runs.report import Report
+from sftriage.traces.manifest import Manifest
+from sftriage.traces.stores import Store, beside
 from sftriage.web.charts import Timeline, bars_of, timeline
+from sftriage.web.flames import FlameGraph
 from sftriage.web.rendering import templates
+from sftriage.web.stacks import Stacks
 
 SHADES = 8
 """So many shades of lateness are told apart in the picture; the first is in time, and not drawn."""
@@ -44,6 +49,17 @@ def chart_of(report: Report, results: dict[str, CaptureResult], asks: Sequence[R
     return timeline(rows, axis, results, asks)
 
 
+def flames_of(store: Store, captures: Sequence[Manifest]) -> dict[str, FlameGraph]:
+    """The flame graph of the first of some captures that has one: a few tens of kilobytes."""
+    for manifest in captures:
+        reference = store.reference(manifest)
+        others = ((one, store) for _, one in beside(store, reference, manifest))
+        graph = Stacks().drawn(manifest, store, others, {})
+        if isinstance(graph, FlameGraph):
+            return {manifest.capture_id: graph}
+    return {}
+
+
 def html(
     report: Report,
     made: str,
@@ -51,6 +67,7 @@ def html(
     chart: Timeline | None = None,
     heat: HeatMap | None = None,
     lanes: Lanes | None = None,
+    flames: Mapping[str, FlameGraph] = MappingProxyType({}),
 ) -> str:
     """The whole file.
 
@@ -61,6 +78,7 @@ def html(
         chart: where the time of the run's steps went.
         heat: who was late, and when.
         lanes: the captured steps, of a report of one capture.
+        flames: by capture, where its time went function by function.
     """
     static = files("sftriage.web").joinpath("static")
     style = static.joinpath("page.css").read_text(encoding="utf-8")
@@ -73,5 +91,6 @@ def html(
         heat=heat,
         shades=() if heat is None else shades_of(heat),
         lanes=lanes,
+        flames=flames,
         bars={one.capture_id: bars_of(one.manifest.findings) for one in report.captures},
     )

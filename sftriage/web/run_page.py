@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from sftriage.records import CAPTURE_ID
+from sftriage.reduce.flames import FOLDED_NAME
 from sftriage.runs.axis import Axis, TimelineColumn
 from sftriage.runs.beside import control_of
 from sftriage.runs.captures import Damaged
@@ -28,8 +29,10 @@ from sftriage.traces.manifest import Manifest
 from sftriage.web.access import Access
 from sftriage.web.charts import CHOICES, StepRange, bars_of, table_of, timeline
 from sftriage.web.downloads import file_of
+from sftriage.web.flames import FlameGraph
 from sftriage.web.page import Page, page_number
 from sftriage.web.rendering import LABEL_WORDS, NOTE_WORDS, OUTCOME_WORDS
+from sftriage.web.stacks import Stacks
 
 HEAT_PATIENCE_S = 1.0
 """How long a page waits for its heat map. It is shown without, and brought up to date when the map is there."""
@@ -64,7 +67,7 @@ class RunPage(Page[RunSource]):
         root: str = "",
         runs: StartedRuns | None = None,
     ) -> None:
-        self.root, self._runs = root, runs
+        self.root, self._runs, self._stacks = root, runs, Stacks()
         super().__init__(source, access, now_s, stopping)
 
     def routes(self) -> list[Route]:
@@ -75,6 +78,7 @@ class RunPage(Page[RunSource]):
             Route("/heat.bin", self.heat),
             Route("/captures/{capture_id}", self.capture),
             Route("/captures/{capture_id}/files/{name}", self.artefact),
+            Route(f"/captures/{{capture_id}}/{FOLDED_NAME}", self.folded),
         ]
 
     def change(self) -> dict[str, Any]:
@@ -167,18 +171,31 @@ class RunPage(Page[RunSource]):
             bars=bars_of(found.findings),
             asked=row,
             lanes=self._source.beside(found, attempt, control),
+            flames=self._flames(view, found, request),
             cost=found.cost or view.cost_of(found),
             upload=view.uploads.get(capture_id),
             store=None,
             beside=(),
         )
 
+    def _flames(self, view: View, manifest: Manifest, request: Request) -> FlameGraph | str | None:
+        store = self._source.store
+        others = ((one, store) for one in view.captures if isinstance(one, Manifest))
+        return self._stacks.drawn(manifest, store, others, request.query_params)
+
     def artefact(self, request: Request) -> Response:
         """One file of a capture, as it is stored."""
+        return file_of(request, self._stored(request), self._source.store)
+
+    def folded(self, request: Request) -> Response:
+        """The stacks of a capture, collapsed."""
+        return self._stacks.folded(self._stored(request), self._source.store)
+
+    def _stored(self, request: Request) -> Manifest:
         _, _, manifest = self._capture(request)
         if not isinstance(manifest, Manifest):
             raise HTTPException(404 if manifest is None else 422, "There is no such capture, or it is damaged.")
-        return file_of(request, manifest, self._source.store)
+        return manifest
 
     def _capture(self, request: Request) -> tuple[View, str, Manifest | Damaged | None]:
         capture_id = request.path_params["capture_id"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -13,16 +16,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from sftriage.errors import InputError, UsageError
+from sftriage.errors import InputError, SftriageError, UsageError
+from sftriage.reduce.flames import FOLDED_NAME
 from sftriage.runs.lanes import lanes_of
 from sftriage.runs.queries import since_of
 from sftriage.traces.keys import CaptureKey
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
 from sftriage.traces.stores import Store
+from sftriage.web.access import Access
 from sftriage.web.charts import bars_of
 from sftriage.web.downloads import file_of
 from sftriage.web.page import Page, page_number, reading_stored
+from sftriage.web.stacks import Stacks
 from sftriage.web.store_source import StoreSource, StoreView
 
 NAMES = ("job", "run", "rank", "stage", "since", "reproduced", "profiler")
@@ -85,12 +91,23 @@ class StorePage(Page[StoreSource]):
 
     layout = "store_base.html"
 
+    def __init__(
+        self,
+        source: StoreSource,
+        access: Access,
+        now_s: Callable[[], float] = time.time,
+        stopping: threading.Event | None = None,
+    ) -> None:
+        self._stacks = Stacks()
+        super().__init__(source, access, now_s, stopping)
+
     def routes(self) -> list[Route]:
         """What is answered."""
         return [
             Route("/", self.captures),
             Route("/captures/{job}/{run}/{capture_id}", self.capture),
             Route("/captures/{job}/{run}/{capture_id}/files/{name}", self.artefact),
+            Route(f"/captures/{{job}}/{{run}}/{{capture_id}}/{FOLDED_NAME}", self.folded),
         ]
 
     def change(self) -> dict[str, Any]:
@@ -138,6 +155,7 @@ class StorePage(Page[StoreSource]):
             bars=bars_of(manifest.findings),
             asked=None,
             lanes=lanes_of(manifest.recorded),
+            flames=self._stacks.drawn(manifest, store, self._asked_with(manifest, of_run), request.query_params),
             cost=manifest.cost,
             upload=None,
             store=store.place if self._source.shared else self._source.place,
@@ -149,6 +167,21 @@ class StorePage(Page[StoreSource]):
         with reading_stored():
             manifest, store = self._found(request)
         return file_of(request, manifest, store)
+
+    def folded(self, request: Request) -> Response:
+        """The stacks of a capture, collapsed."""
+        with reading_stored():
+            manifest, store = self._found(request)
+        return self._stacks.folded(manifest, store)
+
+    def _asked_with(self, manifest: Manifest, of_run: Sequence[CaptureRow]) -> Iterator[tuple[Manifest, Store]]:
+        """The captures of a run that the same window led to, other than one: read as they are asked for."""
+        window = manifest.trigger.window
+        for row in of_run:
+            of_window = (row.window_first_step, row.window_last_step) == (window.first_step, window.last_step)
+            if of_window and row.capture_id != manifest.capture_id:
+                with suppress(SftriageError):
+                    yield self._source.capture(CaptureKey(row.job, row.run, row.capture_id))
 
     def _found(self, request: Request) -> tuple[Manifest, Store]:
         names = request.path_params

@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
+from sftriage.counters import COUNTERS
 from sftriage.recorder.layout import MAX_COUNT, WORD_BYTES
 from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.slots import (
@@ -57,14 +58,14 @@ class StepArrays:
         schema: the stages.
         rank_B: whose steps they are.
         slots_BW: the slots as they were written; ask the columns.
-        scheduled_B2: how long the training thread was queued in each, in seconds, and how often preempted, NaN where
-            that is not known (see `windows.scheduling`); None where nobody looked.
+        counted_BC: what the kernel counted of each (see `sftriage.counters`), NaN where that is not known (see
+            `windows.counting`); None where nobody looked.
     """
 
     schema: StageSchema
     rank_B: IntArray
     slots_BW: IntArray
-    scheduled_B2: FloatArray | None = None
+    counted_BC: FloatArray | None = None
 
     def __len__(self) -> int:
         """How many steps there are."""
@@ -72,8 +73,8 @@ class StepArrays:
 
     def __getitem__(self, rows: slice | IntArray | BoolArray) -> StepArrays:
         """Some of the steps."""
-        scheduled_B2 = None if self.scheduled_B2 is None else self.scheduled_B2[rows]
-        return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows], scheduled_B2)
+        counted_BC = None if self.counted_BC is None else self.counted_BC[rows]
+        return StepArrays(self.schema, self.rank_B[rows], self.slots_BW[rows], counted_BC)
 
     seq_B = _Column(SEQ)
     """How many steps the rank had published with this one."""
@@ -166,6 +167,11 @@ def together(parts: Sequence[StepArrays]) -> StepArrays:
     if len(parts) == 1:
         return parts[0]
     slots_BW = np.concatenate([part.slots_BW for part in parts])
-    scheduled = [np.full((len(part), 2), np.nan) if part.scheduled_B2 is None else part.scheduled_B2 for part in parts]
-    scheduled_B2 = None if all(part.scheduled_B2 is None for part in parts) else np.concatenate(scheduled)
-    return StepArrays(parts[0].schema, np.concatenate([part.rank_B for part in parts]), slots_BW, scheduled_B2)
+    counted = [_counted(part) for part in parts]
+    counted_BC = None if all(part.counted_BC is None for part in parts) else np.concatenate(counted)
+    return StepArrays(parts[0].schema, np.concatenate([part.rank_B for part in parts]), slots_BW, counted_BC)
+
+
+def _counted(part: StepArrays) -> FloatArray:
+    unknown_BC = np.full((len(part), len(COUNTERS)), np.nan)
+    return unknown_BC if part.counted_BC is None else part.counted_BC

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -54,6 +55,7 @@ class Gatherer:
         self._earliest = MAX_COUNT
         self._seen_R = np.zeros(world_size, dtype=np.bool_)
         self._latest_R = np.full(world_size, _NEVER)
+        self._away_R = np.zeros(world_size, dtype=np.bool_)
         # Of ranks that have shown any device time: the last step of it.
         self._latest_device_R = np.full(world_size, MAX_COUNT)
         self._early_device: list[StepArrays] = []
@@ -135,6 +137,10 @@ class Gatherer:
         if 0 <= rank < self._world_size:
             self._latest_device_R[rank] = MAX_COUNT
 
+    def away(self, ranks: Sequence[int]) -> None:
+        """Say that nothing is heard of ranks: until steps of theirs come again, they are waited for no longer."""
+        self._away_R[[rank for rank in ranks if 0 <= rank < self._world_size]] = True
+
     def ready(self, *, ended: bool = False) -> list[Window]:
         """Windows that are complete, oldest first; with ``ended``, those that no more steps will complete too."""
         if ended and self._early:
@@ -199,6 +205,7 @@ class Gatherer:
     def _put(self, steps: StepArrays) -> None:
         step_B = steps.step_B
         np.maximum.at(self._latest_R, steps.rank_B, step_B)
+        self._away_R[steps.rank_B] = False
         self._fastest = max(self._fastest, int(step_B.max()))
         late_B = step_B < self._next_first
         self._rows.put(steps[~late_B] if late_B.any() else steps)
@@ -206,8 +213,11 @@ class Gatherer:
     def _advance(self, *, ended: bool = False) -> None:
         """Cut the windows that are ready: every rank has passed them, or they are given up."""
         n_steps, stride = self._shape.window_steps, self._shape.stride_steps
-        through = int(self._latest_R.min())
-        through = min(through, max(int(self._latest_device_R.min()), through - DEVICE_LAG_STEPS))
+        here_R = ~self._away_R
+        through = int(self._latest_R.min(initial=MAX_COUNT, where=here_R))
+        through = through if through < MAX_COUNT else _NEVER
+        on_device = int(self._latest_device_R.min(initial=MAX_COUNT, where=here_R))
+        through = min(through, max(on_device, through - DEVICE_LAG_STEPS))
         through = max(through, self._fastest if ended else self._fastest - n_steps)
         while (last := self._next_first + n_steps - 1) <= through:
             strides = 1

@@ -20,12 +20,13 @@ from sftriage.errors import RingError
 from sftriage.recorder import RingInfo, files
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, decode_header
 from sftriage.records import Window
+from sftriage.windows.counting import KIND, kept_readings
 from sftriage.windows.decoding import BoolArray, IntArray, StepArrays, checked, decode, together
 from sftriage.windows.gather import Gatherer, Shape
 from sftriage.windows.log_segments import LogFiles, find_logs
 from sftriage.windows.slots import slot_bytes
 from sftriage.windows.steplog import BLOCK_STEPS, MAGICS, PERIOD_STEPS, stay
-from sftriage.words import thinning
+from sftriage.words.keeping import thinning
 
 NS = 1e-9
 Run = tuple[int, int]
@@ -378,4 +379,28 @@ def kept_steps(logs: StepLogs, attempt: int, first_step: int, last_step: int) ->
     info = next(iter(of_attempt.values())).info
     gatherer = Gatherer(info.schema, info.world_size, Shape(run[1], run[1], 0), attempt=attempt)
     gatherer.add(together(found))
+    return next(iter(gatherer.ready(ended=True)), None)
+
+
+def counted_steps(logs: StepLogs, attempt: int, ranks: Sequence[int], first_step: int, last_step: int) -> Window | None:
+    """Steps of some ranks, numbered anew from 0, with what the kernel counted of them, from the first there is on.
+
+    None where none is there.
+    """
+    of_ranks = [logs.of(attempt)[rank] for rank in ranks]
+    readings = {log.rank: log for log in find_logs(logs.directory, KIND) if log.attempt == attempt}
+    found = []
+    for row, log in enumerate(of_ranks):
+        steps = log.steps([(first_step, last_step - first_step + 1)])[1]
+        kept = kept_readings(readings.get(log.info.rank), log.info)
+        steps = steps if kept is None else kept.laid_over(steps)
+        found.append(replace(steps, rank_B=np.full(len(steps), row)))
+    steps = together(found)
+    if not len(steps):
+        return None
+    n_steps = last_step + 1 - int(steps.step_B.min())
+    gatherer = Gatherer(steps.schema, len(ranks), Shape(n_steps, n_steps, 0), attempt=attempt)
+    for row, log in enumerate(of_ranks):
+        gatherer.describe(row, log.info.host, log.info.cohort)
+    gatherer.add(steps)
     return next(iter(gatherer.ready(ended=True)), None)

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from sftriage.counters import COUNTERS
 from sftriage.errors import InputError, SchemaError
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import OTHER, StageSchema, Window
+from sftriage.windows.counting import counted_of
 from sftriage.windows.decoding import BoolArray, FloatArray
 
 _NOT_FINITE = "not a finite number"
@@ -68,8 +70,9 @@ def _window(arrays: dict[str, Any]) -> Window:
         cohorts=_counted(arrays, "cohorts", n_ranks, "rank"),
         kinds=_counted(arrays, "kinds", n_steps, "step"),
         work_NR=None if work_NR is None else np.nan_to_num(work_NR, copy=False, nan=0.0),
-        queued_NR=_refinement(arrays, "queued_s", missing_NR, unknown=True),
-        preempted_NR=_refinement(arrays, "preempted", missing_NR, unknown=True),
+        counted_NRC=counted_of(
+            {name: _refinement(arrays, name, missing_NR, unknown=True) for name in COUNTERS if name in arrays}
+        ),
         device_NRS=device[0],
         device_outside_NRG=device[1],
         device_between_NR=device[2],

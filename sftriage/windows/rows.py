@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sftriage.counters import COUNTERS
 from sftriage.records import StageSchema
 from sftriage.windows.decoding import BoolArray, FloatArray, IntArray, StepArrays
 from sftriage.windows.slots import kind_of
@@ -35,7 +36,7 @@ class StepRows:
     def __init__(self, schema: StageSchema, world_size: int, capacity_steps: int) -> None:
         self._n_stages, self._n_ranks, self._n_rows = len(schema.stages), world_size, capacity_steps
         self._values_VCR = np.full((len(schema.stages) + len(schema.sync) + 1, capacity_steps, world_size), np.nan)
-        # Device times, ready moments, work and scheduling: made when anybody says any, and most jobs do without some.
+        # Device times, ready moments, work and counters: made when anybody says any, and most jobs do without some.
         self._refined: dict[str, FloatArray] = {}
         self._known_C = np.zeros(capacity_steps, dtype=np.bool_)
         self._capturing_C = np.zeros(capacity_steps, dtype=np.bool_)
@@ -55,9 +56,10 @@ class StepRows:
         _put_times(self._values_VCR, at_B, steps)
         self._refine("ready", at_B, steps.ready_ns_B, steps.ready_ns_B >= 0, NS)
         self._refine("work", at_B, steps.work_B, steps.work_B > 0)
-        if steps.scheduled_B2 is not None:
-            for name, values_B in zip(("queued", "preempted"), steps.scheduled_B2.T, strict=True):
-                self._refine(name, at_B, values_B, np.isfinite(values_B))
+        if steps.counted_BC is not None:
+            counted_VCR = self._refinement("counted", len(COUNTERS))
+            for values_CR, column_B in zip(counted_VCR, steps.counted_BC.T, strict=True):
+                values_CR.reshape(-1)[at_B] = column_B
 
     def put_device(self, steps: StepArrays) -> None:
         """Take the device times of steps (see `sftriage.recorder.device`)."""
@@ -88,10 +90,12 @@ class StepRows:
             found["kinds"] = kinds
         for name, values_VCR in self._refined.items():
             values_VNR = values_VCR.take(rows, axis=1)
-            if np.isnan(values_VNR[-1]).all():
+            if np.isnan(values_VNR if name == "counted" else values_VNR[-1]).all():
                 continue
             if name == "device":
                 found |= self._times(_DEVICE, values_VNR)
+            elif name == "counted":
+                found["counted_NRC"] = values_VNR.transpose(1, 2, 0)
             else:
                 found[f"{name}_NR"] = np.nan_to_num(values_VNR[0], nan=0.0) if name == "work" else values_VNR[0]
         return found

@@ -30,6 +30,7 @@ class Rows:
         device_steps: the same steps, or earlier ones, by the clocks of the devices; None where none of the ranks runs
             on a device that its host does not wait for.
         device_over: the ranks that will have no device times any more.
+        away: the ranks that nothing is heard of any more: until something is, nobody waits for them.
         wall_ns: what is to be added to the times of these steps to have nanoseconds since the epoch.
         agent: whose stream of rows they are of.
         position: where that stream has got to with these.
@@ -42,6 +43,7 @@ class Rows:
     steps: StepArrays
     device_steps: StepArrays | None = None
     device_over: tuple[int, ...] = ()
+    away: tuple[int, ...] = ()
     wall_ns: int = 0
     agent: str = ""
     position: int = 0

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import struct
 
-from sftriage.recorder.layout import MAX_KIND_BYTES, WORD_BYTES, bounded_text
+from sftriage.recorder.layout import WORD_BYTES, bounded_text
 from sftriage.records import StageSchema
 
 SEQ, STEP, START, BETWEEN, FLAGS, KIND, KIND_REST, WORK, READY = range(9)
@@ -55,9 +55,3 @@ def slot_bytes(schema: StageSchema) -> int:
 def kind_of(first: int, rest: int) -> str:
     """The kind that two words of a slot hold; what is no text is shown as such, never an error."""
     return bounded_text(_KIND.pack(first, rest).rstrip(b"\0").decode("utf-8", "replace"))
-
-
-def kind_words(kind: str) -> tuple[int, int]:
-    """A kind of at most `MAX_KIND_BYTES` bytes as a slot holds it."""
-    first, rest = _KIND.unpack(kind.encode("utf-8")[:MAX_KIND_BYTES].ljust(MAX_KIND_BYTES, b"\0"))
-    return first, rest

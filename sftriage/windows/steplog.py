@@ -36,14 +36,14 @@ class KeptSteps:
     """How much is kept of a job's steps: bytes for all its ranks together, and for how long.
 
     Each rank has its share: a quarter of it for whole steps, an eighth for thinned ones, the same again for device
-    times, and a quarter for readings of its scheduling.
+    times, and a quarter for readings of its counters.
     """
 
     max_bytes: int
     age_s: float
 
     def whole(self, world_size: int) -> LogLimits:
-        """What is kept of the steps of one rank as they are, or of the readings of its scheduling."""
+        """What is kept of the steps of one rank as they are, or of the readings of its counters."""
         return LogLimits(self.max_bytes // (4 * world_size), round(self.age_s * _S))
 
     def thinned(self, world_size: int) -> LogLimits:

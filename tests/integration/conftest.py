@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from sftriage.policy.loading import find
 from tests.integration.browsing import browser, page, serve  # noqa: F401 (fixtures)
 from tests.integration.processes import ended
 
@@ -42,9 +43,15 @@ class Demonstrated(NamedTuple):
 
 @pytest.fixture(scope="session")
 def demonstrated(tmp_path_factory) -> Demonstrated:
-    """A real job of four ranks, one of which becomes slow in data and is captured. Tests of it are of one group."""
+    """A real job of four ranks, one of which becomes slow in data and is captured by torch's profiler.
+
+    Tests of it are of one group.
+    """
     directory, steps = tmp_path_factory.mktemp("demonstrated"), 160
+    policy = directory / "policy.yaml"
+    policy.write_text(find("default").read_text().replace("profiler: auto", "profiler: torch"))
     command = ["demo", "--steps", str(steps), "--fault", "data:2:200", "--out", str(directory / "run")]
+    command += ["--policy", str(policy)]
     done = subprocess.run(
         [sys.executable, "-m", "sftriage", *command],
         env=own_environment(directory),

@@ -83,6 +83,26 @@ def test_whoever_asks_gets_a_capture_with_the_same_record(start, running):
     assert json.loads(got.communicate(timeout=60)[0])["sha256"] == manifest["artefacts"][0]["sha256"]
 
 
+def test_whoever_asks_for_stacks_alone_gets_them_of_the_steps_that_they_asked_for(start, running):
+    # GIVEN a rank that takes its steps WHEN its stacks are asked for
+    status, out, err = asked(start, running, "--rank", 1, "--steps", 3, "--profiler", "stacks", "--json")
+    # THEN its trainer sampled them over these steps, which say so, and nothing else was started
+    assert status == 0, err
+    (result,) = json.loads(out)["results"]
+    assert (result["state"], result["last_step"] - result["first_step"]) == ("stored", 2)
+    assert result["timings_s"].keys() == {"start", "run", "export"}
+    (manifest,) = [one for one in captures(running) if one.capture_id == result["capture_id"]]
+    assert ([one.name for one in manifest.artefacts], manifest.trigger.chosen) == (["stacks.speedscope.json"], "")
+    stacks = json.loads((running / "captures" / result["capture_id"] / "stacks.speedscope.json").read_bytes())
+    assert set(stacks["sftriage"]["step"]) <= set(range(result["first_step"], result["last_step"] + 1))
+    assert any(frame["file"].endswith("loop.py") for frame in stacks["shared"]["frames"])
+    # AND they are opened where traces are
+    opening = start("traces", "open", result["capture_id"], "--run", running, "--no-browser")
+    assert opening.stdout.readline().startswith("https://ui.perfetto.dev/#!/?url=http://127.0.0.1:")
+    opening.terminate()
+    opening.communicate(timeout=60)
+
+
 def test_the_limits_hold_for_people_too(start, environment, tmp_path):
     # GIVEN a policy that allows one capture an hour
     with watched(tmp_path, environment, POLICY.replace("captures_per_hour: 100", "captures_per_hour: 1")) as directory:

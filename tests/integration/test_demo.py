@@ -17,13 +17,19 @@ def test_the_demo_finds_its_slow_rank_and_captures_it(demonstrated, start):
     rows = json.loads(start("traces", "list", "--run", run, "--json").communicate(timeout=60)[0])
     assert manifest.capture_id in [row["capture_id"] for row in rows]
     shown = json.loads(start("traces", "show", manifest.capture_id, "--run", run, "--json").communicate(timeout=60)[0])
-    assert shown == {**json.loads(manifest.to_json()), "state": "whole", "problem": None, "upload": None}
+    why = {"cause": shown["findings"]["cause"]}
+    assert shown == {**json.loads(manifest.to_json()), **why, "state": "whole", "problem": None, "upload": None}
 
 
 def test_a_person_is_told_what_happened(demonstrated, start, tmp_path):
     for said in ("is slow in data", "Frontier", "advance", "leader", "Captured", "Because of", "sftriage traces get"):
         assert said in demonstrated.said
-    # AND the command it ends with works as it was printed
+    # AND it ends with the line of code at which the rank was slow, and knows that this is what it had hidden
+    *_, why, judged = demonstrated.said.splitlines()
+    assert "in pause_for (train.py:" in why
+    assert "time.sleep(fault.delay_s)), which sleeps" in why
+    assert judged.startswith("That is     right: ")
+    # AND the command that it names works as it was printed
     line = next(line for line in demonstrated.said.splitlines() if "sftriage traces get" in line)
     fetched = start(*line.split("sftriage ")[1].split(), cwd=tmp_path)
     assert fetched.communicate(timeout=60)[1] == ""

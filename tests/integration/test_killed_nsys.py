@@ -5,6 +5,7 @@ the next capture works. And nsys does not go on collecting for nobody.
 """
 
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -213,10 +214,13 @@ def test_what_a_killed_sftriage_and_its_job_leave_is_swept_by_the_next_run(job, 
     running = job()
     come_to(running, "collecting", collecting, profiler="nsys")
     kill(running)
-    running.release.touch()
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running.pids))
-    assert running.rings.exists()
-    assert tmp_of(running).exists()
+    # (any other run of this user on the host may sweep it, and is kept from that for as long)
+    with (running.rings / "owner").open() as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX)
+        running.release.touch()
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running.pids))
+        assert running.rings.exists()
+        assert tmp_of(running).exists()
     # WHEN another job is run
     other = ["run", "--out", tmp_path / "other", "--", sys.executable, "-c", ""]
     command = [sys.executable, "-m", "sftriage", *map(str, other)]
@@ -305,7 +309,7 @@ def test_sftriage_killed_while_stacks_are_taken_is_taken_over_by_the_next(plain,
         below = set(descendants(running.process.pid))
         return any(pid in below and words[0].endswith(b"py-spy") for pid, words in commands())
 
-    ask = come_to(running, "taken", taking, profiler="stacks")
+    ask = come_to(running, "taken", taking, profiler="stacks", options={"stacks": {"native": True}})
     # WHEN sftriage is killed meanwhile
     kill(running)
     # THEN training goes on, in the same process: py-spy lets go of it

@@ -25,7 +25,7 @@ kind: TriagePolicy
 metadata: {name: hasty}
 spec:
   detection: {window_steps: 40, stride_steps: 40, warmup_steps: 0}
-  rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3, max_seconds: 1}, cooldown: 0s}]
+  rules: [{name: any, match: {gain: ">= 5%"}, capture: {profiler: torch, steps: 3, max_seconds: 1}, cooldown: 0s}]
 """
 
 
@@ -145,8 +145,11 @@ class Both(Ending):
 def test_a_control_is_called_off_where_its_suspect_refuses(watch, tmp_path):
     # GIVEN a slow rank that profiles itself, and a rule that captures a healthy peer beside the suspect, for a while
     pytest.importorskip("torch")
-    beside = "capture: {control_ranks: 1, steps: 400, max_seconds: 60}"
-    policy = POLICY.replace("capture: {steps: 3, max_seconds: 1}", beside) + "  limits: {overhead_budget: 100%}\n"
+    beside = "capture: {profiler: torch, control_ranks: 1, steps: 400, max_seconds: 60}"
+    policy = (
+        POLICY.replace("capture: {profiler: torch, steps: 3, max_seconds: 1}", beside)
+        + "  limits: {overhead_budget: 100%}\n"
+    )
     watcher = Both(tmp_path / "end")
     started = watch(watcher, OWN_PROFILER, policy=policy)
     # WHEN the job is watched to its end

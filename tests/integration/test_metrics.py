@@ -39,7 +39,7 @@ metadata: {name: quick}
 spec:
   detection: {window_steps: 40, stride_steps: 10, warmup_steps: 10}
   limits: {overhead_budget: 100%}
-  rules: [{name: any, match: {gain: ">= 5%"}, capture: {steps: 3}, cooldown: 10m}]
+  rules: [{name: any, match: {gain: ">= 5%"}, capture: {profiler: torch, steps: 3}, cooldown: 10m}]
 """
 
 

@@ -232,9 +232,11 @@ def test_perfettos_viewer_opens_on_the_fault_with_the_control_beside_the_suspect
     slow = looked["selected"]
     assert (slow["name"], slow["dur"] > SLOW_S * 0.9e9) == ("sftriage:data", True)
     assert looked["visible"][0] <= slow["ts"] < slow["ts"] + slow["dur"] <= looked["visible"][1]
-    # AND the tracks of both ranks are pinned side by side, and expanded
+    # AND Perfetto has nothing to complain of
+    assert looked["errors"] == 0
+    # AND the tracks of both ranks are pinned side by side, with what was sampled of each, and expanded
     for found, names in (
-        (looked["pinned"], ("rank 1 suspect ", "rank 0 control ")),
+        (looked["pinned"], ("rank 1 suspect ", "rank 0 control ", "rank 1 suspect stacks ", "rank 0 control stacks ")),
         (looked["expanded"], ("rank 1 (suspect) ", "rank 0 (control) ")),
     ):
         assert all(any(one.startswith(name) for one in found) for name in names), found

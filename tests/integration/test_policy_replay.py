@@ -16,7 +16,7 @@ from sftriage.runs.directory import RunInfo, create
 from sftriage.runs.journal import Journal
 from sftriage.runs.recordings import load_recording
 from sftriage.windows.gather import Shape
-from sftriage.words import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence, resolution
 from tests.journals import entries
 from tests.unit.frontier.windows import Fault, Job, every, from_step, gaussian, heavy_tailed
 
@@ -36,29 +36,29 @@ JOBS = {
     "two-slow": (Fault("data", 1, 0.03, BEGINS), Fault("forward", 2, 0.03, BEGINS)),
 }
 
-TORCH, NSYS = "torch", "nsys"
+TORCH, NSYS, STACKS = "torch", "nsys", "stacks"
 AWAITED = ["ignore", "hold", "capture", "hold", "throttle"]
 HICCUPS = ["hold", "capture"]
 
 EXPECTED = {
     # policy: {job: (what happens, in order; who is captured, and how)}; elsewhere, nothing is ever captured
     "default": {
-        "slow-data": (AWAITED, {(2, "suspect", TORCH)}),
+        "slow-data": (AWAITED, {(2, "suspect", STACKS)}),
         "slow-forward": (AWAITED, {(1, "suspect", TORCH)}),
         "slow-backward": (AWAITED, {(1, "suspect", TORCH)}),
         "slow-rank": (AWAITED, {(3, "suspect", TORCH)}),
-        "data-hiccups": (HICCUPS, {(2, "suspect", TORCH)}),
+        "data-hiccups": (HICCUPS, {(2, "suspect", STACKS)}),
     },
     "slow-input": {
-        "slow-data": (AWAITED, {(2, "suspect", TORCH), ("peer", "control", TORCH)}),
-        "data-hiccups": (HICCUPS, {(2, "suspect", TORCH), ("peer", "control", TORCH)}),
+        "slow-data": (AWAITED, {(2, "suspect", STACKS), ("peer", "control", STACKS)}),
+        "data-hiccups": (HICCUPS, {(2, "suspect", STACKS), ("peer", "control", STACKS)}),
     },
     "slow-compute-nsys": {
         "slow-forward": (AWAITED, {(1, "suspect", NSYS), ("peer", "control", NSYS)}),
         "slow-backward": (AWAITED, {(1, "suspect", NSYS), ("peer", "control", NSYS)}),
     },
     "stragglers-chronic": {
-        "slow-data": (AWAITED, {(2, "suspect", TORCH), ("peer", "control", TORCH)}),
+        "slow-data": (AWAITED, {(2, "suspect", STACKS), ("peer", "control", STACKS)}),
         "slow-forward": (AWAITED, {(1, "suspect", TORCH), ("peer", "control", TORCH)}),
         "slow-backward": (AWAITED, {(1, "suspect", TORCH), ("peer", "control", TORCH)}),
         "slow-rank": (AWAITED, {(3, "suspect", TORCH), ("peer", "control", TORCH)}),
@@ -221,7 +221,7 @@ def test_several_policies_are_tried_in_order_under_the_strictest_limits(recordin
     # THEN the first that may, captures; and what its trace holds, the second captures no more
     assert rules == ["slow-input"]
     (limits,) = [one.decision.numbers for one in both if one.decision.requests]
-    assert (limits["captures_per_hour"], limits["captures_per_day"], limits["overhead_budget"]) == (3, 9, 0.001)
+    assert (limits["captures_per_hour"], limits["captures_per_day"], limits["overhead_budget"]) == (5, 17, 0.001)
     assert {one.decision.reason for one in both if one.decision.outcome == "throttle"} == {"already_captured"}
 
 

@@ -21,7 +21,7 @@ kind: TriagePolicy
 metadata: {name: in-turn}
 spec:
   detection: {window_steps: 16, stride_steps: 8, warmup_steps: 8}
-  rules: [{name: slow-rank, match: {scope: [rank], gain: ">= 50%"}, capture: {steps: 3}, cooldown: 0s}]
+  rules: [{name: slow-rank, match: {scope: [rank], gain: ">= 50%"}, capture: {profiler: torch, steps: 3}, cooldown: 0s}]
   limits: {overhead_budget: 100%, captures_per_hour: 100, captures_per_run: 100}
 """
 

@@ -19,7 +19,7 @@ spec:
   rules:
     - name: slow-input
       match: {scope: [rank], stage: [data], gain: ">= 20% and >= 50ms"}
-      capture: {steps: 2, warmup_steps: 1, max_seconds: 20}
+      capture: {profiler: torch, steps: 2, warmup_steps: 1, max_seconds: 20}
   limits: {captures_per_run: 1}
 """
 

@@ -343,6 +343,45 @@ def test_a_capture_and_the_fault_are_drawn_at_their_steps(page, serve, recorded)
     assert page.locator(".y-ranks text").all_text_contents() == [f"rank {rank}" for rank in range(4)]
 
 
+def test_the_flame_graph_leads_to_the_line_by_pointer_by_keyboard_and_without_a_script(page, browser, serve, recorded):
+    # GIVEN the page of a capture whose cause is known
+    (manifest,) = LocalStore(recorded).manifests().manifests
+    url = f"{serve('--run', recorded)[1]}captures/{manifest.capture_id}"
+    page.goto(url)
+    live(page)
+    # THEN the cause is said, and where it is, is framed
+    place = manifest.findings.cause.place
+    expect(page.locator("#capture")).to_contain_text(manifest.findings.cause.sentence)
+    boxes = page.locator("#flame-graph svg a")
+    where = boxes.filter(has=page.locator(".marked"))
+    expect(where).to_contain_text(place.function)
+    # WHEN one points at it THEN it is said in words, and with a click it is as wide as the drawing
+    where.hover()
+    expect(page.locator("#flames-readout")).to_contain_text(f"{place.function} (")
+    where.click()
+    page.wait_for_url("**frame=**")
+    expect(page.locator("#flame-graph svg svg").first).to_have_attribute("width", "100.0%")
+    expect(page.locator(".callers")).to_contain_text("main")
+    # AND back again, by the browser's own button
+    page.go_back()
+    expect(page).to_have_url(url)
+    # AND with the keyboard alone, of another stage: arrows go from a function to what it called
+    page.locator("#flames .choices a", has_text="whole step").press("Enter")
+    page.wait_for_url("**stage=&**")
+    expect(boxes.first).to_be_focused()
+    page.keyboard.press("ArrowDown")
+    expect(boxes.first).not_to_be_focused()
+    assert page.evaluate("document.activeElement.closest('#flame-graph') !== null")
+    # AND whoever runs no script has links
+    context = browser.new_context(java_script_enabled=False)
+    still = context.new_page()
+    still.goto(url)
+    still.locator("#flame-graph svg a", has_text=place.function).first.click()
+    still.wait_for_url("**frame=**")
+    expect(still.locator(".callers")).to_contain_text("main")
+    context.close()
+
+
 @pytest.mark.parametrize("target", ["", "decisions", "captures/{}"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_fits_a_phone_and_can_be_read_by_day_and_by_night(browser, serve, recorded, target, scheme):

@@ -22,7 +22,10 @@ kind: TriagePolicy
 metadata: {name: watched}
 spec:
   detection: {window_steps: 20, stride_steps: 20, warmup_steps: 20}
-  rules: [{name: slow-rank, match: {scope: [rank], stage: [data], gain: ">= 50ms"}, capture: {steps: 3}}]
+  rules:
+    - name: slow-rank
+      match: {scope: [rank], stage: [data], gain: ">= 50ms"}
+      capture: {profiler: torch, steps: 3}
   limits: {captures_per_run: 1}
 """
 

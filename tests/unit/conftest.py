@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sftriage.commands import main
-from sftriage.records import CaptureRequest, CaptureResult, Trigger
+from sftriage.records import CaptureRequest, CaptureResult, Profiler, Trigger
 from sftriage.runs.directory import RunDirectory, RunInfo, create
 from sftriage.traces.manifest import Artefact, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import LocalStore
@@ -37,9 +37,10 @@ def manifest_of(
     window: tuple[int, int] = (100, 149),
     rule: str = "slow-rank",
     second: int = 0,
+    profiler: Profiler = "torch",
 ) -> Manifest:
     trigger = Trigger(*window, "suspect", "rank", (rank,), stage, 0.02, 0.3, 0.9, "default", "cd" * 32, rule)
-    request = CaptureRequest(capture_id, rank, "torch", 5, 1, 60.0, 2**29, role=role)
+    request = CaptureRequest(capture_id, rank, profiler, 5, 1, 60.0, 2**29, role=role)
     result = CaptureResult(
         capture_id,
         rank,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sftriage.records import CaptureRequest, StageSchema, Window, axes_of
 
-SIZES = {"R": 3, "S": 4, "G": 2}
+SIZES = {"R": 3, "S": 4, "G": 2, "C": 5}
 SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("forward", "backward"))
 WITH_AXES = tuple(one.name for one in fields(Window) if axes_of(one.name))
 OPTIONAL = tuple(name for name in WITH_AXES if name != "durations_NRS")

@@ -35,6 +35,7 @@ from sftriage.events import (
 )
 from sftriage.frontier import explaining
 from sftriage.frontier.explaining import explain
+from sftriage.frontier.system import SAID
 from sftriage.policy.loading import find, load
 from sftriage.policy.policy_set import PolicySet
 from sftriage.records import (
@@ -53,36 +54,17 @@ from sftriage.records import (
     Suspect,
     Verdict,
 )
-from sftriage.reduce.causes import DOES, NEXT_STEP
+from sftriage.reduce.causes import COUNTED, COUNTED_STEP, DOES, NEXT_STEP
 from sftriage.reports.manifest import manifest_lines
 from sftriage.runs.following import Other, note_kind
 from sftriage.sinks.terminal import Reporter
-from sftriage.traces.manifest import CostInfo, ReproducedInfo
+from sftriage.traces.manifest import CostInfo, FollowedInfo, ReproducedInfo
 from sftriage.web.rendering import templates
-from sftriage.words import (
-    AFTERWARDS,
-    FACES,
-    HEALTH,
-    LOOK_AT,
-    OUTCOMES,
-    QUESTIONS,
-    REASONS,
-    RESOLUTIONS,
-    RESOLVES,
-    SENTENCES,
-    SLOW,
-    STALLS,
-    capturing_sentence,
-    cost_sentence,
-    disk_failed_sentence,
-    ended_sentence,
-    look_at,
-    outcome_sentence,
-    reason_sentence,
-    resolution,
-    scheduling_sentence,
-    verdict_sentence,
-)
+from sftriage.words.captures import capturing_sentence, cost_sentence, ended_sentence
+from sftriage.words.decisions import RESOLUTIONS, SENTENCES, outcome_sentence, reason_sentence, resolution
+from sftriage.words.glance import AFTERWARDS, FACES, HEALTH, LOOK_AT, OUTCOMES, QUESTIONS, SLOW, look_at
+from sftriage.words.keeping import disk_failed_sentence
+from sftriage.words.verdicts import REASONS, RESOLVES, STALLS, system_sentence, verdict_sentence
 from tests.unit.conftest import asked_for, manifest_of
 
 TABLE = Path(__file__).with_name("sentences.txt")
@@ -128,7 +110,13 @@ def verdicts() -> Rows:
     yield "suspect: recurring, who knows when", verdict_sentence(judged(suspects=(replace(often, period_steps=None),)))
     waited = judged(suspects=(replace(RANK, descheduled_fraction=0.83),), numbers={"queued_s": 0.03, "preempted": 8.2})
     yield "suspect that waited for a CPU", verdict_sentence(waited)
-    yield "suspect that waited for a CPU, explained", scheduling_sentence(waited)
+    yield "suspect that waited for a CPU, explained", system_sentence(waited)
+    for code, known in SAID.items():
+        numbers = {name: 0.0302 if name.endswith("_s") else 31.0 for name in (*known, "queued_s", "preempted")}
+        yield (
+            f"suspect: {code}",
+            system_sentence(judged(suspects=(replace(RANK, system=(code, 0.83)),), numbers=numbers)),
+        )
     yield "suspect, and slower than ever", verdict_sentence(judged(regression=REGRESSED))
     for reason in REASONS:
         yield f"needs_evidence: {reason}", verdict_sentence(judged("needs_evidence", reason, suspects=()))
@@ -165,11 +153,16 @@ PARAMETERS: dict[ReasonCode, dict] = {
     "no_rank_named": {},
     "one_off": {},
     "descheduled": {"descheduled_share": 0.83},
+    "cgroup_throttled": {"rank": 3, "system_share": 0.83},
+    "stopped": {"rank": 3, "system_share": 0.83},
+    "page_faults": {"rank": 3, "system_share": 0.83},
+    "memory_pressure": {"rank_count": 4, "system_share": 0.83},
     "no_rule_matched": {"rule": "slow-rank", "share": 0.03, "min_share": 0.05, "stage": "data", "stages": ("forward",)},
     "observe_only": {"rule": "slow-rank"},
     "pending": {"rule": "slow-rank", "lasted_steps": 60, "for_steps": 100},
     "waits_for_windows": {"rule": "slow-rank", "window": 1, "windows": 3},
     "rule_matched": {"rule": "slow-rank", "rank": 3, "stage": "data", "gain_s": 0.0242, "share": 0.17, "persistence": 0.57, "controls": (1,)},
+    "follow_up": {"rule": "slow-rank", "follows": "w90-139-r3-slow-rank-1", "left_open": "operators", "rank": 3, "stage": "data", "gain_s": 0.0242, "share": 0.17, "persistence": 0.57, "profiler": "torch", "chosen": "left_open"},
     "asked": {"who": "ada", "why": "why is the loader slow?"},
     "rank_hangs": {"rank": 3, "capture_id": "w90-139-r3-slow-rank-1"},
     "captures_per_run": {"captures": 3, "limit": 3},
@@ -195,6 +188,19 @@ VARIANTS: list[tuple[ReasonCode, dict]] = [
     ("observe_only", {"rule": "stuck", "reasons": ("died",), "rank": 3, "stage": "data"}),
     ("pending", {"rule": "slow-rank", "lasted_s": 4.2, "for_s": 30.0}),
     ("rule_matched", {**PARAMETERS["rule_matched"], "rank": 3, "stage": "", "controls": ()}),
+    *(
+        ("rule_matched", {**PARAMETERS["rule_matched"], "profiler": profiler, "chosen": chosen})
+        for profiler, chosen in (
+            ("stacks", "host_stage"),
+            ("torch", "compute_stage"),
+            ("nsys", "device_clock"),
+            ("torch", "whole_rank"),
+        )
+    ),
+    *(
+        ("follow_up", {**PARAMETERS["follow_up"], "left_open": left, "profiler": "nsys"})
+        for left in ("stacks", "system")
+    ),
     ("rule_matched", {"rule": "stuck", "reasons": ("not_arrived",), "rank": 3, "stage": "data"}),
     ("active", {}),
     ("captures_per_hour", {"captures": 1, "limit": 1, "until_s": NOON_S}),
@@ -231,6 +237,10 @@ def captures() -> Rows:
         yield f"capturing with {profiler}", capturing_sentence([requested(2, profiler)])
         beside = [requested(2, profiler), requested(3, profiler), requested(1, profiler, "control")]
         yield f"capturing with {profiler}, beside a control", capturing_sentence(beside)
+    yield (
+        "capturing with sampled stacks",
+        capturing_sentence([replace(requested(2, "stacks"), options={"sample_stacks": True})]),
+    )
     for state in get_args(CaptureState):
         if state in ("accepted", "armed", "running"):
             continue
@@ -273,7 +283,15 @@ def manifests() -> Rows:
     control = manifest_of("w100-149-r1-slow-rank-1", rank=1, role="control").model_copy(
         update={"reproduced": told.model_copy(update={"answer": "partly", "steps_with": 1, "over_s": -0.004})}
     )
-    for case, manifest in {"suspect": whole, "control": control, "asked for": asked_for(manifest_of("a-1"))}.items():
+    linked = {"chosen": "left_open", "follows": "w90-139-r2-slow-rank-1"}
+    second = whole.model_copy(update={"trigger": whole.trigger.model_copy(update=linked)})
+    alone = manifest_of("w90-139-r2-slow-rank-1", profiler="stacks")
+    files = (alone.artefacts[0].model_copy(update={"name": "stacks.speedscope.json"}),)
+    first = {"followed": FollowedInfo(capture_id="w100-149-r2-slow-rank-2"), "artefacts": files}
+    first |= {"trigger": alone.trigger.model_copy(update={"chosen": "host_stage"})}
+    cases = {"suspect": whole, "control": control, "asked for": asked_for(manifest_of("a-1"))}
+    cases |= {"followed": alone.model_copy(update=first), "follow-up": second, "from outside": alone}
+    for case, manifest in cases.items():
         for line in manifest_lines(manifest):
             yield case, line
 
@@ -326,6 +344,10 @@ def causes() -> Rows:
         if does:
             yield f"cause: {code}", f"... {does}."
         yield f"cause: {code}", NEXT_STEP[code]
+    for code, does in COUNTED.items():
+        yield f"cause, counted: {code}", f"... {does}."
+        if code in COUNTED_STEP:
+            yield f"cause, counted: {code}", COUNTED_STEP[code]
 
 
 def first_glance() -> Rows:

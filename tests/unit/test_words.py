@@ -11,20 +11,10 @@ from hypothesis import strategies as st
 
 import sftriage
 from sftriage.records import CaptureState, Decision, ReasonCode
-from sftriage.words import (
-    RESOLUTIONS,
-    RESOLVES,
-    SENTENCES,
-    afterwards,
-    lasted,
-    look_at,
-    rank_hours,
-    reason_kind,
-    reason_sentence,
-    resolution,
-    scheduling_sentence,
-    verdict_sentence,
-)
+from sftriage.words.amounts import lasted, rank_hours
+from sftriage.words.decisions import RESOLUTIONS, SENTENCES, reason_kind, reason_sentence, resolution
+from sftriage.words.glance import afterwards, look_at
+from sftriage.words.verdicts import RESOLVES, system_sentence, verdict_sentence
 from tests.unit.recorded import verdict
 
 CODES = get_args(ReasonCode)
@@ -133,9 +123,9 @@ def test_what_was_read_back_has_words_whatever_its_parameters_are(code, paramete
         (
             0.83,
             "83% of its lateness was waiting for a CPU",
-            "83% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for one; see what",
+            "83% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for a CPU; see what",
         ),
-        (0.2, "", "20% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for one"),
+        (0.2, "", "20% of its lateness was waiting for a CPU; in each step it waited 25.0 ms for a CPU"),
         (None, "", ""),
     ],
 )
@@ -147,8 +137,8 @@ def test_a_suspect_that_mostly_waited_for_a_cpu_is_said_to_have(pattern, fractio
     sentence = verdict_sentence(of)
     assert (sentence.count("CPU"), in_one_sentence in sentence) == (bool(in_one_sentence), True)
     assert sentence.endswith(f"; {in_one_sentence}." if in_one_sentence else ".")
-    assert by_itself in scheduling_sentence(of)
-    assert ("see what" in scheduling_sentence(of)) == ("see what" in by_itself)
+    assert by_itself in system_sentence(of)
+    assert ("see what" in system_sentence(of)) == ("see what" in by_itself)
 
 
 def test_nothing_is_decided_by_what_words_say():

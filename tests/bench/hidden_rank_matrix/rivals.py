@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from sftriage.frontier.accounting import plain
+from sftriage.frontier.accounting import anchored
 from sftriage.records import OTHER, StageSchema, Window
 
 FloatArray = NDArray[np.float64]
@@ -113,7 +113,9 @@ def plain_frontier(seen: Columns, earlier: Sequence[Columns] = ()) -> Said:
     long on every rank would always come first: stages are ranked by how far the advance exceeds the median rank's time.
     The rank is the one that leads the frontier at the stage's boundary.
     """
-    accounting = plain(Window(StageSchema(tuple(f"column-{k}" for k in range(len(seen.names)))), 0, seen.values_NRK))
+    # Where no stage is told to be a sync stage, nothing is cut.
+    columns = StageSchema(tuple(f"column-{k}" for k in range(len(seen.names))))
+    accounting = anchored(Window(columns, 0, seen.values_NRK))
     own_K = np.median(seen.values_NRK, axis=1).mean(axis=0)
     past_K = accounting.advances_S / accounting.n_steps - own_K
     named = [

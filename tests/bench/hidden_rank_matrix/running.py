@@ -18,7 +18,7 @@ from datetime import datetime, timezone
 from hashlib import sha256
 from pathlib import Path
 
-from sftriage.agent.scheduling import Scheduling
+from sftriage.agent.counting import Counting
 from sftriage.errors import RingError
 from sftriage.policy.loading import find
 from sftriage.recorder import find_rings
@@ -113,7 +113,7 @@ class Crew:
 @contextmanager
 def _looking(rings: Path, steps: Path) -> Iterator[Callable[[], None]]:
     """Gives a function that takes readings of the ranks' training threads, where some are due."""
-    scheduling, due_s = Scheduling(steps, lambda _: None), 0.0
+    counting, due_s = Counting(steps, lambda _: None), 0.0
 
     def look() -> None:
         nonlocal due_s
@@ -121,13 +121,13 @@ def _looking(rings: Path, steps: Path) -> Iterator[Callable[[], None]]:
             return
         for path in find_rings(rings):
             with suppress(RingError), open_ring(path) as ring:
-                scheduling.look(ring.info)
+                counting.look(ring.info)
         due_s = time.monotonic() + READINGS_APART_S
 
     try:
         yield look
     finally:
-        scheduling.close()
+        counting.close()
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def judged(verdict: Verdict, captured: tuple[int, ...] = ()) -> Judged:
         return Judged(verdict.last_step, label=label, captured=captured)
     first = verdict.suspects[0]
     name = (first.scope, first.ranks)
-    return Judged(verdict.last_step, name, first.stage, label, captured, first.mostly_descheduled)
+    return Judged(verdict.last_step, name, first.stage, label, captured, first.by_system is not None)
 
 
 def named(settings: Settings) -> Namer:

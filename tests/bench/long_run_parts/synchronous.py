@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sftriage.records import OTHER, StageSchema, Window, axes_of
+from sftriage.windows.counting import counted_of
 
 FloatArray = NDArray[np.float64]
 Index = slice | NDArray[np.intp]
@@ -125,8 +126,9 @@ class OwnTimes:
             hosts=tuple(self.hosts_R.tolist()),
             kinds=kinds if any(kinds) else None,
             work_NR=self.work_NR if self.work_NR.any() else None,
-            queued_NR=self.queued_NR if np.isfinite(self.queued_NR).any() else None,
-            preempted_NR=self.preempted_NR if np.isfinite(self.preempted_NR).any() else None,
+            counted_NRC=counted_of({"queued_s": self.queued_NR, "preempted": self.preempted_NR})
+            if np.isfinite(self.queued_NR).any()
+            else None,
         )
 
     def _taken(self, axis: str, index: Index) -> OwnTimes:
@@ -171,8 +173,8 @@ def own_times(window: Window) -> OwnTimes:
         rest_NRG=zeros_NRG,
         work_NR=np.zeros((n_steps, n_ranks)) if window.work_NR is None else window.work_NR,
         kinds_N=np.array(window.kinds or ("",) * n_steps),
-        queued_NR=unknown_NR if window.queued_NR is None else window.queued_NR,
-        preempted_NR=unknown_NR if window.preempted_NR is None else window.preempted_NR,
+        queued_NR=unknown_NR if window.counted_NRC is None else window.counted("queued_s"),
+        preempted_NR=unknown_NR if window.counted_NRC is None else window.counted("preempted"),
         hosts_R=np.array(window.hosts or ("",) * n_ranks),
         split=split,
     )

@@ -1,6 +1,8 @@
-"""``slow_data.py RELEASE [SECONDS]``: trains until RELEASE is there; from step 60 on the last rank is slow in data."""
+"""``slow_data.py RELEASE [SECONDS [opaque]]``: trains until RELEASE is there; from step 60 on the last rank is slow in
+data: it sleeps, or waits where no line says for what."""
 
 import os
+import select
 import sys
 import time
 from pathlib import Path
@@ -27,6 +29,8 @@ def rendezvous() -> None:
 
 def main() -> None:
     release, slow_s = Path(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.02
+    opaque = len(sys.argv) > 3
+    poller = select.poll()
     torch.set_num_threads(1)
     distributed = "RANK" in os.environ
     model = torch.nn.Linear(64, 64)
@@ -38,7 +42,9 @@ def main() -> None:
             with monitor.step():
                 with monitor.stage("data"):
                     batch = torch.randn(8, 64)
-                    if rank == ranks - 1 and step >= SLOW_FROM:
+                    if rank == ranks - 1 and step >= SLOW_FROM and opaque:
+                        poller.poll(1000 * slow_s)
+                    elif rank == ranks - 1 and step >= SLOW_FROM:
                         time.sleep(slow_s)
                 with monitor.stage("forward"):
                     loss = model(batch).square().mean()

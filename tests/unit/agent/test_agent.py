@@ -267,9 +267,9 @@ def test_a_cohort_that_is_joined_late_is_in_what_is_kept(places, tmp_path, monit
     assert [reader.info.cohort for reader in readers] == ["stage-0", "stage-1"]
     for reader in readers:
         assert [step for steps in _read_all(reader) for step in steps.step_B.tolist()] == list(range(6))
-    # AND the readings of their scheduling are still theirs
+    # AND the readings of their counters are still theirs
     for log, reader in zip(logs, readers, strict=True):
-        readings = places["steps"] / f"rank-{log.rank}.0.scheduling"
+        readings = places["steps"] / f"rank-{log.rank}.0.counters"
         assert not readings.exists() or kept_of(places["steps"], reader.info) is not None
 
 

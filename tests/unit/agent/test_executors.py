@@ -7,6 +7,7 @@ import pytest
 
 from sftriage.agent.executors import Places, executor_for, overlap
 from sftriage.capture.nsys import NsysCapture, NsysPlace
+from sftriage.capture.sampled import SampledCapture
 from sftriage.capture.stacks import StacksCapture
 from sftriage.capture.torch_profiler import TorchCapture
 from sftriage.errors import CaptureError
@@ -15,7 +16,11 @@ from sftriage.records import CaptureRequest
 
 
 def request(profiler, rank=0, capture_id="c-1"):
-    return CaptureRequest(capture_id, rank, profiler, steps=1, warmup_steps=0, max_seconds=5, max_bytes=10**6)
+    """A request; of ``sampled`` stacks, or of ``stacks`` from outside."""
+    options = {"sample_stacks": True} if profiler == "sampled" else {}
+    profiler = "stacks" if profiler == "sampled" else profiler
+    bounds = {"steps": 1, "warmup_steps": 0, "max_seconds": 5, "max_bytes": 10**6}
+    return CaptureRequest(capture_id, rank, profiler, **bounds, options=options)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +38,12 @@ def request(profiler, rank=0, capture_id="c-1"):
         (("stacks", 0), [("stacks", 1)], True),
         (("stacks", 0), [("stacks", 0)], False),
         (("nsys", 0), [("stacks", 0), ("torch", 0)], False),
+        # A trainer samples, or runs a profiler; from outside it is looked at meanwhile
+        (("sampled", 0), [("torch", 0)], False),
+        (("nsys", 0), [("sampled", 0)], False),
+        (("sampled", 0), [("stacks", 0)], True),
+        (("stacks", 0), [("sampled", 0)], True),
+        (("sampled", 0), [("sampled", 1)], True),
     ],
 )
 def test_the_gpus_tracing_has_one_owner_on_a_rank(asked, running, may):
@@ -53,11 +64,12 @@ def executor(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("profiler", "kind"), [("torch", TorchCapture), ("nsys", NsysCapture), ("stacks", StacksCapture)]
+    ("profiler", "kind"),
+    [("torch", TorchCapture), ("nsys", NsysCapture), ("stacks", StacksCapture), ("sampled", SampledCapture)],
 )
 def test_each_profiler_has_its_executor(executor, profiler, kind):
     with closing(executor(profiler)) as found:
-        assert (type(found), found.request.profiler) == (kind, profiler)
+        assert (type(found), found.request) == (kind, request(profiler))
 
 
 def test_without_a_launch_under_nsys_the_reason_says_how(executor):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sftriage.agent.evidence import remarks
+from sftriage.agent.evidence import remarks, slowed_fraction
 from sftriage.agent.gpus import Gpu
 
 BUSY = Gpu(
@@ -92,3 +92,24 @@ def test_what_a_gpu_does_not_say_is_never_remarked_on(unsaid):
     # THEN no remark comes of an absence: there are fewer, or they are worded with less
     assert len(said_of(amiss | dict.fromkeys(unsaid))) <= len(whole)
     assert said_of(dict.fromkeys(unsaid)) == []
+
+
+HOT = {"clock_reasons": {"hw_thermal_slowdown": 1.0}, "sm_clock_mhz": 990.0}
+
+
+@pytest.mark.parametrize(
+    ("change", "others", "slowed"),
+    [
+        (SLOW, OTHERS, 1 - 1125 / 1900),
+        (FAST, OTHERS, None),
+        ({"sm_clock_mhz": 210.0, "clock_reasons": {"gpu_idle": 1.0}}, OTHERS, None),
+        ({"sm_clock_mhz": None}, OTHERS, None),
+        # Alone on its host it is held against its own maximum, if the hardware limits it: a power cap is usual.
+        (HOT, [], 0.5),
+        (SLOW, [], None),
+        (HOT, [replace(one, name="L4") for one in OTHERS], 0.5),
+    ],
+)
+def test_how_much_slower_a_gpu_is(change, others, slowed):
+    suspect = replace(BUSY, index=3, uuid="GPU-3", **change)
+    assert slowed_fraction(suspect, [*others, suspect]) == (slowed and pytest.approx(slowed))

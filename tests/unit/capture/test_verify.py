@@ -1,10 +1,12 @@
 """A trace that is not what was promised is a failed capture."""
 
+import contextlib
 import json
 
 import pytest
 
 from sftriage.capture import torch_profiler
+from sftriage.capture.sampled import verify_stacks
 from sftriage.capture.torch_profiler import verify_trace
 from sftriage.errors import CaptureError
 from sftriage.records import CaptureRequest, CaptureResult
@@ -46,6 +48,27 @@ def test_a_trace_with_the_promised_steps_passes(tmp_path, way, before):
 def test_a_trace_that_is_not_whole_is_refused_either_way(tmp_path, way, content, reason):
     with pytest.raises(CaptureError, match=reason):
         verified(tmp_path, content)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ('{"sftriage": {"step": [5, 6, 6, 7]}}', None),
+        ('{"sftriage": {"step": []}}', "no stack was sampled"),
+        ('{"sftriage": {"step": [5, 8]}}', "of other steps than 5 to 7"),
+        ('{"sftriage": {"step": [true]}}', "of other steps"),
+        ('{"sftriage": {"step": [[5]]}}', "no file of sampled stacks"),
+        ('{"sftriage": {"step": [5', "no file of sampled stacks"),
+        ("[]", "no file of sampled stacks"),
+        (None, "cannot be read: No such file"),
+    ],
+)
+def test_sampled_stacks_are_of_the_promised_steps(tmp_path, content, reason):
+    file = tmp_path / "stacks.json"
+    if content is not None:
+        file.write_text(content)
+    with contextlib.nullcontext() if reason is None else pytest.raises(CaptureError, match=reason):
+        verify_stacks(file, REQUEST, RESULT)
 
 
 NOT_KINETO = ["[]", "{}", '{"traceEvents": 3}', '{"traceEvents": [3]}', "null", ""]

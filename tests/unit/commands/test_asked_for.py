@@ -1,7 +1,12 @@
 """Captures that a person asks for: what is asked for is checked, and what came of it says who asked and why."""
 
+import inspect
+from typing import get_args
+
 import pytest
 
+from sftriage.commands.capture import capture
+from sftriage.policy.capture import Capture
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import asked_for, run_going_on
 
@@ -28,6 +33,49 @@ def run(tmp_path):
 def test_a_reason_that_is_no_line_of_text_is_refused_in_words(sftriage, run, reason, said):
     outcome = sftriage("capture", "--run", run.path, "--rank", 0, "--reason", reason)
     assert (outcome.code, outcome.out, outcome.err) == (2, "", f"sftriage: {said}\n")
+    assert not list(run.asks.iterdir())
+
+
+def test_whoever_asks_has_every_option_that_a_policy_has_with_its_default_and_its_bounds():
+    """(Whom to capture is said by --rank.)"""
+    signature = inspect.signature(capture, eval_str=True).parameters
+    for name, field in Capture.model_fields.items():
+        if name in ("ranks", "sample", "control_ranks"):
+            continue
+        if name in ("torch", "nsys", "stacks"):
+            options = {f"nsys_{one}" if name == "nsys" else one for one in field.annotation.model_fields}
+            assert options <= signature.keys()
+            # Not said, it is as in a policy that does not say it
+            assert {signature[one].default for one in options} == {None}
+            continue
+        option = get_args(signature[name].annotation)[1]
+        assert signature[name].default == field.default, name
+        bounds = {
+            type(one).__name__.lower(): vars_of(one) for one in field.metadata if type(one).__name__ in ("Ge", "Le")
+        }
+        assert {"ge": option.min, "le": option.max} == {"ge": bounds.get("ge"), "le": bounds.get("le")}, name
+
+
+def vars_of(bound):
+    return getattr(bound, type(bound).__name__.lower())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--profiler", "torch", "--native"), "--native: say --profiler stacks too"),
+        (("--flight-recorder",), "--flight-recorder: say --profiler stacks too"),
+        (("--profiler", "stacks", "--record-shapes"), "--record-shapes: say --profiler torch too"),
+        (("--profiler", "torch", "--nsys-sqlite"), "--nsys-sqlite: say --profiler nsys too"),
+        (("--profiler", "nsys", "--nsys-trace", "cuda,nvtz"), "nsys"),
+        (("--max-bytes", "lots"), "--max-bytes: "),
+        (("--max-bytes", "1Ki"), "max_bytes: "),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(sftriage, run, options, said):
+    outcome = sftriage("capture", "--run", run.path, "--rank", 0, "--reason", "a look", *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
     assert not list(run.asks.iterdir())
 
 

@@ -80,6 +80,25 @@ def test_a_fault_that_cannot_be_is_refused_before_anything_starts(sftriage, tmp_
     assert said in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--cause", "garbage:4"], "--cause garbage:4: there is no rank 4 among 4"),
+        (["--cause", "dust"], "no cause 'dust'"),
+        (["--cause", "garbage", "--fault", "none"], "--fault none stands alone"),
+    ],
+)
+def test_a_cause_that_cannot_be_is_refused_before_anything_starts(sftriage, tmp_path, options, said):
+    outcome = sftriage("demo", *options, "--out", tmp_path / "new")
+    assert (outcome.code, (tmp_path / "new").exists()) == (2, False)
+    assert said in outcome.err
+
+
+def test_the_causes_of_the_demo_are_listed(sftriage):
+    listed = sftriage("demo", "--cause", "list").out
+    assert "held-lock        another of its threads holds the lock of a cache\n" in listed
+
+
 def test_the_policies_that_ship_are_valid_and_listed(sftriage):
     assert sftriage("policy", "validate", "default", "observe-only").out == "2 valid\n"
     assert "observe-only" in sftriage("policy", "list").out

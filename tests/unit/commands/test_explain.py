@@ -10,6 +10,7 @@ from sftriage.controller.controller import Controller
 from sftriage.policy.loading import find, load
 from sftriage.records import StageSchema, Window
 from sftriage.runs.journal import Journal
+from sftriage.windows.counting import counted_of
 from tests.unit.conftest import run_in
 
 SCHEMA = StageSchema(("data", "backward", "optimizer"), ("backward",))
@@ -30,7 +31,7 @@ def waiting(window, rank, seconds):
     """The window, in which a rank's thread was ready to run for so long in each step, and had no CPU."""
     queued_NR = np.zeros(window.durations_NRS.shape[:2])
     queued_NR[:, rank] = seconds
-    return replace(window, queued_NR=queued_NR, preempted_NR=500.0 * queued_NR)
+    return replace(window, counted_NRC=counted_of({"queued_s": queued_NR, "preempted": 500.0 * queued_NR}))
 
 
 @pytest.fixture
@@ -56,8 +57,8 @@ def run(tmp_path):
             "199",
             [
                 "of its lateness",
-                "Scheduler: 97% of its",
-                "was waiting for a CPU; in each step it waited 30.0 ms for one and lost one 15.0 times; see",
+                "System:    97% of its",
+                "was waiting for a CPU; in each step it waited 30.0 ms for a CPU and lost one 15.0 times; see",
             ],
         ),
         ("149", ["Held: co_critical", "a suspect if mending one alone", "What would resolve it: Several"]),

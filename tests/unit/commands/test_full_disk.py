@@ -9,7 +9,7 @@ from sftriage.events import DiskRecovered
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import note_disk
 from sftriage.traces.store import LocalStore
-from sftriage.words import disk_failed_sentence, disk_sentence
+from sftriage.words.keeping import disk_failed_sentence, disk_sentence
 from tests.disks import SmallDisk, small_disk
 from tests.journals import Recorder
 from tests.unit.conftest import manifest_of, run_in

@@ -17,6 +17,8 @@ from tests.unit.recorded import run_at
     [
         ("trace.json.gz", "torch", "perfetto"),
         ("trace.json", "torch", "perfetto"),
+        ("stacks.speedscope.json", "torch", "perfetto"),
+        ("stacks.speedscope.json", "stacks", "perfetto"),
         ("trace.nsys-rep", "nsys", "nsys-ui"),
         ("trace.sqlite", "nsys", "sqlite3"),
         ("stacks.json", "stacks", "text"),

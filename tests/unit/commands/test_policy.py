@@ -46,7 +46,7 @@ def test_the_timeline_says_what_would_have_happened_and_why(sftriage, policy, jo
     # AND the capture stands by itself, with whom, how and when
     (at,) = [number for number, line in enumerate(lines) if "  capture  " in line]
     assert "rule slow-input: mending data of rank 2 would save" in lines[at]
-    assert "rank 2: torch, steps " in lines[at + 1]
+    assert "rank 2: stacks, steps " in lines[at + 1]
     assert "no more than 60 s and 512.0 MiB" in lines[at + 1]
     # AND then it is held while the profiler runs, and after that there is a trace that holds it
     assert "hold      self_inflicted" in lines[at + 2]
@@ -207,19 +207,22 @@ def test_an_older_policy_is_valid_and_what_has_changed_for_it_is_said_where_it_i
     assert [line.partition(": notice: ")[0] for line in lines] == [
         "7:5: spec.rules",
         "7:33: spec.rules[0].for",
+        "7:53: spec.rules[0].capture",
         "8:33: spec.rules[1].for",
         "9:11: spec.limits",
     ]
     assert "a cooldown is of one suspect now" in lines[0]
     assert "3 windows is 80 steps now: so many are in 3 windows that follow on one another; say 80 steps" in lines[1]
-    assert "1 window is 1 step now: whatever a window shows is there for one; say 1 step, or nothing" in lines[2]
-    assert "captures_per_day is new, and 12 where it is not said; captures_per_run: 5 still ends all" in lines[3]
+    assert "the profiler is auto where it is not said, which was torch: Python stacks where the host does" in lines[2]
+    assert "1 window is 1 step now: whatever a window shows is there for one; say 1 step, or nothing" in lines[3]
+    assert "captures_per_day is new, and 12 where it is not said; captures_per_run: 5 still ends all" in lines[4]
     # AND to programs the same
     (checked,) = json.loads(sftriage("policy", "validate", older, "--json").out)
     assert (checked["valid"], checked["problems"]) == (True, [])
     assert [(one["line"], one["field"]) for one in checked["notices"]] == [
         (7, "spec.rules"),
         (7, "spec.rules[0].for"),
+        (7, "spec.rules[0].capture"),
         (8, "spec.rules[1].for"),
         (9, "spec.limits"),
     ]

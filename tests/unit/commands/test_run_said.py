@@ -10,7 +10,7 @@ from rich.console import Console
 from sftriage.events import CaptureChanged, WindowJudged
 from sftriage.records import CaptureRequest, CaptureResult, Decision, Pattern, Suspect, Verdict
 from sftriage.sinks.terminal import MOST, MOST_TIMES, WITHIN_S, Progress, Reporter, Said
-from sftriage.words import capturing_sentence
+from sftriage.words.captures import capturing_sentence
 
 
 @pytest.fixture

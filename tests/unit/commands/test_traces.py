@@ -14,11 +14,14 @@ import jsonschema
 import pytest
 
 from sftriage.errors import StoreError
+from sftriage.recorder.sampling import NAME as STACKS_NAME
 from sftriage.runtime.catalogue_urls import FILE_VARIABLE, URL_VARIABLE
-from sftriage.traces.manifest import Manifest, ReproducedInfo, manifest_schema
+from sftriage.traces.manifest import CauseInfo, Manifest, ReproducedInfo, manifest_schema
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from tests.unit.conftest import manifest_of, run_in
+from tests.unit.reduce.test_causes import document
+from tests.unit.web.test_charts import findings
 
 FIRST, SECOND, THIRD = "w100-149-r2-x-1", "w900-949-r2-x-2", "w100-149-r3-x-3"
 FOUND = ReproducedInfo(answer="partly", steps=5, steps_with=2, over_s=0.01, expected_s=0.02)
@@ -512,3 +515,46 @@ def test_numbers_beyond_all_bounds_are_nowhere(sftriage, seen):
         outcome = sftriage("traces", *words, "--run", seen.path)
         assert outcome.code == 0
         assert "No " in outcome.err
+
+
+# Why
+
+
+def test_why_a_rank_was_slow_is_said_wherever_its_capture_is_told(sftriage, run):
+    # GIVEN captures of which one shows why its rank was slow
+    cause = CauseInfo(code="sleep", sure=True, sentence="It sleeps.", next_step="Wake it.")
+    LocalStore(run.path).note(FIRST, findings().model_copy(update={"cause": cause}))
+    # WHEN captures are listed, found by a step, and shown, for programs
+    listed = json.loads(sftriage("traces", "list", "--run", run.path, "--json").out)
+    held = json.loads(sftriage("traces", "for-step", 120, "--run", run.path, "--json").out)["captures"]
+    shown = json.loads(sftriage("traces", "show", FIRST, "--run", run.path, "--json").out)
+    # THEN each says it, and of those that have not been looked into nothing
+    for told in (listed, held):
+        assert {one["capture_id"]: one["cause"] and one["cause"]["code"] for one in told}[FIRST] == "sleep"
+        assert [one for one in told if one["capture_id"] != FIRST and one["cause"] is not None] == []
+    assert shown["cause"] == {**cause.model_dump(mode="json"), "code": "sleep"}
+    assert json.loads(sftriage("traces", "show", THIRD, "--run", run.path, "--json").out)["cause"] is None
+
+
+def test_collapsed_stacks_are_made_of_those_that_were_sampled(sftriage, run, tmp_path):
+    # GIVEN a capture with stacks, and others without
+    path = tmp_path / "stacks.json"
+    path.write_text(json.dumps(document()))
+    files = [FileToStore(path, STACKS_NAME, "application/json", compress=False)]
+    manifest = manifest_of("w300-349-r1-x-1")
+    LocalStore(run.path).put_files(
+        manifest.capture_id, files, lambda artefacts: manifest.model_copy(update={"artefacts": artefacts})
+    )
+    get = partial(
+        sftriage, "traces", "get", "--run", run.path, "--artefact", "stacks.folded", "--out", tmp_path, "--json"
+    )
+    # WHEN they are fetched THEN there is a line for each, and the size and sum are those of the file
+    code, out, _ = get("w300")
+    told = json.loads(out)
+    folded = Path(told["path"])
+    assert (code, folded.name) == (0, "w300-349-r1-x-1-stacks.folded")
+    assert folded.read_text() == "MainThread;data;f?[2J (a.py:3) 5000\n"
+    assert told["sha256"] == hashlib.sha256(folded.read_bytes()).hexdigest()
+    # AND a file that is there stays, and of a capture without stacks there are none
+    assert get("w300").code == 2
+    assert "has no artefact 'stacks.speedscope.json'" in get(SECOND).err

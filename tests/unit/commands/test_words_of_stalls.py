@@ -6,7 +6,7 @@ from rich.console import Console
 from sftriage.events import WindowJudged
 from sftriage.records import Decision, Suspect, Verdict
 from sftriage.sinks.terminal import Reporter
-from sftriage.words import verdict_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 
 def verdict(*suspects, reasons=("not_arrived",), missing=None, typical_s=0.02):

@@ -10,6 +10,7 @@ from sftriage.recorder import Monitor
 from sftriage.windows.gather import Shape
 from sftriage.windows.logs import StepLogs, kept_steps
 from tests.unit.agent.test_agent import train
+from tests.unit.fleet.shipments import rows
 
 SHAPE = Shape(window_steps=4, stride_steps=4, warmup_steps=0)
 
@@ -113,3 +114,19 @@ def test_steps_that_are_held_no_longer_come_from_the_logs(hosts, monitor, tmp_pa
     # AND steps that nobody took, or of a generation that is not there, are not
     assert gathering.steps(0, 500, 510) is None
     assert gathering.steps(3, 10, 21) is None
+
+
+def test_a_rank_that_nothing_is_heard_of_is_waited_for_no_longer_until_something_is():
+    # GIVEN ranks of two hosts, one of which is not heard of after step 1
+    gathering = WindowAssembly(SHAPE)
+    assert gathering.add([rows((0, 1), 0, 5, agent="a"), rows((2, 3), 0, 2, agent="b")]) == []
+    # WHEN it is given up
+    (window,) = gathering.add([rows((0, 1), 5, 1, agent="a"), rows((2, 3), 0, 0, agent="b", away=(2, 3))])
+    # THEN the window goes out without what it has not told of
+    assert np.isfinite(window.durations_NRS[:, :2]).all()
+    assert np.isfinite(window.durations_NRS[:2, 2:]).all()
+    assert np.isnan(window.durations_NRS[2:, 2:]).all()
+    # AND once it tells of steps again, it is waited for again
+    assert gathering.add([rows((2, 3), 2, 5, agent="b"), rows((0, 1), 6, 3, agent="a")]) == []
+    (window,) = gathering.add([rows((2, 3), 7, 1, agent="b")])
+    assert (window.first_step, np.isfinite(window.durations_NRS).all()) == (4, True)

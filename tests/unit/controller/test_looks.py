@@ -11,7 +11,7 @@ from sftriage.policy.loading import parse
 from sftriage.policy.schema import Detection
 from sftriage.records import JobStatus, RankStatus, StageSchema, Window
 from sftriage.runs.journal import Journal, read_journal
-from sftriage.words import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence, resolution
 
 S = 1_000_000_000
 SCHEMA = StageSchema(("data", "save", "backward", "other"), ("backward",))

@@ -74,15 +74,15 @@ def test_what_lies_between_steps_is_time_too_and_a_step_nobody_saw_took_as_long_
 
 def test_a_capture_runs_its_steps_and_the_window_that_holds_them_is_its_own_doing():
     replayed = list(replay([window(first) for first in (0, 20, 40)], policy(), 0.0))
-    # THEN the capture is of the steps after its window and its warm-up
-    assert replayed[0].captured_steps == ((21, 23),)
+    # THEN the capture is of the steps after its window; the stacks of a slow loader need no warm-up
+    assert replayed[0].captured_steps == ((20, 22),)
     assert [request.rank for request in replayed[0].decision.requests] == [2]
     # AND the window that holds them is held, and after it there is a trace of the fault
     assert outcomes(replayed) == ["capture", "hold", "throttle"]
     assert replayed[2].decision.reason == "already_captured"
     assert replayed[2].decision.parameters["capture_id"] == replayed[0].decision.requests[0].capture_id
     assert replayed[1].verdict.reasons == ("self_inflicted",)
-    assert replayed[1].verdict.numbers["capturing_steps"] == 4.0
+    assert replayed[1].verdict.numbers["capturing_steps"] == 3.0
 
 
 def test_a_recorded_profiler_is_still_one():

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 from sftriage.controller.controller import Controller
 from sftriage.controller.resuming import resume_state
+from sftriage.events import CauseFound
 from sftriage.policy.loading import parse
-from sftriage.records import CaptureResult, JobStatus, ManualRequest, RankStatus
+from sftriage.records import CaptureResult, JobStatus, ManualRequest, RankStatus, Reproduced
 from sftriage.runs.journal import Journal, read_journal
 from tests.unit.controller.test_controller import window
 
@@ -51,6 +52,30 @@ def test_a_controller_that_takes_over_knows_what_was_decided_and_what_is_under_w
     assert request.capture_id in resume_state(read_journal(tmp_path / "decisions.jsonl")).unended
     second.changed(CaptureResult(request.capture_id, 2, "stored", first_step=30, last_step=32), 110.0)
     assert set(resume_state(read_journal(tmp_path / "decisions.jsonl")).unended) == {wanted.capture_id}
+
+
+def test_what_a_capture_left_open_is_asked_for_by_the_next_controller_once(tmp_path):
+    # GIVEN a capture that has told what it leaves open, and whose controller was killed before it counted as ended
+    first = controller(tmp_path)
+    (request,) = first.take(window(0, late_s=0.02), 100.0).decision.requests
+    assert (request.profiler, first.trigger_of(request.capture_id).chosen) == ("stacks", "host_stage")
+    found = CauseFound(101.0, request.capture_id, 2, "blocked", False, "It waits.", left_open="operators")
+    first.explained(found)
+    journal = tmp_path / "decisions.jsonl"
+    second = controller(tmp_path, resume_state(read_journal(journal)))
+    # WHEN the next one hears of it again
+    stored = CaptureResult(request.capture_id, 2, "stored", first_step=30, last_step=32)
+    second.explained(found)
+    second.changed(stored, 102.0, Reproduced("yes", 3, 3, 0.02, 0.02))
+    # THEN it is followed up by the next window of the suspect
+    (follow_up,) = (decision := second.take(window(40, late_s=0.02), 103.0).decision).requests
+    assert (decision.reason, follow_up.profiler) == ("follow_up", "torch")
+    assert second.trigger_of(follow_up.capture_id).follows == request.capture_id
+    # AND neither by this one again, nor by the one after it
+    third = controller(tmp_path, resume_state(read_journal(journal)))
+    assert second.take(window(60, late_s=0.02), 104.0).decision.outcome == "throttle"
+    third.changed(replace(stored, capture_id=follow_up.capture_id), 105.0, Reproduced("yes", 3, 3, 0.02, 0.02))
+    assert third.take(window(60, late_s=0.02), 106.0).decision.reason == "already_captured"
 
 
 def test_what_is_learnt_goes_on_no_record_and_makes_the_next_verdict_what_it_would_have_been(tmp_path):

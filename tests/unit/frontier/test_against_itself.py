@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier import Settings, judge
-from sftriage.words import verdict_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 from .windows import Fault, Job, every, from_step
 

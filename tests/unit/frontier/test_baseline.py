@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sftriage.frontier import Settings, judge
-from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Known, Typical
+from sftriage.frontier.baseline import MAX_REGIMES, MAX_SAMPLES, Baseline, Samples, Typical
 
 from .windows import Fault, Job, every
 
@@ -85,13 +85,13 @@ def test_a_slowdown_that_creeps_does_not_become_the_norm():
 
 def test_what_is_known_stays_spread_over_all_of_the_job():
     # GIVEN a thousand healthy windows, each a little longer than the one before
-    known = Known(())
+    known = Samples()
     for n in range(1000):
         known = known.after(Typical(np.full((1, 1), float(n)), np.full((1, 1), float(n)), np.zeros(1), 0.0))
     # THEN a bounded sample of them is kept, and its median is from the middle of the job
     assert known.seen == 1000
-    assert len(known.samples) <= MAX_SAMPLES
-    assert known.typical.level_CS[0, 0] == pytest.approx(500.0, rel=0.05)
+    assert len(known.kept) <= MAX_SAMPLES
+    assert Baseline({("", None): known}).typical(("", None)).level_CS[0, 0] == pytest.approx(500.0, rel=0.05)
 
 
 @pytest.mark.parametrize(

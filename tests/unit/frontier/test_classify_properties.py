@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import walk
-from sftriage.frontier.baseline import Baseline, Known, profile
+from sftriage.frontier.baseline import Baseline, Samples, profile
 from sftriage.frontier.explaining import explain
 from sftriage.frontier.roles import roles_of
 from sftriage.frontier.segments import complete_steps, segments
@@ -36,7 +36,7 @@ def past_of(window, factor):
     replays = replay([walk(segment, roles.some_X) for segment in segments(window)], roles, len(window.schema.stages))
     typical = profile(replays, len(valid_N), roles).of(valid_N).typical
     parts = {name: getattr(typical, name) * factor for name in ("level_CS", "common_CS", "sync_S", "lateness_s")}
-    return Past(Baseline({("", None): Known((replace(typical, **parts),), 10)}))
+    return Past(Baseline({("", None): Samples((replace(typical, **parts),), 10)}))
 
 
 def assert_coherent(verdict, window):

@@ -14,7 +14,7 @@ from sftriage.frontier.accounting import anchored
 from sftriage.frontier.explaining import explain
 from sftriage.frontier.reproducing import reproduced
 from sftriage.records import Trigger
-from sftriage.words import verdict_sentence
+from sftriage.words.verdicts import verdict_sentence
 
 from .device_windows import MS, GpuJob
 from .strategies import ORDINARY, windows

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.frontier.pace import JobSince, Pace, Pause, RankSince
-from sftriage.frontier.stalls import MAX_NAMED, StallSettings, Watch, look, stall_verdict, wait_state_of
-from sftriage.records import StageSchema, Window
+from sftriage.frontier.stalls import MAX_NAMED, StallSettings, Watch, look, stall_verdict, still_ranks, wait_state_of
+from sftriage.records import JobStatus, RankStatus, StageSchema, Window
 
 S = 1_000_000_000
 NOW = 100_000 * S
@@ -176,6 +176,28 @@ def test_what_is_long_is_the_jobs_own_affair(pace, threshold_s):
 def test_the_ranks_of_one_host_are_one_suspect(hosts, ranks, suspects):
     verdict = stalled(job(*ranks, hosts=hosts), STEADY, SETTINGS, NOW)
     assert sorted(named(verdict), key=str) == sorted(suspects, key=str)
+
+
+@pytest.mark.parametrize(
+    ("stage", "stage_s", "step_s", "typical_s", "still"),
+    [
+        ("forward", 4.9, 4.9, 0.1, False),
+        ("forward", 5.1, 5.1, 0.1, True),
+        # A stage that has just begun, of a step that has not
+        ("forward", 0.1, 5.1, 0.1, True),
+        # A step may take ten times what it usually does
+        ("forward", 19.0, 19.0, 2.0, False),
+        ("forward", 21.0, 21.0, 2.0, True),
+        # Between steps, since the last one ended
+        (None, 4.0, 60.0, 0.1, False),
+        (None, 6.0, 60.0, 0.1, True),
+        ("forward", 6.0, 6.0, 0.0, True),
+    ],
+)
+def test_who_takes_no_steps_now(stage, stage_s, step_s, typical_s, still):
+    ages = int(stage_s * 1e9), 7, int(step_s * 1e9)
+    one = RankStatus(3, "h", stage, *ages, 7, closed=False, alive=True)
+    assert still_ranks(JobStatus(SCHEMA, 4, (one,)), typical_s) == ({3} if still else set())
 
 
 def test_of_two_sync_stages_the_later_one_is_where_the_others_wait():

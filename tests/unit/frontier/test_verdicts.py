@@ -12,7 +12,7 @@ import pytest
 
 from sftriage.frontier import Past, Settings, judge
 from sftriage.frontier.accounting import anchored
-from sftriage.frontier.baseline import Baseline, Known, Typical
+from sftriage.frontier.baseline import Baseline, Samples, Typical
 
 from .windows import BETWEEN, OUTSIDE, Fault, Job, at, classify, every, exactly, from_step, gaussian, heavy_tailed
 
@@ -302,6 +302,6 @@ def test_a_group_never_saves_more_than_was_spent():
     assert anchored(idle).exposed_s == 0.0
     nothing = Typical(np.zeros((1, 2)), np.zeros((1, 2)), np.zeros(2), 0.0)
     # WHEN classified: the median step spends more than the mean one does
-    verdict = classify(window, Past(Baseline({("", None): Known((nothing,), 1)})))
+    verdict = classify(window, Past(Baseline({("", None): Samples((nothing,), 1)})))
     # THEN what would be saved is no more than the mean
     assert 0.0 < verdict.suspects[0].gain_s <= verdict.exposed_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sftriage.counters import SystemCode
 from sftriage.policy.engine import decide
 from sftriage.policy.loading import LoadedPolicy
 from sftriage.policy.policy_set import PolicySet
@@ -43,6 +44,7 @@ def make_verdict(
     scope: Scope | None = None,
     onset_step: int | None = None,
     descheduled_fraction: float | None = None,
+    system: tuple[SystemCode, float] | None = None,
 ) -> Verdict:
     one = len(ranks or ()) == 1
     scope = scope or ("rank" if one else "all")
@@ -51,6 +53,7 @@ def make_verdict(
         pattern=pattern,
         onset_step=onset_step,
         descheduled_fraction=descheduled_fraction,
+        system=system,
     )
     suspects = () if ranks is None else (suspect,)
     return Verdict(

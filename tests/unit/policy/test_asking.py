@@ -2,12 +2,13 @@
 
 import pytest
 
+from sftriage.policy.choosing import Situation
 from sftriage.policy.loading import parse
 from sftriage.policy.policy_set import PolicySet
-from sftriage.policy.requests import decide_manual_request, trigger_of_request
+from sftriage.policy.requests import ANY, decide_manual_request, trigger_of_request
 from sftriage.policy.state import State, finished
 from sftriage.records import CaptureResult, ManualRequest
-from sftriage.words import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence, resolution
 
 NOW_S = 1_800_000_000.0
 
@@ -49,9 +50,34 @@ def test_what_is_asked_for_is_captured():
     assert (ended.fired_s, ended.failures, ended.largest_gain_s) == ({}, {}, 0.0)
 
 
-def test_stacks_are_taken_at_once():
-    (request,) = decided(ask(1, profiler="stacks"))[0].requests
-    assert (request.profiler, request.steps, request.warmup_steps) == ("stacks", 1, 0)
+UNDER_NSYS = Situation(None, clock="device", nsys=True)
+
+
+@pytest.mark.parametrize(
+    ("profiler", "options", "still", "case", "expected"),
+    [
+        # By hand nobody is suspected: both operators and lines are looked at
+        ("auto", {}, (), ANY, ("torch", 5, 1, True, "whole_rank")),
+        ("auto", {}, (), UNDER_NSYS, ("nsys", 5, 1, None, "device_clock")),
+        # unless the rank takes no steps
+        ("auto", {}, (1,), ANY, ("stacks", 1, 0, None, "stands_still")),
+        ("auto", {}, (1,), UNDER_NSYS, ("stacks", 1, 0, None, "stands_still")),
+        ("auto", {}, (0, 2), ANY, ("torch", 5, 1, True, "whole_rank")),
+        # What is named is taken, its options with it
+        ("stacks", {}, (), ANY, ("stacks", 5, 0, True, "")),
+        ("stacks", {}, (1,), ANY, ("stacks", 1, 0, None, "")),
+        ("stacks", {"stacks": {"native": True}}, (), ANY, ("stacks", 1, 0, None, "")),
+        ("torch", {"torch": {"sample_stacks": False}}, (1,), ANY, ("torch", 5, 1, False, "")),
+    ],
+)
+def test_what_is_run_for_whoever_asks(profiler, options, still, case, expected):
+    wanted, loaded = ask(1, profiler=profiler, options=options), policies()
+    decision, _ = decided(wanted, still=still, case=case)
+    (request,) = decision.requests
+    trigger = trigger_of_request(wanted, request, loaded, decision)
+    found = request.profiler, request.steps, request.warmup_steps, request.options.get("sample_stacks")
+    assert (*found, trigger.chosen) == expected
+    assert request.options.get("native", False) == bool(options.get("stacks"))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from sftriage.policy.engine import decide
 from sftriage.policy.limits import EVIDENCE_S
 from sftriage.policy.state import GRACE_S, Failures, Running, State, finished
-from sftriage.words import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
 

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from sftriage.policy import cron
-from sftriage.words import clock
+from sftriage.words.amounts import clock
 
 UTC = timezone.utc
 FRIDAY = datetime(2027, 1, 15, 8, 0, 30, tzinfo=UTC)

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 
+from sftriage.counters import SystemCode
 from sftriage.errors import InputError
 from sftriage.policy.engine import decide
 from sftriage.policy.explanations import trigger
 from sftriage.policy.state import GRACE_S, Running, State, finished
-from sftriage.words import RESOLVES, advice, reason_sentence, resolution
+from sftriage.words.decisions import advice, reason_sentence, resolution
+from sftriage.words.verdicts import RESOLVES
 
 from .making import make_policy, make_verdict
 
@@ -85,6 +88,37 @@ RUNNING_7_8 = {**RUNNING_7, "w1-50-r8-x-2": Running(8, NOW + 60)}
             "waiting for a CPU: that is 83% of its lateness, and no trace of its own would show it",
         ),
         ({"descheduled_fraction": 0.83}, [CAPTURING, WITH_NSYS], {}, "capture", "rule deep: "),
+        (
+            {"descheduled_fraction": 0.83, "system": ("stopped", 0.9)},
+            [CAPTURING],
+            {},
+            "hold",
+            "standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
+        ),
+        ({"system": ("cgroup_throttled", 0.6)}, [CAPTURING, WITH_NSYS], {}, "capture", "rule deep: "),
+        ({"system": ("cgroup_throttled", 0.6)}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
+        # A window that is held names nobody; what was counted of its candidate is so all the same.
+        (
+            {"label": "needs_evidence", "reasons": ("intermittent",), "system": ("stopped", 0.9)},
+            [CAPTURING, WITH_NSYS],
+            {},
+            "hold",
+            "standing still, stopped as a whole (SIGSTOP): that is 90% of the lateness of rank 2, and no trace",
+        ),
+        (
+            {"label": "needs_evidence", "reasons": ("intermittent",), "descheduled_fraction": 0.9},
+            [CAPTURING],
+            {},
+            "hold",
+            "intermittent",
+        ),
+        (
+            {"label": "needs_evidence", "reasons": ("self_inflicted",), "system": ("stopped", 0.9)},
+            [CAPTURING],
+            {},
+            "hold",
+            "self_inflicted",
+        ),
         ({"descheduled_fraction": 0.83}, [OBSERVING], {}, "ignore", "observe-only: rule watch matched"),
         ({"descheduled_fraction": 0.4}, [CAPTURING], {}, "capture", "rule slow-rank: "),
         (
@@ -158,7 +192,7 @@ def test_truth_table(verdict, rules, state, outcome, reason):
     decision, _ = decide(make_verdict(**verdict), make_policy(*rules), State(**state), NOW)
     assert (decision.outcome, reason_sentence(decision)[: len(reason)]) == (outcome, reason)
     assert bool(decision.requests) == (outcome == "capture")
-    advised = outcome == "throttle" or decision.reason == "descheduled" or bool(verdict.get("reasons"))
+    advised = outcome == "throttle" or decision.reason in get_args(SystemCode) or bool(verdict.get("reasons"))
     assert bool(resolution(decision)) == advised
 
 
@@ -233,7 +267,8 @@ def test_a_fault_that_has_passed_is_held():
 
 
 def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
-    capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "torch": {"record_shapes": True}}
+    capture = {"steps": 7, "warmup_steps": 2, "max_seconds": 30, "max_bytes": "2Mi", "profiler": "torch"}
+    capture["torch"] = {"record_shapes": True}
     policy = make_policy({"name": "slow-rank", "match": {"gain": ">= 5%"}, "capture": capture, "cooldown": "90s"})
     decision, state = decide(make_verdict(attempt=1), policy, replace(BEGUN, captures=1, asked=1), NOW)
     (request,) = decision.requests
@@ -242,6 +277,7 @@ def test_a_capture_carries_the_bounds_of_its_rule_and_is_remembered():
     assert (request.max_seconds, request.max_bytes) == (30.0, 2 * 2**20)
     assert request.options == {
         "sample_stacks": True,
+        "samples_per_second": 200,
         "record_shapes": True,
         "with_stack": False,
         "profile_memory": False,

@@ -19,7 +19,7 @@ from sftriage.policy.policy_set import PolicySet
 from sftriage.policy.quantities import Lasting
 from sftriage.policy.state import GRACE_S, State, charged, finished
 from sftriage.records import CaptureRequest, CaptureResult, Decision
-from sftriage.words import reason_sentence
+from sftriage.words.decisions import reason_sentence
 
 from .making import make_policy, make_verdict
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sftriage.policy.engine import decide
 from sftriage.policy.state import State
-from sftriage.words import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, make_policy, make_verdict, played
 

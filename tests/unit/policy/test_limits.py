@@ -8,7 +8,7 @@ import pytest
 
 from sftriage.policy.engine import decide
 from sftriage.policy.state import State, charged
-from sftriage.words import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence, resolution
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, in_a_row, make_policy, make_verdict, played
 

@@ -39,7 +39,7 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         ),
         (
             "stalled",
-            "capture: {}",
+            "capture: {profiler: torch}",
             ".match.label: no torch capture on stalled, because it starts at a rank's next step",
         ),
         ("stalled", "capture: {profiler: nsys}", ".match.label: no nsys capture on stalled, because it starts at a"),
@@ -56,9 +56,15 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         (
             "suspect",
             "capture: {profiler: tourch}",
-            ".capture.profiler: expected torch or nsys or stacks, got 'tourch'; ",
+            ".capture.profiler: expected auto or torch or nsys or stacks, got 'tourch'; ",
         ),
-        ("suspect", "capture: {nsys: {}}", ".capture.nsys: options of nsys do nothing where the profiler is torch"),
+        ("stalled", "capture: {torch: {}}", ".capture.torch: options of torch do nothing on stalled"),
+        ("stalled", "capture: {steps: 3}", ".capture.steps: stacks of a rank that stands still are taken once, from"),
+        (
+            "suspect",
+            "capture: {profiler: torch, nsys: {}}",
+            ".capture.nsys: options of nsys do nothing where the profiler is torch",
+        ),
         (
             "suspect",
             "capture: {profiler: nsys, torch: {with_stack: true}}",
@@ -76,8 +82,13 @@ RULE = "    - name: r\n      match: {label: %s}\n      %s\n"
         ),
         (
             "suspect",
-            "capture: {profiler: stacks, steps: 2}",
-            ".capture.steps: stacks are taken at once, wherever a step",
+            "capture: {profiler: stacks, steps: 2, stacks: {native: true}}",
+            ".capture.steps: stacks with native frames, or the flight recorder's dump, are taken once, from outside",
+        ),
+        (
+            "suspect",
+            "capture: {profiler: stacks, warmup_steps: 2}",
+            ".capture.warmup_steps: stacks need no warm-up: no profiler is started",
         ),
         ("suspect", "capture: {ranks: [0], sample: 1}", ".capture.sample: of ranks that are named, all are captured"),
         ("suspect", "capture: {ranks: [3, 1, 3]}", ".capture.ranks: named twice: 3"),

@@ -11,7 +11,7 @@ from sftriage.policy.loading import LoadedPolicy, parse, shipped
 from sftriage.policy.policy_set import PolicySet, load_set
 from sftriage.policy.problems import PolicyError
 from sftriage.policy.state import State
-from sftriage.words import reason_sentence
+from sftriage.words.decisions import reason_sentence
 
 from .making import make_verdict
 

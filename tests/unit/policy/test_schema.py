@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from sftriage.policy.choosing import Means, options_of
 from sftriage.policy.quantities import AT_ONCE, Lasting
 from sftriage.policy.schema import TriagePolicy
 
@@ -127,9 +128,9 @@ def test_the_whole_document_is_read():
     assert hang.capture is not None
     assert (slow.capture.sample, slow.capture.control_ranks, deep.capture.ranks) == (2, 1, (0, 1))
     off = dict.fromkeys(("record_shapes", "with_stack", "profile_memory"), False)
-    assert slow.capture.options == {"sample_stacks": True, **off}
-    assert deep.capture.options == {"trace": ["cuda"], "sample": "cpu", "sqlite": False}
-    assert hang.capture.options == {"native": True, "flight_recorder": False}
+    assert options_of(slow.capture, Means("torch")) == {"sample_stacks": True, "samples_per_second": 200, **off}
+    assert options_of(deep.capture, Means("nsys")) == {"trace": ["cuda"], "sample": "cpu", "sqlite": False}
+    assert options_of(hang.capture, Means("stacks", once=True)) == {"native": True, "flight_recorder": False}
     assert (spec.limits.overhead_fraction, spec.active.trigger) == (0.005, None)
     assert spec.retention is not None
     assert (spec.retention.age_s, spec.retention.size_bytes) == (14 * 86400, 50 * 2**30)
@@ -173,6 +174,7 @@ def test_defaults_are_those_of_the_documentation():
     assert rule.capture.max_trace_bytes == 512 * 2**20
     off = dict.fromkeys(("record_shapes", "with_stack", "profile_memory"), False)
     assert rule.capture.torch.model_dump() == {"sample_stacks": True, **off}
+    assert rule.capture.samples_per_second == 200
     assert (rule.lasts(spec.detection), rule.notify) == (AT_ONCE, ())
     assert (rule.capture.sample, rule.capture.control_ranks) == (1, 0)
     assert (spec.limits.captures_per_hour, spec.limits.day_limit, spec.limits.concurrent_ranks) == (4, 12, 2)
@@ -253,6 +255,7 @@ def test_bounds_of_the_spec(spec, where):
         ({"capture": {"max_bytes": "1Ki"}}, ("capture", "max_bytes")),
         ({"capture": {"max_bytes": "1Ti"}}, ("capture", "max_bytes")),
         ({"capture": {"torch": {"with_stack": 1}}}, ("capture", "torch", "with_stack")),
+        ({"capture": {"samples_per_second": 1001}}, ("capture", "samples_per_second")),
         ({"cooldown": "31d"}, ("cooldown",)),
     ],
 )

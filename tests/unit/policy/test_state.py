@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sftriage.policy.engine import decide
 from sftriage.policy.state import DAY_S, MEMORY_S, MOST_REMEMBERED, State, finished, remembered
 from sftriage.policy.suspects import key, key_of_ranks
-from sftriage.words import reason_sentence
+from sftriage.words.decisions import reason_sentence
 
 from .making import BEGUN, CAPTURING, NOW, OTHER, make_policy, make_verdict, of
 

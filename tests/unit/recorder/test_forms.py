@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -12,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.recorder import moments, monitor, ring
+from sftriage.recorder.device import CUDA_START_STEPS
 from sftriage.recorder.layout import LIVE_AT
 from sftriage.recorder.monitor import Monitor
 from sftriage.windows.rings import open_ring
@@ -19,12 +23,18 @@ from sftriage.windows.rings import open_ring
 STAGES = ("data", "forward", "backward")
 OPERATIONS = st.one_of(
     st.tuples(st.just("begin"), st.one_of(st.none(), st.integers(-1, 1 << 57))),
-    st.tuples(st.sampled_from(["end", "fail", "thread", "declare", "note", "join"]), st.integers(0, 3)),
+    st.tuples(st.sampled_from(["end", "fail", "thread", "declare", "note", "join", "kind", "call"]), st.integers(0, 3)),
     st.tuples(st.just("enter"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
     st.tuples(st.just("leave"), st.sampled_from((*STAGES, "other", "late-0", "nowhere"))),
     st.tuples(st.just("pass"), st.integers(0, 1 << 40)),
     st.tuples(st.just("loop"), st.integers(1, 200)),
 )
+
+
+class PythonMonitor(Monitor):
+    """A monitor without what it inherits from the form in C."""
+
+    step, stage = Monitor._step_in_python, Monitor._stage_in_python
 
 
 class Script:
@@ -37,7 +47,8 @@ class Script:
             for module in (monitor, ring):
                 patched.setattr(module, "monotonic_ns", self._clock)
             patched.setattr(monitor, "time_ns", lambda: 0)
-            self.monitor = Monitor(STAGES, ("backward",), rings=directory, slots=1)
+            kind = PythonMonitor if form is moments.PYTHON else Monitor
+            self.monitor = kind(STAGES, ("backward",), rings=directory, slots=1)
         for operation, value in program:
             self.now_ns += 3
             getattr(self, f"_{operation}")(value)
@@ -53,6 +64,18 @@ class Script:
 
     def _begin(self, number: int | None) -> None:
         self.monitor.step(number).__enter__()
+
+    def _kind(self, number: int) -> None:
+        kind = ("", "evaluation", "a kind that is too long", None)[number]
+        step = self.monitor.step(kind=kind, work=number or None)
+        step.__enter__()
+
+    def _call(self, number: int) -> None:
+        # By keyword, by an equal name that is another object, and by what is no name at all.
+        asked = ({"name": "data"}, {"name": "".join(["da", "ta"])}, {"name": []}, {"name": None})[number]
+        for _ in range(2):
+            with self.monitor.stage(**asked):
+                pass
 
     def _end(self, _: int) -> None:
         self.monitor.step().__exit__(None, None, None)
@@ -107,6 +130,65 @@ def test_both_forms_write_the_same_bytes(program):
         c, python = Script(moments.FORM, one, program), Script(moments.PYTHON, other, program)
         assert c.found == python.found
         assert c.content == python.content
+
+
+@pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
+def test_wrong_arguments_are_a_type_error_as_everywhere(kind):
+    with kind() as monitor:
+        for call in (monitor.stage, lambda: monitor.stage("data", "forward"), lambda: monitor.stage(stage="data")):
+            with pytest.raises(TypeError):
+                call()
+        for call in (lambda: monitor.step(1, "", 2, 3), lambda: monitor.step(steps=1)):
+            with pytest.raises(TypeError):
+                call()
+
+
+@pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
+def test_many_names_each_find_their_own_stage(kind, tmp_path):
+    # GIVEN more stages than are remembered by the objects that name them
+    names = [f"stage-{number}" for number in range(30)]
+    with kind(names, (), rings=tmp_path) as monitor:
+        first = [monitor.stage(name) for name in names]
+        # THEN each is found again, by the same name and by an equal one
+        assert [monitor.stage(name) for name in names] == first
+        assert [monitor.stage("".join(list(name))) for name in names] == first
+        assert len(set(first)) == len(names)
+        # AND a name that was none becomes one when it is declared
+        before = monitor.stage("late")
+        monitor.declare("late")
+        assert monitor.stage("late") is monitor.stage("late") is not before
+
+
+@pytest.mark.parametrize("kind", [Monitor, PythonMonitor])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_an_inert_monitor_goes_where_its_holder_is_copied_to(kind, copied):
+    monitor = copied(kind())
+    with monitor.step(), monitor.stage("data"):
+        pass
+    assert not monitor.active
+
+
+@pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)
+def test_steps_and_stages_are_looked_up_without_a_frame_of_pythons(tmp_path):
+    # GIVEN a monitor whose stages have been asked for once
+    with Monitor(STAGES, rings=tmp_path) as monitor:
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                with monitor.step():
+                    for name in STAGES:
+                        with monitor.stage(name):
+                            pass
+
+        steps(CUDA_START_STEPS + 1)
+        called = []
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+        try:
+            steps(3)
+        finally:
+            sys.setprofile(None)
+    # THEN steady steps call nothing that is written in Python
+    assert called == ["steps"]
 
 
 @pytest.mark.skipif(moments.FORM.name != "C", reason=moments.WHY_NOT_C)

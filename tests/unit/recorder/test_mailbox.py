@@ -152,7 +152,7 @@ GOOD = plain(REQUEST)
         *(GOOD | {"capture_id": wrong} for wrong in ("../../etc/passwd", 5)),
         *(GOOD | {"steps": wrong} for wrong in (True, 2.5, 10**30)),
         *(GOOD | {"max_seconds": wrong} for wrong in (float("nan"), "9")),
-        *(GOOD | {"options": wrong} for wrong in ([1], {"with_stack": 1})),
+        *(GOOD | {"options": wrong} for wrong in ([1], {"with_stack": 1}, {"samples_per_second": True})),
         GOOD | {"rank": 4},
         GOOD | {"profiler": "perf"},
         GOOD | {"labels": {"why": 1}},

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from time import monotonic
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -195,6 +197,74 @@ def test_exactly_the_steps_asked_for_are_recorded_after_the_warm_up(rig, session
     assert rig.client.progress().state == "idle"
     # AND the steps it touched say so: warm-up, recorded, and the one whose between_ns has the stop
     assert rig.touched == [2, 3, 4, 5]
+
+
+STACKS = {"profiler": "stacks", "options": {"sample_stacks": True}, "warmup_steps": 0, "max_bytes": 10**6}
+
+
+def until_sampled(rig) -> None:
+    """Stay in the step until the sampler has looked once more."""
+    sampler = rig.executor._capture.session.sampler
+    before, end_s = len(sampler), monotonic() + 20.0
+    while len(sampler) == before:
+        assert monotonic() < end_s
+
+
+@pytest.mark.parametrize("own_profiler", [False, True])
+@pytest.mark.parametrize("torch_there", [True, False])
+def test_stacks_alone_are_sampled_over_the_steps_and_leave_every_profiler_alone(
+    rig, session, monkeypatch, own_profiler, torch_there
+):
+    # GIVEN a job at step 2 that may profile itself, and need not use torch
+    if not torch_there:
+        monkeypatch.delitem(sys.modules, "torch")
+    rig.guard._job_has_profiler = own_profiler
+    rig.step(2)
+    # WHEN stacks alone are asked for
+    rig.ask(**STACKS)
+    rig.step(2, lambda: until_sampled(rig))
+    rig.exported()
+    rig.step(3)
+    # THEN these two steps are sampled, no profiler was touched, and the job's own need not make way
+    result = rig.result()
+    assert (result.state, result.detail, result.first_step, result.last_step) == ("stored", "", 2, 3)
+    assert set(result.timings_s) == {"start", "run", "export"}
+    assert session.log == []
+    file = rig.spool / "c-1.stacks.speedscope.json"
+    assert result.size_bytes == file.stat().st_size
+    assert set(json.loads(file.read_bytes())["sftriage"]["step"]) == {2, 3}
+    # AND the steps say so, and nothing of it goes on
+    assert rig.touched == [2, 3, 4]
+    assert not [one for one in threading.enumerate() if one.name == "sftriage-samples"]
+    assert rig.client.progress().state == "idle"
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"options": {}}, "stacks are taken from outside"),
+        ({"options": {"sample_stacks": True, "with_stack": True}}, "unknown options: with_stack"),
+        ({"options": {"sample_stacks": True, "samples_per_second": 0}}, "samples_per_second 0: 1 to 1000"),
+    ],
+)
+def test_stacks_that_a_trainer_cannot_sample_are_refused(rig, changes, reason):
+    rig.ask(**{**STACKS, **changes})
+    rig.step(2)
+    assert rig.outcome() == ("refused", reason)
+
+
+def test_stacks_that_are_called_off_or_do_not_fit_leave_nothing(rig):
+    rig.ask(**STACKS)
+    rig.step()
+    rig.client.cancel("c-1")
+    rig.step(2)
+    assert rig.outcome() == ("failed", "cancelled")
+    rig.ask(**{**STACKS, "capture_id": "c-2", "max_bytes": 10})
+    rig.step(2)
+    rig.exported()
+    state, detail = rig.outcome()
+    assert (state, detail.startswith("no stacks: they would have had ")) == ("failed", True)
+    assert list(rig.spool.iterdir()) == []
 
 
 def test_stages_are_marked_while_recording_and_their_time_is_accounted_as_ever(clock, rig, session):

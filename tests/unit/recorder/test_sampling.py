@@ -4,11 +4,14 @@ import json
 import linecache
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from sftriage.recorder.sampling import MAX_SAMPLES, StackSampler
+from sftriage.recorder import stacks
+from sftriage.recorder.sampling import StackSampler
+from sftriage.recorder.stacks import MAX_SAMPLES, Stacks
 from sftriage.reduce.samples import read_samples
 
 DEADLINE_S = 20.0
@@ -54,6 +57,34 @@ def test_a_sample_says_where_the_training_thread_stood_and_in_which_step_and_sta
     assert stood.line == Sampled.stand_here.__code__.co_firstlineno + 1
     # AND how long the thread has run grows with the samples, where the system says
     assert list(read.training.run_ns_N) == sorted(read.training.run_ns_N)
+
+
+def test_in_a_forked_process_too_the_training_thread_is_known_to_have_run(monkeypatch, tmp_path):
+    # GIVEN a thread whose id in `threading` is the one that it had in the process that was forked
+    monkeypatch.setattr(threading.current_thread(), "_native_id", 2**22)
+    made = Sampled()
+    made.sampler.start()
+    made.stand_here()
+    made.sampler.stop()
+    # THEN what the system says of it is that of the thread itself
+    assert made.sampler.keep(tmp_path / "s.json", 1 << 20) == ""
+    assert min(read_samples(tmp_path / "s.json").training.run_ns_N) > 0
+
+
+def test_a_thread_that_sleeps_is_known_to_by_what_the_kernel_says(tmp_path):
+    # GIVEN a thread that sleeps until it was sampled WHEN what was sampled is kept
+    made = Sampled()
+    made.sampler.start()
+    until_s = time.monotonic() + DEADLINE_S
+    while not made.there.is_set() and time.monotonic() < until_s:
+        time.sleep(0.02)
+    made.sampler.stop()
+    made.sampler.keep(tmp_path / "s.json", 1 << 20)
+    waits_in = read_samples(tmp_path / "s.json").training.waits_in_N
+    # THEN what it waits in is there, sample by sample, where the system says; and never the interpreter itself
+    assert len(waits_in) >= 3
+    assert any("sleep" in one for one in waits_in) or not any(waits_in)
+    assert not any("futex" in one for one in waits_in)
 
 
 def test_the_file_is_one_that_speedscope_opens(sampled, tmp_path):
@@ -123,9 +154,24 @@ def test_where_no_thread_can_be_had_there_are_no_stacks_and_no_error(monkeypatch
 
 def test_it_is_bounded(monkeypatch, tmp_path):
     # GIVEN room for two samples WHEN nobody stops it THEN it ends by itself
-    monkeypatch.setattr("sftriage.recorder.sampling.MAX_SAMPLES", 2)
+    monkeypatch.setattr("sftriage.recorder.stacks.MAX_SAMPLES", 2)
     made = Sampled(1)
     made.sampler.start()
     made.sampler._thread.join(DEADLINE_S)
     assert not made.sampler._thread.is_alive()
     assert MAX_SAMPLES == 50_000
+
+
+def test_it_samples_less_often_where_each_look_takes_long_and_not_for_one_that_did(monkeypatch):
+    # GIVEN looks that take a millisecond of the thread's time, but for one that collects garbage, and two more
+    took_ms, waits_s = (1, 90, 1, 50, 60), []
+    times_ns = iter([one for took in took_ms for one in (0, took * 1_000_000)])
+    monkeypatch.setattr(stacks, "thread_time_ns", lambda: next(times_ns))
+
+    def ended(wait_s):
+        waits_s.append(round(wait_s, 3))
+        return len(waits_s) > len(took_ms)
+
+    # WHEN stacks are taken THEN what is waited for is 40 times what each of the last two looks took at least
+    Stacks(0.005, threading.get_ident()).run(ended)
+    assert waits_s == [0.005, 0.005, 0.04, 0.04, 0.04, 2.0]

@@ -7,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from sftriage.errors import CaptureError
 from sftriage.recorder.guard import ProfilerGuard
 from sftriage.recorder.session import TorchSession
 
@@ -64,3 +65,14 @@ def test_where_the_job_uses_the_compiler_torchs_own_call_heeds_its_settings(prep
     vars(compiler)["config"] = ModuleType("torch._inductor.config")
     profile = prepared(compiler)
     assert (profile.called, profile.profiler) == (["prepare_trace"], None)
+
+
+def test_a_capture_says_how_often_stacks_are_sampled(make_info):
+    # GIVEN what a policy asks for WHEN a session is made of it THEN its sampler has that, its profiler nothing of it
+    options = {"sample_stacks": True, "samples_per_second": 50}
+    session = TorchSession(make_info(), options, ProfilerGuard(), sample=True)
+    assert session.sampler._period_s == 0.02
+    assert session._options == {}
+    # AND what is out of bounds is refused
+    with pytest.raises(CaptureError, match="samples_per_second 0: 1 to 1000"):
+        TorchSession(make_info(), {"samples_per_second": 0}, ProfilerGuard())

@@ -1,12 +1,18 @@
 """Why a stage took so long: a truth table over what the trace has, and what was sampled meanwhile."""
 
+import dataclasses
 import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from sftriage.errors import InputError
 from sftriage.reduce.causes import DOES, NEXT_STEP, cause_of, cause_of_rank
-from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples, spots
+from sftriage.reduce.samples import Frame, StackSamples, ThreadSamples, read_samples
+from sftriage.reduce.spots import spots
 from sftriage.traces.manifest import CauseCode, Findings, Share, StageProfile
 
 MS = 1_000_000
@@ -16,12 +22,12 @@ SPIN = Frame("spin", "/job/statistics.py", 4, "total += 1")
 LIB = "/venv/lib/python3.11/site-packages/"
 
 
-def thread(stacks, times_ns, runs=0.0, waits=0.0, name="MainThread"):
+def thread(stacks, times_ns, runs=0.0, waits=0.0, name="MainThread", waits_in=""):
     run_ns, waited_ns = (tuple(int(one * part) for one in times_ns) for part in (runs, waits))
-    return ThreadSamples(name, tuple(stacks), run_ns, waited_ns)
+    return ThreadSamples(name, tuple(stacks), run_ns, waited_ns, (waits_in,) * len(times_ns))
 
 
-def samples(*taken, stage="data", runs=0.0, waits=0.0, every_ms=5, step=1, other=None, sampler_waits=0.0):
+def samples(*taken, stage="data", runs=0.0, waits=0.0, every_ms=5, step=1, other=None, sampler_waits=0.0, waits_in=""):
     """Samples of one stage: each of the stacks so many times, one ``every_ms``, the first that long after it began.
 
     ``other`` is what another thread ran.
@@ -37,10 +43,17 @@ def samples(*taken, stage="data", runs=0.0, waits=0.0, every_ms=5, step=1, other
         step_N=(step,) * len(stacks),
         stage_N=(stage,) * len(stacks),
         since_ns_N=(0,) * len(stacks),
-        training=thread(stacks, times_ns, runs, waits),
+        training=thread(stacks, times_ns, runs, waits, waits_in=waits_in),
         others=() if other is None else (thread(spins, times_ns, other, name="statistics"),),
         sampler=thread((), times_ns, waits=sampler_waits),
     )
+
+
+def unknown_times(taken):
+    """As where /proc says nothing of threads."""
+    unknown = (-1,) * len(taken.time_ns_N)
+    training, sampler = (replace(one, run_ns_N=unknown, waited_ns_N=unknown) for one in (taken.training, taken.sampler))
+    return replace(taken, training=training, sampler=sampler)
 
 
 def profile(stage_s, rank, working_s=0.0):
@@ -79,12 +92,57 @@ TABLE = {
         samples(((LOOP, Frame("Images.__getitem__", "/job/data.py", 57, "self.codec.next()")), 8)),
         "blocked",
     ),
+    "a line of a thread of which the system says nothing": (
+        unknown_times(samples(((LOOP, Frame("Images.__getitem__", "/job/data.py", 57, "self.codec.next()")), 8))),
+        "unknown",
+    ),
+    "a line that sleeps, of a thread of which the system says nothing": (
+        unknown_times(samples(((LOOP, GET), 8))),
+        "sleep",
+    ),
     "Python that computes": (samples(((LOOP, Frame("decode", "/job/data.py", 3, "total += b")), 8), runs=1), "python"),
     "a line that says sleep, of a thread that runs": (samples(((LOOP, GET), 8), runs=1), "python"),
     "the workers of a loader": (samples(((LOOP, WORKERS, PUTS), 8)), "dataloader_workers"),
     "another thread": (
         samples(((LOOP, Frame("Condition.wait", "/usr/lib/python3.11/threading.py", 327, "waiter.acquire()")), 8)),
         "lock",
+    ),
+    "a lock": (samples(((LOOP, Frame("look_up", "/job/data.py", 8, "with self._cache_lock:")), 8)), "lock"),
+    "a block that is no lock": (samples(((LOOP, Frame("f", "/job/data.py", 8, "with self.block:")), 8)), "blocked"),
+    "a file that another process has locked": (
+        samples(((LOOP, Frame("look_up", "/job/data.py", 8, "fcntl.flock(file, fcntl.LOCK_EX)")), 8)),
+        "lock",
+    ),
+    "a program that is started": (
+        samples(
+            (
+                (
+                    LOOP,
+                    Frame("run", "/usr/lib/python3.11/subprocess.py", 548, "with Popen(*popenargs) as process:"),
+                    Frame("Selector.select", "/usr/lib/python3.11/selectors.py", 415, "self._selector.poll(timeout)"),
+                ),
+                8,
+            )
+        ),
+        "subprocess",
+    ),
+    "a log that nobody reads": (
+        samples(
+            (
+                (
+                    LOOP,
+                    Frame("Logger.info", "/usr/lib/python3.11/logging/__init__.py", 1477, "self._log(INFO, msg)"),
+                    Frame("StreamHandler.emit", "/usr/lib/python3.11/logging/__init__.py", 1113, "stream.write(msg)"),
+                ),
+                8,
+            )
+        ),
+        "output",
+    ),
+    "a database": (samples(((LOOP, Frame("note", "/job/data.py", 8, "db.commit()")), 8)), "database"),
+    "a call that keeps the interpreter, so that no sample is taken in it": (
+        samples(((LOOP, within("loads", "json/__init__.py")), 5), every_ms=40, step=1, runs=1.0),
+        "python",
     ),
     "a fetch": (
         samples(((LOOP, Frame("SocketIO.readinto", "/usr/lib/python3.11/socket.py", 718, "")), 8)),
@@ -156,6 +214,132 @@ def test_the_sentence_names_the_line_and_what_the_control_spends_there():
     }
 
 
+LOADS = within("JSONDecoder.raw_decode", "json/decoder.py", "obj, end = self.scan_once(s, idx)")
+NEXT = Frame("Codec.next", "/job/codec.py", 9, "return self._native.next()")
+WAITS_IN = {
+    # (the function of the kernel, how much the thread ran) -> what is said
+    "it sleeps": ("hrtimer_nanosleep", 0, "sleep"),
+    "it waits for a child": ("do_wait", 0, "subprocess"),
+    "its pipe is full": ("anon_pipe_write", 0, "output"),
+    "its pipe is empty": ("anon_pipe_read", 0, "lock"),
+    "a lock of a file": ("locks_lock_inode_wait", 0, "lock"),
+    "a socket": ("sk_wait_data", 0, "network"),
+    "a page of a file": ("folio_wait_bit_common", 0, "disk"),
+    "a journal": ("jbd2_log_wait_commit", 0, "disk"),
+    "what says nothing": ("do_poll", 0, "blocked"),
+    "nothing": ("", 0, "blocked"),
+    "it runs most of the time": ("folio_wait_bit_common", 1, "python"),
+}
+
+
+@pytest.mark.parametrize(("waits_in", "runs", "code"), WAITS_IN.values(), ids=WAITS_IN)
+def test_what_a_line_without_python_waits_for_is_what_the_kernel_says(waits_in, runs, code):
+    # GIVEN a line that calls a library that is not Python WHEN its cause is asked for
+    cause = cause_of(findings(), samples(((LOOP, NEXT), 20), runs=runs, waits_in=waits_in), None, over_s=0.037)
+    # THEN it is what the thread waited for in the kernel
+    assert cause.code == code
+
+
+def test_a_line_that_names_one_thing_and_waits_for_another_waits_for_that():
+    # GIVEN a line that reads, of what is a pipe WHEN its cause is asked for THEN it is no disk
+    line = Frame("load", "/job/data.py", 8, "header = stream.read(8)")
+    suspect = samples(((LOOP, line), 20), waits_in="anon_pipe_read")
+    assert cause_of(findings(), suspect, None, over_s=0.037).code == "lock"
+
+
+HOW = {
+    # (what stood there) -> how that is said
+    "a library's Python": (
+        ((LOOP, within("loads", "json/__init__.py"), LOADS), 8),
+        "main (train.py:12: batch = next(batches)), which computes in json.loads;",
+    ),
+    "a library's function by the program's name": (
+        ((Frame("f", "/job/data.py", 3, "order = np.sort(g(x))"), within("sort", "numpy/_core/fromnumeric.py")), 8),
+        "which computes in np.sort;",
+    ),
+    "a library's own affairs": (
+        ((LOOP, within("_wrap", "a/b.py"), within("Model.fit", "a/c.py")), 8),
+        "computes in a.c.Model.fit;",
+    ),
+    "what has no Python": (
+        ((Frame("unpack", "/job/data.py", 3, "zlib.decompress(packed)"),), 8),
+        "unpack (data.py:3: zlib.decompress(packed)), which computes in zlib.decompress;",
+    ),
+    "the head of a loop": (
+        ((Frame("unpack", "/job/data.py", 3, "for row in codec.rows(packed):"),), 8),
+        "computes in codec.rows;",
+    ),
+    "several calls in one line": (((Frame("f", "/job/data.py", 3, "h(a).g(b)"),), 8), "h(a).g(b)), which computes;"),
+    "no call, and brackets": (
+        ((Frame("f", "/job/data.py", 3, "a = (a * 31 + b) % (1 << 20)"),), 8),
+        "a = (a * 31 + b) % (1 << 20)), which computes in Python;",
+    ),
+    "no call": (((Frame("f", "/job/data.py", 3, "a += b"),), 8), "a += b), which computes in Python;"),
+    "half a line": (((Frame("f", "/job/data.py", 3, "return g("),), 8), "return g(), which computes;"),
+}
+
+
+@pytest.mark.parametrize(("taken", "said"), HOW.values(), ids=HOW)
+def test_what_a_line_computes_in_is_said_by_the_name_that_the_program_has_for_it(taken, said):
+    # GIVEN a line that runs all the time WHEN its cause is asked for THEN it says in what
+    cause = cause_of(findings(), samples(taken, runs=1), None, over_s=0.037)
+    assert cause.code == "python"
+    assert said in cause.sentence
+
+
+def test_a_function_of_several_busy_lines_computes_in_python():
+    # GIVEN two lines of one function WHEN the cause is asked for THEN neither line says what it does
+    lines = [Frame("decode", "/job/data.py", n, "total += table.get(byte)") for n in (3, 4)]
+    cause = cause_of(findings(), samples(((lines[0],), 5), ((lines[1],), 5), runs=1), None, over_s=0.037)
+    assert ", which computes in Python;" in cause.sentence
+
+
+def test_who_is_waited_for_is_said_by_where_it_is_meanwhile():
+    # GIVEN a line that waits for a lock, while another thread of the program sleeps WHEN the cause is asked for
+    line = Frame("look_up", "/job/data.py", 8, "with self._cache_lock:")
+    cause = cause_of(findings(), samples(((LOOP, line), 8), other=0.0), None, over_s=0.037)
+    # THEN that thread and its line are in the sentence
+    assert "which waits for another thread or process, while thread 'statistics' is in spin (statistics.py:4" in (
+        cause.sentence
+    )
+
+
+TWO = Frame("parse", "/job/text.py", 9, "total += table[byte]")
+TWICE = {
+    # (samples at the one and the other place, and at several more) -> what is said of them
+    "both are much of it": (
+        (12, 8, 0),
+        "Rank 1 is slow in data: 24.0 of 40.0 ms in Images.__getitem__ (data.py:57: time.sleep(0.04)), which sleeps; "
+        "the other ranks spend 1.0 ms in all of data. Another 16.0 ms are in parse (text.py:9: total += table[byte]), "
+        "which waits there, for what is not known.",
+    ),
+    "neither is half of it": ((9, 8, 3), "Another 16.0 ms are in parse"),
+    "a third of it is elsewhere": ((7, 6, 7), "no place accounts for half of it"),
+    "the second is little": ((16, 3, 1), "the other ranks spend 1.0 ms in all of data."),
+}
+
+
+@pytest.mark.parametrize(("taken", "said"), TWICE.values(), ids=TWICE)
+def test_two_that_are_wrong_at_once_are_both_named(taken, said):
+    # GIVEN a stage of 40 ms in which a rank sleeps, parses, and does what else it does WHEN its cause is asked for
+    sleeps, parses, rest = taken
+    elsewhere = [((LOOP, Frame(f"f{n}", "/job/data.py", n)), 1) for n in range(rest)]
+    suspect = samples(((LOOP, GET), sleeps), ((LOOP, TWO), parses), *elsewhere, every_ms=2)
+    cause = cause_of(findings(), suspect, None, over_s=0.039)
+    # THEN the first is the cause, the second is said besides where it is much of it
+    assert said in cause.sentence
+    assert ("Another" in cause.sentence) is ("Another" in said)
+
+
+def test_what_is_first_sampled_after_it_began_counts():
+    # GIVEN steps in which one sample was taken, 40 ms after the stage had begun, and the stage before was idle
+    taken = samples(((LOOP, GET), 4), every_ms=40, runs=0.9)
+    since_ns = tuple(one - 38 * MS for one in taken.time_ns_N)
+    # WHEN its places are asked for THEN it is known that the thread ran
+    (spot,) = spots(dataclasses.replace(taken, since_ns_N=since_ns), "data")
+    assert spot.run_fraction == pytest.approx(0.9)
+
+
 SURE = {
     "most of it, in many samples": (samples(((LOOP, GET), 20)), 0.037, True),
     "too few samples": (samples(((LOOP, GET), 9)), 0.037, False),
@@ -204,6 +388,30 @@ def test_a_stage_that_took_hardly_longer_has_no_cause(control_s):
     assert (cause.code, cause.sure, cause.place) == ("unknown", False, None)
 
 
+CROWDED = {
+    # (what of 40 ms it ran, waiting for a core else; what the others take in all) -> what is said
+    "the others do the same work, and quicker": (0.1, 0.004, "descheduled"),
+    "most of its work is its own": (0.2, 0.004, "garbage_collection"),
+    "it does next to nothing, and the others nothing": (0.01, 0.0, "descheduled"),
+    "it does a little, and the others nothing": (0.03, 0.0, "garbage_collection"),
+}
+
+
+@pytest.mark.parametrize(("runs", "others_s", "code"), CROWDED.values(), ids=CROWDED)
+def test_on_a_crowded_host_a_rank_waits_for_a_core_because_of_the_work_that_it_alone_has(runs, others_s, code):
+    # GIVEN a line that waits for a core most of the time WHEN the cause is asked for
+    line = Frame("log", "/job/train.py", 90, "gc.collect()")
+    suspect = samples(((LOOP, line), 20), runs=runs, waits=1 - runs)
+    cause = cause_of(findings(), suspect, None, over_s=0.040 - others_s)
+    # THEN that is why where its work is that of the others; else it is the work, and the wait is said beside it
+    assert cause.code == code
+    # AND what the kernel counted of the wait says the same
+    counted = findings().model_copy(update={"counted": {"queued_s": 0.035}})
+    assert cause_of(counted, suspect, None, over_s=0.040 - others_s).code == code
+    waited = f"which collects garbage, and waits for a core for {40 * (1 - runs):.1f} ms of that; the other ranks"
+    assert (waited in cause.sentence) is (code == "garbage_collection")
+
+
 def test_the_same_wait_on_the_control_is_no_cause():
     # GIVEN a crowded host, where both wait for a core for half of the time, and the suspect sleeps besides
     suspect = samples(((LOOP, GET), 30), ((LOOP,), 10), runs=0.1, waits=0.3)
@@ -239,6 +447,14 @@ WHOLE_RANK = {
     "it waits for a core": (samples(*EVERYWHERE, runs=0.4, waits=0.5), "descheduled"),
     "it is stopped": (samples(*EVERYWHERE, every_ms=40), "stopped"),
     "another thread has the interpreter, even from the sampler": (samples(*EVERYWHERE, every_ms=40, other=0.9), "gil"),
+    "another thread has the interpreter, and the sampler now and then": (
+        samples(*EVERYWHERE, every_ms=15, runs=0.2, other=0.7),
+        "gil",
+    ),
+    "another thread runs while it waits in the kernel for what that says": (
+        samples(*EVERYWHERE, every_ms=15, runs=0.2, other=0.7, waits_in="pipe_read"),
+        "unknown",
+    ),
     "another thread runs, and keeps nobody from anything": (samples(*EVERYWHERE, runs=0.9, other=0.9), "unknown"),
     "it runs all the time": (samples(*EVERYWHERE, runs=1), "unknown"),
     "nothing was sampled": (None, "unknown"),
@@ -252,6 +468,12 @@ def test_a_rank_that_is_slow_everywhere_is_so_by_what_is_done_to_it(sampled, cod
     # THEN no line of it is blamed
     assert (cause.code, cause.place) == (code, None)
     assert cause.sentence.startswith("Rank 1 is slow in all its local stages, 80.0 ms a step over its peers")
+
+
+def test_that_another_thread_was_busy_is_likely_and_that_it_kept_the_sampler_waiting_is_sure():
+    likely = cause_of_rank(1, samples(*EVERYWHERE, every_ms=15, runs=0.2, other=0.7), 0.08)
+    sure = cause_of_rank(1, samples(*EVERYWHERE, every_ms=40, other=0.9), 0.08)
+    assert [(one.code, one.sure) for one in (likely, sure)] == [("gil", False), ("gil", True)]
 
 
 def test_a_rank_that_was_captured_by_hand_is_not_said_to_be_slow():
@@ -317,6 +539,7 @@ def document(**changes):
         document(threads=[]),
         document(sampler={"run_ns": [], "waited_ns": [1]}),
         document(source=[]),
+        document(threads=[{"run_ns": [1], "waited_ns": [1], "waits_in": ["do_wait", ""]}]),
         document(time_ns=[1, 2]),
         document(schema_version=2),
         document(stage=[4]),
@@ -329,8 +552,120 @@ def test_a_file_that_is_not_what_it_should_be_is_refused(tmp_path, broken):
         read_samples(tmp_path / "s.json")
 
 
+def read(tmp_path, stack):
+    changed = document(source=[""] * len(stack))
+    changed["shared"] = {"frames": [{"name": name, "file": file, "line": 3} for name, file in stack]}
+    changed["profiles"] = [{"name": "MainThread", "samples": [list(range(len(stack)))]}]
+    (tmp_path / "s.json").write_text(json.dumps(changed))
+    return read_samples(tmp_path / "s.json").frames
+
+
+RUN = ("_run_module_as_main", "<frozen runpy>")
+OWNS = {
+    "a script": ([("<module>", "/job/train.py"), ("fit", f"{LIB}trainer/loop.py")], [True, False]),
+    "an installed program": (
+        [RUN, ("<module>", f"{LIB}trainer/main.py"), ("fit", f"{LIB}trainer/loop.py"), ("mm", f"{LIB}torch/a.py")],
+        [False, True, True, False],
+    ),
+    "an installed program by its command": (
+        [("<module>", "/venv/bin/trainer"), ("main", f"{LIB}trainer/main.py"), ("mm", f"{LIB}torch/a.py")],
+        [True, True, False],
+    ),
+}
+
+
+@pytest.mark.parametrize(("stack", "own"), OWNS.values(), ids=OWNS)
+def test_a_program_that_is_installed_is_the_programs_own(tmp_path, stack, own):
+    # GIVEN a stack, the outermost function first WHEN it is read THEN the program's own package is no library
+    assert [one.own for one in read(tmp_path, stack)] == own
+
+
+def test_a_generator_in_a_line_is_of_the_function_that_has_the_line(tmp_path):
+    names = ["f.<locals>.<genexpr>", "A.f.<locals>.<listcomp>", "f.<locals>.<lambda>", "f.<locals>.g"]
+    read_names = [one.function for one in read(tmp_path, [(name, "/job/a.py") for name in names])]
+    assert read_names == ["f", "A.f", "f.<locals>.<lambda>", "f.<locals>.g"]
+
+
 def test_names_in_a_file_do_nothing_to_a_terminal(tmp_path):
     (tmp_path / "s.json").write_text(json.dumps(document()))
     assert read_samples(tmp_path / "s.json").frames[0].function == "f?[2J"
     with pytest.raises(InputError, match="No such file"):
         read_samples(tmp_path / "none.json")
+
+
+def test_the_page_about_causes_has_every_code_once():
+    page = (Path(__file__).parents[3] / "docs" / "causes.md").read_text(encoding="utf-8")
+    table = page.partition("## The codes")[2].partition("\n## ")[0]
+    _, *codes = re.findall(r"^\| `(\w+)`", table, re.MULTILINE)
+    assert sorted(codes) == sorted(get_args(CauseCode))
+
+
+FRESH = Frame("touch", "/job/train.py", 190, "fresh[at] = 1")
+COUNTED = {
+    # (what the kernel counted over its peers', what was sampled) -> the code, whether it is sure, and the place
+    "its cgroup, whatever line it stood at": (
+        {"throttled_s": 0.034, "queued_s": 0.034},
+        GET,
+        0,
+        "cgroup_throttled",
+        True,
+        None,
+    ),
+    "somebody who stops it": ({"stopped_s": 0.022}, GET, 0, "stopped", False, None),
+    "its memory, read from disk": ({"major_faults": 9.0, "disk_s": 0.036}, GET, 0, "page_faults", True, None),
+    "another on its core": ({"queued_s": 0.03}, GET, 0, "descheduled", True, None),
+    "memory that it touches first": (
+        {"minor_faults": 1e4, "system_s": 0.02, "run_s": 0.025},
+        FRESH,
+        1,
+        "page_faults",
+        True,
+        "touch",
+    ),
+    "a line that computes, and a few faults": (
+        {"minor_faults": 1e2, "system_s": 1e-3, "run_s": 0.03},
+        FRESH,
+        1,
+        "python",
+        True,
+        "touch",
+    ),
+    "a line that waits for a disk": (
+        {"disk_s": 0.03},
+        Frame("next", "/job/data.py", 9, "codec.next()"),
+        0,
+        "disk",
+        True,
+        "next",
+    ),
+    "a line that says what it waits for": ({"disk_s": 0.03}, GET, 0, "sleep", True, "Images.__getitem__"),
+    "a GPU that is slow": ({"gpu_s": 0.03}, GET, 0, "gpu_throttled", False, None),
+    "less than half of it": ({"stopped_s": 0.01, "throttled_s": 0.01}, GET, 0, "sleep", True, "Images.__getitem__"),
+}
+
+
+@pytest.mark.parametrize(("counted", "frame", "runs", "code", "sure", "function"), COUNTED.values(), ids=COUNTED)
+def test_what_the_kernel_counted_comes_before_the_line_it_stood_at(counted, frame, runs, code, sure, function):
+    found = findings().model_copy(update={"counted": counted})
+    cause = cause_of(found, samples(((LOOP, frame), 20), runs=runs), None, over_s=0.037)
+    assert (cause.code, cause.sure, cause.place and cause.place.function) == (code, sure, function)
+
+
+def test_what_was_counted_is_said_where_nothing_was_sampled():
+    found = findings().model_copy(update={"counted": {"disk_s": 0.03}})
+    cause = cause_of(found, None, None, over_s=0.037)
+    said = "for 30.0 of 40.0 ms it waited for a disk; the other ranks spend 3.0 ms in all of data."
+    assert cause.sentence == f"Rank 1 is slow in data: {said}"
+    # AND of a whole rank
+    throttled = cause_of_rank(1, None, 0.08, counted={"throttled_s": 0.07, "queued_s": 0.07})
+    assert (throttled.code, throttled.sure) == ("cgroup_throttled", True)
+
+
+def test_a_rank_that_stood_in_the_queue_as_its_peers_did_is_not_descheduled():
+    # GIVEN samples of a thread that waited for a core, on a host where all do
+    waiting = samples(*EVERYWHERE, runs=0.4, waits=0.5)
+    assert cause_of_rank(1, waiting, 0.03).code == "descheduled"
+    # WHEN the kernel counted no more of it than for its peers THEN that is not why
+    assert cause_of_rank(1, waiting, 0.03, counted={"queued_s": 0.001}).code == "unknown"
+    # AND it is what was counted that is
+    assert cause_of_rank(1, waiting, 0.03, counted={"queued_s": 0.004, "stopped_s": 0.025}).code == "stopped"

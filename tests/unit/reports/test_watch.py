@@ -1,5 +1,6 @@
 """What `sftriage watch` shows of a run: exact, within the terminal, and text whatever a file says."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -8,17 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from sftriage.events import CauseFound, Place
 from sftriage.records import CaptureResult, ManualRequest, Regression, plain
 from sftriage.reports.watch_changes import Told, all_of, closing, events, news, opening
 from sftriage.reports.watch_lines import Room, apportion, clean, picture_lines, together
 from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.picture import Picture, captures_of, frontier_of, picture, picture_values
 from sftriage.runs.source import View
+from sftriage.traces.manifest import CauseInfo
 from sftriage.traces.store import LocalStore
 from sftriage.traces.uploads import Upload
 from tests.journals import Recorder
 from tests.unit.recorded import NOW_S, Run, decision, request_of, run_at, verdict
 from tests.unit.web.reading import NASTY
+from tests.unit.web.test_charts import findings
 
 RECORDED = RankCoverage(4, 4)
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\r\n[bold red]rank\u202e\u200b\ud800" + "x" * 300
@@ -363,6 +367,50 @@ def test_every_window_is_an_event_once(run):
     assert [value["type"] for value in values] == ["window", "capture"]
     assert values[1]["state"] == "refused"
     assert events(told, run.source.view())[1] == []
+
+
+SENTENCE = "Rank 2 is slow in data: 38.0 of 40.0 ms in load (data.py:57), which sleeps."
+
+
+def found(code="sleep", sentence=SENTENCE, sure=True) -> CauseFound:
+    return CauseFound(NOW_S, "c-1", 2, code, sure, sentence, Place("load", "/job/data.py", 57), 3, "Look there.")
+
+
+def test_why_is_news_once_as_a_line_and_as_an_event(run):
+    # GIVEN a run of which all so far has been told, and causes that are found one after the other
+    run.decide(verdict(20, "suspect"))
+    told = all_of(run.source.view())
+    with contextlib.closing(Recorder(run.directory.decisions)) as journal:
+        journal.append(found("unknown", "It is not known why."))
+        journal.append(found(sure=False))
+    # WHEN news are told THEN what is known is a line, with how sure it is, and what is not known is none
+    after, lines = news(told, run.source.view(), NOW_S)
+    assert lines == [f"2027-01-15 08:10:00  {SENTENCE} This is likely, and not sure."]
+    assert news(after, run.source.view(), NOW_S)[1] == []
+    # AND for programs there are both
+    _, values = events(told, run.source.view())
+    assert [(value["type"], value["code"], value["capture_id"]) for value in values] == [
+        ("cause", "unknown", "c-1"),
+        ("cause", "sleep", "c-1"),
+    ]
+    assert (values[1]["place"], values[1]["next_step"]) == (
+        {"function": "load", "file": "/job/data.py", "line": 57},
+        "Look there.",
+    )
+
+
+def test_why_stands_below_who_where_a_capture_has_shown_it(run, store, trace, make_manifest):
+    # GIVEN a captured suspect whose trace shows why it is slow
+    run.decide(verdict(100, "suspect", onset=120), "capture", "rule slow-rank", requests=(request_of("c-1"),))
+    store.put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
+    cause = CauseInfo(code="sleep", sure=True, sentence=SENTENCE, next_step="Look there.")
+    store.note("c-1", findings().model_copy(update={"cause": cause}))
+    run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))
+    # WHEN it is watched THEN it says so, and what to do about it
+    written = text(shown(run), Room(200))
+    assert f"Why: {SENTENCE}" in written
+    assert "Next: Look there." in written
+    assert picture_values(shown(run))["cause"]["sentence"] == SENTENCE
 
 
 # The command

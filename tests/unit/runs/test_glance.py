@@ -10,7 +10,7 @@ from sftriage.runs.following import row_of
 from sftriage.runs.glance import captures_cost_s, glance_of
 from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.source import View
-from sftriage.words import QUESTIONS
+from sftriage.words.glance import QUESTIONS
 from tests.unit.recorded import decision, held, request_of, row, verdict
 
 RECORDED = RankCoverage(4, 4)

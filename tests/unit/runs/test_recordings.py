@@ -54,7 +54,13 @@ def test_optional_arrays_travel_with_their_windows(tmp_path):
     assert (last.first_step, last.last_step) == (1003, 1005)
     assert (last.hosts, last.cohorts, last.kinds) == (("a", "b"), ("pp0", "pp1"), ("t", "t", "c"))
     np.testing.assert_allclose(last.ready_NR[0], [0.006, 0.007])
-    for values in (last.outside_NRG[:, :, 0], last.between_NR, last.work_NR, last.queued_NR, last.preempted_NR):
+    for values in (
+        last.outside_NRG[:, :, 0],
+        last.between_NR,
+        last.work_NR,
+        last.counted("queued_s"),
+        last.counted("preempted"),
+    ):
         np.testing.assert_array_equal(values, [[6, 7], [8, 9], [10, 11]])
 
 
@@ -106,7 +112,7 @@ def test_a_vector_of_nan_is_a_missing_step(tmp_path):
         assert np.isnan(values).sum() == values[3, 1].size
     assert window.work_NR[3].tolist() == [1, 0]
     # AND a ready moment, or a wait for a CPU, that nobody knows is unknown, wherever it is
-    for values in (window.ready_NR, window.queued_NR):
+    for values in (window.ready_NR, window.counted("queued_s")):
         assert np.argwhere(np.isnan(values)).tolist() == [[0, 0], [3, 1]]
 
 

@@ -12,7 +12,7 @@ from sftriage.records import Decision
 from sftriage.runs.following import JournalTail
 from sftriage.runs.journal import event_of, read_journal
 from sftriage.runs.version1 import translated, upgraded
-from sftriage.words import reason_sentence, resolution
+from sftriage.words.decisions import reason_sentence, resolution
 
 RECORDED = Path(__file__).parent / "fixtures" / "journal-v1.jsonl"
 ENTRIES = [json.loads(line) for line in RECORDED.read_text(encoding="utf-8").splitlines()]
@@ -48,7 +48,7 @@ def test_a_recorded_journal_is_read_whole():
 def as_then(values, then):
     """Values without what could not be said when ``then`` was written, which nobody knows of it."""
     if isinstance(then, dict):
-        assert [values[name] for name in values.keys() - then.keys() if values[name] is not None] == []
+        assert [values[name] for name in values.keys() - then.keys() if values[name] not in (None, "")] == []
         return {name: as_then(values[name], one) for name, one in then.items()}
     return [as_then(*pair) for pair in zip(values, then, strict=True)] if isinstance(then, list) else values
 

@@ -2,11 +2,13 @@
 
 import pytest
 
+from sftriage.counters import COUNTERS
 from sftriage.events import CostMeasured
 from sftriage.frontier.reproducing import reproduced
 from sftriage.records import Trigger
 from sftriage.runs.directory import RunInfo, create
 from sftriage.runtime.annotating import Annotations
+from sftriage.windows.counting import CountersLog
 from sftriage.windows.steplog import StepLog
 from tests.unit.frontier.windows import Fault, Job, every
 from tests.unit.recorded import info_of, steps_of
@@ -155,3 +157,30 @@ def test_the_recorded_steps_are_noted_and_again_once_all_of_them_are_there(annot
 
 def test_a_capture_of_which_no_step_was_recorded_has_none(put):
     assert put("a", 10).recorded is None
+
+
+def test_what_the_kernel_counted_of_the_captured_rank_beside_its_peers_is_in_the_findings(annotations, put, tmp_path):
+    # GIVEN a run of three ranks, of which the second is kept from running by its cgroup for half of the time
+    steps = tmp_path / "run" / "steps"
+    infos = [info_of(rank, 3) for rank in range(3)]
+    for info in infos:
+        recorded = steps_of(info, range(100, 110), lambda _, slow=info.rank == 1: {"data": 90.0 if slow else 10.0})
+        StepLog(steps, info).append(recorded)
+        log, began_ns = CountersLog(steps, info), int(recorded.start_ns_B[0] - recorded.between_ns_B[0])
+        for number in range(-1, 40):
+            words = dict.fromkeys(COUNTERS, -1) | {"run_s": number + 2, "throttled_s": 50_000_000 * (number + 2)}
+            words |= {} if info.rank == 1 else {"throttled_s": 0}
+            log.add((began_ns + number * 100_000_000, *words.values()))
+        log.close()
+    # WHEN a capture of it is stored
+    trace = write(tmp_path / "heavy.json", document(recurring_events(first=100), 1, 4))
+    manifest = put("a", 100, at=trace, steps=6, rank=1)
+    # THEN its manifest says what was counted more for it, and nothing of what is not known
+    assert set(manifest.findings.counted) == {"run_s", "throttled_s"}
+    assert manifest.findings.counted["throttled_s"] > 0.02
+    # AND that is why
+    assert manifest.findings.cause.code == "cgroup_throttled"
+    # AND of one whose GPU was slow, how much that is of what the device did in the stage
+    annotations.stored("a", None, gpu_slowed=0.4)
+    found = annotations.store.manifest("a").findings
+    assert found.counted["gpu_s"] == pytest.approx(0.4 * found.suspect.device_s)

@@ -41,7 +41,7 @@ from sftriage.records import (
     Window,
 )
 from sftriage.sinks.metrics import ALL_LOCAL, Metrics
-from sftriage.words import RESOLVES
+from sftriage.words.verdicts import RESOLVES
 
 SCHEMA = StageSchema(("data", "backward", "other"), ("backward",))
 ID = "w20-39-r2-any-1"

@@ -9,7 +9,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from sftriage.events import CaptureChanged, ManualRequestDecided, Span, WindowJudged, WindowSeen
+from sftriage.events import CaptureChanged, CauseFound, ManualRequestDecided, Place, Span, WindowJudged, WindowSeen
 from sftriage.frontier.accounting import by_step
 from sftriage.records import CaptureResult, Decision, ManualRequest, Reproduced, Suspect, Verdict, Window
 from sftriage.sinks.spans import SpanSink, Telling, trace_id_of
@@ -106,6 +106,31 @@ def test_a_window_and_the_capture_it_led_to_are_linked_spans_of_the_runs_trace(m
     assert (about["sftriage.capture.id"], about["sftriage.capture.state"]) == (ID, "stored")
     assert (about["sftriage.capture.first_step"], about["sftriage.capture.stop_s"]) == (12, 0.25)
     assert about["sftriage.capture.reproduced"] == "yes"
+
+
+def test_why_a_rank_was_slow_is_below_its_capture_with_its_line_of_code(make, receiver):
+    # GIVEN a capture that has ended, and one that nobody knows
+    spans = make()
+    spans.take(judged(requests=[request(ID)]))
+    spans.take(CaptureChanged(T0_S + 3, CaptureResult(ID, 2, "stored", first_step=12, last_step=16)))
+    # WHEN it turns out why its rank was slow
+    place = Place("load", "/job/data.py", 57)
+    spans.take(CauseFound(T0_S + 4, ID, 2, "sleep", True, "Rank 2 sleeps.", place, 3, "Look there."))
+    spans.take(CauseFound(T0_S + 4, "nobody's", 2, "sleep", True, "Rank 2 sleeps."))
+    spans.close()
+    # THEN that is one span below the capture's
+    by_name = receiver.by_name()
+    (cause,), (capture,) = by_name["cause"], by_name["capture"]
+    assert cause.parent_span_id == capture.span_id
+    assert cause.start_time_unix_nano == cause.end_time_unix_nano == T0_NS + 4 * SECOND_NS
+    about = receiver.attributes(cause)
+    assert (about["sftriage.cause.code"], about["sftriage.cause.sure"], about["sftriage.cause.compared_with"]) == (
+        "sleep",
+        True,
+        3,
+    )
+    names = ("code.function.name", "code.file.path", "code.line.number")
+    assert tuple(about[name] for name in names) == ("load", "/job/data.py", 57)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 import urllib3
+from msgspec.structs import replace as replaced
 
-from sftriage.events import PolicyChanged, WindowJudged
+from sftriage.events import CauseFound, Place, PolicyChanged, WindowJudged
 from sftriage.policy.schema import Rule, Webhook
-from sftriage.records import Decision, Suspect, Verdict
+from sftriage.records import Decision, Suspect, Trigger, Verdict
 from sftriage.sinks import webhooks
 from sftriage.sinks.stream import Stream
 from sftriage.sinks.webhooks import RETRY, Webhooks, cloud_event, slack_message
@@ -424,3 +425,96 @@ def test_a_stall_says_the_step_and_who_is_missed():
         "rank 2 in data. Hold: not_arrived: rank 2 in data"
     )
     assert json.loads(cloud_event("j", "r", stall, held))["subject"] == "step 10"
+
+
+# Why
+
+
+ID = "w160-209-r2-page-me"
+CAUSE = CauseFound(
+    1_800_000_009.5, ID, 2, "sleep", True, "Rank 2 sleeps.", Place("load", "/job/data.py", 57), None, "Look there."
+)
+CAUSE_VALUES = {
+    "code": "sleep",
+    "sure": True,
+    "sentence": "Rank 2 sleeps.",
+    "place": {"function": "load", "file": "/job/data.py", "line": 57},
+    "compared_with": None,
+    "next_step": "Look there.",
+}
+TRIGGER = Trigger(160, 209, "suspect", "rank", (2,), "data", 0.02, 0.2, 0.9, "default", "0" * 64, "page-me")
+
+
+def judged(notify=("page-me",), capture_id=ID, number=0, **verdict):
+    decision = replace(DECISION, notify=notify, attempt=number)
+    return WindowJudged(replace(VERDICT, **verdict), decision, {capture_id: TRIGGER} if capture_id else {})
+
+
+def test_whoever_was_told_of_a_suspect_is_told_once_why(make, hook):
+    # GIVEN somebody who was told of a suspect that is captured
+    webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
+    webhooks.take(judged())
+    told = hook.next()[2]
+    assert told["data"]["cause"] is None
+    # WHEN the capture shows why, from the suspect's trace alone and again beside the control's
+    webhooks.take(CAUSE)
+    webhooks.take(replaced(CAUSE, sentence="Rank 2 sleeps; rank 3 does not."))
+    # AND another of its captures shows the same
+    webhooks.take(judged(notify=(), capture_id="another"))
+    webhooks.take(replaced(CAUSE, capture_id="another"))
+    webhooks.close()
+    # THEN one message follows: of another type, about the same, and with the id of what was told
+    why = hook.next()[2]
+    assert hook.received.empty()
+    assert (why["type"], why["id"]) == ("dev.sftriage.cause", f"{ID}-sleep")
+    assert (why["source"], why["subject"]) == (told["source"], told["subject"])
+    about = {"job": "res net", "run": "run-1", "rules": ["page-me"], "decision_id": told["id"]}
+    assert why["data"] == {**about, "capture_id": ID, "rank": 2, "cause": CAUSE_VALUES}
+
+
+def test_what_is_told_later_of_the_same_suspect_says_why_too(make, hook):
+    # GIVEN a cause that was found before anybody had to be told, and one of another suspect
+    webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD, SLACK)
+    webhooks.take(judged(notify=()))
+    webhooks.take(CAUSE)
+    # WHEN the suspect is told of
+    webhooks.take(judged(capture_id=""))
+    webhooks.close()
+    # THEN the message says why, in both forms, and no other one is needed
+    messages = [hook.next()[2] for _ in range(2)]
+    (event,) = (one for one in messages if "data" in one)
+    (line,) = (one["text"] for one in messages if "text" in one)
+    assert event["data"]["cause"] == CAUSE_VALUES
+    assert line.endswith(". Why: Rank 2 sleeps.")
+    assert hook.received.empty()
+
+
+NOBODY = {
+    "a cause that is not known": ([judged()], replaced(CAUSE, code="unknown")),
+    "a suspect that nobody was told of": ([judged(notify=())], CAUSE),
+    "another suspect": ([judged(suspects=(replace(SUSPECT, ranks=(3,)),))], CAUSE),
+    "a capture that a person asked for": ([judged(capture_id="")], CAUSE),
+}
+
+
+@pytest.mark.parametrize("case", NOBODY)
+def test_nobody_is_told_of(make, hook, case):
+    webhooks, RULES["page-me"] = make(), rule("page-me", CLOUD)
+    before, found = NOBODY[case]
+    for one in before:
+        webhooks.take(one)
+    webhooks.take(found)
+    webhooks.close()
+    # THEN there is the decision, if it was one to be told, and nothing after it
+    told = [hook.next()[2]["type"] for _ in before if before[0].decision.notify]
+    assert set(told) <= {"dev.sftriage.decision"}
+    assert hook.received.empty()
+
+
+def test_why_is_a_line_for_slack(make, hook):
+    webhooks, RULES["page-me"] = make(), rule("page-me", SLACK)
+    webhooks.take(judged())
+    hook.next()
+    webhooks.take(replaced(CAUSE, sure=False, sentence="Rank 2 <sleeps>."))
+    text = "res net: Why, of steps 160 to 209: Rank 2 &lt;sleeps&gt;. This is likely, and not sure. Look there."
+    assert hook.next()[2] == {"text": text}

@@ -96,7 +96,7 @@ def test_a_forged_capture_id_never_reaches_the_file_system(store, trace, tmp_pat
 
 def test_what_is_gone_is_missing_and_has_no_path(store, put):
     put("c-1")
-    assert store.condition("c-1").whole
+    assert store.seen("c-1")[1].whole
     directory = stored(store, "c-1").parent
     for happens, said in (
         ((directory / TRACE_NAME).unlink, "No such file"),
@@ -104,8 +104,8 @@ def test_what_is_gone_is_missing_and_has_no_path(store, put):
         (directory.rmdir, "no capture"),
     ):
         happens()
-        assert store.condition("c-1").state == "missing"
-        assert said in store.condition("c-1").words
+        assert store.seen("c-1")[1].state == "missing"
+        assert said in store.seen("c-1")[1].words
         with pytest.raises(SftriageError, match=said):
             stored(store, "c-1")
 

@@ -2,13 +2,14 @@
 
 import gzip
 import json
+from dataclasses import replace
 from urllib.parse import parse_qs
 
 import pytest
 
 from sftriage.records import Reproduced
 from sftriage.traces.manifest import ReproducedInfo
-from sftriage.traces.viewing import Spot, lay_out
+from sftriage.traces.viewing import Spot, StackSlice, StackTrack, StackTracks, lay_out
 
 
 def marks(start_us, steps):
@@ -124,3 +125,50 @@ def test_a_link_says_what_to_select_to_show_to_expand_and_to_pin():
         "ExpandTracksByRegex",
         "PinTracksByRegex",
     ]
+
+
+@pytest.fixture
+def stacks():
+    """Sampled stacks of two processes, whose clock is 1 s behind the host's."""
+    load = StackSlice("load (data.py:3)", 0, 80_000, {"file": "/job/data.py:3"})
+    marks = (StackSlice("sftriage:data", 500, 79_500, {}), StackSlice("ProfilerStep#4", 0, 100_000, {}))
+    worker = StackTrack("", "DataLoader worker 0 (pid 9)", (load,))
+    return StackTracks((StackTrack("MainThread", "", (load,)), StackTrack("pins", "", ()), worker), marks)
+
+
+def clocked(trace, **clock):
+    manifest, path = trace
+    changed = {"capture": manifest.capture.model_copy(update={"clock": clock})}
+    return manifest.model_copy(update=changed), path
+
+
+def test_sampled_stacks_are_tracks_of_the_same_trace_on_its_clock(tmp_path, written, stacks):
+    # GIVEN a trace that begins at 10 s by the host's clock, and stacks from then on by one that is 1 s behind
+    load = StackSlice("load", 9 * 10**9 + 250, 80_000, {})
+    stacks = replace(stacks, tracks=(StackTrack("MainThread", "", (load,)), *stacks.tracks[1:]))
+    trace = clocked(written(2, "suspect", [(100.0, 80.0)], base_ns=10**10, start_us=0.0), mono_ns=5, wall_ns=5 + 10**9)
+    # WHEN they are laid out
+    lay_out([trace], tmp_path / "t", {"c-2": stacks})
+    events = events_in(tmp_path / "t")
+    # THEN what was sampled in the stage is where the stage is, in the rank's own process, on a track of its own
+    (stage,) = (one for one in events if one["name"] == "sftriage:data")
+    (found,) = (one for one in events if one["name"] == "load")
+    assert (found["ts"], found["dur"]) == (stage["ts"], stage["dur"])
+    assert found["pid"] == stage["pid"]
+    assert found["tid"] != stage["tid"]
+    # AND the tracks are called after whose they are, a worker's process too
+    called = {one["args"]["name"] for one in events if one["name"] in ("process_name", "thread_name")}
+    assert called >= {"rank 2 suspect stacks", "stacks pins", "rank 2 (suspect) DataLoader worker 0 (pid 9)", "stacks"}
+
+
+def test_stacks_alone_are_a_trace_with_steps_and_stages(tmp_path, make_manifest, stacks):
+    # GIVEN a capture of stacks alone: there is no trace beside
+    (tmp_path / "stacks.json").write_text("{}")
+    trace = clocked((make_manifest("c-1"), tmp_path / "stacks.json"), mono_ns=0, wall_ns=10**9)
+    # WHEN it is laid out THEN it opens on the suspect stage, and what was sampled is there
+    spot = lay_out([trace], tmp_path / "t", {"c-1": stacks})
+    assert (spot.selected_ns, spot.selected_length_ns) == (500, 79_500)
+    names = [one["name"] for one in events_in(tmp_path / "t") if one["ph"] == "X"]
+    assert names == ["sftriage:data", "ProfilerStep#4", "load (data.py:3)", "load (data.py:3)"]
+    # AND where the clocks are not known, there is nothing to lay it out by
+    assert lay_out([(make_manifest("c-1").model_copy(), tmp_path / "stacks.json")], tmp_path / "n") is None

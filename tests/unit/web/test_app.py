@@ -7,7 +7,7 @@ import pytest
 from sftriage.records import CaptureResult
 from sftriage.runs.lateness import HeatSource
 from sftriage.runs.source import RunSource
-from sftriage.traces.manifest import Share
+from sftriage.traces.manifest import FollowedInfo, Share
 from sftriage.web.access import Access
 from sftriage.web.page import MAX_STREAMS
 from sftriage.web.run_page import RunPage
@@ -124,6 +124,23 @@ def test_a_capture_page_shows_the_suspect_beside_a_control(captured, store):
         assert words in seen
     assert manifest.artefacts[0].sha256 in seen
     assert "Open in Perfetto" in seen
+
+
+def test_a_capture_that_follows_another_says_what_was_chosen_and_why_and_leads_to_it(
+    captured, store, trace, make_manifest
+):
+    def of(capture_id, **why):
+        manifest = make_manifest(capture_id)
+        return lambda one: manifest.model_copy(
+            update={"trigger": manifest.trigger.model_copy(update=why), "artefacts": (one,)}
+        )
+
+    store.put("c-9", trace, of("c-9", chosen="left_open", follows="c-1"))
+    store.note("c-1", FollowedInfo(capture_id="c-9"))
+    second, first = captured.get("/captures/c-9"), captured.get("/captures/c-1")
+    assert "auto chose PyTorch Profiler: the capture that it follows does not show why" in text_of(second)
+    assert '<a href="/captures/c-1">c-1</a>, the first capture' in second.text
+    assert '<a href="/captures/c-9">c-9</a>' in first.text
 
 
 def test_a_control_that_was_captured_is_the_one_beside(run, store, trace, make_manifest):

@@ -1,12 +1,13 @@
 """Steps as rings and step logs hold them."""
 
+from struct import unpack
 from zlib import crc32
 
 import numpy as np
 
 from sftriage.records import StageSchema, StepRecord
 from sftriage.windows.decoding import StepArrays, decode
-from sftriage.windows.slots import CAPTURING, INCOMPLETE, UNKNOWN, kind_words
+from sftriage.windows.slots import CAPTURING, INCOMPLETE, UNKNOWN
 
 
 def raw(first_seq: int, *records: StepRecord) -> bytes:
@@ -17,7 +18,7 @@ def raw(first_seq: int, *records: StepRecord) -> bytes:
             (
                 *(seq, record.step, record.start_ns, record.between_ns),
                 (0 if record.complete else INCOMPLETE) | (CAPTURING if record.capturing else 0),
-                *kind_words(record.kind),
+                *unpack("=2q", record.kind.encode()[:16].ljust(16, b"\0")),
                 record.work,
                 UNKNOWN if record.ready_ns is None else record.ready_ns,
                 *record.durations_ns,

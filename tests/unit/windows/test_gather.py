@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.counters import COUNTERS, PLACE
 from sftriage.records import StageSchema, StepRecord, Window
 from sftriage.windows.gather import MAX_GAP_STEPS, Gatherer, Shape
 from tests.unit.windows.steps import batch
@@ -348,16 +349,18 @@ def test_waits_for_a_cpu_are_in_the_windows_of_their_steps_and_unknown_where_nob
     # GIVEN steps of two ranks, of which one is looked at from its third step on
     target = gatherer()
     first, later = batch(*(step(0, n) for n in range(2))), batch(*(step(0, n) for n in range(2, 6)))
-    waited = replace(later, scheduled_B2=np.column_stack([np.arange(2, 6) / 1000, np.arange(2, 6)]))
+    counted_BC = np.full((4, len(COUNTERS)), np.nan)
+    counted_BC[:, PLACE["queued_s"]], counted_BC[:, PLACE["preempted"]] = np.arange(2, 6) / 1000, np.arange(2, 6)
+    waited = replace(later, counted_BC=counted_BC)
     for steps in (first, waited, batch(*(step(1, n) for n in range(6)))):
         target.add(steps)
     # THEN each window has what is known, and no zeros for what is not
     early, late = target.ready()
-    np.testing.assert_allclose(early.queued_NR[:, 0], [np.nan, np.nan, 0.002, 0.003])
-    np.testing.assert_allclose(late.queued_NR[:, 0], [0.002, 0.003, 0.004, 0.005])
-    np.testing.assert_allclose(late.preempted_NR[:, 0], [2, 3, 4, 5])
-    assert np.isnan(late.queued_NR[:, 1]).all()
+    np.testing.assert_allclose(early.counted("queued_s")[:, 0], [np.nan, np.nan, 0.002, 0.003])
+    np.testing.assert_allclose(late.counted("queued_s")[:, 0], [0.002, 0.003, 0.004, 0.005])
+    np.testing.assert_allclose(late.counted("preempted")[:, 0], [2, 3, 4, 5])
+    assert np.isnan(late.counted("queued_s")[:, 1]).all()
     # AND a window in which nobody has looked has none
     for n in range(6, 12):
         target.add(batch(step(0, n), step(1, n)))
-    assert [window.queued_NR is None for window in target.ready()] == [False, True, True]
+    assert [window.counted_NRC is None for window in target.ready()] == [False, True, True]

@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sftriage.counters import COUNTERS, PLACE
 from sftriage.errors import RingError
 from sftriage.recorder.layout import HEADER_BYTES
+from sftriage.windows.counting import UNKNOWN, CountersLog
 from sftriage.windows.decoding import StepArrays, together
 from sftriage.windows.log_segments import MIN_SEGMENT_BYTES, SEGMENTS, find_logs, find_segments, segment_name
 from sftriage.windows.logs import LogReader, StepLogs
-from sftriage.windows.scheduling import SchedulingLog
 from sftriage.windows.slots import CAPTURING, FLAGS, START, slot_bytes
 from sftriage.windows.steplog import BLOCK_STEPS, KeptSteps, StepLog, stay
 from tests.recorded import kept_of
@@ -253,7 +254,7 @@ def test_another_run_s_log_is_not_gone_on_with_in_any_segment(tmp_path):
         ("rank-3.0.steps", (3, 0, "steps", 0)),
         ("rank-3.1.137.steps", (3, 1, "steps", 137)),
         ("rank-3.1.137.thinned-device-steps", (3, 1, "thinned-device-steps", 137)),
-        ("rank-0.0.99.scheduling", (0, 0, "scheduling", 99)),
+        ("rank-0.0.99.counters", (0, 0, "counters", 99)),
         *(
             (name, None)
             for name in ("rank-3.steps", "rank-x.0.steps", "rank-3.0.1.2.steps", ".rank-3.0.steps", "rank-3.0.")
@@ -264,15 +265,15 @@ def test_the_names_of_segments(name, means):
     assert segment_name(name) == means
 
 
-def test_readings_of_scheduling_are_found_across_segments(tmp_path):
+def test_readings_of_counters_are_found_across_segments(tmp_path):
     # GIVEN a reading every quarter of a second: in each, 0.1 s in the run queue
     limits = KEPT.whole(1)
-    log = SchedulingLog(tmp_path, INFO, limits)
+    log = CountersLog(tmp_path, INFO, limits)
     quarter_ns = 250_000_000
-    segment = (MIN_SEGMENT_BYTES - HEADER_BYTES) // 40
+    segment = (MIN_SEGMENT_BYTES - HEADER_BYTES) // (8 * (2 + len(COUNTERS)))
     count = 6 * segment
     for n in range(1, count):
-        log.add((n * quarter_ns, n * 150_000_000, n * 100_000_000, n))
+        log.add((n * quarter_ns, n * 150_000_000, n * 100_000_000, n, *[UNKNOWN] * (len(COUNTERS) - 3)))
     log.close()
     assert len(list(tmp_path.iterdir())) in (3, 4)
     kept = kept_of(tmp_path, INFO)
@@ -284,7 +285,7 @@ def test_readings_of_scheduling_are_found_across_segments(tmp_path):
     durations[:, 0] = quarter_ns
     words[:, 9:13] = durations
     steps = StepArrays(INFO.schema, STEPS.rank_B[: len(words)], words)
-    waits_s = kept.laid_over(steps[: len(words) - 2]).scheduled_B2[:, 0]
+    waits_s = kept.laid_over(steps[: len(words) - 2]).counted_BC[:, PLACE["queued_s"]]
     # THEN those of which readings are kept have what they waited, without a gap between segments, and no older ones
     known = np.isfinite(waits_s)
     first = int(known.argmax())
@@ -293,4 +294,4 @@ def test_readings_of_scheduling_are_found_across_segments(tmp_path):
     np.testing.assert_allclose(waits_s[first:], 0.1)
     # AND a few of them, where one segment ends and the next begins, have the same
     for at in range(first, len(waits_s) - 3, 100):
-        np.testing.assert_allclose(kept.laid_over(steps[at : at + 3]).scheduled_B2[:, 0], 0.1)
+        np.testing.assert_allclose(kept.laid_over(steps[at : at + 3]).counted_BC[:, PLACE["queued_s"]], 0.1)

@@ -1,18 +1,19 @@
-"""What the kernel's scheduler did with the ranks' training threads: readings, kept in a file, and laid over the steps.
+"""What the kernel counted of the ranks: readings, kept in a file, and laid over the steps.
 
-Readings are kept in a log, ``scheduling`` (see `windows.log_segments`). A reading is five 64-bit signed words in native
-order, the counts since the thread started::
+Readings are kept in a log, ``counters`` (see `windows.log_segments`). A reading is signed 64-bit words in native
+order::
 
     at_ns       when it was taken, on the host's monotonic clock
-    run_ns      how long the thread has had a CPU
-    queued_ns   how long it was ready to run and stood in the run queue instead; a cgroup's CPU limit keeps it there too
-    preempted   how often a CPU was taken from it (involuntary switches)
+    ...         the counters in the order of `counters.COUNTERS`, since any time, in nanoseconds or as counts; -1 where
+                that is not known
     crc         CRC-32 of the bytes before it
+
+Runs of earlier versions have logs ``scheduling`` instead, with the first three counters only.
 
 What passed between two readings is taken to be spread evenly over the time between them: a wait is known to about as
 exactly as readings lie apart (a quarter of a second to a second, or a step where that is longer). Of several steps
 between two readings each has a part by its length, whichever of them the thread waited in; over all steps the sum is
-exact.
+exact. What is read less often than the others stands still meanwhile, and is counted late by up to some seconds.
 """
 
 from __future__ import annotations
@@ -21,30 +22,45 @@ import os
 import struct
 import sys
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 import numpy as np
 
+from sftriage.counters import COUNTERS, OF_THREAD, PLACE, UNITS
 from sftriage.errors import RingError
 from sftriage.recorder import RingInfo
 from sftriage.recorder.files import OpenFile
-from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES
+from sftriage.recorder.layout import COUNTERS_MAGIC, HEADER_BYTES, SCHEDULING_MAGIC, WORD_BYTES
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
 from sftriage.windows.log_segments import LogFiles, LogFormat, LogLimits, SegmentedLog, same_writer, segment_name
 
-KIND = "scheduling"
-NS = 1e-9
+KIND = "counters"
+EARLIER = {"scheduling": 4}
+"""Kinds of logs that earlier versions have written, and how many words of a reading these hold."""
+
+UNKNOWN = -1
 
 MAX_APART_NS = 2_000_000_000
 """Readings around a step may lie so much further apart than the step is long. Of more, nobody knows where it was."""
 
-_WORDS = 4
+_WORDS = 1 + len(COUNTERS)
 _BYTES = (_WORDS + 1) * WORD_BYTES
 _READING, _SUM = struct.Struct(f"={_WORDS}q"), struct.Struct("=q")
-_UNITS = np.array([NS, 1.0])
+_UNITS, _N_OF_THREAD = np.array(UNITS), len(OF_THREAD)
+
+
+def counted_of(known: Mapping[str, FloatArray | None]) -> FloatArray | None:
+    """The counters of a window (N x R x C), of which some are known (N x R each); None where none is."""
+    there = {name: values_NR for name, values_NR in known.items() if values_NR is not None}
+    if not there:
+        return None
+    counted_NRC = np.full((*next(iter(there.values())).shape, len(COUNTERS)), np.nan)
+    for name, values_NR in there.items():
+        counted_NRC[:, :, PLACE[name]] = values_NR
+    return counted_NRC
 
 
 def none_taken(count: int) -> IntArray:
@@ -70,36 +86,38 @@ def of_ranks_laid_over(readings_RTK: IntArray, row_B: IntArray, steps: StepArray
 
 
 def spread(readings_TK: IntArray, begin_ns_B: IntArray, end_ns_B: IntArray) -> FloatArray:
-    """How long the thread was queued from some times to others, in seconds, and how often preempted (B × 2).
+    """What was counted from some times to others, in seconds or as counts (B × C).
 
-    NaN where no reading was taken before or after it, or none near enough, and where the thread did not run meanwhile:
-    then it is another one that trains.
+    NaN where no reading was taken before or after it, or none near enough; and of the counters of a thread where that
+    did not run meanwhile: then it is another one that trains.
     """
     if len(readings_TK) < 2:
-        return np.full((len(begin_ns_B), 2), np.nan)
+        return np.full((len(begin_ns_B), len(COUNTERS)), np.nan)
     times_ns_X = np.concatenate([begin_ns_B, end_ns_B])
     after_X = np.searchsorted(readings_TK[:, 0], times_ns_X).clip(1, len(readings_TK) - 1)
     return _passed(readings_TK[after_X - 1], readings_TK[after_X], times_ns_X)
 
 
 def _passed(low_XK: IntArray, high_XK: IntArray, times_ns_X: IntArray) -> FloatArray:
-    """What passed (B × 2) from the first half of the times to the second, each between a reading and the next one."""
+    """What passed (B × C) from the first half of the times to the second, each between a reading and the next one."""
     n_steps = len(times_ns_X) // 2
     begin_ns_B, end_ns_B = times_ns_X[:n_steps], times_ns_X[n_steps:]
     part_X1 = ((times_ns_X - low_XK[:, 0]) / (high_XK[:, 0] - low_XK[:, 0]))[:, None]
     # Differences of whole numbers first: a count since the machine started may be more than a float holds exactly.
-    counted_X2 = part_X1 * (high_XK[:, 2:] - low_XK[:, 2:])
-    counted_X2[n_steps:] += low_XK[n_steps:, 2:] - low_XK[:n_steps, 2:]
-    found_B2 = (counted_X2[n_steps:] - counted_X2[:n_steps]) * _UNITS
+    counted_XC = part_X1 * (high_XK[:, 1:] - low_XK[:, 1:])
+    counted_XC[n_steps:] += low_XK[n_steps:, 1:] - low_XK[:n_steps, 1:]
+    found_BC = (counted_XC[n_steps:] - counted_XC[:n_steps]) * _UNITS
     around_BK = high_XK[n_steps:] - low_XK[:n_steps]
     known_B = (low_XK[:n_steps, 0] <= begin_ns_B) & (end_ns_B <= high_XK[n_steps:, 0])
-    known_B &= (around_BK[:, 0] - (end_ns_B - begin_ns_B) <= MAX_APART_NS) & (around_BK[:, 1] > 0)
-    found_B2[~known_B] = np.nan
-    return np.asarray(np.maximum(found_B2, 0.0))
+    known_B &= around_BK[:, 0] - (end_ns_B - begin_ns_B) <= MAX_APART_NS
+    found_BC[~known_B] = np.nan
+    found_BC[around_BK[:, 1] <= 0, :_N_OF_THREAD] = np.nan
+    found_BC[((low_XK < 0) | (high_XK < 0))[:, 1:].reshape(2, n_steps, -1).any(axis=0)] = np.nan
+    return np.asarray(np.maximum(found_BC, 0.0))
 
 
-def _with(steps: StepArrays, found_B2: FloatArray) -> StepArrays:
-    return replace(steps, scheduled_B2=found_B2 if np.isfinite(found_B2).any() else None)
+def _with(steps: StepArrays, found_BC: FloatArray) -> StepArrays:
+    return replace(steps, counted_BC=found_BC if np.isfinite(found_BC).any() else None)
 
 
 def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
@@ -107,7 +125,7 @@ def _times_ns(steps: StepArrays) -> tuple[IntArray, IntArray]:
     return steps.start_ns_B - steps.between_ns_B, steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
 
 
-class SchedulingLog(SegmentedLog):
+class CountersLog(SegmentedLog):
     """Appends readings to a rank's log of them, and goes on where an earlier agent stopped.
 
     Args:
@@ -120,7 +138,7 @@ class SchedulingLog(SegmentedLog):
     """
 
     def __init__(self, directory: Path, info: RingInfo, limits: LogLimits | None = None) -> None:
-        super().__init__(directory, info, LogFormat(KIND, SCHEDULING_MAGIC, lambda _: _BYTES, time_word=0), limits)
+        super().__init__(directory, info, LogFormat(KIND, COUNTERS_MAGIC, lambda _: _BYTES, time_word=0), limits)
 
     def add(self, reading: tuple[int, ...]) -> None:
         """Append a reading; old ones go.
@@ -190,23 +208,33 @@ def _between(path: Path, begin_ns: int, end_ns: int) -> IntArray:
 
 
 class _File(OpenFile):
+    def __init__(self, path: Path, flags: int) -> None:
+        super().__init__(path, flags)
+        name = segment_name(path.name)
+        self._earlier = name is not None and name.kind in EARLIER
+        self._words = EARLIER[name.kind] if name is not None and name.kind in EARLIER else _WORDS
+        self._bytes = (self._words + 1) * WORD_BYTES
+
     def info(self) -> RingInfo:
-        return self._header(SCHEDULING_MAGIC).info
+        return self._header(SCHEDULING_MAGIC if self._earlier else COUNTERS_MAGIC).info
 
     def count(self) -> int:
-        return max(0, self._size_bytes() - HEADER_BYTES) // _BYTES
+        return max(0, self._size_bytes() - HEADER_BYTES) // self._bytes
 
     def at_ns(self, index: int) -> int:
-        return int.from_bytes(self._read_at(WORD_BYTES, HEADER_BYTES + index * _BYTES), sys.byteorder, signed=True)
+        return int.from_bytes(self._read_at(WORD_BYTES, HEADER_BYTES + index * self._bytes), sys.byteorder, signed=True)
 
     def readings(self, first: int, last: int) -> IntArray:
         """Those from one place up to another that are whole and later than those before them."""
-        raw = self._read_at(max(0, last - first) * _BYTES, HEADER_BYTES + first * _BYTES)
-        raw = raw[: len(raw) // _BYTES * _BYTES]
-        words_TW = np.frombuffer(raw, dtype=np.int64).reshape(-1, _WORDS + 1)
+        size = self._bytes
+        raw = self._read_at(max(0, last - first) * size, HEADER_BYTES + first * size)
+        raw = raw[: len(raw) // size * size]
+        words_TW = np.frombuffer(raw, dtype=np.int64).reshape(-1, self._words + 1)
         view = memoryview(raw)
-        sums = [crc32(view[at : at + _BYTES - WORD_BYTES]) for at in range(0, len(view), _BYTES)]
+        sums = [crc32(view[at : at + size - WORD_BYTES]) for at in range(0, len(view), size)]
         whole_TW = words_TW[words_TW[:, -1] == np.array(sums, dtype=np.int64)]
         # What an agent that took over has read again, or a damaged clock, is passed over.
         latest_T = np.maximum.accumulate(np.concatenate([[-1], whole_TW[:, 0]]))
-        return np.asarray(whole_TW[whole_TW[:, 0] > latest_T[:-1], :_WORDS])
+        found_TK = np.full((len(whole_TW), _WORDS), UNKNOWN, dtype=np.int64)
+        found_TK[:, : self._words] = whole_TW[:, :-1]
+        return np.asarray(found_TK[whole_TW[:, 0] > latest_T[:-1]])

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sftriage.frontier import Settings
-from sftriage.frontier.scheduling import run_queue_wait, with_scheduling
+from sftriage.frontier.system import system_counts, with_system
+from sftriage.windows.counting import counted_of
 
 from .windows import Fault, Job, at, classify, every, from_step
 
@@ -22,12 +23,23 @@ EVERYWHERE = (Fault("data", 1, factor=2.0), Fault("forward", 1, factor=2.0), Fau
 
 def queued(window, *waits_s, unknown=()):
     """The window with so many seconds in the run queue a step, (rank, steps, seconds) each."""
-    queued_NR = np.zeros(window.durations_NRS.shape[:2])
-    for rank, steps, seconds in waits_s:
-        queued_NR[steps(len(queued_NR)), rank] = seconds
+    queued_NR = per_step(window, waits_s, unknown)
+    return counting(window, queued_s=queued_NR, preempted=np.round(queued_NR * 200.0))
+
+
+def per_step(window, amounts, unknown=()):
+    """So much a step (N x R), (rank, steps, amount) each."""
+    values_NR = np.zeros(window.durations_NRS.shape[:2])
+    for rank, steps, amount in amounts:
+        values_NR[steps(len(values_NR)), rank] = amount
     for rank in unknown:
-        queued_NR[:, rank] = np.nan
-    return replace(window, queued_NR=queued_NR, preempted_NR=np.round(queued_NR * 200.0))
+        values_NR[:, rank] = np.nan
+    return values_NR
+
+
+def counting(window, **known):
+    """The window with some counters (N x R each)."""
+    return replace(window, counted_NRC=counted_of(known))
 
 
 always, half = from_step(0), from_step(25)
@@ -57,32 +69,32 @@ EVERYBODYS = tuple((rank, always, 0.01) for rank in range(4))
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_how_much_of_the_lateness_was_waiting(situation, faults, waits_s, least, most):
-    found = run_queue_wait(queued(FOUR.run(*faults), *waits_s), [1], ALL)
-    assert least <= found.fraction <= most, situation
+    found = system_counts(queued(FOUR.run(*faults), *waits_s), [1], ALL)
+    assert least <= found.descheduled_fraction <= most, situation
 
 
 def test_the_numbers_are_means_over_the_steps_asked_for():
     window = queued(FOUR.run(Fault("data", 1, 0.05, half)), (1, half, 0.03))
-    later, all_of_them = run_queue_wait(window, [1], half(50)), run_queue_wait(window, [1], ALL)
-    assert (later.queued_s, later.preempted) == (pytest.approx(0.03), pytest.approx(6.0))
-    assert (all_of_them.queued_s, all_of_them.preempted) == (pytest.approx(0.015), pytest.approx(3.0))
+    later, all_of_them = system_counts(window, [1], half(50)), system_counts(window, [1], ALL)
+    assert (later.own["queued_s"], later.own["preempted"]) == (pytest.approx(0.03), pytest.approx(6.0))
+    assert (all_of_them.own["queued_s"], all_of_them.own["preempted"]) == (pytest.approx(0.015), pytest.approx(3.0))
     assert later.late_s == pytest.approx(0.05, rel=0.1)
     assert all_of_them.late_s == pytest.approx(0.025, rel=0.1)
 
 
 def test_who_is_not_late_has_nothing_to_explain():
-    found = run_queue_wait(queued(FOUR.run(Fault("data", (0, 2, 3), 0.05)), (1, always, 0.03)), [1], ALL)
-    assert (found.fraction, found.queued_s) == (None, pytest.approx(0.03))
+    found = system_counts(queued(FOUR.run(Fault("data", (0, 2, 3), 0.05)), (1, always, 0.03)), [1], ALL)
+    assert (found.descheduled_fraction, found.own["queued_s"]) == (None, pytest.approx(0.03))
 
 
 def test_the_ranks_of_a_host_wait_together():
     hosts = ("a", "a", "b", "b", "b")
     window = Job(n_ranks=5, hosts=hosts).run(Fault("data", (0, 1), 0.05))
     window = queued(window, (0, always, 0.06), (1, always, 0.06))
-    assert run_queue_wait(window, [0, 1], ALL).fraction > 0.6
+    assert system_counts(window, [0, 1], ALL).descheduled_fraction > 0.6
     # AND ranks of another cohort are no measure: a host with one rank of each is held against the others of each
     window = replace(window, cohorts=("x", "y", "x", "y", "y"))
-    assert run_queue_wait(window, [0, 1], ALL).fraction > 0.6
+    assert system_counts(window, [0, 1], ALL).descheduled_fraction > 0.6
 
 
 @pytest.mark.parametrize(
@@ -98,19 +110,19 @@ def test_the_ranks_of_a_host_wait_together():
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_is_not_known_is_not_said(situation, window, ranks):
-    assert run_queue_wait(window, ranks, ALL) is None, situation
+    assert system_counts(window, ranks, ALL) is None, situation
 
 
 def test_enough_of_the_steps_must_be_known():
     window = queued(FOUR.run(Fault("data", 1, 0.05)), (1, always, 0.05))
-    window.queued_NR[26:, 1] = np.nan
-    assert run_queue_wait(window, [1], ALL).queued_s == pytest.approx(0.05)
-    window.queued_NR[24:, 1] = np.nan
-    assert run_queue_wait(window, [1], ALL) is None
+    window.counted_NRC[26:, 1] = np.nan
+    assert system_counts(window, [1], ALL).own["queued_s"] == pytest.approx(0.05)
+    window.counted_NRC[24:, 1] = np.nan
+    assert system_counts(window, [1], ALL) is None
     # AND a peer that is not known is none
     window = queued(FOUR.run(Fault("data", 1, 0.05)), (1, always, 0.05), unknown=(2,))
-    without = run_queue_wait(window.of_ranks([0, 1, 3]), [1], ALL)
-    assert run_queue_wait(window, [1], ALL).fraction == pytest.approx(without.fraction, rel=0.01)
+    without = system_counts(window.of_ranks([0, 1, 3]), [1], ALL)
+    assert system_counts(window, [1], ALL).descheduled_fraction == pytest.approx(without.descheduled_fraction, rel=0.01)
 
 
 @given(
@@ -121,13 +133,13 @@ def test_enough_of_the_steps_must_be_known():
 def test_a_fraction_is_one_and_more_waiting_never_explains_less(waits_s, late_s, missing):
     window = queued(FOUR.run(Fault("data", 1, late_s)), *((rank, always, one) for rank, one in enumerate(waits_s)))
     window.durations_NRS[list(missing), 3] = np.nan
-    found = run_queue_wait(window, [1], ALL)
-    if found is None or found.fraction is None:
+    found = system_counts(window, [1], ALL)
+    if found is None or found.descheduled_fraction is None:
         assert found is not None or len(missing) > 25
         return
-    assert 0.0 <= found.fraction <= 1.0
-    longer = replace(window, queued_NR=window.queued_NR + np.array([0.0, 1.0, 0.0, 0.0]))
-    assert run_queue_wait(longer, [1], ALL).fraction >= found.fraction
+    assert 0.0 <= found.descheduled_fraction <= 1.0
+    longer = counting(window, queued_s=window.counted("queued_s") + np.array([0.0, 1.0, 0.0, 0.0]))
+    assert system_counts(longer, [1], ALL).descheduled_fraction >= found.descheduled_fraction
 
 
 def test_a_suspect_that_waited_for_a_cpu_is_one_and_the_verdict_says_that_it_did():
@@ -167,6 +179,60 @@ def test_what_is_of_all_ranks_is_nobodys_waiting():
     verdict = classify(window)
     everybody = replace(verdict.suspects[0], scope="all", ranks=(0, 1, 2, 3), rank=None)
     waited = queued(window, *((rank, always, 0.05) for rank in range(4)))
-    found = with_scheduling(replace(verdict, suspects=(everybody,)), waited, Settings())
+    found = with_system(replace(verdict, suspects=(everybody,)), waited, Settings())
     assert found.suspects[0].descheduled_fraction is None
     assert "queued_s" not in found.numbers
+
+
+def test_what_the_ranks_of_a_host_have_in_common_is_nobodys_where_it_is_read_at_other_times():
+    # GIVEN segments that a host sends again, which were counted for one rank a little later than for the others
+    window = FOUR.run(Fault("data", 1, 0.03))
+    again_NR = per_step(window, ((r, always, 6.2 if r == 1 else 6.0) for r in range(4)))
+    assert system_counts(counting(window, retransmitted=again_NR), [1], ALL).over["retransmitted"] == 0.0
+    # AND another host's, which sends many more
+    again_NR = per_step(window, ((r, always, 6.0 if r == 1 else 0.5) for r in range(4)))
+    assert system_counts(counting(window, retransmitted=again_NR), [1], ALL).over["retransmitted"] > 3.0
+
+
+def test_who_has_more_to_run_waits_for_longer_on_a_busy_host_and_that_is_no_cause():
+    # GIVEN ranks that have a core half of the time, of which one has three times as much to do
+    window = FOUR.run(*(Fault(stage, 1, factor=3.0) for stage in ("data", "forward", "backward")))
+    run_NR = per_step(window, ((r, always, 0.06 if r == 1 else 0.02) for r in range(4)))
+    found = system_counts(counting(window, run_s=run_NR, queued_s=run_NR), [1], ALL)
+    # THEN its waits are those of what it has to do
+    assert found.descheduled_fraction == pytest.approx(0.0)
+    # AND so are those of one that is woken as much more often
+    woken_NR = per_step(window, ((r, always, 30.0 if r == 1 else 10.0) for r in range(4)))
+    found = system_counts(counting(window, woken=woken_NR, queued_s=run_NR), [1], ALL)
+    assert found.descheduled_fraction == pytest.approx(0.0)
+    # AND it is another one whose neighbour takes its core
+    waits_NR = per_step(window, ((r, always, 0.10 if r == 1 else 0.02) for r in range(4)))
+    alone = system_counts(counting(window, run_s=np.full_like(run_NR, 0.02), queued_s=waits_NR), [1], ALL)
+    assert alone.descheduled_fraction > 0.3
+
+
+@pytest.mark.parametrize(
+    ("known", "code"),
+    [
+        ({"throttled_s": 0.09, "queued_s": 0.09}, "cgroup_throttled"),
+        ({"stopped_s": 0.09}, "stopped"),
+        ({"major_faults": 40.0, "disk_s": 0.09}, "page_faults"),
+        ({"memory_s": 0.09}, "memory_pressure"),
+        # A trace shows the line that these are of.
+        ({"disk_s": 0.09}, None),
+        ({"minor_faults": 1e5, "system_s": 0.09}, None),
+        ({"queued_s": 0.09}, None),
+        ({"stopped_s": 0.01}, None),
+    ],
+)
+def test_a_suspect_is_said_to_be_late_by_what_the_system_did_to_it_alone(known, code):
+    window = FOUR.run(*EVERYWHERE)
+    of_rank = {name: per_step(window, ((1, always, amount),)) for name, amount in known.items()}
+    verdict = classify(counting(window, **of_rank))
+    suspect = verdict.suspects[0]
+    assert (verdict.label, suspect.ranks, suspect.system and suspect.system[0]) == ("suspect", (1,), code)
+    # AND what decided is in its numbers
+    assert code is None or {name for name in known if name in verdict.numbers} == set(known)
+    # AND where all ranks have the same, it is nobody's
+    of_all = {name: per_step(window, ((r, always, amount) for r in range(4))) for name, amount in known.items()}
+    assert classify(counting(window, **of_all)).suspects[0].by_system is None

@@ -1,11 +1,11 @@
-"""What it costs the agent to look at how long the ranks' threads waited for a CPU, for each rank and look.
+"""What it costs the agent to read what the kernel counts of the ranks, for each rank and look.
 
-    python tests/bench/scheduling_cost.py [--json] [--ranks N] [--looks N]
+    python tests/bench/counting_cost.py [--json] [--ranks N] [--looks N]
 
 Real processes record steps of 35 ms each, and an agent reads their rings four times a second. Its turns are timed, in
-processor time of its thread, with the looks at their threads and, every second time, without; ``read`` is what the two
-reads of ``/proc`` take by themselves. Figures are medians, in microseconds a rank and look. The trainers do nothing for
-it: nothing of theirs is timed.
+processor time of its thread, with the looks at their threads and, every second time, without; ``read`` is what the
+reads of ``/proc`` and of the cgroup take by themselves. Figures are medians, in microseconds a rank
+and look. The trainers do nothing for it: nothing of theirs is timed.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from unittest import mock
 
+from sftriage.agent.counting import Counting, RankCounters
 from sftriage.agent.reading import RankRings
-from sftriage.agent.scheduling import Scheduling, TrainingThread
 from sftriage.recorder import Monitor
 
 STEP_S, LOOK_S = 0.035, 0.25
@@ -61,8 +61,8 @@ def turns_us(agent: RankRings, looks: int) -> dict[str, list[float]]:
         time.sleep(LOOK_S)
         with contextlib.ExitStack() as patched:
             if which == "without":
-                patched.enter_context(mock.patch.object(Scheduling, "look"))
-                patched.enter_context(mock.patch.object(Scheduling, "laid_over", lambda self, attempt, steps: steps))
+                patched.enter_context(mock.patch.object(Counting, "look"))
+                patched.enter_context(mock.patch.object(Counting, "laid_over", lambda self, attempt, steps: steps))
             before_ns = time.thread_time_ns()
             agent.rows()
             took[which].append((time.thread_time_ns() - before_ns) / 1e3)
@@ -70,8 +70,8 @@ def turns_us(agent: RankRings, looks: int) -> dict[str, list[float]]:
 
 
 def reads_us(agent: RankRings, looks: int) -> list[float]:
-    """What reading both files of each rank's thread takes, four times a second: with cold caches."""
-    threads = [TrainingThread(info) for info in agent.ranks.values()]
+    """What reading its files of each rank's thread takes, four times a second: with cold caches."""
+    threads = [RankCounters(info) for info in agent.ranks.values()]
     took = []
     for _ in range(looks):
         time.sleep(LOOK_S)
@@ -113,7 +113,7 @@ def main() -> None:
         sys.stdout.write(json.dumps(found) + "\n")
         return
     sys.stdout.write(
-        f"{options.ranks} ranks, a rank and look: both files {found['read_us']} us; the agent's turn "
+        f"{options.ranks} ranks, a rank and look: its files {found['read_us']} us; the agent's turn "
         f"{found['turn_with_us']} us with it, {found['turn_without_us']} us without: {found['more_us']} us more, "
         f"{found['core_fraction']:.3%} of a core for all ranks\n"
     )

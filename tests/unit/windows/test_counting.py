@@ -1,30 +1,37 @@
-"""Readings of a thread's scheduling: laid over its steps, kept in a file, and read again."""
+"""Readings of a rank's counters: laid over its steps, kept in a file, and read again."""
 
+import struct
 from dataclasses import replace
+from zlib import crc32
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sftriage.counters import COUNTERS, PLACE
 from sftriage.errors import RingError
-from sftriage.recorder.layout import HEADER_BYTES
+from sftriage.recorder.layout import HEADER_BYTES, SCHEDULING_MAGIC
 from sftriage.records import StageSchema, StepRecord
-from sftriage.windows.decoding import StepArrays, together
-from sftriage.windows.scheduling import (
+from sftriage.windows.counting import (
     MAX_APART_NS,
+    UNKNOWN,
+    CountersLog,
     KeptReadings,
-    SchedulingLog,
+    kept_readings,
     laid_over,
     none_taken,
     of_ranks_laid_over,
     spread,
 )
+from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.log_segments import LogFormat, SegmentedLog, find_logs
 from tests.recorded import kept_of
 from tests.unit.recorded import info_of
 from tests.unit.windows.steps import batch
 
 MS = 1_000_000
+READING_BYTES = 8 * (2 + len(COUNTERS))
 SCHEMA = StageSchema.closed(("data", "backward"), ("backward",))
 INFO = info_of(0, schema=SCHEMA)
 
@@ -34,8 +41,14 @@ ROWS = tuple((1000 + 250 * n, 10 * n + 1, 100 * n, n) for n in range(40))
 
 def readings(*rows: tuple[float, float, float, int]) -> np.ndarray:
     """Readings by when they were taken, how long the thread had run and been queued (ms), and its preemptions."""
-    values = [(at * MS, run * MS, queued * MS, times) for at, run, queued, times in rows]
-    return np.array(values, dtype=np.int64).reshape(-1, 4)
+    rest = [UNKNOWN] * (len(COUNTERS) - 3)
+    values = [(at * MS, run * MS, queued * MS, times, *rest) for at, run, queued, times in rows]
+    return np.array(values, dtype=np.int64).reshape(-1, 1 + len(COUNTERS))
+
+
+def waits(steps: StepArrays) -> np.ndarray | None:
+    """What the thread was queued in each step, and how often preempted (B x 2)."""
+    return None if steps.counted_BC is None else steps.counted_BC[:, [PLACE["queued_s"], PLACE["preempted"]]]
 
 
 def step(number: int, start_ms: float, *took_ms: float, between_ms: float = 0.0) -> StepRecord:
@@ -44,8 +57,8 @@ def step(number: int, start_ms: float, *took_ms: float, between_ms: float = 0.0)
 
 
 def over(found: np.ndarray, *steps: StepRecord) -> list[list[float]] | None:
-    scheduled_B2 = laid_over(found, batch(*steps, schema=SCHEMA)).scheduled_B2
-    return None if scheduled_B2 is None else (scheduled_B2 * [1000.0, 1.0]).tolist()
+    waits_B2 = waits(laid_over(found, batch(*steps, schema=SCHEMA)))
+    return None if waits_B2 is None else (waits_B2 * [1000.0, 1.0]).tolist()
 
 
 def test_what_passed_between_two_readings_is_shared_by_the_length_of_the_steps():
@@ -104,20 +117,20 @@ def test_over_steps_that_follow_one_another_nothing_is_lost_or_made_up(gaps_ms, 
     n = len(gaps_ms)
     at_ms = 365 * 86_400_000 + np.cumsum([0, *gaps_ms])
     columns = [at_ms, np.cumsum([5, *run_ms[:n]]), np.cumsum([9, *queued_ms[:n]]), np.arange(n + 1)]
-    found = np.column_stack(columns) * [MS, MS, MS, 1]
+    found = readings(*zip(*columns, strict=True))
     ends_ns = np.array([found[0, 0] + cut * (found[-1, 0] - found[0, 0]) // 1000 for cut in sorted(cuts)])
-    values_B2 = spread(found, ends_ns[:-1], ends_ns[1:])
+    values_B2 = spread(found, ends_ns[:-1], ends_ns[1:])[:, 1:3]
     # THEN none has less than nothing
     assert (values_B2 >= 0.0).all()
     # AND together they have what one step over all of them has
-    whole_B2 = spread(found, ends_ns[:1], ends_ns[-1:])
+    whole_B2 = spread(found, ends_ns[:1], ends_ns[-1:])[:, 1:3]
     np.testing.assert_allclose(values_B2.sum(axis=0), whole_B2[0], atol=1e-9)
     # AND readings before and after those around a step make no difference
     for begin_ns, end_ns, values in zip(ends_ns[:-1], ends_ns[1:], values_B2, strict=True):
         before = int(np.searchsorted(found[:, 0], begin_ns, side="right")) - 1
         after = int(np.searchsorted(found[:, 0], end_ns, side="left"))
         near = spread(found[before : after + 1], np.array([begin_ns]), np.array([end_ns]))
-        np.testing.assert_allclose(near[0], values, atol=1e-9)
+        np.testing.assert_allclose(near[0, 1:3], values, atol=1e-9)
 
 
 def test_the_steps_of_several_ranks_have_the_same_at_once():
@@ -126,10 +139,10 @@ def test_the_steps_of_several_ranks_have_the_same_at_once():
     steps = batch(*(replace(step(n, 1000 + 40 * n, 35, between_ms=5), rank=n % 4) for n in range(90)), schema=SCHEMA)
     # WHEN all of their steps are laid over at once
     padded_RTK = np.stack([np.concatenate([none_taken(15 - len(one)), one]) for one in found])
-    together_B2 = of_ranks_laid_over(padded_RTK, steps.rank_B, steps).scheduled_B2
+    together_B2 = waits(of_ranks_laid_over(padded_RTK, steps.rank_B, steps))
     # THEN each rank's have what they would have by themselves
     for rank, one in enumerate(found):
-        alone_B2 = laid_over(one, steps[steps.rank_B == rank]).scheduled_B2
+        alone_B2 = waits(laid_over(one, steps[steps.rank_B == rank]))
         its_B2 = together_B2[steps.rank_B == rank]
         assert (alone_B2 is None) == np.isnan(its_B2).all() == (rank == 3)
         if alone_B2 is not None:
@@ -142,15 +155,15 @@ def test_steps_keep_what_was_laid_over_them_wherever_they_are_put():
     unknown = batch(replace(step(0, 1000, 50), rank=1))
     # WHEN they are put together, put in order, and some are taken
     steps = together([unknown, known])
-    assert np.isnan(steps.scheduled_B2[0]).all()
+    assert np.isnan(steps.counted_BC[0]).all()
     ordered = steps[steps.rank_B == 0].in_order()
     # THEN each has its own
-    np.testing.assert_allclose(ordered.scheduled_B2, [[0.025, 2.5], [0.025, 2.5]])
-    assert together([unknown, unknown]).scheduled_B2 is None
+    np.testing.assert_allclose(waits(ordered), [[0.025, 2.5], [0.025, 2.5]])
+    assert together([unknown, unknown]).counted_BC is None
 
 
 def written(folder, *rows, info=INFO):
-    log = SchedulingLog(folder, info)
+    log = CountersLog(folder, info)
     for row in readings(*rows):
         log.add(tuple(row.tolist()))
     log.close()
@@ -162,11 +175,11 @@ def test_kept_readings_give_the_steps_what_they_had_when_they_came(tmp_path):
     kept = kept_of(tmp_path, INFO)
     for first in (1000, 1100, 4000, 10_400):
         steps = batch(*(step(n, first + 60 * n, 60) for n in range(5)), schema=SCHEMA)
-        then_B2, now_B2 = laid_over(readings(*ROWS), steps).scheduled_B2, kept.laid_over(steps).scheduled_B2
+        then_B2, now_B2 = waits(laid_over(readings(*ROWS), steps)), waits(kept.laid_over(steps))
         np.testing.assert_allclose(now_B2, then_B2, rtol=1e-9)
     # AND of steps before the first and after the last nothing is known
     for at in (10, 900, 99_000):
-        assert kept.laid_over(batch(step(0, at, 60), schema=SCHEMA)).scheduled_B2 is None
+        assert kept.laid_over(batch(step(0, at, 60), schema=SCHEMA)).counted_BC is None
     assert len(kept.laid_over(batch(schema=SCHEMA))) == 0
 
 
@@ -178,19 +191,19 @@ def test_a_file_that_was_cut_off_is_gone_on_with(tmp_path):
     # WHEN the agent goes on
     written(tmp_path, *ROWS[9:])
     # THEN every reading is there
-    assert (path.stat().st_size - HEADER_BYTES) % 40 == 0
+    assert (path.stat().st_size - HEADER_BYTES) % READING_BYTES == 0
     steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
-    waits_s = kept_of(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
+    waits_s = waits(kept_of(tmp_path, INFO).laid_over(steps))[:, 0]
     np.testing.assert_allclose(waits_s, 0.1)
 
 
 def test_a_damaged_reading_is_passed_over(tmp_path):
     path = written(tmp_path, *ROWS)
     raw = bytearray(path.read_bytes())
-    raw[HEADER_BYTES + 5 * 40 + 17] ^= 1
+    raw[HEADER_BYTES + 5 * READING_BYTES + 17] ^= 1
     path.write_bytes(raw)
     steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
-    waits_s = kept_of(tmp_path, INFO).laid_over(steps).scheduled_B2[:, 0]
+    waits_s = waits(kept_of(tmp_path, INFO).laid_over(steps))[:, 0]
     # (the readings around it say what has passed between them)
     np.testing.assert_allclose(waits_s, 0.1)
 
@@ -198,8 +211,23 @@ def test_a_damaged_reading_is_passed_over(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"nonsense" * 1000, None])
 def test_a_run_without_readings_goes_without(tmp_path, content):
     if content is not None:
-        (tmp_path / INFO.file_name("scheduling")).write_bytes(content)
+        (tmp_path / INFO.file_name("counters")).write_bytes(content)
     assert kept_of(tmp_path, INFO) is None
+
+
+def test_a_run_of_an_earlier_version_has_the_counters_that_were_kept_then(tmp_path):
+    # GIVEN readings of three counters, as earlier versions kept them
+    log = SegmentedLog(tmp_path, INFO, LogFormat("scheduling", SCHEDULING_MAGIC, lambda _: 40, time_word=0), None)
+    for words in readings(*ROWS)[:, :4]:
+        log.append(words.tobytes() + struct.pack("=q", crc32(words.tobytes())))
+    log.close()
+    (files,) = find_logs(tmp_path, "scheduling")
+    # WHEN they are laid over steps THEN these are known, and no others
+    steps = batch(*(step(n, 1000 + 250 * n, 250) for n in range(39)), schema=SCHEMA)
+    counted_BC = kept_readings(files, INFO).laid_over(steps).counted_BC
+    np.testing.assert_allclose(counted_BC[:, PLACE["queued_s"]], 0.1)
+    known = {COUNTERS[place] for place in np.flatnonzero(np.isfinite(counted_BC).any(axis=0))}
+    assert known == {"run_s", "queued_s", "preempted"}
 
 
 def test_the_readings_of_another_process_are_nobodys(tmp_path):
@@ -207,7 +235,7 @@ def test_the_readings_of_another_process_are_nobodys(tmp_path):
     other = replace(INFO, pid=INFO.pid + 1)
     # GIVEN another process of the same rank THEN it neither writes to them nor has them
     with pytest.raises(RingError, match="another run"):
-        SchedulingLog(tmp_path, other)
+        CountersLog(tmp_path, other)
     assert kept_of(tmp_path, other) is None
     # AND a file that goes away is an error that says so
     kept = KeptReadings([path])
@@ -220,13 +248,14 @@ def test_a_disk_that_takes_nothing_is_said(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    log = SchedulingLog(tmp_path, INFO)
+    log = CountersLog(tmp_path, INFO)
+    (words,) = readings((1, 2, 3, 4)).tolist()
     monkeypatch.setattr("os.pwrite", full)
     with pytest.raises(RingError, match="No space left"):
-        log.add((1, 2, 3, 4))
+        log.add(tuple(words))
     log.close()
 
 
 def test_columns_without_it_cost_nothing():
     assert isinstance(batch(step(0, 1000, 50)), StepArrays)
-    assert batch(step(0, 1000, 50)).scheduled_B2 is None
+    assert batch(step(0, 1000, 50)).counted_BC is None

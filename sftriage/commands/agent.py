@@ -1,0 +1,67 @@
+"""``sftriage agent``: one host of a job on many, beside trainers that somebody else starts."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sftriage.commands.options import CredentialsOption, HubOption, JobIdOption, NatsOption, TlsOption
+from sftriage.errors import UsageError
+
+
+def agent(
+    job_id: JobIdOption = None,
+    hub: HubOption = None,
+    nats: NatsOption = None,
+    creds: CredentialsOption = None,
+    tls: TlsOption = None,
+    rings: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Where the trainers' rings are.", show_default="$SFTRIAGE_RINGS"),
+    ] = None,
+    directory: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="For what is this host's own.", show_default="one under sftriage-runs"),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Of this host, among those of the job.", show_default="its own, and $NODE_RANK"
+        ),
+    ] = None,
+    job: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the job, for people.", show_default="the --job-id")
+    ] = None,
+) -> None:
+    """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.
+
+    It ends once the host's trainers have come and gone for good, or by Ctrl-C; the job itself notices nothing.
+    """
+    from sftriage.runtime.hosting import Host, host_directory, host_name
+    from sftriage.runtime.many_hosts import HubOptions
+
+    options = HubOptions.of(job_id, hub, nats, creds, tls)
+    said = os.environ.get("SFTRIAGE_RINGS")
+    if rings is None and not said:
+        raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
+    options.wait_for_secret()
+    name = name or host_name(os.environ)
+    where = directory or host_directory(options.job_id, name)
+    host = Host(
+        rings or Path(said or ""), where.absolute(), job or options.job_id, options.job_id, options.address, name
+    )
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    host.start()
+    try:
+        host.watch()
+        host.finish()
+    except KeyboardInterrupt:
+        if not host.trains:
+            host.finish()
+        raise typer.Exit(128 + signal.SIGINT) from None
+    finally:
+        host.close()

@@ -1,0 +1,223 @@
+"""What the commands that watch a job have in common: their options, and what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sftriage.commands.output import uploading
+from sftriage.errors import UsageError
+from sftriage.words.amounts import counted, place
+
+if TYPE_CHECKING:
+    from sftriage.runtime.controlling import JobController
+    from sftriage.runtime.local import LocalRun, TakeOver
+    from sftriage.sinks.metering import Endpoint, Metering
+    from sftriage.sinks.terminal import Reporter
+    from sftriage.windows.steplog import KeptSteps
+
+    Watched = LocalRun | TakeOver | JobController
+
+LOOPBACK = "127.0.0.1"
+TOKEN_VARIABLE = "SFTRIAGE_METRICS_TOKEN"
+_METRICS_PANEL = "Metrics and traces"
+_STEPS_PANEL = "Recorded steps"
+KEEP_STEPS, KEEP_STEPS_FOR = "16Gi", "30d"
+MIN_KEPT_BYTES, MIN_KEPT_S = 1 << 20, 60.0
+
+PoliciesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="POLICY",
+        help="A policy file, or the name of one that ships with sftriage. Repeatable: the rules of all are tried, "
+        "in order, under the strictest limits. A file that changes while the job runs takes effect.",
+        show_default="default",
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Run directory to make.", show_default="a new one under sftriage-runs"),
+]
+CopiesOption = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        metavar="URL",
+        help="Keep copies of the captures in s3://, gs:// or az:// with bucket and prefix, or in a directory. They "
+        "are uploaded while the job runs. Credentials come from the environment.",
+        show_default="captures stay in the run directory",
+    ),
+]
+DropLocalOption = Annotated[
+    bool, typer.Option("--drop-local", help="Remove traces here once their copy in the store is verified.")
+]
+KeepStepsOption = Annotated[
+    str,
+    typer.Option(
+        "--keep-steps",
+        metavar="SIZE",
+        help="How much is kept of the steps of all ranks together. What is older than the newest that find room "
+        "is thinned, one step in eight, and then removed.",
+        rich_help_panel=_STEPS_PANEL,
+    ),
+]
+KeepStepsForOption = Annotated[
+    str,
+    typer.Option(
+        "--keep-steps-for",
+        metavar="DURATION",
+        help="Steps so much older than the newest are removed.",
+        rich_help_panel=_STEPS_PANEL,
+    ),
+]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        metavar="PORT",
+        min=0,
+        max=65535,
+        help="Serve Prometheus metrics on this port while the job runs; 0 is any that is free.",
+        show_default="nothing listens",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsHostOption = Annotated[
+    str,
+    typer.Option(
+        "--metrics-host",
+        metavar="ADDRESS",
+        help="Address to serve them on. Any but this machine's own wants a token.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsTokenFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-token-file",
+        metavar="FILE",
+        help=f"File with the Bearer token that a scraper sends. ${TOKEN_VARIABLE} holds the token itself.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--metrics-file",
+        metavar="FILE.prom",
+        help="Write the metrics into a file, for node_exporter's textfile collector.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+MetricsPerRankOption = Annotated[
+    bool, typer.Option("--metrics-per-rank", help="Metrics of single ranks too.", rich_help_panel=_METRICS_PANEL)
+]
+OtelOption = Annotated[
+    bool,
+    typer.Option(
+        "--otel",
+        help="Send OpenTelemetry spans of windows and captures, as the standard OTEL_* variables say.",
+        rich_help_panel=_METRICS_PANEL,
+    ),
+]
+OtelStepsOption = Annotated[
+    bool,
+    typer.Option(
+        "--otel-steps", help="Spans of the steps of windows with a suspect too.", rich_help_panel=_METRICS_PANEL
+    ),
+]
+
+
+def metering_of(
+    port: int | None,
+    host: str,
+    token_file: Path | None,
+    file: Path | None,
+    per_rank: bool,
+    otel: bool,
+    otel_steps: bool,
+) -> Metering:
+    """What was asked for by these options, made ready; nothing where nothing was.
+
+    Raises:
+        UsageError: it cannot be, or makes no sense.
+    """
+    if port is None and (token_file is not None or host != LOOPBACK):
+        raise UsageError("nothing is served without --metrics-port")
+    if per_rank and port is None and file is None:
+        raise UsageError("--metrics-per-rank is about metrics: give --metrics-port or --metrics-file")
+    if otel_steps and not otel:
+        raise UsageError("--otel-steps is about spans: give --otel")
+    from sftriage.sinks.metering import Metering
+
+    def listen() -> Endpoint:
+        from sftriage.web.access import Access, token_of
+        from sftriage.web.metrics import MetricsEndpoint
+
+        advice = f"give one with --metrics-token-file, or in {TOKEN_VARIABLE}"
+        return MetricsEndpoint(host, port or 0, Access.to(host, token_of(token_file, TOKEN_VARIABLE), advice))
+
+    return Metering(None if port is None else listen, file, per_rank, otel, otel_steps)
+
+
+def kept_steps(size: str, age: str) -> KeptSteps:
+    """How much is kept of steps, by the options.
+
+    Raises:
+        UsageError: they are no size and no duration, or too little.
+    """
+    from sftriage.policy import quantities
+    from sftriage.windows.steplog import KeptSteps
+
+    option = "--keep-steps"
+    try:
+        max_bytes = quantities.size_bytes(size)
+        option = "--keep-steps-for"
+        age_s = quantities.seconds(age)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}") from None
+    if max_bytes < MIN_KEPT_BYTES or age_s < MIN_KEPT_S:
+        raise UsageError("--keep-steps is 1Mi at least, and --keep-steps-for 1m")
+    return KeptSteps(max_bytes, age_s)
+
+
+def copies_of(job: str, store: str | None, *, drop_local: bool) -> str | None:
+    """Where copies of a job's captures are kept, made ready; None for nowhere.
+
+    Raises:
+        UsageError: it cannot be used, or traces were to be dropped that are nowhere else.
+    """
+    from sftriage.runtime.uploads import checked_store
+
+    if drop_local and store is None:
+        raise UsageError("--drop-local needs a --store that has the traces then")
+    return None if store is None else checked_store(store, job)
+
+
+def finish(watched: Watched, reporter: Reporter) -> None:
+    """Wait for what is still on its way to a store or a catalogue, and say what is left."""
+    if watched.uploads is not None:
+        with uploading() as show:
+            watched.uploads.finish(reporter.say, show)
+    if watched.indexing is not None:
+        watched.indexing.finish(reporter.say)
+
+
+def say_begun(reporter: Reporter, how: str, watched: Watched, metering: Metering) -> None:
+    """Say under which policies a job is watched, where that goes on record, and where its metrics are."""
+    names = ", ".join(one.policy.metadata.name for one in watched.files.current.loaded)
+    reporter.say(f"{how} under policy {names}; run directory {place(watched.directory.path)}")
+    if metering.url is not None:
+        reporter.say(f"metrics are at {metering.url}")
+
+
+def say_summary(reporter: Reporter, watched: Watched) -> None:
+    """Say what came of it."""
+    reporter.finish()
+    reporter.say(
+        f"{counted(reporter.windows, 'window')} judged, {counted(reporter.captures, 'capture')} stored; "
+        f"why: sftriage decisions --run {place(watched.directory.path)}"
+    )

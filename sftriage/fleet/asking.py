@@ -1,0 +1,230 @@
+"""The captures that are wanted of a fleet: written down for each agent, followed to their end, and given up in time."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from sftriage.fleet.fetching import Fetching
+from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.leading import Lease
+from sftriage.fleet.wire import Incarnation, Order, Orders, encode
+from sftriage.records import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
+
+log = logging.getLogger("sftriage")
+
+REFRESH_S = 20.0
+"""How often what is wanted is written again, so that it does not go by itself."""
+BEGIN_GRACE_S = 15.0
+"""How long after it should have begun a capture's host may take to say that it has."""
+END_GRACE_S = 480.0
+"""How long after its time-box a capture's host may take to say what has become of it."""
+LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
+
+Place = Callable[[WantedCapture], "tuple[str, Incarnation | None]"]
+"""The agent that a capture is asked of, "" where none has its rank; and which process that has to be, if one has to."""
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """One of an agent that is not acknowledged yet, for the ``rows`` or the so many ``reports`` in it."""
+
+    agent: str
+    sequence: int
+    reply: str
+    rows: bool = False
+    reports: int = 0
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A capture that is wanted, and of which agent. ``begin_s`` is None once that has said anything of it."""
+
+    request: CaptureRequest
+    agent: str
+    of: Incarnation | None
+    begin_s: float | None
+    end_s: float
+    ended: bool = False
+
+
+class Asking:
+    """What is wanted, and what has become of it. The hub is written to by the hub's thread.
+
+    Args:
+        hub: where it is written down.
+        places: of the job.
+        lease: held; an agent passes over what is older than the newest one.
+        place: of whom a capture is asked.
+        holds: whether steps are still to be told that came before a message.
+        fetching: brings what is stored on other hosts here.
+        clock: seconds on a clock that only goes on.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        places: Places,
+        lease: Lease,
+        place: Place,
+        holds: Callable[[Message], bool],
+        fetching: Fetching,
+        clock: Callable[[], float],
+    ) -> None:
+        self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
+        self._place, self._holds, self._fetching = place, holds, fetching
+        self._asked: dict[str, _Asked] = {}
+        self._begun = False
+        # What is to be written of each agent, beside what that says; and what was written when.
+        self._lock = threading.Lock()
+        self._to_write: dict[str, tuple[bytes, bytes]] = {}
+        self._written: dict[str, tuple[bytes, float]] = {}
+        # Reports with their messages, which are settled once what was told is on record.
+        self._reports: deque[tuple[Report, Message | None]] = deque()
+        self._told: list[Message] = []
+        self._told_before: list[Message] = []
+        # Captures that are on their way here, and those that have come.
+        self._under_way: set[str] = set()
+        self._fetched: set[str] = set()
+        hub.start(self._write())
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is something to be told yet."""
+        return bool(self._under_way or self._reports)
+
+    def want(self, wanted: Sequence[WantedCapture], over: Mapping[str, bool]) -> None:
+        """See `Fleet.want`; of all agents it is said whether the job is ``over`` on their host.
+
+        What was reported before the last call is on record by now.
+        """
+        self._begun, now_s = True, self._clock()
+        for message in self._told_before:
+            message.reports -= 1
+        self._told_before, self._told = self._told, []
+        orders: dict[str, list[Order]] = {agent: [] for agent in over}
+        for one in wanted:
+            asked = self._asked.get(one.request.capture_id) or self._ask(one, now_s)
+            if not asked.agent:
+                asked.agent, asked.of = self._place(one)
+            if asked.ended:
+                continue
+            if asked.begin_s is not None and now_s > asked.begin_s:
+                self._end(asked, "expired", "its host has not begun it in time")
+            elif now_s > asked.end_s:
+                self._end(asked, "expired", "nothing was heard of it from its host, long past its time-box")
+            elif over.get(asked.agent) and not self._pending(asked):
+                self._end(asked, "failed", "the job ended on its host before it did")
+            elif asked.agent:
+                orders[asked.agent].append(Order(one, asked.of))
+        for agent, some in orders.items():
+            self._document(agent, some)
+
+    def heard(self, report: Report, message: Message) -> None:
+        """A report has come."""
+        message.reports += 1
+        self._reports.append((report, message))
+
+    def reports(self) -> list[Report]:
+        """See `Fleet.reports`."""
+        if not self._begun:
+            # Which captures are gone on with is not known yet.
+            return []
+        told = []
+        for _ in range(len(self._reports)):
+            report, message = self._reports.popleft()
+            if message is not None and self._holds(message):
+                # Its steps are told first: whether the fault was in them is asked at once.
+                self._reports.append((report, message))
+                continue
+            asked = self._asked.get(report.result.capture_id)
+            if asked is not None and not asked.ended:
+                if report.result.state == "stored" and report.result.capture_id not in self._fetched:
+                    self._fetch_once(report, message)
+                    continue
+                asked.begin_s, asked.ended = None, report.result.state in ENDED
+                told.append(report)
+            if message is not None:
+                self._told.append(message)
+        return told
+
+    def close(self, agents: Iterable[str]) -> None:
+        """Nothing is wanted of anybody any more; it is waited a moment until that is written."""
+        for agent in agents:
+            self._document(agent, [])
+        deadline_s = time.monotonic() + CLOSE_S
+        while self._to_write and not self._lease.lost and time.monotonic() < deadline_s:
+            time.sleep(LOOK_S)
+
+    def _ask(self, wanted: WantedCapture, now_s: float) -> _Asked:
+        """Take up a capture that is wanted."""
+        request, begin_s = wanted.request, None
+        if wanted.expires_s is not None:
+            begin_s = now_s + wanted.expires_s + BEGIN_GRACE_S
+        end_s = now_s + (wanted.expires_s or 0.0) + request.max_seconds + END_GRACE_S
+        asked = self._asked[request.capture_id] = _Asked(request, *self._place(wanted), begin_s, end_s)
+        # (of one that is gone on with, the host may be yet to be heard of by this controller)
+        if not asked.agent and not wanted.resumed:
+            self._end(asked, "failed", f"no host of the job has rank {request.rank}")
+        return asked
+
+    def _end(self, asked: _Asked, state: CaptureState, why: str) -> None:
+        result = CaptureResult(asked.request.capture_id, asked.request.rank, state, why)
+        self._reports.append((Report(result), None))
+
+    def _pending(self, asked: _Asked) -> bool:
+        """Whether a report of it has come that is not told yet."""
+        capture_id = asked.request.capture_id
+        told = any(report.result.capture_id == capture_id for report, _ in list(self._reports))
+        return told or capture_id in self._under_way
+
+    def _fetch_once(self, report: Report, message: Message | None) -> None:
+        """Fetch what was stored: it counts once its files are here."""
+        capture_id = report.result.capture_id
+        if capture_id not in self._under_way:
+            self._under_way.add(capture_id)
+            self._hub.start(self._fetch(report, message))
+        elif message is not None:
+            self._told.append(message)
+
+    async def _fetch(self, report: Report, message: Message | None) -> None:
+        report = await self._fetching.fetched(self._hub, self._places.traces, report)
+        self._fetched.add(report.result.capture_id)
+        self._reports.append((report, message))
+        self._under_way.discard(report.result.capture_id)
+
+    def _document(self, agent: str, orders: Sequence[Order]) -> None:
+        """Have it written down what is wanted of an agent, if that is news, or else every so often."""
+        # An age changes with every look, and is news to nobody.
+        same = msgspec.msgpack.encode(tuple(replace(one, wanted=replace(one.wanted, expires_s=None)) for one in orders))
+        with self._lock:
+            written, at_s = self._written.get(agent, (b"", 0.0))
+            newest = self._to_write[agent][0] if agent in self._to_write else written
+            if newest != same or (orders and self._clock() > at_s + REFRESH_S):
+                self._to_write[agent] = same, encode(Orders(self._lease.epoch, tuple(orders)))
+
+    async def _write(self) -> None:
+        want = None
+        while not self._lease.lost:
+            await asyncio.sleep(LOOK_S)
+            with self._lock:
+                some = list(self._to_write.items())
+            for agent, (same, data) in some:
+                try:
+                    want = want or await self._hub.js.key_value(self._places.want)
+                    await want.put(agent, data)
+                except Exception as error:
+                    log.debug("what is wanted was not written: %s", error)
+                    await asyncio.sleep(AGAIN_S)
+                    continue
+                with self._lock:
+                    self._written[agent] = same, self._clock()
+                    if self._to_write[agent][1] == data:
+                        del self._to_write[agent]

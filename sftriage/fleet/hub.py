@@ -1,0 +1,281 @@
+"""The connection to a job's hub, a NATS server with JetStream, and what lies where on it.
+
+Of a job whose token is RUN (`Places`)::
+
+    sft.RUN.up.AGENT      what an agent tells, in the stream sft_RUN (see `sftriage.fleet.wire`)
+    sft_RUN_want AGENT    all that is wanted of an agent; a change is republished as sft.RUN.down.AGENT
+    sft.RUN.ask.AGENT     what an agent is asked, and answers at once
+    sft_RUN_lease leader  who leads the job; goes by itself where it is not renewed
+    sft_RUN_traces        traces on their way to the controller's host
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import re
+import ssl
+import threading
+import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sftriage.errors import SftriageError, UsageError
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+    from nats.js import JetStreamContext
+
+log = logging.getLogger("sftriage")
+
+PORT = 7422
+CONNECT_S, RECONNECT_S, PING_S = 3, 1, 5
+_PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
+_Of = TypeVar("_Of")
+
+
+class HubError(SftriageError):
+    """The hub cannot be reached, or refuses us. It may be there again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubAddress:
+    """Where the hub is, and with what it lets us in.
+
+    Attributes:
+        url: ``nats://HOST:PORT`` or ``tls://HOST:PORT``; several with commas between them.
+        credentials: a file: ``USER:PASSWORD`` or a token in one line, or the credentials that ``nsc`` makes.
+        ca: the certificate of who signed the server's; by default those that this machine trusts.
+    """
+
+    url: str
+    credentials: Path | None = None
+    ca: Path | None = None
+
+    def options(self) -> dict[str, Any]:
+        """What the client is told.
+
+        Raises:
+            UsageError: a file cannot be read.
+        """
+        found: dict[str, Any] = {"servers": self.url.split(",")}
+        try:
+            if self.ca is not None or self.url.startswith("tls://"):
+                found["tls"] = ssl.create_default_context(cafile=self.ca)
+            text = "" if self.credentials is None else self.credentials.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{self.credentials}: {error}") from error
+        if text.startswith("-----BEGIN"):
+            return found | {"user_credentials": str(self.credentials)}
+        user, colon, password = text.partition(":")
+        if colon:
+            return found | {"user": user, "password": password}
+        return found | ({"token": text} if text else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """What a job's things are called on the hub. Names of jobs and hosts are never part of it as they are."""
+
+    run: str
+
+    @classmethod
+    def of(cls, job_id: str) -> Places:
+        """Those of a job."""
+        return cls(token(job_id))
+
+    @property
+    def stream(self) -> str:
+        """The stream of what agents tell, and its consumer."""
+        return f"sft_{self.run}"
+
+    def up(self, agent: str = "*") -> str:
+        """The subject on which an agent tells."""
+        return f"sft.{self.run}.up.{agent}"
+
+    def down(self, agent: str) -> str:
+        """The subject on which it is told."""
+        return f"sft.{self.run}.down.{agent}"
+
+    def ask(self, agent: str) -> str:
+        """The subject on which it is asked what drivers say of its ranks' GPUs."""
+        return f"sft.{self.run}.ask.{agent}"
+
+    @property
+    def want(self) -> str:
+        """The bucket of what is wanted."""
+        return f"sft_{self.run}_want"
+
+    @property
+    def lease(self) -> str:
+        """The bucket of who leads."""
+        return f"sft_{self.run}_lease"
+
+    @property
+    def traces(self) -> str:
+        """The bucket of traces."""
+        return f"sft_{self.run}_traces"
+
+
+def token(name: str) -> str:
+    """A name as part of a subject: the same for the same name, and another one for another."""
+    if _PLAIN.fullmatch(name) and not name.startswith("x-"):
+        return name
+    return f"x-{hashlib.blake2s(name.encode('utf-8', 'replace'), digest_size=12).hexdigest()}"
+
+
+class Hub:
+    """A connection that is kept, and made again whenever it breaks, by an event loop in a thread of its own.
+
+    Args:
+        address: of the hub.
+        name: who we are, for whoever looks at the hub's connections.
+
+    Attributes:
+        connected_s: since when there is a connection, on the monotonic clock; None where there is none.
+        problem: why there is none, as far as that is known.
+    """
+
+    def __init__(self, address: HubAddress, name: str) -> None:
+        self.address, self.problem = address, ""
+        self.connected_s: float | None = None
+        self._name, self._options = name, address.options()
+        self._client: Client | None = None
+        self._refused = False
+        self._loop = asyncio.new_event_loop()
+        # (started once there is something to be done: a launcher may have to be forked before)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="sftriage-hub", daemon=True)
+
+    @property
+    def js(self) -> JetStreamContext:
+        """JetStream; in the loop."""
+        assert self._client is not None, "nobody has connected"
+        return self._client.jetstream(timeout=CONNECT_S)
+
+    @property
+    def client(self) -> Client:
+        """The connection itself; in the loop."""
+        assert self._client is not None, "nobody has connected"
+        return self._client
+
+    def call(self, what: Coroutine[Any, Any, _Of], timeout_s: float) -> _Of:
+        """Have something done in the loop, and wait for what comes of it.
+
+        Raises:
+            HubError: it took too long; and whatever it raises.
+        """
+        future = self.later(what)
+        try:
+            return future.result(timeout_s)
+        except (TimeoutError, asyncio.TimeoutError) as error:  # another one before Python 3.11
+            future.cancel()
+            raise HubError(self.unreachable()) from error
+
+    def later(self, what: Coroutine[Any, Any, _Of]) -> Future[_Of]:
+        """Have something done in the loop; what comes of it."""
+        if self._thread.ident is None:
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(what, self._loop)
+
+    def start(self, what: Coroutine[Any, Any, Any]) -> None:
+        """Have something done in the loop; what it raises is logged."""
+        self.later(self._logged(what))
+
+    def soon(self, what: Any, *arguments: Any) -> None:
+        """Have a function called in the loop."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *arguments)
+
+    async def connect(self) -> None:
+        """Connect; again and again, until it can be done.
+
+        Raises:
+            HubError: the hub does not let us in.
+        """
+        from nats.aio.client import Client
+
+        while True:
+            client = Client()
+            try:
+                await client.connect(
+                    **self._options,
+                    name=self._name,
+                    connect_timeout=CONNECT_S,
+                    reconnect_time_wait=RECONNECT_S,
+                    ping_interval=PING_S,
+                    max_outstanding_pings=2,
+                    max_reconnect_attempts=-1 if self._client is not None else 1,
+                    # What waits here would be sent late, and be told as if it were so now.
+                    pending_size=8 << 20,
+                    error_cb=self._failed,
+                    disconnected_cb=self._lost,
+                    reconnected_cb=self._again,
+                )
+            except Exception as error:
+                await self._failed(error)
+                with contextlib.suppress(Exception):
+                    await client.close()
+                if self._refused:
+                    self._refused = False
+                    raise HubError(f"the hub at {self.address.url} refuses {self._whose}") from error
+                await asyncio.sleep(RECONNECT_S)
+                continue
+            client.options["max_reconnect_attempts"] = -1
+            self._client, self.connected_s, self.problem = client, time.monotonic(), ""
+            return
+
+    def unreachable(self) -> str:
+        """That the hub cannot be reached, in a line that says what to do."""
+        why = f" ({self.problem})" if self.problem else ""
+        return f"the hub at {self.address.url} cannot be reached{why}: is its host up, and may this one connect to it?"
+
+    def close(self) -> None:
+        """Let go of the connection. A second call does nothing."""
+        if not self._thread.is_alive():
+            return
+        with contextlib.suppress(Exception):
+            self.call(self._close(), 2 * CONNECT_S)
+        self.soon(self._loop.stop)
+        self._thread.join(CONNECT_S)
+
+    async def _close(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            # (one in the middle of connecting takes its time)
+            await asyncio.wait(tasks, timeout=1.0)
+        if self._client is not None:
+            await self._client.close()
+
+    async def _logged(self, what: Coroutine[Any, Any, Any]) -> None:
+        try:
+            await what
+        except Exception as error:
+            log.error("%s: %s", type(error).__name__, error)
+            log.debug("it failed", exc_info=True)
+
+    @property
+    def _whose(self) -> str:
+        file = self.address.credentials
+        return "us without credentials: give --creds FILE" if file is None else f"the credentials in {file}"
+
+    async def _failed(self, error: Exception) -> None:
+        from nats.errors import NoServersError
+
+        self._refused |= "authorization" in str(error).lower()
+        # (that there are no servers says less than why the last one is none)
+        if not (isinstance(error, NoServersError) and self.problem):
+            self.problem = str(error).removeprefix("nats: ") or type(error).__name__
+        log.debug("hub: %s", self.problem)
+
+    async def _lost(self) -> None:
+        self.connected_s = None
+
+    async def _again(self) -> None:
+        self.connected_s, self.problem = time.monotonic(), ""

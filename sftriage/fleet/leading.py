@@ -1,0 +1,205 @@
+"""Who leads a job, and what the leader makes on the hub: the stream, its consumer, and the buckets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from sftriage.errors import UsageError
+from sftriage.fleet.hub import Hub, HubError, Places
+
+if TYPE_CHECKING:
+    from nats.js import JetStreamContext
+
+log = logging.getLogger("sftriage")
+
+TTL_S, RENEW_S = 9.0, 3.0
+"""A lease that is not renewed for so long is another's to take."""
+PATIENCE_S = 10.0
+WANT_TTL_S = 60.0
+TRACE_TTL_S = 3600.0
+MAX_AGE_S, MAX_STREAM_BYTES, MAX_TRACE_BYTES = 6 * 3600.0, 1 << 30, 4 << 30
+ACK_WAIT_S = 3600.0
+"""What comes again before it was acknowledged is known by its number; nobody waits for that."""
+_KEY = "leader"
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """Who leads: of which run, where, and in which process."""
+
+    run_id: str
+    host: str
+    pid: int
+
+
+class Lease:
+    """The right to lead a job, renewed by the hub's thread until it is lost or let go.
+
+    Attributes:
+        epoch: a number that goes up from one holder to the next.
+        lost: why it is held no longer; "" while it is.
+
+    Raises:
+        UsageError: another controller leads the job.
+        HubError: the hub cannot be asked.
+    """
+
+    def __init__(self, hub: Hub, places: Places, leader: Leader) -> None:
+        self._hub, self._places, self._leader = hub, places, leader
+        self._revision, self.epoch, self.lost = 0, 0, ""
+        self._value = msgspec.json.encode(leader)
+        hub.call(self._take(), TTL_S + 4 * RENEW_S)
+        hub.start(self._hold())
+
+    def let_go(self) -> None:
+        """Let another one lead at once."""
+        if not self.lost:
+            self.lost = "it was let go"
+            with contextlib.suppress(Exception):
+                self._hub.call(self._remove(), RENEW_S)
+
+    async def _take(self) -> None:
+        """Take it; one that is held is waited for, until it would have gone by itself."""
+        from nats.js.errors import KeyWrongLastSequenceError
+
+        bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
+        deadline_s = time.monotonic() + TTL_S + RENEW_S
+        while True:
+            try:
+                self._revision = self.epoch = await bucket.create(_KEY, self._value)
+                return
+            except KeyWrongLastSequenceError as error:
+                if time.monotonic() > deadline_s:
+                    raise UsageError(await self._taken(bucket)) from error
+            await asyncio.sleep(RENEW_S / 3)
+
+    async def _taken(self, bucket: Any) -> str:
+        try:
+            other = msgspec.json.decode((await bucket.get(_KEY)).value or b"", type=Leader)
+        except Exception:
+            return "another controller leads this job; two jobs on one hub need a --job-id each"
+        where = f"{other.host!r}, process {other.pid}"
+        if other.run_id == self._leader.run_id:
+            return f"this job is led by another controller of the same run, on {where}"
+        return f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own"
+
+    async def _hold(self) -> None:
+        from nats.js.errors import KeyWrongLastSequenceError
+
+        while not self.lost:
+            await asyncio.sleep(RENEW_S)
+            if self._hub.connected_s is None or self.lost:
+                continue
+            try:
+                bucket = await self._hub.js.key_value(self._places.lease)
+                self._revision = await bucket.update(_KEY, self._value, last=self._revision)
+            except KeyWrongLastSequenceError:
+                await self._retake(bucket)
+            except Exception as error:
+                log.debug("the lease was not renewed: %s", error)
+
+    async def _retake(self, bucket: Any) -> None:
+        """It has gone by itself while the hub was away: it is ours again unless somebody has been quicker."""
+        try:
+            found = await bucket.get(_KEY)
+            if found.value == self._value:
+                # (renewed, and the answer was lost)
+                self._revision = found.revision
+                return
+        except Exception:
+            with contextlib.suppress(Exception):
+                self._revision = self.epoch = await bucket.create(_KEY, self._value)
+                return
+        self.lost = await self._taken(bucket)
+
+    async def _remove(self) -> None:
+        bucket = await self._hub.js.key_value(self._places.lease)
+        await bucket.delete(_KEY, last=self._revision)
+
+
+async def make_places(hub: Hub, places: Places, run_id: str) -> None:
+    """Make what a run has on the hub; what another run of the same job has left there goes.
+
+    Raises:
+        HubError: the hub has no JetStream, or no room for it.
+    """
+    from nats.js.api import DiscardPolicy, RePublish, StorageType, StreamConfig
+    from nats.js.errors import Error, NotFoundError
+
+    js = hub.js
+    try:
+        with contextlib.suppress(NotFoundError):
+            found = await js.stream_info(places.stream)
+            if found.config.description != run_id:
+                await remove_places(hub, places, lease=False)
+        config = StreamConfig(
+            name=places.stream,
+            description=run_id,
+            subjects=[places.up()],
+            storage=StorageType.FILE,
+            max_age=MAX_AGE_S,
+            max_bytes=MAX_STREAM_BYTES,
+            max_msg_size=1 << 20,
+            discard=DiscardPolicy.OLD,
+        )
+        await js.add_stream(config)
+        republish = RePublish(src=f"$KV.{places.want}.*", dest=places.down("{{wildcard(1)}}"))
+        await _bucket(js, places.want, ttl=WANT_TTL_S, republish=republish, direct=True)
+        try:
+            await js.object_store(places.traces)
+        except NotFoundError:
+            await js.create_object_store(places.traces, ttl=TRACE_TTL_S, max_bytes=MAX_TRACE_BYTES)
+    except Error as error:
+        raise HubError(f"the hub at {hub.address.url} has no room for this job: {error}") from error
+
+
+async def remove_places(hub: Hub, places: Places, *, lease: bool = True) -> None:
+    """Remove what a job has on the hub."""
+    from nats.js.errors import Error
+
+    js = hub.js
+    streams = [places.stream, f"KV_{places.want}", f"OBJ_{places.traces}", *([f"KV_{places.lease}"] if lease else [])]
+    for stream in streams:
+        with contextlib.suppress(Error):
+            await js.delete_stream(stream)
+
+
+async def taken_up(hub: Hub, places: Places) -> Any:
+    """The stream from the first message on that no controller has acknowledged, as a pull subscription.
+
+    What an earlier controller was given, and did not acknowledge, the hub would keep from us until it gives up on that
+    one. So the consumer is made anew, where the acknowledgements of the one before it end.
+    """
+    from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+    from nats.js.errors import NotFoundError
+
+    js, start = hub.js, None
+    with contextlib.suppress(NotFoundError):
+        info = await js.consumer_info(places.stream, places.stream)
+        start = (info.ack_floor.stream_seq if info.ack_floor else 0) + 1
+        await js.delete_consumer(places.stream, places.stream)
+    config = ConsumerConfig(
+        durable_name=places.stream,
+        ack_policy=AckPolicy.ALL,
+        ack_wait=ACK_WAIT_S,
+        max_ack_pending=-1,
+        deliver_policy=DeliverPolicy.ALL if start is None else DeliverPolicy.BY_START_SEQUENCE,
+        opt_start_seq=start,
+    )
+    await js.add_consumer(places.stream, config)
+    return await js.pull_subscribe_bind(durable=places.stream, stream=places.stream)
+
+
+async def _bucket(js: JetStreamContext, name: str, **how: Any) -> Any:
+    from nats.js.api import KeyValueConfig, StorageType
+    from nats.js.errors import NotFoundError
+
+    try:
+        return await js.key_value(name)
+    except NotFoundError:
+        return await js.create_key_value(KeyValueConfig(name, storage=StorageType.FILE, **how))

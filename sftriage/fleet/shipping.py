@@ -1,0 +1,331 @@
+"""One host's end of a fleet: its agent, told what is wanted and telling what is there, over the hub.
+
+Rows are read from the rings once those before them are on the hub, and not before: through an outage the rings hold
+what comes, and what they overrun is counted as missed. No more is in memory than one reading of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from sftriage.errors import SftriageError
+from sftriage.fleet.hub import Hub, HubError, Places, token
+from sftriage.fleet.in_process import HostAgent
+from sftriage.fleet.wire import (
+    MAX_MESSAGE_BYTES,
+    Block,
+    Incarnation,
+    Orders,
+    Shipment,
+    decode_orders,
+    decode_ranks,
+    encode,
+    parts,
+)
+from sftriage.recorder.layout import RingInfo
+from sftriage.records import ENDED, Report, WantedCapture
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+log = logging.getLogger("sftriage")
+
+SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0
+"""How often it is told, how often captures are looked at, and how often what is wanted is asked for unbidden."""
+PUBLISH_S, AGAIN_S, OBJECT_S = 5.0, 1.0, 600.0
+MAX_REPORTS = 32
+LAST_ANSWER_S = 15.0
+"""How long after the end of the job's part here captures may take to end that its trainers leave behind."""
+SAY_AFTER_S = 20.0
+"""For how long the hub may be away before a person is told."""
+NO_GENERATION = -1
+"""A count that no ring has: of a process that is gone."""
+
+
+class ShippedAgent(HostAgent, Protocol):
+    """An agent that says whose rings it reads."""
+
+    @property
+    def rings(self) -> Sequence[RingInfo]:
+        """Those of all ranks, of all starts."""
+
+
+Stored = Callable[[str], "tuple[bytes, dict[str, Path]]"]
+"""A capture that the host has stored: its manifest, and the files that this names."""
+
+
+class HostEnd:
+    """Ships what an agent has, and has it do what is wanted. Between `start` and `close` it works by itself.
+
+    Args:
+        agent: of this host; closed with this.
+        hub: where to; closed with this.
+        places: of the job.
+        name: of this host: another one than those of the job's other hosts.
+        boot_id: of its kernel.
+        begun: a file in which captures are noted before they begin, so that none is begun twice.
+        stored: the captures that were stored here.
+    """
+
+    def __init__(
+        self, agent: ShippedAgent, hub: Hub, places: Places, name: str, boot_id: str, begun: Path, stored: Stored
+    ) -> None:
+        self._agent, self._hub, self._places, self._stored = agent, hub, places, stored
+        self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
+        self._name = name
+        self._begun_file = begun
+        self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
+        self._begun = set(self._begun_before)
+        self._orders: Orders | None = None
+        self._reports: deque[Report] = deque()
+        # Who asks about GPUs of which ranks.
+        self._gpu_asks: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
+        # What is on its way: one reading of the rings at most.
+        self._outbox: deque[bytes] = deque()
+        self._wake = asyncio.Event()
+        self._sent_s = -SHIP_S
+        self._sending = 0
+        self._away_since_s = time.monotonic()
+        self._said: set[str] = set()
+        # Captures that have ended; from when on the host's part of the job is over, and whether that was told.
+        self._ended: set[str] = set()
+        self._over_s, self._told_over = float("inf"), False
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="sftriage-host", daemon=True)
+
+    def start(self) -> None:
+        """Begin. A hub that cannot be reached is waited for."""
+        self._hub.start(self._talk())
+        self._thread.start()
+
+    def finish(self, patience_s: float) -> bool:
+        """The host's part of the job is over: send what is left, and say so; whether that was done in time."""
+        self._over_s = time.monotonic()
+        deadline_s = self._over_s + patience_s
+        while not self._told_over and time.monotonic() < deadline_s:
+            time.sleep(POLL_S / 5)
+        return self._told_over
+
+    def close(self) -> None:
+        """Let go of the agent and of the hub; what has not ended is called off."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._hub.close()
+        self._agent.close()
+
+    def _work(self) -> None:
+        while not self._stopping.wait(POLL_S):
+            try:
+                self.turn()
+            except Exception as error:
+                self._say(f"a turn of the agent failed; it goes on: {type(error).__name__}: {error}", "turn")
+                log.debug("a turn failed", exc_info=True)
+
+    def turn(self) -> None:
+        """Do what is wanted, hear what has become of it, and fill the outbox once that is empty and it is time."""
+        orders = self._orders
+        if orders is not None:
+            self._agent.want([self._wanted(one.wanted, one.of) for one in orders.captures])
+        for report in self._agent.reports():
+            if report.result.state in ENDED:
+                self._ended.add(report.result.capture_id)
+            if report.result.state == "stored":
+                self._sending += 1
+                self._hub.start(self._send_traces(report))
+            else:
+                self._reports.append(report)
+        if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
+            self._hub.start(self._hub.client.publish(self._gpu_asks.popleft()[1], encode(found)))
+        self._tell_if_away()
+        if not self._outbox and time.monotonic() >= self._sent_s + SHIP_S:
+            self._fill()
+
+    def _wanted(self, wanted: WantedCapture, of: Incarnation | None) -> WantedCapture:
+        """What is wanted, in the host's own count of starts. What was begun before this process is gone on with."""
+        capture_id = wanted.request.capture_id
+        if capture_id in self._begun_before:
+            wanted = replace(wanted, resumed=True)
+        elif capture_id not in self._begun and not wanted.resumed:
+            self._begun.add(capture_id)
+            with self._begun_file.open("a", encoding="ascii") as file:
+                file.write(f"{capture_id}\n")
+        if of is None:
+            return wanted
+        its = (info.attempt for info in self._agent.rings if Incarnation.of(self._boot_id, info) == of)
+        return replace(wanted, generation=next(its, NO_GENERATION))
+
+    def _fill(self) -> None:
+        ordered = {one.wanted.request.capture_id for one in self._orders.captures} if self._orders else set()
+        grace_s = 0.0 if ordered <= self._ended else LAST_ANSWER_S
+        over = time.monotonic() >= self._over_s + grace_s and not self._sending
+        infos: dict[int, dict[int, RingInfo]] = {}
+        found = self._agent.rows()
+        for info in self._agent.rings:
+            infos.setdefault(info.attempt, {})[info.rank] = info
+        newest = max(infos, default=0)
+        blocks = [
+            part
+            for rows in found
+            # (rings of earlier starts lie there until the job ends)
+            if rows.generation == newest
+            or len(rows.steps)
+            or (rows.device_steps is not None and len(rows.device_steps))
+            for part in parts(Block(infos.get(rows.generation, {}), rows))
+        ]
+        reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
+        alone = Shipment(self._token, self._boot_id, self._process, counts=self._agent.telemetry)
+        messages = [encode(replace(alone, blocks=(block,))) for block in blocks[:-1]]
+        last = replace(
+            alone,
+            blocks=tuple(blocks[-1:]),
+            status=self._agent.statuses(),
+            reports=reports,
+            over=over and not self._reports,
+        )
+        messages.append(encode(last))
+        too_large = [one for one in messages if len(one) > MAX_MESSAGE_BYTES]
+        if too_large:
+            self._say(f"{len(too_large)} messages of more than {MAX_MESSAGE_BYTES} bytes cannot be sent")
+        self._outbox.extend(one for one in messages if len(one) <= MAX_MESSAGE_BYTES)
+        self._hub.soon(self._wake.set)
+        if last.over:
+            while self._outbox and not self._stopping.wait(POLL_S / 5):
+                pass
+            self._told_over = not self._outbox
+
+    def _tell_if_away(self) -> None:
+        now_s = time.monotonic()
+        if self._hub.connected_s is not None:
+            self._away_since_s = now_s
+        elif now_s > self._away_since_s + SAY_AFTER_S:
+            self._say(f"{self._hub.unreachable()} The job goes on; what its ranks record waits in their rings", "away")
+
+    async def _talk(self) -> None:
+        while True:
+            try:
+                await self._hub.connect()
+                break
+            except HubError as error:
+                self._say(str(error))
+                await asyncio.sleep(LOOK_S)
+        await self._hub.client.subscribe(self._places.down(self._token), cb=self._heard)
+        await self._hub.client.subscribe(self._places.ask(self._token), cb=self._asked)
+        await asyncio.gather(self._publish(), self._look())
+
+    async def _publish(self) -> None:
+        while True:
+            if not self._outbox:
+                self._wake.clear()
+                try:
+                    await asyncio.wait_for(self._wake.wait(), 2 * SHIP_S)
+                except (TimeoutError, asyncio.TimeoutError):  # another one before Python 3.11
+                    # Whoever fills it is busy with a trace, and there all the same.
+                    beat = encode(Shipment(self._token, self._boot_id, self._process))
+                    await self._sent(beat)
+                continue
+            if await self._sent(self._outbox[0]):
+                self._outbox.popleft()
+                self._sent_s = time.monotonic()
+            else:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _sent(self, message: bytes) -> bool:
+        """Whether the hub has a message for certain. One that it may have is sent again, and known by its steps."""
+        if self._hub.connected_s is None:
+            return False
+        try:
+            await self._hub.js.publish(self._places.up(self._token), message, timeout=PUBLISH_S)
+        except Exception as error:
+            self._hub.problem = str(error) or type(error).__name__
+            log.debug("not sent", exc_info=True)
+            return False
+        return True
+
+    async def _look(self) -> None:
+        """Ask what is wanted, every so often: a change may have been told while nobody listened."""
+        from nats.js.errors import KeyNotFoundError
+
+        while True:
+            again_s = LOOK_S
+            try:
+                want = await self._hub.js.key_value(self._places.want)
+                self._take((await want.get(self._token)).value or b"")
+            except KeyNotFoundError:
+                # It goes when nobody leads the job for a while, which is no order to end anything.
+                pass
+            except Exception as error:
+                log.debug("what is wanted cannot be asked: %s", error)
+                again_s = AGAIN_S
+            await asyncio.sleep(again_s)
+
+    async def _heard(self, message: Msg) -> None:
+        self._take(message.data)
+
+    async def _asked(self, message: Msg) -> None:
+        try:
+            self._gpu_asks.append((decode_ranks(message.data), message.reply))
+        except SftriageError as error:
+            self._say(f"what the controller asks cannot be read: {error}", "ask")
+
+    def _take(self, data: bytes) -> None:
+        try:
+            orders = decode_orders(data)
+        except SftriageError as error:
+            self._say(f"what the controller wants cannot be read: {error}", "want")
+            return
+        # (of a controller that has lost its lease, and does not know yet)
+        if self._orders is None or orders.epoch >= self._orders.epoch:
+            self._orders = orders
+
+    async def _send_traces(self, report: Report) -> None:
+        """Put a capture that is stored here where the controller fetches it from, and report it then."""
+        capture_id = report.result.capture_id
+        try:
+            manifest, files = self._stored(capture_id)
+            while not await self._put(capture_id, manifest, files):
+                await asyncio.sleep(AGAIN_S)
+        except Exception as error:
+            why = f"it is stored on {self._name}, and could not be sent: {error}"
+            report = replace(report, result=replace(report.result, state="failed", detail=why))
+        finally:
+            self._sending -= 1
+        self._reports.append(report)
+
+    async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path]) -> bool:
+        from nats.js.errors import APIError
+
+        if self._hub.connected_s is None:
+            return False
+        try:
+            traces = await self._hub.js.object_store(self._places.traces)
+            for name, path in files.items():
+                with path.open("rb") as file:
+                    await asyncio.wait_for(traces.put(f"{capture_id}/{name}", file), OBJECT_S)
+            await traces.put(f"{capture_id}/", manifest)
+        except (APIError, OSError) as error:
+            if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
+                raise
+            if isinstance(error, OSError) and not isinstance(error, (TimeoutError, ConnectionError)):
+                raise
+            log.debug("a trace was not sent", exc_info=True)
+            return False
+        except Exception:
+            log.debug("a trace was not sent", exc_info=True)
+            return False
+        return True
+
+    def _say(self, problem: str, kind: str = "") -> None:
+        """What is so for a while, once; or the first of its kind."""
+        if (kind or problem) not in self._said:
+            self._said.add(kind or problem)
+            log.warning("%s", problem)

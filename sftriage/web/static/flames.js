@@ -1,0 +1,62 @@
+// The flame graph: what is pointed at is said in words, arrow keys go from box to box, and another view of it takes its
+// place without the rest of the page. Without this script every box is a link, and says the same when it is hovered.
+"use strict";
+(() => {
+  const links = () => [...document.querySelectorAll("#flame-graph svg a")];
+  const place = (link) => link.querySelector("rect").getBoundingClientRect();
+
+  function say(link) {
+    document.getElementById("flames-readout").textContent = link.querySelector("title").textContent.replace("\n", ": ");
+  }
+
+  // The nearest box in the direction of an arrow, of those that lie over or under it, or beside it in its row.
+  function next(link, key) {
+    const here = place(link);
+    const [dx, dy] = { ArrowUp: [0, -1], ArrowDown: [0, 1], ArrowLeft: [-1, 0], ArrowRight: [1, 0] }[key];
+    let [best, least] = [null, Infinity];
+    for (const one of links()) {
+      const there = place(one);
+      const [x, y] = [(there.left - here.left) * dx, (there.top - here.top) * dy];
+      const level = dx ? Math.abs(there.top - here.top) < 2 : there.left < here.right - 1 && there.right > here.left + 1;
+      const far = dx ? x : y + Math.abs(there.left - here.left) / 1e4;
+      if (one !== link && level && (dx ? x > 0 : y > 0) && far < least) [best, least] = [one, far];
+    }
+    return best;
+  }
+
+  document.addEventListener("keydown", (event) => {
+    const link = event.target.closest?.("#flame-graph svg a");
+    if (!link || !event.key.startsWith("Arrow") || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    next(link, event.key)?.focus();
+  });
+  for (const kind of ["pointerover", "focusin"]) {
+    document.addEventListener(kind, (event) => {
+      const box = event.target.closest?.("#flame-graph svg svg");
+      const link = event.target.closest?.("#flame-graph svg a");
+      if (link || box) say(link || box);
+    });
+  }
+
+  async function show(address) {
+    const answer = await fetch(address, { cache: "no-store" });
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("flames");
+    if (!fresh) return false;
+    const open = document.getElementById("flames-table")?.open;
+    document.getElementById("flames").replaceWith(document.importNode(fresh, true));
+    const table = document.getElementById("flames-table");
+    if (table) table.open = open;
+    return true;
+  }
+
+  document.addEventListener("click", async (event) => {
+    const link = event.target.closest?.("#flames a");
+    if (!link || event.ctrlKey || event.metaKey || event.shiftKey || event.button) return;
+    event.preventDefault();
+    const [to, keyboard] = [new URL(link.getAttribute("href"), location.href), event.detail === 0];
+    if (!(await show(to).catch(() => false))) return location.assign(to);
+    history.pushState(null, "", to);
+    if (keyboard) document.querySelector("#flame-graph svg a")?.focus({ preventScroll: true });
+  });
+  addEventListener("popstate", () => { if (document.getElementById("flames")) show(location.href).catch(() => location.reload()); });
+})();

@@ -1,0 +1,297 @@
+"""Decisions in words: what was done about a verdict, why, and what would resolve a hold-off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+from sftriage.records import ChoiceReason, Decision, LeftOpen, Parameter, Profiler, ReasonCode, plain
+from sftriage.words.amounts import clock
+from sftriage.words.captures import CHOICES, LEFT_OPEN, PROFILERS, choice_words
+from sftriage.words.verdicts import BY_SYSTEM, RESOLVES
+
+SENTENCES: Mapping[ReasonCode, tuple[str, str]] = {
+    "healthy": ("healthy", ""),
+    "undecided": ("{reasons}", ""),
+    "standstill": ("{reasons}", "{named}"),
+    "no_rank_named": ("{label}, but no rank is named", ""),
+    "one_off": ("one-off, and has passed", ""),
+    "descheduled": (
+        "waiting for a CPU",
+        ": that is {descheduled_share} of its lateness, and no trace of its own would show it",
+    ),
+    **{
+        code: (
+            BY_SYSTEM[code][0],
+            ": that is {system_share} of the lateness of {ranks_of}, and no trace of its own would show it",
+        )
+        for code in ("cgroup_throttled", "stopped", "page_faults", "memory_pressure")
+    },
+    "no_rule_matched": ("{missed}", ""),
+    "observe_only": ("observe-only", ": rule {rule} matched{found}"),
+    "pending": ("rule {rule} waits for it to last", ": {lasted}"),
+    "waits_for_windows": ("rule {rule}: window {window} of {windows}", ""),
+    "rule_matched": ("rule {rule}", ": {found}{beside}{chosen}"),
+    "follow_up": ("rule {rule} follows up", " {follows} with {by}: {open}; {found}{beside}"),
+    "asked": ("{who} asked for it", ": {why}"),
+    "rank_hangs": ("rank {rank} hangs inside capture {capture_id}", ": its stacks are taken from outside"),
+    "captures_per_run": ("captures_per_run", ": {captures_of} made"),
+    "active": ("active", ": captures are {allowed}"),
+    "overhead_budget": (
+        "overhead_budget",
+        ": captures have cost the job {spent_s} s, which is more than {budget_share} of the run so far ({budget_s} s); "
+        "the next from {until_s} on",
+    ),
+    "captures_per_hour": (
+        "captures_per_hour",
+        ": {captures_of} asked for in the last hour; the next from {until_s} on",
+    ),
+    "captures_per_day": (
+        "captures_per_day",
+        ": {captures_of} asked for in the last day; the next from {until_s} on",
+    ),
+    "place_kept": (
+        "the last place of {place_of} is kept for a suspect larger than any before",
+        ": this one costs {gain_s} ms a step, and one of {largest_gain_s} ms was captured; until {until_s}",
+    ),
+    "already_captured": (
+        "already captured",
+        ": {capture_id} holds it, {captured_gain_s} ms a step then and {gain_s} ms now; it is captured again "
+        "once it costs {worse_gain_s} ms, once the job has started again, or from {until_s} on",
+    ),
+    "cooldown": ("cooldown of rule {rule}", " until {until_s}"),
+    "after_failures": ("{failed} of rule {rule} failed or {were} refused; the next attempt from {until_s} on", ""),
+    "rank_busy": ("rank {rank} is being captured already", " ({capture_id})"),
+    "concurrent_ranks": (
+        "concurrent_ranks",
+        ": {running} of at most {limit} ranks are being captured, and {wanted} more asked for",
+    ),
+    "no_such_rank": ("{ranks_asked} not in this job", ": {there}"),
+    "captures_left": ("captures of {wanted_ranks} asked for, and {left} left", ""),
+    "recorded": ("{text}", ""),
+}
+"""For each reason of a decision what kind it is, and its particulars. `_phrases` makes what is no parameter."""
+
+RESOLUTIONS: Mapping[ReasonCode, str] = {
+    "one_off": "There is nothing left to capture. See whether it comes back; "
+    "`sftriage explain` says in which steps it was.",
+    **{
+        code: f"{advice[:1].upper()}{advice[1:]}. `sftriage capture` takes a trace all the same, and so does a rule "
+        "whose profiler is nsys."
+        for code, (_, advice) in BY_SYSTEM.items()
+    },
+    "pending": "See whether it lasts, or lower the rule's `for`.",
+    "waits_for_windows": "See whether the next windows match too.",
+    "captures_per_run": "Raise limits.captures_per_run, or start another run.",
+    "active": "Wait until then, or change the policy's active.cron.",
+    "overhead_budget": "Wait until the run has lasted long enough for it, or raise limits.overhead_budget.",
+    "captures_per_hour": "Wait until then, or raise limits.captures_per_hour.",
+    "captures_per_day": "Wait until then, or raise limits.captures_per_day.",
+    "place_kept": "Wait until then, or raise limits.{place_of}.",
+    "already_captured": "Look at the trace that there is, or ask for another (`sftriage capture`).",
+    "cooldown": "Wait for the cooldown to end.",
+    "after_failures": "See why in `sftriage decisions`, and wait for the next attempt.",
+    "rank_busy": "Wait for that capture to end.",
+    "concurrent_ranks": "Wait for a running capture to end, or raise limits.concurrent_ranks.",
+    "no_such_rank": "Ask for ranks that it has.",
+    "captures_left": "Ask for fewer, or raise the policy's limits.",
+    "recorded": "{resolves}",
+}
+"""What would resolve a decision not to capture, where that does not follow from the verdict's reasons."""
+
+
+def reason_sentence(decision: Decision) -> str:
+    """Why a decision is what it is."""
+    kind, particulars = SENTENCES[decision.reason]
+    return _filled(kind + particulars, decision, _shown)
+
+
+def reason_kind(decision: Decision) -> str:
+    """The same without its particulars, numbers as N: what decisions are counted by."""
+    return _filled(SENTENCES[decision.reason][0], decision, _masked)
+
+
+def outcome_sentence(decision: Decision) -> str:
+    """Why a suspect is not captured now; "" where it is, or nobody is suspected."""
+    if decision.label != "suspect" or decision.outcome == "capture":
+        return ""
+    more = "further " if decision.outcome == "throttle" else ""
+    return f"No {more}capture now: {reason_sentence(decision)}."
+
+
+def resolution(decision: Decision) -> str:
+    """What would resolve a decision not to capture, or a stall; "" where there is nothing to say."""
+    own = RESOLUTIONS.get(decision.reason)
+    if own is None:
+        return advice(reasons_of(decision))
+    if decision.reason == "active" and "until_s" not in decision.parameters:
+        return "Change the policy's active.cron."
+    return _filled(own, decision, _shown)
+
+
+def advice(reasons: Iterable[str]) -> str:
+    """What would resolve each of a verdict's reasons, in their order; a reason without advice is named as such."""
+    return " ".join(RESOLVES.get(reason, f"There is no advice on {reason!r} yet.") for reason in reasons)
+
+
+def reasons_of(decision: Decision) -> tuple[str, ...]:
+    """The verdict's reasons, where the decision was taken for them."""
+    reasons = decision.parameters.get("reasons", ())
+    return tuple(map(str, reasons)) if isinstance(reasons, (tuple, list)) else (str(reasons),)
+
+
+def decision_values(decision: Decision) -> dict[str, Any]:
+    """A decision as JSON values: its reason as code and parameters, and beside them what people read."""
+    return {**plain(decision), "words": reason_sentence(decision), "resolves": resolution(decision)}
+
+
+def _filled(template: str, decision: Decision, shown: Callable[[str, Parameter], str]) -> str:
+    # What was read back may lack a parameter.
+    said = Said({name: shown(name, value) for name, value in decision.parameters.items()})
+    said["label"] = decision.label
+    return template.format_map(Said({**said, **_phrases(decision, said)}))
+
+
+class Said(dict[str, str]):
+    """What a sentence is filled with; what is not there shows as ``?``."""
+
+    def __missing__(self, name: str) -> str:
+        return "?"
+
+
+def _phrases(decision: Decision, said: Said) -> Mapping[str, str]:
+    """What a sentence says in one way or another, by what parameters there are."""
+    code, given = decision.reason, decision.parameters
+    if code in ("undecided", "standstill"):
+        return {"reasons": ", ".join(reasons_of(decision)) or "no reason given", "named": _named(given, said)}
+    if code == "no_rule_matched":
+        return {"missed": _missed(given, said)}
+    if code == "observe_only":
+        return {"found": f", {_stands(decision, said)}" if "reasons" in given else ""}
+    if code in ("rule_matched", "follow_up"):
+        found = _stands(decision, said) if "reasons" in given else _saves(given, said)
+        left = LEFT_OPEN.get(cast("LeftOpen", given.get("left_open")), "?")
+        by = PROFILERS.get(cast("Profiler", given.get("profiler")), "?")
+        return {"found": found, "beside": _beside(given), "chosen": _chosen(given), "open": left, "by": by}
+    if code == "pending":
+        in_steps = "for_steps" in given
+        lasted = "{lasted_steps} of {for_steps} steps" if in_steps else "{lasted_s} s of {for_s} s"
+        return {"lasted": lasted.format_map(said)}
+    if code in BY_SYSTEM:
+        return {"ranks_of": _ranks(given, said)}
+    if code == "active":
+        return {"allowed": f"not allowed until {said['until_s']}" if "until_s" in given else "never allowed again"}
+    if code == "after_failures":
+        once = given.get("failures") == 1
+        failed = "the last capture" if once else f"the last {said['failures']} captures"
+        return {"failed": failed, "were": "was" if once else "were"}
+    if code.startswith("captures_per_"):
+        return {"captures_of": f"{said['captures']} of {said['limit']} capture" + "s" * (given.get("limit") != 1)}
+    if code == "captures_left":
+        return {"wanted_ranks": f"{said['wanted']} rank" + "s" * (given.get("wanted") != 1)}
+    if code == "no_such_rank":
+        ranks = given.get("ranks")
+        several = isinstance(ranks, tuple) and len(ranks) > 1
+        return {
+            "ranks_asked": f"{'ranks' if several else 'rank'} {said['ranks']} {'are' if several else 'is'}",
+            "there": f"its ranks are 0 to {said['last_rank']}" if "last_rank" in given else "it has none so far",
+        }
+    return {}
+
+
+def _missed(given: Mapping[str, Parameter], said: Said) -> str:
+    """By which of its conditions the nearest rule was missed."""
+    if "rule" not in given:
+        return f"no rule is about the label {said['label']}"
+    lacking = [
+        f"its gain of {said[name]}{unit} is under {said[f'min_{name}']}{unit}"
+        for name, unit in (("share", ""), ("gain_s", " ms"))
+        if name in given
+    ]
+    for name in ("scope", "stage", "pattern"):
+        if name in given:
+            what = f"its {name} {said[name]}" if name != "stage" or given[name] else "a whole rank"
+            lacking.append(f"{what} is not one of {said[f'{name}s']}")
+    return f"rule {said['rule']} does not match: {', and '.join(lacking)}"
+
+
+def _saves(given: Mapping[str, Parameter], said: Said) -> str:
+    return (
+        f"mending {_stage(given)} of {_ranks(given, said)} would save {said['gain_s']} ms a step ({said['share']}), "
+        f"in {said['persistence']} of the steps"
+    )
+
+
+def _stands(decision: Decision, said: Said) -> str:
+    return (", ".join(reasons_of(decision)) or "no reason given") + _named(decision.parameters, said)
+
+
+def _named(given: Mapping[str, Parameter], said: Said) -> str:
+    if "rank" not in given and "rank_count" not in given:
+        return ""
+    more = f" and {said['more_ranks']} more" if given.get("more_ranks") else ""
+    return f": {_ranks(given, said)} in {_stage(given)}{more}"
+
+
+def _ranks(given: Mapping[str, Parameter], said: Said) -> str:
+    return f"rank {said['rank']}" if "rank" in given else f"{said['rank_count']} ranks"
+
+
+def _stage(given: Mapping[str, Parameter]) -> str:
+    return str(given.get("stage") or "all local stages")
+
+
+def _beside(given: Mapping[str, Parameter]) -> str:
+    controls = given.get("controls")
+    if controls is None:
+        return ""
+    if not isinstance(controls, (tuple, list)) or not controls:
+        return "; no healthy rank was found beside it"
+    ranks = ", ".join(map(str, controls))
+    return f"; with rank{'s' if len(controls) > 1 else ''} {ranks} to compare with"
+
+
+def _chosen(given: Mapping[str, Parameter]) -> str:
+    chosen, profiler = given.get("chosen"), given.get("profiler")
+    if chosen not in CHOICES or profiler not in PROFILERS:
+        return ""
+    stage = None if given.get("stage") is None else str(given["stage"])
+    return f"; {choice_words(cast('ChoiceReason', chosen), cast('Profiler', profiler), stage)}"
+
+
+_MOST = 2**63
+"""Of a number to be shown as one."""
+
+
+def _shown(name: str, value: Parameter) -> str:
+    if isinstance(value, (tuple, list)):
+        return ", ".join(map(str, value))
+    if name in _NUMBERS and (isinstance(value, float) or (isinstance(value, int) and abs(value) < _MOST)):
+        return _NUMBERS[name](value)
+    return str(value)
+
+
+def _masked(name: str, value: Parameter) -> str:
+    return "N" if isinstance(value, (int, float)) else _shown(name, value)
+
+
+def _percent(fraction: float) -> str:
+    return f"{100 * fraction:.3g}%"
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.3g}" if abs(seconds) < 100 else f"{seconds:.0f}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g}"
+
+
+_NUMBERS: Mapping[str, Callable[[float], str]] = {
+    "until_s": clock,
+    **dict.fromkeys(("spent_s", "budget_s", "lasted_s", "for_s"), _seconds),
+    **dict.fromkeys(("gain_s", "min_gain_s", "captured_gain_s", "worse_gain_s", "largest_gain_s"), _ms),
+    **dict.fromkeys(
+        ("share", "min_share", "persistence", "budget_share", "descheduled_share", "system_share"), _percent
+    ),
+}

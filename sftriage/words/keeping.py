@@ -1,0 +1,45 @@
+"""What a run directory keeps, and what became of it while it could not be written, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sftriage.events import DiskRecovered
+
+
+def thinning(whole_from_step: int, first_step: int, block_steps: int, period_steps: int) -> str:
+    """What is no longer there of a run's steps: those before one are thinned, and those before another have gone."""
+    gone = f" Of those before {first_step:,} none are." if first_step else ""
+    of = f"the first {block_steps} of every {period_steps:,}"
+    return f"Of the steps before {whole_from_step:,}, {of} are kept, and those around captures.{gone}"
+
+
+def disk_now(problem: str) -> str:
+    """That the run directory takes nothing now."""
+    return (
+        f"The run directory cannot be written ({problem}). What is judged meanwhile waits in memory, and is on record "
+        "once it can."
+    )
+
+
+def disk_failed_sentence(problem: str) -> str:
+    """That the run directory takes nothing any more."""
+    return f"{disk_now(problem)} Training goes on."
+
+
+def disk_sentence(seen: DiskRecovered) -> str:
+    """That the run directory takes what it is given again, or has not done so to the end, and what that has cost."""
+    lasted = f"{max(0.0, seen.time_s - seen.since_s):.0f} s"
+    begin = f"can be written again after {lasted}" if seen.over else f"could not be written in the run's last {lasted}"
+    late = f" Written late: {_amounts(seen.late, None)}." if seen.late else ""
+    lost = f"Lost: {_amounts(seen.lost, seen.lost_steps)}." if seen.lost else "Nothing is lost."
+    return f"The run directory {begin} ({seen.problem}).{late} {lost}"
+
+
+def _amounts(amounts: Mapping[str, int], steps: tuple[int, int] | None) -> str:
+    """How many of each kind, whose name is its plural; ``steps`` are those of windows."""
+    of = {"windows": f" (of steps {steps[0]} to {steps[1]})"} if steps is not None else {}
+    named = {kind: kind if n != 1 else kind.removesuffix("s") for kind, n in amounts.items()}
+    return ", ".join(f"{amounts[kind]:,} {name}{of.get(kind, '')}" for kind, name in sorted(named.items()))

@@ -1,0 +1,245 @@
+"""Verdicts in words: who is slow, where and since when, or why nobody can be named. The same everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sftriage.counters import SystemCode
+from sftriage.records import Regression, Suspect, Verdict
+from sftriage.words.amounts import counted, every, milliseconds, some_ranks, span
+
+REASONS: Mapping[str, str] = {
+    "co_critical": "several ranks are late together, so mending one alone would save little",
+    "sync_ambiguous": "the time is lost inside a sync stage, where ranks wait for each other and all look alike",
+    "roaming": "the rank that comes last changes from step to step",
+    "low_coverage": "steps of some ranks are missing",
+    "no_baseline": "all ranks became slower alike, before the job's normal step was known",
+    "intermittent": "one rank causes most of the delay, but not often enough yet to tell that from chance",
+    "mixed_roles": "the ranks do different work, and which of them do the same (cohorts) is not declared",
+    "clock_limited": "the ranks run on devices, and on the host's clock a wait for a device shows in any stage",
+    "self_inflicted": "a capture was running, and it slows the job itself",
+    "regressed": "the job is slower than its own best, and nobody alone is why",
+}
+
+CLOCKS: Mapping[str, str] = {"host": "", "device": "by the devices' clock"}
+"""Which clock a verdict stands on, where that has to be said."""
+
+STALLS: Mapping[str, str] = {
+    "not_arrived": "the others wait for ranks that have not arrived",
+    "died": "the others wait for ranks whose process has ended",
+    "left_early": "the others wait for ranks that have stopped recording",
+    "in_sync": "every rank is inside the same sync stage, where all of them look alike",
+    "no_rank_waits": "no rank waits in a sync stage, and these have got least far",
+    "outside_steps": "no rank is in a step",
+    "unseen_ranks": "some ranks show nothing",
+}
+"""Why a job stands still; where ranks are named, they follow."""
+
+RESOLVES: Mapping[str, str] = {
+    "co_critical": "Several ranks are late together, so mending one of them alone would save little: "
+    "look at all the late ranks, or at what they share (a host, a switch, a data shard).",
+    "sync_ambiguous": "The time is lost inside a stage where ranks wait for each other, and there all of them tie. "
+    "With DDP, monitor.watch(model) tells work from waiting there. Under FSDP it cannot, for gradients are ready only "
+    "after the exchange: there, and where it is called already, capture some ranks (`sftriage capture`) and compare.",
+    "roaming": "A different rank leads from step to step: look for what moves with the data or the clock "
+    "(uneven batches, garbage collection, a shared filesystem), or wait until one rank stays in front.",
+    "low_coverage": "Ranks or steps are missing from the window: check that every rank runs the recorder "
+    "and that its ring can be read, then wait for a complete window.",
+    "no_baseline": "Every rank is slower alike and there is nothing yet to compare with: "
+    "let the job run through its warm-up, so that its own normal step is known.",
+    "intermittent": "Too few steps of the window are slow: wait for the delay to come back more often, "
+    "or lower min_persistence if short bursts are what you are after.",
+    "mixed_roles": "The ranks do different work (pipeline stages, a rank that also evaluates) and cannot be compared: "
+    "declare cohorts, so that each rank is compared with ranks of its own role.",
+    "clock_limited": "Only the host's clock can be judged by and the device runs asynchronously, so time may show in "
+    "the wrong stage: record device time (SFTRIAGE_DEVICE_TIME=1 in the job's environment). Where it is recorded, "
+    "`sftriage explain` says whether too few steps have theirs or the two clocks contradict each other.",
+    "self_inflicted": "A profiler was running inside this window and slowed it: wait for a window without a capture.",
+    "regressed": "The job has been quicker, and nobody alone is why it no longer is: look for what changed when that "
+    "began (the data and its lengths, neighbours on the machines, clocks and temperatures, a file system that fills).",
+    "not_arrived": "The other ranks wait for the ranks that are named: "
+    "look at their stacks (py-spy dump --pid), and at what their stage reads from or calls.",
+    "died": "The process of a named rank is gone, and the others wait for it: "
+    "look for its last words, and in the kernel's log whether memory ran out; then restart the job.",
+    "left_early": "A named rank has stopped recording while the others wait in a step: "
+    "check that every rank takes the same number of steps (uneven data, a `break` on one rank).",
+    "in_sync": "All ranks are inside the same sync stage, where they look alike: compare their stacks "
+    "(py-spy dump --pid) or the flight recorder of torch.distributed, to find a collective that some did not enter.",
+    "no_rank_waits": "No rank is in a sync stage: look at the stacks of the ranks that have got least far, "
+    "and at what the others share with them (a file system, a collective in a stage that is not declared as sync).",
+    "outside_steps": "No rank is in a step: see whether the job still evaluates, saves or loads, "
+    "or look at the stacks of its ranks (py-spy dump --pid).",
+    "unseen_ranks": "Some ranks of the job show nothing here: see whether they run, and record.",
+}
+"""For each reason of a ``needs_evidence`` or ``stalled`` verdict, one plain sentence on what would resolve it."""
+
+
+def who(suspect: Suspect) -> str:
+    """A suspect's scope."""
+    if suspect.scope == "rank":
+        return f"rank {suspect.ranks[0]}"
+    if suspect.scope == "host":
+        return f"host {suspect.host} ({counted(len(suspect.ranks), 'rank')})"
+    of_cohort = f"cohort {suspect.cohort} ({counted(len(suspect.ranks), 'rank')})"
+    return of_cohort if suspect.scope == "cohort" else "every rank"
+
+
+def when(suspect: Suspect) -> str:
+    """Since when a suspect has been there, and whether it comes back."""
+    since = "" if suspect.onset_step is None else f" since {onset(suspect)}"
+    if suspect.pattern == "recurring":
+        return f"recurring {every(suspect.period_steps) if suspect.period_steps else 'at no fixed period'}{since}"
+    if suspect.pattern == "one-off":
+        return f"one-off{since.replace('since', 'from')}, and has passed"
+    return f"chronic{since}"
+
+
+def onset(suspect: Suspect) -> str:
+    """The step that a suspect's fault began at, and between which ones that may have been."""
+    earliest, latest = suspect.onset_range or (suspect.onset_step, suspect.onset_step)
+    sure = earliest == latest
+    return f"step {suspect.onset_step}" if sure else f"about step {suspect.onset_step} ({earliest} to {latest})"
+
+
+BY_SYSTEM: Mapping[SystemCode, tuple[str, str]] = {
+    "descheduled": ("waiting for a CPU", "see what else runs on its cores, or limits its CPU time"),
+    "cgroup_throttled": (
+        "being kept from running by its cgroup's CPU limit",
+        "raise that limit (cpu.max; in Kubernetes resources.limits.cpu), or run fewer threads under it",
+    ),
+    "stopped": (
+        "standing still, stopped as a whole (SIGSTOP)",
+        "see who sends its process SIGSTOP and SIGCONT (cpulimit, a tool that freezes processes)",
+    ),
+    "page_faults": (
+        "waiting for pages of its memory to be read from disk",
+        "see whether its host swaps (vmstat 1), and give it more memory",
+    ),
+    "memory_pressure": (
+        "waiting for memory",
+        "give its cgroup more memory (memory.high, memory.max), or run less in it",
+    ),
+}
+"""What the system can do to a rank that is why it is late, as its lateness "was" that, and what to do about it."""
+
+
+def by_system(suspect: Suspect) -> str:
+    """What of a suspect's lateness was the system's doing; "" where that is not known."""
+    code, fraction = suspect.by_system or ("descheduled", suspect.descheduled_fraction)
+    return "" if fraction is None else f"{fraction:.0%} of its lateness was {BY_SYSTEM[code][0]}"
+
+
+def system_sentence(verdict: Verdict) -> str:
+    """What the system did to the first suspect; "" where that is not known."""
+    if not verdict.suspects or not (said := by_system(verdict.suspects[0])):
+        return ""
+    numbers, suspect = verdict.numbers, verdict.suspects[0]
+    each = [
+        what.format(milliseconds(numbers[name]) if name.endswith("_s") else f"{numbers[name]:.1f}")
+        for name, what in _EACH.items()
+        if name in numbers
+    ]
+    each = [", ".join(each[:-1]), each[-1]] if len(each) > 1 else each
+    advice = "" if suspect.by_system is None else f"; {BY_SYSTEM[suspect.by_system[0]][1]}"
+    return said + (f"; in each step it {' and '.join(each)}" if each else "") + advice
+
+
+_EACH = {
+    "throttled_s": "was kept from running for {}",
+    "stopped_s": "stood still for {}",
+    "major_faults": "had {} pages read",
+    "disk_s": "waited {} for disks",
+    "memory_s": "waited {} for memory",
+    "queued_s": "waited {} for a CPU",
+    "preempted": "lost one {} times",
+}
+"""What a number of the verdict says the system did in each step."""
+
+
+def where(suspect: Suspect) -> str:
+    """A suspect's stage."""
+    return suspect.stage or "all its local stages"
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """The verdict in one sentence, with its clock where that is not the host's."""
+    steps, clock = span(verdict.first_step, verdict.last_step), CLOCKS[verdict.clock]
+    match verdict.label:
+        case "healthy":
+            sentence = f"Healthy: nothing stands out in {steps} ({milliseconds(verdict.exposed_s)} a step)."
+        case "suspect":
+            sentence = _suspect_sentence(verdict, steps)
+        case "stalled":
+            sentence = _stall_sentence(verdict)
+        case _:
+            reasons = "; ".join(_reason(reason, verdict.regression) for reason in verdict.reasons)
+            sentence = f"Held: {', '.join(verdict.reasons)} in {steps}: {reasons}."
+    if verdict.regression is not None and "regressed" not in verdict.reasons:
+        sentence = f"{sentence[:-1]}; {regression_phrase(verdict.regression)}."
+    return f"{sentence[:-1]}, {clock}." if clock else sentence
+
+
+def _reason(reason: str, regression: Regression | None) -> str:
+    if reason == "regressed" and regression is not None:
+        return regression_phrase(regression)
+    return REASONS.get(reason, reason)
+
+
+def regression_phrase(regression: Regression) -> str:
+    """By how much the job is slower than it has been, since about when, and where; or that this has ended."""
+    subject = f"steps of kind {regression.kind} are" if regression.kind else "the job is"
+    since = f"about step {regression.since_step}"
+    if regression.until_step is not None:
+        as_good = f"{subject} as good as {'their' if regression.kind else 'its'} best again"
+        return (
+            f"{as_good} since about step {regression.until_step}, "
+            f"after being slower by {regression.fraction:.0%} from {since} on"
+        )
+    best = f"{'their' if regression.kind else 'its'} best of {milliseconds(regression.best_step_s)} a step"
+    between = f"({regression.since_first_step} to {regression.since_last_step})"
+    where_in = f", in {' and '.join(regression.stages)}" if regression.stages else ""
+    whom = "on all ranks alike" if regression.scope == "all" else "because some ranks are late"
+    return f"{subject} slower than {best} by {regression.fraction:.0%} since {since} {between}{where_in}, {whom}"
+
+
+def _suspect_sentence(verdict: Verdict, steps: str) -> str:
+    suspect = verdict.suspects[0]
+    over = suspect.pattern == "one-off"
+    slow = f"{who(suspect).capitalize()} {'was' if over else 'is'} slow in {where(suspect)}"
+    cost = f"it cost{'' if over else 's'} the job {milliseconds(suspect.gain_s)}"
+    system = f"; {by_system(suspect)}" if suspect.by_system is not None else ""
+    if suspect.pattern == "recurring" and suspect.period_steps:
+        since = f"{every(suspect.period_steps)} since {onset(suspect)}"
+        return f"{slow} {since}: {cost} each time ({suspect.share:.0%} of such a step), in {steps}{system}."
+    often = f"in {suspect.persistence:.0%} of {steps}; {when(suspect)}"
+    return f"{slow}: {cost} of each slow step ({suspect.share:.0%}), {often}{system}."
+
+
+def _stall_sentence(verdict: Verdict) -> str:
+    still_s = verdict.numbers.get("still_s", verdict.exposed_s)
+    step = "between steps" if "outside_steps" in verdict.reasons else f"in step {verdict.first_step}"
+    typical_s = verdict.numbers.get("typical_step_s", 0.0)
+    usual = f" (a step takes {milliseconds(typical_s)})" if typical_s else ""
+    why = "; ".join(STALLS.get(reason, reason) for reason in verdict.reasons)
+    who_where = ", ".join(f"{_missing(suspect)} in {where(suspect)}" for suspect in verdict.suspects)
+    more = verdict.numbers.get("missing_ranks", 0.0) - sum(len(suspect.ranks) for suspect in verdict.suspects)
+    if more > 0:
+        who_where += f" and {more:.0f} more"
+    return f"Stalled: no rank has moved for {still_s:.0f} s {step}{usual}; {why}{who_where and ': '}{who_where}."
+
+
+def _missing(suspect: Suspect) -> str:
+    ranks = some_ranks(suspect.ranks)
+    return (
+        f"host {suspect.host} ({ranks})"
+        if suspect.scope == "host"
+        else ranks
+        if suspect.scope == "rank"
+        else "every rank"
+    )
+
+
+def explained(codes: Iterable[str]) -> tuple[str, ...]:
+    """What a verdict's reasons mean, each with its code, for whoever meets that elsewhere."""
+    meanings = {**REASONS, **STALLS}
+    return tuple(f"{meanings[code]} ({code})" if code in meanings else code for code in codes)

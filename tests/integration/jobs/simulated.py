@@ -1,0 +1,61 @@
+"""``simulated.py DIRECTORY FIRST_RANK RANKS WORLD_SIZE BEGIN_S STEP_S SLOW RELEASE``: some ranks of a job in a process.
+
+They take steps at the same moments as all others of the job, which is all they have to do with them: step N begins at
+BEGIN_S + N * STEP_S of the epoch. From step 100 on rank SLOW is late in data. They end once RELEASE says after which
+step, all of them with the same one.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+real_ns = time.monotonic_ns
+
+
+class Now:
+    """The clock of the recorder: that of the machine, but within a step, where it is as late as a stage says."""
+
+    ns = real_ns()
+
+
+time.monotonic_ns = lambda: Now.ns
+
+# Not before the clock is the one that is told: modules take it by its name.
+from sftriage.recorder import Monitor  # noqa: E402
+
+STAGES = ("data", "forward", "backward", "optimizer")
+SLOW_FROM = 100
+
+
+def main() -> None:
+    directory, first, ranks, world_size = Path(sys.argv[1]), *map(int, sys.argv[2:5])
+    begin_s, step_s, slow, release = float(sys.argv[5]), float(sys.argv[6]), int(sys.argv[7]), Path(sys.argv[8])
+    places = {"rings": directory / "rings", "spool": directory / "spool"}
+    for path in places.values():
+        path.mkdir(parents=True, exist_ok=True)
+    host = directory.name
+    mine = range(first, first + ranks)
+    monitors = {
+        rank: Monitor(STAGES, ("backward",), rank=rank, host=host, world_size=world_size, **places) for rank in mine
+    }
+    step = 0
+    while not release.exists() or step <= int(release.read_text() or "0"):
+        time.sleep(max(0.0, begin_s + step * step_s - time.time()))
+        began_ns = real_ns()
+        late_us = [12_000 if rank == slow and step >= SLOW_FROM else 0 for rank in range(world_size)]
+        local_us = [(2000 + (step * 7 + rank * 3) % 5 * 40 + late_us[rank], 4000) for rank in range(world_size)]
+        arrived_us = max(map(sum, local_us))
+        for rank, monitor in monitors.items():
+            Now.ns = began_ns
+            took_us = (*local_us[rank], 6000 + arrived_us - sum(local_us[rank]), 1000)
+            with monitor.step(step):
+                for stage, stage_us in zip(STAGES, took_us, strict=True):
+                    with monitor.stage(stage):
+                        Now.ns += stage_us * 1000
+        step += 1
+    for monitor in monitors.values():
+        monitor.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Hosts as network namespaces: each with an address and a name of its own, joined by one link."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+DEVICE = "veth0"
+BOTH = ("10.97.0.1", "10.97.0.2")
+
+
+def ip(*arguments: object) -> None:
+    """Configure the network."""
+    subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True, text=True)
+
+
+class TwoHosts:
+    """Two hosts. What runs on them shares the file system, and nothing else but the link."""
+
+    def __init__(self) -> None:
+        self.names = [f"sft{os.getpid()}{letter}" for letter in "ab"]
+        self.started: list[subprocess.Popen] = []
+
+    def begin(self) -> None:
+        for name in self.names:
+            ip("netns", "add", name)
+        (a, b) = self.names
+        ip("link", "add", DEVICE, "netns", a, "type", "veth", "peer", "name", DEVICE, "netns", b)
+        for name, address in zip(self.names, BOTH, strict=True):
+            ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", DEVICE, "up")
+
+    def cut(self, whole: bool) -> None:
+        """Cut the link, or mend it."""
+        ip("-n", self.names[1], "link", "set", DEVICE, "up" if whole else "down")
+
+    def start(self, number: int, command: list[object], environment: dict[str, str], said: Path) -> subprocess.Popen:
+        """Start a command on a host; what it says goes into a file."""
+        name = f"node-{'ab'[number]}"
+        inside = ["ip", "netns", "exec", self.names[number], "unshare", "--uts", "sh", "-c"]
+        environment = {**environment, "NODE_RANK": str(number), "GLOO_SOCKET_IFNAME": DEVICE}
+        with said.open("ab") as file:
+            process = subprocess.Popen(
+                [*inside, f'hostname {name}; exec "$@"', "sh", *map(str, command)],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+            )
+        self.started.append(process)
+        return process
+
+    def end(self) -> None:
+        for name in self.names:
+            # All that was ever started there, whoever its parent is by now.
+            found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
+            for pid in map(int, found.split()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+        for process in self.started:
+            process.wait(60)
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[TwoHosts]:
+    """Two hosts, gone with all that runs there when this ends."""
+    if os.geteuid() or not all(map(shutil.which, ("ip", "unshare"))):
+        pytest.skip("hosts of a network of their own want root, ip and unshare")
+    hosts = TwoHosts()
+    try:
+        hosts.begin()
+        yield hosts
+    finally:
+        hosts.end()

@@ -1,0 +1,312 @@
+"""DataLoader workers that sample themselves while a capture of their trainer does: real loaders, real processes."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from sftriage.recorder import workers
+from sftriage.recorder.files import start_ticks
+from sftriage.recorder.sampling import StackSampler
+from sftriage.recorder.workers import WORKERS
+from sftriage.reduce.samples import read_samples
+
+DEADLINE_S = 30.0
+SLEEPS_S = 0.002
+
+
+class Slow(Dataset):
+    """Samples that take their time: the process that makes them, and its thread of ours (0 where there is none)."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        self.stand_here()
+        ours = [one.native_id for one in threading.enumerate() if one.name == "sftriage-samples"]
+        return torch.tensor([os.getpid(), *(ours or [0])])
+
+    def stand_here(self):
+        time.sleep(SLEEPS_S)
+
+
+class Forks(Slow):
+    """Each worker makes a child of its own, which outlives it until it is killed."""
+
+    def __getitem__(self, index):
+        child = os.fork()
+        if not child:
+            signal.pause()
+            os._exit(0)
+        return torch.tensor([os.getpid(), child])
+
+
+@pytest.fixture(autouse=True)
+def reached():
+    """Workers are reached, and all is let go of afterwards."""
+    WORKERS.attend()
+    yield
+    WORKERS.leave()
+    assert not WORKERS._channels
+
+
+def loader(dataset=None, **options):
+    options = {"batch_size": 4, "num_workers": 2, "multiprocessing_context": "fork", **options}
+    return DataLoader(dataset or Slow(), **options)
+
+
+class Capture:
+    """What was sampled while a block ran."""
+
+    def __init__(self, path):
+        self._path = path
+        self._sampler = StackSampler(lambda: (7, "data", 1), period_s=0.001)
+
+    def __enter__(self):
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *_):
+        self._sampler.stop()
+
+    def read(self):
+        assert self._sampler.keep(self._path, 1 << 24) == ""
+        return read_samples(self._path)
+
+
+@pytest.fixture
+def ended_in_peace():
+    """torch has a worker that is killed raise in the main thread, wherever that is."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield lambda: signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.fixture
+def capture(tmp_path):
+    numbers = iter(range(9))
+    return lambda: Capture(tmp_path / f"{next(numbers)}.json")
+
+
+def stands(samples, worker):
+    """How many of a worker's samples found it at the line at which it sleeps."""
+    met = [{samples.frames[one].function for one in stack} for stack in worker.threads[0].stacks_N]
+    return sum(any(one.endswith("stand_here") for one in functions) for functions in met)
+
+
+def threads_of(batch):
+    """Our thread of the process that made a batch, as the kernel has it."""
+    pid, thread = map(int, batch[0][:2])
+    return pid, Path(f"/proc/{pid}/task/{thread}/status")
+
+
+def field(status, name):
+    return next(line.split()[1] for line in status.read_text().splitlines() if line.startswith(name))
+
+
+def ends(condition):
+    until_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+
+
+def test_workers_that_last_are_sampled_and_idle_at_all_other_times(capture, tmp_path):
+    # GIVEN a loader whose workers last, with a thread of ours each that sleeps in the kernel, whatever signal comes
+    batches = loader(persistent_workers=True)
+    first = list(batches)
+    asleep = dict(threads_of(batch) for batch in first)
+    assert len(asleep) == 2
+    woken = {pid: field(status, "voluntary_ctxt") for pid, status in asleep.items()}
+    assert all(int(field(status, "SigBlk"), 16) & 1 << signal.SIGTERM - 1 for status in asleep.values())
+    list(batches)
+    assert woken == {pid: field(status, "voluntary_ctxt") for pid, status in asleep.items()}
+    # WHEN an epoch is captured
+    with capture() as captured:
+        list(batches)
+    samples = captured.read()
+    # THEN both were found where they are, by their own clocks
+    assert [one.number for one in samples.workers] == [0, 1]
+    assert {one.pid for one in samples.workers} == set(asleep)
+    for worker in samples.workers:
+        assert stands(samples, worker) > 0
+        assert list(worker.time_ns_W) == sorted(worker.time_ns_W)
+        assert list(worker.threads[0].run_ns_N) == sorted(worker.threads[0].run_ns_N)
+        # AND what was its trainer's when it was forked is in no stack
+        assert {samples.frames[stack[0]].function for stack in worker.threads[0].stacks_N if stack} == {"_worker_loop"}
+    # AND they are profiles of the same document, as long as their weights say
+    document = json.loads((tmp_path / "0.json").read_text())
+    for worker in samples.workers:
+        name = f"DataLoader worker {worker.number} (pid {worker.pid})"
+        (profile,) = (one for one in document["profiles"] if one["name"] == name)
+        assert sum(profile["weights"]) == profile["endValue"] - profile["startValue"]
+    # AND a second capture has them again, and nothing of the first
+    with capture() as captured:
+        list(batches)
+    again = captured.read()
+    assert [one.number for one in again.workers] == [0, 1]
+    assert again.workers[0].time_ns_W[0] > samples.workers[0].time_ns_W[-1]
+    # AND with the last user their threads end, and they work on
+    WORKERS.leave()
+    ends(lambda: not any(status.exists() for status in asleep.values()))
+    assert len(list(batches)) == 10
+    WORKERS.attend()
+
+
+def test_workers_that_are_made_anew_hand_over_what_they_have_when_they_end(capture):
+    # GIVEN workers of an epoch each WHEN two epochs are captured
+    batches = loader()
+    with capture() as captured:
+        pids = {threads_of(batch)[0] for _ in range(2) for batch in batches}
+    samples = captured.read()
+    # THEN all four are there, though they were forked in the middle, and two had ended before it was over
+    assert len(pids) == 4
+    assert {one.pid for one in samples.workers} == pids
+    assert all(stands(samples, one) for one in samples.workers)
+    # AND those that are gone leave no file open, once there are others
+    list(batches)
+    assert len(WORKERS._channels) == 2
+
+
+def test_a_worker_that_is_killed_costs_its_samples_alone(capture, ended_in_peace):
+    batches = iter(loader(persistent_workers=True))
+    ended_in_peace()
+    with capture() as captured:
+        (pid, _), (other, _) = threads_of(next(batches)), threads_of(next(batches))
+        # WHEN one of two is killed in the middle of a capture
+        os.kill(pid, signal.SIGKILL)
+        ends(lambda: start_ticks(pid) is None)
+    samples = captured.read()
+    # THEN the other's samples are there
+    assert [one.pid for one in samples.workers] == [other]
+    assert samples.not_sampled == ("it has ended",)
+
+
+def test_a_worker_that_stands_still_is_not_waited_for_and_is_there_the_next_time(capture, monkeypatch):
+    monkeypatch.setattr(workers, "ANSWER_S", 0.05)
+    batches = loader(persistent_workers=True)
+    epoch = iter(batches)
+    pid, _ = threads_of(next(epoch))
+    # GIVEN a worker that is stopped WHEN a capture begins and ends
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with capture() as captured:
+            time.sleep(0.01)
+        samples = captured.read()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # THEN that is said of it, and the other's samples are there
+    assert [one.pid == pid for one in samples.workers] == [False]
+    assert samples.not_sampled == ("it did not answer in time, or was there before the recorder",)
+    # AND what it answers late is not taken for what it answers to the next
+    monkeypatch.setattr(workers, "ANSWER_S", DEADLINE_S)
+    list(epoch)
+    with capture() as captured:
+        list(batches)
+    samples = captured.read()
+    assert len(samples.workers) == 2
+    assert all(stands(samples, one) for one in samples.workers)
+
+
+def test_a_capture_that_nobody_keeps_is_forgotten(capture):
+    # GIVEN a capture that failed: it was stopped and never kept WHEN the next one ends
+    batches = loader(persistent_workers=True)
+    list(batches)
+    with capture():
+        list(batches)
+    with capture() as captured:
+        list(batches)
+    # THEN it has its own samples
+    began_ns = captured._sampler._stacks._began_ns
+    assert [one.time_ns_W[0] > began_ns for one in captured.read().workers] == [True, True]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_of_workers_that_are_not_forked_it_is_said_that_they_are_not_there(capture, method):
+    batches = iter(loader(persistent_workers=True, multiprocessing_context=method, num_workers=1))
+    with capture() as captured:
+        next(batches)
+    samples = captured.read()
+    assert samples.workers == ()
+    assert samples.not_sampled == (f"it was not forked, but started by {method}",)
+
+
+def test_a_child_of_a_worker_is_none_of_ours(ended_in_peace):
+    # GIVEN a worker that has made a child, which lives on when the worker is killed
+    batches = iter(loader(Forks(), num_workers=1, batch_size=1, prefetch_factor=1))
+    ended_in_peace()
+    pid, child = map(int, next(batches)[0])
+    try:
+        assert len(list(Path(f"/proc/{child}/task").iterdir())) == 1
+        os.kill(pid, signal.SIGKILL)
+        # THEN the trainer sees that the worker is gone
+        (channel,) = WORKERS._channels
+        ends(channel.over)
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_no_other_fork_has_anything_of_ours():
+    # GIVEN processes that are no workers of a DataLoader, while there are some THEN they have one thread, no socket
+    batches = loader(persistent_workers=True)
+    list(batches)
+    process = multiprocessing.get_context("fork").Process(target=look_at_itself)
+    process.start()
+    process.join(DEADLINE_S)
+    assert process.exitcode == 0
+    child = os.fork()
+    if not child:
+        look_at_itself()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def look_at_itself():
+    try:
+        assert len(list(Path("/proc/self/task").iterdir())) == 1
+        assert not WORKERS._channels
+        assert WORKERS._own is None
+    except BaseException:
+        os._exit(1)
+
+
+FORKS = """
+    import os, sys, threading
+    from pathlib import Path
+    from sftriage.recorder.sampling import StackSampler
+    from sftriage.recorder.workers import WORKERS
+    WORKERS.attend()
+    busy = threading.Thread(target=lambda: [sum(range(100)) for _ in iter(int, 1)], daemon=True)
+    busy.start()
+    sampler = StackSampler(lambda: (0, "data", 0), period_s=0.0001)
+    sampler.start()
+    for _ in range(40):
+        child = os.fork()
+        if not child:
+            here = (f"/proc/self/fd/{one}" for one in os.listdir("/proc/self/fd"))
+            os._exit(any("schedstat" in os.readlink(one) for one in here if os.path.lexists(one)))
+        assert os.waitpid(child, 0)[1] == 0
+    sampler.stop()
+    print(repr(sampler.keep(Path(sys.argv[1]), 1 << 24)))
+"""
+
+
+def test_forks_in_the_middle_of_a_capture_do_not_hang(tmp_path):
+    # GIVEN a process that is sampled as often as can be, and has a busy thread WHEN it forks again and again
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(FORKS), tmp_path / "s.json"],
+        timeout=120, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    # THEN each child ends, with none of the files that the sampler had open, and the samples are there
+    assert done.stdout == "''\n", done.stderr
+    assert len(read_samples(tmp_path / "s.json").time_ns_N) > 1

@@ -1,0 +1,117 @@
+"""The bundled hub: where it listens, whom it lets in, and what it says where it cannot start."""
+
+import shutil
+import socket
+import subprocess
+
+import pytest
+
+from sftriage.errors import UsageError
+from sftriage.fleet.hub import Hub, HubAddress, HubError
+from sftriage.runtime import hub_server
+from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
+
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+
+
+@pytest.fixture
+def secret(tmp_path):
+    make_secret(tmp_path / "secret")
+    return tmp_path / "secret"
+
+
+def connected(port, credentials):
+    hub = Hub(HubAddress(f"nats://127.0.0.1:{port}", credentials), "test")
+    try:
+        hub.call(hub.connect(), 10.0)
+        return hub.connected_s is not None
+    finally:
+        hub.close()
+
+
+def test_it_lets_in_who_knows_the_password_and_nobody_else(tmp_path, secret):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    try:
+        assert connected(port, secret)
+        (tmp_path / "wrong").write_text("sftriage:wrong")
+        with pytest.raises(HubError, match=r"refuses the credentials in .*wrong"):
+            connected(port, tmp_path / "wrong")
+        with pytest.raises(HubError, match="without credentials: give --creds"):
+            connected(port, None)
+        # AND what it keeps is its owner's alone
+        assert (tmp_path / "nats").stat().st_mode & 0o077 == 0
+        assert (tmp_path / "nats" / "server.conf").stat().st_mode & 0o077 == 0
+    finally:
+        server.close()
+
+
+def test_a_token_will_do_for_a_password(tmp_path):
+    (tmp_path / "token").write_text("s3cret-of-all-hosts\n")
+    (tmp_path / "wrong").write_text("another")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HubServer(("127.0.0.1", port), tmp_path / "nats", tmp_path / "token")
+    try:
+        assert connected(port, tmp_path / "token")
+        with pytest.raises(HubError, match="refuses the credentials"):
+            connected(port, tmp_path / "wrong")
+    finally:
+        server.close()
+
+
+def test_a_port_that_is_taken_is_said(tmp_path, secret):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"cannot be started on 127.0.0.1:{port}: .*in use"):
+            HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+
+
+def test_a_password_is_made_once_and_is_its_owners_alone(tmp_path):
+    make_secret(tmp_path / "new" / "secret")
+    text = (tmp_path / "new" / "secret").read_text()
+    make_secret(tmp_path / "new" / "secret")
+    assert (tmp_path / "new" / "secret").read_text() == text
+    assert [one.name for one in (tmp_path / "new").iterdir()] == ["secret"]
+    assert (tmp_path / "new" / "secret").stat().st_mode & 0o077 == 0
+    assert len(text) > 40
+
+
+def test_a_name_that_is_a_loopback_address_here_is_none_for_others(monkeypatch):
+    def resolve(host, port, **_):
+        address = {"node-1": "127.0.1.1", "node-2": "192.0.2.2"}[host]
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", (address, 0))]
+
+    monkeypatch.setattr(hub_server.socket, "getaddrinfo", resolve)
+    assert [listens_on(one) for one in ("node-1", "node-2", "127.0.0.1", "::1", "localhost")] == [
+        "0.0.0.0",
+        "node-2",
+        "127.0.0.1",
+        "::1",
+        "localhost",
+    ]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="certificates are made with openssl")
+def test_what_is_told_is_encrypted_where_there_are_certificates(tmp_path, secret):
+    tls = tmp_path / "tls"
+    tls.mkdir()
+    made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    made += ["-days", "1", "-subj", "/CN=hub", "-addext", "subjectAltName=IP:127.0.0.1"]
+    subprocess.run([*made, "-keyout", tls / "key.pem", "-out", tls / "cert.pem"], check=True, capture_output=True)
+    (tls / "ca.pem").write_bytes((tls / "cert.pem").read_bytes())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret, tls)
+    try:
+        hub = Hub(HubAddress(f"tls://127.0.0.1:{port}", secret, tls / "ca.pem"), "test")
+        hub.call(hub.connect(), 10.0)
+        hub.close()
+        # AND whoever does not know who signed the certificate tells it nothing
+        hub = Hub(HubAddress(f"tls://127.0.0.1:{port}", secret), "test")
+        with pytest.raises(HubError, match="certificate"):
+            hub.call(hub.connect(), 3.0)
+        hub.close()
+    finally:
+        server.close()

@@ -1,0 +1,81 @@
+"""Whether the demo's own fault is what was named."""
+
+import pytest
+
+from sftriage.commands.demo import _faults
+from sftriage.demo.faults import CAUSES, FAULT_STAGES, Caused, Fault, parse_cause
+from sftriage.demo.outcome import found
+from sftriage.errors import UsageError
+from sftriage.traces.manifest import CauseCode, CauseInfo, PlaceInfo
+
+SLOW_DISK = Caused("slow-disk", 2)
+
+
+def cause(code, function="copy_shard"):
+    place = PlaceInfo(function=function, file="ways.py", line=3) if function else None
+    return CauseInfo(code=code, sure=True, sentence="", next_step="", place=place)
+
+
+TABLE = {
+    # (what the job was given, what was named of which rank) -> what that is
+    "what it was given": ([SLOW_DISK], [(2, cause("disk"))], "right"),
+    "of another rank": ([SLOW_DISK], [(1, cause("disk"))], "wrong"),
+    "another cause": ([SLOW_DISK], [(2, cause("sleep"))], "wrong"),
+    "a function of a class": ([SLOW_DISK], [(2, cause("disk", "Trainer.copy_shard"))], "right"),
+    "another line": ([SLOW_DISK], [(2, cause("disk", "decode"))], "wrong"),
+    "no line, where there is one": ([SLOW_DISK], [(2, cause("disk", ""))], "wrong"),
+    "one of two": ([Caused("garbage", 1), SLOW_DISK], [(2, cause("disk"))], "right"),
+    "the first counts": ([SLOW_DISK], [(2, cause("sleep")), (2, cause("disk"))], "wrong"),
+    "unknown at first": ([SLOW_DISK], [(2, cause("unknown", "")), (2, cause("disk"))], "right"),
+    "unknown": ([SLOW_DISK], [(2, cause("unknown", ""))], "not named"),
+    "nothing": ([SLOW_DISK], [], "not named"),
+    "a delay": ([Fault("data", 1, 0.04)], [(1, cause("sleep", "pause_for"))], "right"),
+    "what is of no line": ([Caused("gil-thread", 1)], [(1, cause("gil", ""))], "right"),
+    "nothing, of a healthy job": ([], [], None),
+    "something, of a healthy job": ([], [(1, cause("sleep"))], "wrong"),
+}
+
+
+@pytest.mark.parametrize(("faults", "causes", "said"), TABLE.values(), ids=TABLE)
+def test_what_was_named_first_is_right_where_rank_cause_and_line_are(faults, causes, said):
+    assert found(faults, causes) == said
+
+
+def test_causes_are_such_as_can_be_told():
+    assert {one.stage for one in CAUSES.values()} <= {*FAULT_STAGES, ""}
+    assert {code for one in CAUSES.values() for code in one.codes} <= set(CauseCode.__args__)
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_a_cause_is_on_the_rank_it_says_or_on_one_that_is_drawn(name):
+    assert parse_cause(f"{name}:3") == Caused(name, 3)
+    assert parse_cause(name, iter([1])) == Caused(name, 1)
+    # AND it says itself as it is parsed
+    assert parse_cause(str(Caused(name, 3))) == Caused(name, 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("slow", "there is no cause 'slow'; there are: slow-dataset, "),
+        ("garbage:", "not NAME or NAME:RANK"),
+        ("garbage:-1", "not NAME or NAME:RANK"),
+        ("garbage:x", "not NAME or NAME:RANK"),
+    ],
+)
+def test_what_is_no_cause_is_refused(text, said):
+    with pytest.raises(UsageError, match=said):
+        parse_cause(text, iter([1]))
+
+
+def test_several_causes_are_on_ranks_of_their_own_as_far_as_there_are_any():
+    # GIVEN five causes for two ranks WHEN ranks are drawn THEN each rank has two of four, and none is missing
+    ranks = [one.rank for one in _faults(["garbage"] * 5, None, 2)]
+    assert sorted(ranks[:2]) == sorted(ranks[2:4]) == [0, 1]
+    assert ranks[4] in (0, 1)
+
+
+def test_nothing_asked_for_is_the_default_and_a_delay_alone_is_alone():
+    assert [one.name for one in _faults(None, None, 4)] == ["slow-dataset"]
+    assert _faults(None, ["data:1:40"], 4) == [Fault("data", 1, 0.04)]
+    assert len(_faults(["garbage"], ["data:1:40"], 4)) == 2

@@ -1,0 +1,53 @@
+"""What an agent ships, made up."""
+
+import numpy as np
+
+from sftriage.fleet.wire import Block, Shipment
+from sftriage.recorder.layout import RingInfo
+from sftriage.records import JobStatus, RankStatus, StageSchema
+from sftriage.windows.decoding import StepArrays
+from sftriage.windows.shipped import RankLocation, Rows
+from sftriage.windows.slots import DURATIONS, READY, SEQ, START, STEP, slot_words
+
+SCHEMA = StageSchema.closed(("data", "forward", "backward"), ("backward",))
+
+
+def info(rank=0, *, world_size=4, attempt=0, pid=None, schema=SCHEMA, host="node-a") -> RingInfo:
+    """The ring of a rank; its process is another one for each rank and attempt, unless it is named."""
+    pid = 1000 + 100 * attempt + rank if pid is None else pid
+    return RingInfo(rank, world_size, 0, attempt, "job", host, "", schema, 10**9, 17 * 10**17, pid, 7 * pid, "C", True)
+
+
+def steps(ranks, first, count, schema=SCHEMA, first_seq=None) -> StepArrays:
+    """Steps of some ranks, by rank; their sequence numbers are from 1 on where their own are from 0 on."""
+    slots_BW = np.zeros((len(ranks) * count, slot_words(schema)), dtype=np.int64)
+    number_B = np.tile(np.arange(first, first + count), len(ranks))
+    slots_BW[:, STEP], slots_BW[:, START] = number_B, 10**12 + number_B * 10**9
+    slots_BW[:, SEQ] = number_B + 1 if first_seq is None else number_B - first + first_seq
+    slots_BW[:, READY] = -1
+    slots_BW[:, DURATIONS:-1] = 10**6 + number_B[:, None]
+    return StepArrays(schema, np.repeat(np.array(ranks, dtype=np.int64), count), slots_BW)
+
+
+def rows(ranks=(0, 1), first=0, count=3, *, generation=0, world_size=4, **more) -> Rows:
+    """Rows of some ranks."""
+    located = {rank: RankLocation("node-a") for rank in ranks}
+    return Rows(generation, SCHEMA, world_size, located, steps(ranks, first, count), **more)
+
+
+def block(ranks=(0, 1), first=0, count=3, *, attempt=0, **more) -> Block:
+    """Rows, and their rings."""
+    infos = {rank: info(rank, attempt=attempt) for rank in ranks}
+    return Block(infos, rows(ranks, first, count, generation=attempt, **more))
+
+
+def status(ranks=(0, 1), attempt=0, **changes) -> JobStatus:
+    """What some ranks are doing."""
+    about = {"stage": "backward", "stage_age_ns": 5, "step": 7, "step_age_ns": 9, "published": 7, "closed": False}
+    about |= {"alive": True, **changes}
+    return JobStatus(SCHEMA, 4, tuple(RankStatus(rank=rank, host="node-a", **about) for rank in ranks), attempt)
+
+
+def shipment(*blocks, **more) -> Shipment:
+    """What one agent ships."""
+    return Shipment("node-a", "boot-a", "process-1", blocks, **more)

@@ -1,0 +1,160 @@
+"""A capture that is asked of a host ends once, whatever its host says or does not say."""
+
+from dataclasses import replace
+
+import pytest
+
+from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, Asking, Message
+from sftriage.fleet.fetching import Fetching
+from sftriage.fleet.hub import Places
+from sftriage.fleet.wire import decode_orders
+from sftriage.records import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
+
+REQUEST = CaptureRequest("c-1", 3, "torch", 2, 1, 20.0, 1 << 20)
+TRIGGER = Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0" * 64, "slow")
+WANTED = WantedCapture(REQUEST, TRIGGER, 0, 60.0)
+HOSTS = {"node-a": False, "node-b": False}
+
+
+class Nowhere:
+    """A hub that nothing is written to."""
+
+    def start(self, what):
+        what.close()
+
+
+class Lease:
+    epoch, lost = 7, ""
+
+
+class Asked(Asking):
+    """Captures that are asked of node-b, which has rank 3; `now_s` is the time."""
+
+    def __init__(self, tmp_path):
+        self.now_s, self.held = 100.0, False
+        fetching = Fetching(lambda manifest, files: 1, tmp_path)
+        where = {3: ("node-b", None)}
+        super().__init__(
+            Nowhere(),
+            Places("job"),
+            Lease(),
+            lambda wanted: where.get(wanted.request.rank, ("", None)),
+            lambda message: self.held,
+            fetching,
+            lambda: self.now_s,
+        )
+
+    def ordered(self, agent):
+        """What is to be written of an agent."""
+        return [one.wanted.request.capture_id for one in decode_orders(self._to_write[agent][1]).captures]
+
+    def says(self, state, detail=""):
+        """The host says so."""
+        message = Message("node-b", 1, "")
+        self.heard(Report(CaptureResult("c-1", 3, state, detail)), message)
+        return message
+
+    def turn(self, wanted=(WANTED,), over=HOSTS):
+        """A turn of the controller: the states that it is told of."""
+        self.want(wanted, over)
+        return [(one.result.state, one.result.detail) for one in self.reports()]
+
+
+@pytest.fixture
+def asked(tmp_path):
+    return Asked(tmp_path)
+
+
+def test_it_is_asked_only_of_the_host_that_has_its_rank(asked):
+    assert asked.turn() == []
+    assert (asked.ordered("node-a"), asked.ordered("node-b")) == ([], ["c-1"])
+
+
+def test_a_rank_that_no_host_has_fails_at_once(asked):
+    other = replace(WANTED, request=replace(REQUEST, rank=9))
+    assert asked.turn([other]) == [("failed", "no host of the job has rank 9")]
+    assert asked.turn([other]) == []
+
+
+def test_states_are_told_as_they_come_and_nothing_after_the_end(asked):
+    asked.turn()
+    asked.says("accepted")
+    assert asked.turn() == [("accepted", "")]
+    asked.says("refused", "busy")
+    assert asked.turn() == [("refused", "busy")]
+    # WHEN its host says so once more, or something else, as one does that was started again
+    asked.says("refused", "busy")
+    asked.says("failed")
+    assert asked.turn() == []
+    assert asked.ordered("node-b") == []
+
+
+def test_a_message_is_settled_two_turns_after_it_was_told(asked):
+    asked.turn()
+    message = asked.says("accepted")
+    asked.turn()
+    # (what was told is put on record in the rest of that turn)
+    assert message.reports == 1
+    asked.turn()
+    assert message.reports == 1
+    asked.turn()
+    assert message.reports == 0
+
+
+def test_what_nobody_begins_in_time_is_called_off(asked):
+    asked.turn()
+    asked.now_s += 60.0 + BEGIN_GRACE_S
+    assert asked.turn() == []
+    asked.now_s += 0.1
+    assert asked.turn() == [("expired", "its host has not begun it in time")]
+    assert asked.ordered("node-b") == []
+    # AND what its host says after all counts no more
+    asked.says("accepted")
+    assert asked.turn() == []
+
+
+def test_what_was_begun_and_never_ends_is_given_up_within_a_known_time(asked):
+    asked.turn()
+    asked.says("accepted")
+    asked.turn()
+    asked.now_s += 60.0 + REQUEST.max_seconds + END_GRACE_S
+    assert asked.turn() == []
+    asked.now_s += 0.1
+    assert [state for state, _ in asked.turn()] == ["expired"]
+
+
+def test_what_has_not_ended_when_the_job_does_on_its_host_has_failed(asked):
+    asked.turn()
+    # GIVEN a report that has come, and waits for the steps before it
+    asked.held = True
+    asked.says("failed", "the trainer ended during the capture")
+    over = {**HOSTS, "node-b": True}
+    assert asked.turn(over=over) == []
+    # THEN that is what has become of it
+    asked.held = False
+    assert asked.turn(over=over) == [("failed", "the trainer ended during the capture")]
+
+
+def test_a_capture_that_was_under_way_before_this_controller_is_asked_of_its_host_once_that_is_heard_of(asked):
+    # GIVEN a report that comes before it is known what is gone on with
+    asked.says("accepted")
+    assert asked.reports() == []
+    going_on = replace(WANTED, generation=None, expires_s=None, resumed=True)
+    # THEN it is told once that is
+    assert asked.turn([going_on]) == [("accepted", "")]
+    assert asked.ordered("node-b") == ["c-1"]
+
+
+def test_what_is_written_changes_with_what_is_wanted_and_not_with_its_age(asked):
+    asked.turn()
+    asked._written = {agent: (same, asked.now_s) for agent, (same, _) in asked._to_write.items()}
+    asked._to_write.clear()
+    asked.now_s += REFRESH_S
+    asked.turn([replace(WANTED, expires_s=40.0)])
+    assert asked._to_write == {}
+    # (but now and then it is written again: it goes by itself once nobody leads the job)
+    asked.now_s += 0.1
+    asked.turn([replace(WANTED, expires_s=39.9)])
+    assert list(asked._to_write) == ["node-b"]
+    asked.turn([])
+    assert asked.ordered("node-b") == []

@@ -1,0 +1,297 @@
+"""What crosses between hosts arrives as it was sent, or not at all."""
+
+import dataclasses
+import zlib
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sftriage.counters import COUNTERS
+from sftriage.errors import SftriageError
+from sftriage.fleet import wire
+from sftriage.fleet.wire import (
+    MAX_MESSAGE_BYTES,
+    Block,
+    Incarnation,
+    Order,
+    Orders,
+    Shipment,
+    VersionError,
+    WireError,
+    decode_orders,
+    decode_shipment,
+    encode,
+    parts,
+)
+from sftriage.records import CaptureRequest, CaptureResult, Report, StageSchema, Trigger, WantedCapture
+from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
+from sftriage.windows.slots import DURATIONS, FLAGS, KIND_REST, READY, SEQ, START, STEP, WORK, slot_words
+from tests.unit.fleet.shipments import SCHEMA, block, info, shipment, status, steps
+
+NAMES = st.text(st.characters(categories=("L", "N", "P", "S"), exclude_characters="\x00"), max_size=20)
+
+
+@st.composite
+def step_arrays(draw, schema, ranks):
+    """Any steps that there can be."""
+    count = draw(st.integers(0, 6))
+    slots_BW = np.zeros((count, slot_words(schema)), dtype=np.int64)
+    columns = {SEQ: (1, 2**62 - 1), STEP: (-(2**61), 2**61), START: (0, 2**62 - 1), 3: (0, 2**55)}
+    columns |= {FLAGS: (0, 3), WORK: (0, 2**62), READY: (-1, 2**55), KIND_REST: (-(2**63), 2**63 - 1)}
+    columns |= dict.fromkeys(range(DURATIONS, slot_words(schema) - 1), (0, 2**55))
+    for at, (least, most) in columns.items():
+        slots_BW[:, at] = draw(st.lists(st.integers(least, most), min_size=count, max_size=count))
+    rank_B = np.array(draw(st.lists(st.sampled_from(ranks), min_size=count, max_size=count)), dtype=np.int64)
+    counted_BC = None
+    if draw(st.booleans()):
+        known = st.floats(0, 1e9) | st.just(float("nan"))
+        counted_BC = np.full((count, len(COUNTERS)), np.nan)
+        counted_BC[:, 1] = draw(st.lists(known, min_size=count, max_size=count))
+        counted_BC[:, -1] = draw(st.lists(known, min_size=count, max_size=count))
+    return StepArrays(schema, rank_B, slots_BW, counted_BC)
+
+
+@st.composite
+def shipments(draw):
+    """Anything that an agent may tell."""
+    blocks = []
+    for attempt in range(draw(st.integers(0, 2))):
+        names = draw(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=5, unique=True))
+        schema = StageSchema.closed(tuple(names), tuple(draw(st.lists(st.sampled_from(names), unique=True))))
+        ranks = draw(st.lists(st.integers(0, 9), min_size=1, max_size=3, unique=True))
+        infos = {rank: info(rank, world_size=10, attempt=attempt, schema=schema) for rank in ranks}
+        rows = Rows(
+            generation=attempt,
+            schema=schema,
+            world_size=10,
+            ranks={rank: RankLocation("node-a") for rank in ranks},
+            steps=draw(step_arrays(schema, ranks)),
+            device_steps=draw(st.none() | step_arrays(schema, ranks)),
+            device_over=tuple(draw(st.lists(st.sampled_from(ranks), unique=True))),
+            wall_ns=draw(st.integers(-(2**61), 2**61)),
+        )
+        blocks.append(Block(infos, rows))
+    result = CaptureResult("c-1", 1, "stored", draw(NAMES), 3, 4, 5, {"run": 0.5}, {"mono_ns": 7})
+    return shipment(
+        *blocks,
+        status=draw(st.none() | st.just(status())),
+        counts=ReadCounts(
+            *draw(st.tuples(*[st.integers(0, 2**60)] * 3)), draw(st.dictionaries(NAMES, NAMES, max_size=2))
+        ),
+        reports=draw(st.sampled_from([(), (Report(result, hangs=True, stored_bytes=9),)])),
+        over=draw(st.booleans()),
+    )
+
+
+def same_steps(one, other):
+    if one is None or other is None:
+        return one is other
+    np.testing.assert_array_equal(one.slots_BW, other.slots_BW)
+    np.testing.assert_array_equal(one.rank_B, other.rank_B)
+    if one.counted_BC is None or other.counted_BC is None:
+        return one.counted_BC is other.counted_BC
+    np.testing.assert_array_equal(one.counted_BC, other.counted_BC)
+    return True
+
+
+def assert_same(one: Shipment, other: Shipment):
+    plain = [dataclasses.replace(each, blocks=()) for each in (one, other)]
+    for field in dataclasses.fields(Shipment):
+        assert getattr(plain[0], field.name) == getattr(plain[1], field.name)
+    for mine, its in zip(one.blocks, other.blocks, strict=True):
+        assert mine.infos == its.infos
+        assert same_steps(mine.rows.steps, its.rows.steps)
+        assert same_steps(mine.rows.device_steps, its.rows.device_steps)
+        rest = [dataclasses.replace(each.rows, steps=None, device_steps=None) for each in (mine, its)]
+        assert all(getattr(rest[0], f.name) == getattr(rest[1], f.name) for f in dataclasses.fields(Rows))
+
+
+@settings(max_examples=25)
+@given(sent=shipments())
+def test_what_an_agent_tells_arrives_as_it_was(sent):
+    assert_same(decode_shipment(encode(sent)), sent)
+
+
+WANTED = WantedCapture(
+    CaptureRequest(
+        "w5-24-r3-slow-1", 3, "nsys", 2, 1, 20.0, 1 << 20, {"trace": ["cuda"], "deep": True}, labels={"a": "b"}
+    ),
+    Trigger(5, 24, "suspect", "rank", (3,), "data", 0.1, 0.2, 1.0, "p", "0" * 64, "slow"),
+    generation=2,
+    expires_s=59.5,
+)
+
+
+def test_what_is_wanted_arrives_as_it_was():
+    orders = Orders(7, (Order(WANTED, Incarnation("boot", 1, 2, 3)), Order(dataclasses.replace(WANTED, resumed=True))))
+    assert decode_orders(encode(orders)) == orders
+
+
+@settings(max_examples=25)
+@given(count=st.integers(1, 400), device=st.integers(0, 400), ranks=st.integers(1, 3), room=st.integers(1, 40))
+def test_a_long_block_is_sent_in_parts_that_are_it(count, device, ranks, room):
+    # GIVEN more rows than a message has room for
+    names, before = range(ranks), wire.MAX_ROW_BYTES
+    whole = block(names, 0, count)
+    rows = dataclasses.replace(whole.rows, device_steps=steps(names, 0, device) if device else None, device_over=(0,))
+    wire.MAX_ROW_BYTES = room * (8 * (slot_words(SCHEMA) + len(COUNTERS)) + 4)
+    try:
+        sent = list(parts(dataclasses.replace(whole, rows=rows)))
+    finally:
+        wire.MAX_ROW_BYTES = before
+    # THEN no part has more than twice that, and together they are the block, in the order of steps
+    lots = [
+        [one.rows.steps for one in sent],
+        [one.rows.device_steps for one in sent if one.rows.device_steps is not None],
+    ]
+    assert all(len(lot) <= max(room, ranks * count if len(sent) == 1 else 0) for each in lots for lot in each)
+    for lot, all_of_it in zip(lots, (rows.steps, rows.device_steps), strict=True):
+        if all_of_it is not None:
+            np.testing.assert_array_equal(together(lot).in_order().slots_BW, all_of_it.in_order().slots_BW)
+    # AND that device times are over is said with the last of them alone
+    assert [one.rows.device_over for one in sent] == [()] * (len(sent) - 1) + [(0,)]
+
+
+def test_rows_that_nothing_packs_have_room_in_a_message():
+    wide = StageSchema.closed(tuple(f"s{n}" for n in range(31)), tuple(f"s{n}" for n in range(31)))
+    random = np.random.default_rng(1)
+    many = steps((0,), 0, 5000, wide)
+    many.slots_BW[:, DURATIONS:-1] = random.integers(0, 2**55, many.slots_BW[:, DURATIONS:-1].shape)
+    rows = Rows(0, wide, 4, {0: RankLocation("node-a")}, many, many)
+    sizes = [len(encode(shipment(one))) for one in parts(Block({0: info(schema=wide)}, rows))]
+    assert max(sizes) < MAX_MESSAGE_BYTES
+    assert len(sizes) > 5
+
+
+SENT = encode(shipment(block(), status=status(), reports=(Report(CaptureResult("c-1", 1, "running")),)))
+
+
+def refused(data, decode=decode_shipment):
+    """Nothing but a refusal, or else something whole, comes of any bytes."""
+    try:
+        decode(data)
+    except WireError:
+        return True
+    return False
+
+
+@given(data=st.binary(max_size=200))
+def test_garbage_is_refused(data):
+    assert refused(data)
+    assert refused(SENT[:4] + data)
+    assert refused(SENT[:4] + zlib.compress(data), decode_orders)
+
+
+@given(data=st.data())
+def test_damage_is_refused_or_harmless(data):
+    # GIVEN the unpacked message with some of its bytes changed, cut, or put in twice
+    unpacked = bytearray(zlib.decompress(SENT[4:]))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(0, len(unpacked) - 1))
+        unpacked[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    # THEN nothing but a refusal comes of it, or else steps that can be, of ranks that are there
+    damaged = SENT[:4] + zlib.compress(bytes(unpacked))
+    if not refused(damaged):
+        for one in decode_shipment(damaged).blocks:
+            assert set(one.rows.steps.rank_B.tolist()) <= set(one.infos)
+            assert (one.rows.steps.times_ns_BV >= 0).all()
+            assert (one.rows.steps.durations_ns_BS.sum(axis=1) >= 0).all()
+
+
+def changed(**changes):
+    """The message with other values in its first block."""
+    found = msgspec.msgpack.decode(zlib.decompress(SENT[4:]), type=wire._Shipment)
+    first = msgspec.structs.replace(found.blocks[0], **changes)
+    return SENT[:4] + zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(found, blocks=(first,))))
+
+
+def columns(at, value):
+    made = steps((0, 1), 0, 3)
+    made.slots_BW[2, at] = value
+    return wire._packed(made)
+
+
+def counting(name, value):
+    made = wire._packed(steps((0, 1), 0, 3))
+    return msgspec.structs.replace(made, counted=wire._shuffled(np.full((1, 6), value)), counters=(name,))
+
+
+def test_a_counter_that_this_version_does_not_have_is_left_out():
+    (one,) = decode_shipment(changed(steps=counting("stolen_s", 1.0))).blocks
+    assert np.isnan(one.rows.steps.counted_BC).all()
+    (one,) = decode_shipment(changed(steps=counting("queued_s", 1.0))).blocks
+    assert np.nansum(one.rows.steps.counted_BC) == 6.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"world_size": 1 << 40},
+        {"world_size": 1},
+        {"stages": ("a", "a")},
+        {"generation": -1},
+        {"wall_ns": 1 << 63},
+        {"device_over": (3,)},
+        {"rings": ()},
+        {"steps": columns(SEQ, 0)},
+        {"steps": columns(STEP, 2**62)},
+        {"steps": columns(START, -1)},
+        {"steps": columns(DURATIONS, -1)},
+        {"steps": columns(DURATIONS, 2**60)},
+        {"steps": columns(READY, -2)},
+        {"steps": columns(WORK, -1)},
+        {"steps": wire._Columns(b"\0" * 4, b"")},
+        {"steps": wire._Columns(b"", b"", b"\0" * 8, ("run_s",))},
+        {"steps": counting("run_s", -1.0)},
+        {"steps": counting("run_s", float("inf"))},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_is_refused(changes):
+    assert not refused(changed())
+    assert refused(changed(**changes))
+
+
+def test_a_small_message_of_much_is_refused():
+    assert refused(SENT[:4] + zlib.compress(b"\0" * (wire.MAX_UNPACKED_BYTES + 1)))
+    assert refused(SENT[:4] + b"\0" * (MAX_MESSAGE_BYTES + 1))
+
+
+def test_a_host_whose_name_moves_a_cursor_is_refused():
+    with pytest.raises(SftriageError):
+        decode_shipment(encode(shipment(status=dataclasses.replace(status(), ranks=(_evil(),)))))
+
+
+def test_what_moves_a_cursor_is_no_part_of_a_reason():
+    # GIVEN reasons that would clear the terminal on which they are printed one day
+    report = Report(CaptureResult("c-1", 0, "failed", "\x1b[2Jno room"))
+    counts = ReadCounts(problems={"rank-0\r": "\x07gone"})
+    # WHEN they arrive THEN they are what can be read of them
+    told = decode_shipment(encode(shipment(reports=(report,), counts=counts)))
+    assert [one.result.detail for one in told.reports] == ["?[2Jno room"]
+    assert told.counts.problems == {"rank-0?": "?gone"}
+
+
+def _evil():
+    (one, _) = status().ranks
+    return dataclasses.replace(one, host="\x1b[2Jnode")
+
+
+@pytest.mark.parametrize(("version", "reads"), [(0, True), (1, True), (2, True), (3, False), (255, False)])
+def test_neighbouring_versions_are_read_and_others_say_so(version, reads):
+    data = SENT[:3] + bytes([version]) + SENT[4:]
+    if reads:
+        decode_shipment(data)
+    else:
+        with pytest.raises(VersionError, match=f"messages of version {version}, where this sftriage"):
+            decode_shipment(data)
+
+
+def test_fields_that_a_newer_version_adds_are_passed_over():
+    found = msgspec.msgpack.decode(zlib.decompress(SENT[4:]))
+    found.append("something new")
+    assert_same(decode_shipment(SENT[:4] + zlib.compress(msgspec.msgpack.encode(found))), decode_shipment(SENT))
