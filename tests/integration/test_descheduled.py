@@ -44,11 +44,13 @@ def test_that_a_rank_waited_for_its_cpu_is_found_and_that_it_slept_is_not_taken_
     found = [one for one in judged if named(one) == (2, "data")]
     # THEN it is a suspect either way: it holds up the job
     assert len(found) >= len(judged) / 2 > 1, judged
-    # AND what it was is known
-    fractions = sorted(one["suspects"][0]["descheduled_fraction"] for one in found)
+    # AND what it was is known, but for steps that nobody read the counters after: the job's last ones
+    counted = [one for one in found if one["suspects"][0]["descheduled_fraction"] is not None]
+    assert len(counted) >= len(found) / 2, found
+    fractions = sorted(one["suspects"][0]["descheduled_fraction"] for one in counted)
     assert least <= fractions[len(fractions) // 2] <= most, fractions
     # AND said, in the decision's own words and in its explanation
-    middle = found[len(found) // 2]
+    middle = counted[len(counted) // 2]
     shown, _ = start("explain", middle["first_step"] + 1, "--run", run).communicate(timeout=60)
     assert "waiting for a CPU" in shown
     assert ("see what else runs on its cores" in shown) == (what == "waits")
