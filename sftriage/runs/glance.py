@@ -19,12 +19,12 @@ from sftriage.words.amounts import lasted, milliseconds, rank_hours
 from sftriage.words.captures import caused
 from sftriage.words.glance import (
     HEALTH,
-    REPRODUCED,
     SLOW,
     afterwards,
     decision_phrase,
     last_known,
     look_at,
+    reproduced_words,
     said,
     since_words,
 )
@@ -226,7 +226,7 @@ def _causes(view: View, stands: Outlook) -> Iterator[CauseInfo]:
 
 def _captured(view: View, stands: Outlook) -> Answer:
     stored, newest = list(_stored(view, stands)), view.rows[-1]
-    told = [_stored_words(one) for one in stored[:MAX_SHOWN]]
+    told = [captured_words(one) for one in stored[:MAX_SHOWN]]
     told += [said("under_way", rank=one.asked.rank) for one in stands.captures if one.result is None]
     more = [said("no_trace", rank=one.asked.rank, state=_ended(one)) for one in stands.lost]
     if stands.face != "healthy" and newest.outcome != "capture":
@@ -238,10 +238,11 @@ def _captured(view: View, stands: Outlook) -> Answer:
     return Answer("captured", "; ".join(told) or said("nothing"), tuple(more))
 
 
-def _stored_words(manifest: Manifest) -> str:
+def captured_words(manifest: Manifest) -> str:
+    """What a stored capture is of, and whether the fault is in it."""
     capture, again = manifest.capture, manifest.reproduced
     of = said("trace", rank=capture.rank, first=capture.first_step, last=capture.last_step)
-    return of if again is None else f"{of}: {REPRODUCED[again.answer]}"
+    return of if again is None else f"{of}: {reproduced_words(again.answer, capture.role)}"
 
 
 def _ended(one: CaptureStatus) -> str:

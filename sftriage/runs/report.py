@@ -19,7 +19,7 @@ from sftriage.traces.manifest import Manifest
 from sftriage.traces.uploads import Upload
 from sftriage.words.amounts import lasted, milliseconds, size
 from sftriage.words.captures import caused
-from sftriage.words.glance import REPRODUCED
+from sftriage.words.glance import reproduced_words
 
 MAX_CAPTURES = 20
 
@@ -123,7 +123,8 @@ def _reproduced(manifest: Manifest) -> str:
     if found is None:
         return ""
     over = f"{milliseconds(found.over_s)} over its peers a step"
-    return f"{REPRODUCED[found.answer]}: in {found.steps_with} of {found.steps} captured steps, {over}"
+    there = reproduced_words(found.answer, manifest.capture.role)
+    return f"{there}: in {found.steps_with} of {found.steps} captured steps, {over}"
 
 
 def _cause(manifest: Manifest) -> str:

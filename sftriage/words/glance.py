@@ -68,6 +68,20 @@ REPRODUCED: Mapping[str, str] = {
     "partly": "the fault is in some of its steps",
     "no": "the fault is not in it",
 }
+"""Of a suspect's capture: whether it holds what it was made for."""
+
+REPRODUCED_BESIDE: Mapping[str, str] = {
+    "yes": "to compare with; the fault was in the suspect's steps meanwhile",
+    "partly": "to compare with; the fault was in some of the suspect's steps meanwhile",
+    "no": "to compare with; the fault was not in the suspect's steps meanwhile",
+}
+"""The same of the capture of a control rank, which has none."""
+
+
+def reproduced_words(answer: str, role: str) -> str:
+    """Whether the fault was there while a rank in this role was captured."""
+    return (REPRODUCED_BESIDE if role == "control" else REPRODUCED)[answer]
+
 
 LOOK_AT: Mapping[str | None, tuple[str, str]] = {
     "data": ("the data loader", "the storage it reads from, its worker processes, and the CPUs that they have"),

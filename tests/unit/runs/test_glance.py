@@ -7,9 +7,10 @@ import pytest
 from sftriage.events import CostMeasured
 from sftriage.records import CaptureResult
 from sftriage.runs.following import row_of
-from sftriage.runs.glance import captures_cost_s, glance_of
+from sftriage.runs.glance import captured_words, captures_cost_s, glance_of
 from sftriage.runs.liveness import RankCoverage, Watcher
 from sftriage.runs.source import View
+from sftriage.traces.manifest import Manifest, ReproducedInfo
 from sftriage.words.glance import QUESTIONS
 from tests.unit.recorded import decision, held, request_of, row, verdict
 
@@ -174,3 +175,17 @@ def test_nothing_is_waited_for_once_a_run_has_ended(reason):
 def test_captures_never_give_time_back():
     costs = [CostMeasured(1.0, 0, 1, 2, cost_s, 0.1) for cost_s in (0.5, -2.0, None, 0.25)]
     assert captures_cost_s(costs) == 0.75
+
+
+@pytest.mark.parametrize("answer", ["yes", "partly", "no"])
+def test_a_control_is_there_to_compare_with_and_has_no_fault(captured, answer):
+    # GIVEN a stored capture, of which it is known whether the fault was there meanwhile
+    told = ReproducedInfo(answer=answer, steps=5, steps_with=2, over_s=0.04, expected_s=0.02)
+    manifest = next(one for one in captured.source.view().captures if isinstance(one, Manifest))
+    manifest = manifest.model_copy(update={"reproduced": told})
+    # WHEN it is of the suspect THEN the fault is in it, or not
+    assert "the fault is" in captured_words(manifest)
+    # WHEN it is of a control rank THEN it is the suspect's that was there, or not
+    control = manifest.model_copy(update={"capture": manifest.capture.model_copy(update={"role": "control"})})
+    assert "to compare with; the fault was" in captured_words(control)
+    assert "suspect" in captured_words(control)
