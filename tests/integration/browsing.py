@@ -35,7 +35,7 @@ def page(browser, start) -> Iterator[Any]:
     page.on("console", lambda message: page.wrong.append(message.text) if message.type == "error" else None)
     yield page
     context.close()
-    assert page.wrong == []
+    assert page.wrong == [], page.wrong
 
 
 @pytest.fixture

@@ -167,6 +167,8 @@ def test_a_page_that_waits_for_a_run_shows_it_once_it_is_there(page, serve, reco
     shutil.copytree(recorded, tmp_path / "run")
     page.wait_for_selector("#timeline-cursor")
     expect(page.locator("#headline")).to_have_text("Slow, and captured")
+    # (a page that is still open would say that its server has gone)
+    page.close()
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0
@@ -255,6 +257,7 @@ def test_nobody_is_locked_out_by_others_who_only_hold_on(page, serve, recorded):
     finally:
         ended.set()
         attacker.join()
+    page.close()
     process.send_signal(signal.SIGINT)
     # AND none of it is on the terminal
     assert process.communicate(timeout=DEADLINE_S)[1] == ""

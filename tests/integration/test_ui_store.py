@@ -249,6 +249,7 @@ def test_captures_of_stores_that_share_a_catalogue(page, through, put, serve, mo
         page.goto(url)
         server.kill()
         expect(page.locator("#headline")).to_have_text("The store is away")
+        page.close()
         process.terminate()
     finally:
         server.close()
