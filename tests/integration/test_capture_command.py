@@ -106,7 +106,8 @@ def test_whoever_asks_for_stacks_alone_gets_them_of_the_steps_that_they_asked_fo
 def test_the_limits_hold_for_people_too(start, environment, tmp_path):
     # GIVEN a policy that allows one capture an hour
     with watched(tmp_path, environment, POLICY.replace("captures_per_hour: 100", "captures_per_hour: 1")) as directory:
-        assert asked(start, directory, "--rank", 0, "--steps", 1)[0] == 0
+        status, _, err = asked(start, directory, "--rank", 0, "--steps", 1)
+        assert status == 0, err
         # WHEN a second one is asked for THEN it is refused with the limit, and nothing is captured
         status, out, err = asked(start, directory, "--rank", 1)
     assert (status, out) == (1, "")
