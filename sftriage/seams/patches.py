@@ -150,7 +150,7 @@ class Seams:
             self.steps.optimizer_begins(-id(optimizer))
             return True
 
-        def ended(_scaler: object, optimizer: Any, *_: object) -> None:
+        def ended(_answer: object, _scaler: object, optimizer: Any, *_: object) -> None:
             self.steps.optimizer_ended(-id(optimizer))
 
         return self._around(original, "optimizer", begins, ended)
@@ -158,13 +158,14 @@ class Seams:
     def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
 
-        def begins(parameters: Any = None, *_: object) -> bool:
-            if self.steps.monitor is None and not self._clips_across_ranks:
-                given = parameters if isinstance(parameters, (list, tuple)) else ()
-                self._clips_across_ranks = any(map(models.is_sharded, given))
+        def begins(*_: object) -> bool:
             return self.steps.enter("optimizer")
 
-        return self._around(original, "optimizer", begins, self._leaving("optimizer"))
+        def ended(norm: object, *_: object) -> None:
+            self._clips_across_ranks |= models.is_sharded(norm)
+            self.steps.leave("optimizer")
+
+        return self._around(original, "optimizer", begins, ended)
 
     def _backward(self) -> None:
         self._wrap(self._torch.autograd, "backward", self._staging("backward"))
@@ -215,20 +216,21 @@ class Seams:
     def _around(
         self, original: Callable[..., Any], name: str, begins: Callable[..., bool], ended: Callable[..., None]
     ) -> Callable[..., Any]:
-        """The original, with what is to be done before it, and after it if the former says so."""
+        """The original, with what is to be done before it, and after it, with its answer, if the former says so."""
         on, fail, tracing = self.on, self.fail, self.tracing
 
         @wraps(original)
         def around(*args: Any, **kwargs: Any) -> Any:
             if tracing() or name not in on:
                 return original(*args, **kwargs)
-            begun = False
+            begun, answer = False, None
             try:
                 begun = begins(*args)
             except Exception as error:
                 fail(name, error)
             try:
-                return original(*args, **kwargs)
+                answer = original(*args, **kwargs)
+                return answer
             except BaseException as error:
                 # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
@@ -236,7 +238,7 @@ class Seams:
             finally:
                 if begun:
                     try:
-                        ended(*args)
+                        ended(answer, *args)
                     except Exception as error:
                         fail(name, error)
 

@@ -20,6 +20,9 @@ EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
 IN_BACKWARD = 0
 """Stands for all optimizers that step while gradients are accumulated: no object has this id."""
 
+FIRST_STEP = 2
+"""The number of the first step that is recorded: two have gone by when it begins."""
+
 _NOBODY = -1
 """No thread has this ident."""
 
@@ -152,8 +155,9 @@ class Steps:
             monitor.close()
 
     def abandon(self) -> None:
-        """This is a forked child, which does not train: the monitor is its parent's."""
-        self.monitor, self._thread, self._spans, self._step = None, _NOBODY, {}, None
+        """This is a forked child. Where its parent trains it does not: a worker; else it may well begin to."""
+        if self._thread:
+            self.monitor, self._thread, self._spans, self._step = None, _NOBODY, {}, None
 
     def _stepped(self, optimizer: int) -> None:
         if not self._rounds.ends(optimizer):
@@ -165,13 +169,14 @@ class Steps:
                 return
             self.monitor, self._step = monitor, monitor.step()
             self._spans = {stage: monitor.stage(stage) for stage in STAGES}
+            monitor.step(FIRST_STEP).__enter__()
         else:
             self._ends()
             while self.opened:
                 self.leave(self.opened[0])
             self._step.__exit__(None, None, None)
             self._kinds.clear()
-        self._step.__enter__()
+            self._step.__enter__()
 
 
 def _kind(kinds: set[str]) -> str:
