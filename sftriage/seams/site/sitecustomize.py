@@ -60,7 +60,9 @@ def _find_package():
 
     init = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
     spec = spec_from_file_location("sftriage", init, submodule_search_locations=[_PACKAGE])
-    if find_spec("sftriage") is None and spec and spec.loader:
+    found = find_spec("sftriage")
+    # (a directory of that name that holds no module is none)
+    if (found is None or found.origin is None) and spec and spec.loader:
         sys.modules["sftriage"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
 

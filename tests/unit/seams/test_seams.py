@@ -221,7 +221,7 @@ def test_what_is_trained_is_the_same_bit_for_bit(put_in, rings):
     assert recorded(rings)
 
 
-class Own(Exception):
+class OwnError(Exception):
     pass
 
 
@@ -236,7 +236,7 @@ def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, r
 
         def __getitem__(self, index):
             if "data" in raising:
-                raise Own
+                raise OwnError
             return torch.randn(8)
 
     class Model(nn.Module):
@@ -246,18 +246,18 @@ def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, r
 
         def forward(self, value):
             if "forward" in raising:
-                raise Own
+                raise OwnError
             return self.inner(value)
 
     class Optimizer(torch.optim.SGD):
         def step(self, closure=None):
             if "optimizer" in raising:
-                raise Own
+                raise OwnError
             return super().step(closure)
 
     def hook(grad):
         if "backward" in raising:
-            raise Own
+            raise OwnError
 
     model, batches = Model(), iter(DataLoader(Data(), batch_size=2))
     model.inner[0].weight.register_hook(hook)
@@ -272,7 +272,7 @@ def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, r
         step()
     # WHEN
     raising.append(where)
-    with pytest.raises(Own) as raised:
+    with pytest.raises(OwnError) as raised:
         step()
     raising.clear()
     # THEN (torch itself calls hooks: these frames are torch's)

@@ -40,7 +40,10 @@ def environment(tmp_path):
 
 
 def output(command, environment):
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    # (not from the checkout: what is there would be found before all else)
+    done = subprocess.run(
+        command, env=environment, cwd=environment["SFTRIAGE_RINGS"], capture_output=True, text=True, timeout=120
+    )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
@@ -107,7 +110,6 @@ def test_the_sitecustomize_that_is_shadowed_is_imported_under_its_name(tmp_path,
     seen, named, path = json.loads(output([sys.executable, "-c", asked], environment))
     # THEN it is there as if there were no other, and so is the path
     assert seen == named == str(theirs / "sitecustomize.py")
-    del environment["SFTRIAGE_RINGS"]
     environment["PYTHONPATH"] = str(theirs)
     assert json.loads(output([sys.executable, "-c", asked], environment)) == [seen, named, path]
 
