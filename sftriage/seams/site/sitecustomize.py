@@ -55,14 +55,17 @@ def _hand_over(name):
 
 
 def _find_package():
-    """The sftriage that this Python has; where it has none, the one that this folder is part of."""
+    """The sftriage that this Python has; where it has none, or one without seams, the one that this folder is of."""
     from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
-    init = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
-    spec = spec_from_file_location("sftriage", init, submodule_search_locations=[_PACKAGE])
     found = find_spec("sftriage")
-    # (a directory of that name that holds no module is none)
-    if (found is None or found.origin is None) and spec and spec.loader:
+    theirs = list(found.submodule_search_locations or ()) if found and found.origin else []
+    if any(os.path.isdir(os.path.join(place, "seams")) for place in theirs):  # noqa: PTH112, PTH118
+        return
+    init = os.path.join(_PACKAGE, "__init__.py")  # noqa: PTH118
+    # (what else belongs to theirs is still found there)
+    spec = spec_from_file_location("sftriage", init, submodule_search_locations=[_PACKAGE, *theirs])
+    if spec and spec.loader:
         sys.modules["sftriage"] = module = module_from_spec(spec)
         spec.loader.exec_module(module)
 

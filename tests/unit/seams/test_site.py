@@ -14,9 +14,13 @@ from sftriage.recorder import moments
 from sftriage.runtime.carrying import carried, carry
 from sftriage.windows.rings import open_ring
 
-PYTHONS = sorted(
-    {sys.executable, *(found for minor in range(10, 16) if (found := shutil.which(f"python3.{minor}")))},
-)
+
+def pythons():
+    """This Python, and others that are there."""
+    found = {sys.executable, *filter(None, (shutil.which(f"python3.{minor}") for minor in range(10, 16)))}
+    # (a name may be that of a version that is not chosen here)
+    return [one for one in sorted(found) if not subprocess.run([one, "-c", ""], capture_output=True).returncode]
+
 
 TRAIN = """
 import torch
@@ -65,7 +69,21 @@ def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, env
         assert ring.info.writer == moments.FORM.name
 
 
-@pytest.mark.parametrize("python", PYTHONS)
+def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, environment):
+    # GIVEN an earlier version in a job's Python
+    site, earlier = carry(tmp_path / "auto"), tmp_path / "earlier" / "sftriage"
+    earlier.mkdir(parents=True)
+    (earlier / "__init__.py").write_text("")
+    (earlier / "theirs.py").write_text("FOUND = True\n")
+    environment["PYTHONPATH"] = f"{site}{os.pathsep}{earlier.parent}"
+    # WHEN
+    script = f"{TRAIN}\nimport sftriage.theirs\nassert sftriage.theirs.FOUND"
+    # THEN
+    assert Path(output([sys.executable, "-c", script], environment).strip()).is_relative_to(tmp_path / "auto")
+    assert (tmp_path / "rings" / "rank-0.0.ring").exists()
+
+
+@pytest.mark.parametrize("python", pythons())
 def test_what_was_carried_needs_nothing_but_a_standard_library(tmp_path, environment, python):
     # GIVEN the folder in a Python that has nothing else
     carry(tmp_path / "auto")
