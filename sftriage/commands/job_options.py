@@ -41,6 +41,13 @@ OutOption = Annotated[
     Path | None,
     typer.Option("--out", metavar="DIR", help="Run directory to make.", show_default="a new one under sftriage-runs"),
 ]
+AutoOption = Annotated[
+    bool,
+    typer.Option(
+        "--auto",
+        help="Find the stages of a training script that does not use sftriage.Monitor, from what torch says of them.",
+    ),
+]
 CopiesOption = Annotated[
     str | None,
     typer.Option(

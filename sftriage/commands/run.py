@@ -13,6 +13,7 @@ from sftriage.commands.job_options import (
     KEEP_STEPS,
     KEEP_STEPS_FOR,
     LOOPBACK,
+    AutoOption,
     CopiesOption,
     DropLocalOption,
     KeepStepsForOption,
@@ -60,6 +61,7 @@ def run(
     job: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the job.", show_default="the script's")
     ] = None,
+    auto: AutoOption = False,
     nsys: Annotated[
         bool, typer.Option("--nsys", help="Start every rank under Nsight Systems, for policies that capture with it.")
     ] = False,
@@ -98,8 +100,8 @@ def run(
 ) -> None:
     """Run a training job and watch it.
 
-    The trainers have to use sftriage.Monitor. Their exit status becomes that of this command. Of a job on many hosts,
-    run it on each of them, with --job-id and --hub or --nats.
+    The trainers have to use sftriage.Monitor, or --auto finds the stages of their steps by itself. Their exit status
+    becomes that of this command. Of a job on many hosts, run it on each of them, with --job-id and --hub or --nats.
     """
     # What watches a job takes a second to import: not for a help text, nor while a shell completes a line.
     from sftriage.policy.loading import find
@@ -135,7 +137,7 @@ def run(
         }
         given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
         given += [f"--policy={path}" for path in paths]
-        raise typer.Exit(HostRun(tuple(command), name, options, out, given).execute())
+        raise typer.Exit(HostRun(tuple(command), name, options, out, given, auto=auto).execute())
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
@@ -147,6 +149,7 @@ def run(
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
         keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue), kept),
         nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
+        auto=auto,
     )
     say_begun(reporter, "watching", local, metering)
     status = local.execute()
@@ -154,7 +157,12 @@ def run(
         say_summary(reporter, local)
     else:
         failed = f"the job failed (exit status {status}), and " if status else ""
-        reporter.say(f"{failed}no trainer recorded a step: does the script use sftriage.Monitor?")
+        why = (
+            "does the script train with an optimizer of torch.optim, for more than two steps?"
+            if auto
+            else "does the script use sftriage.Monitor? If not, --auto finds its stages"
+        )
+        reporter.say(f"{failed}no trainer recorded a step: {why}")
     finish(local, reporter)
     raise typer.Exit(status)
 

@@ -16,8 +16,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from threading import get_ident
 from time import monotonic_ns
+from types import ModuleType
 from typing import Any, Protocol
 
 from sftriage.recorder.layout import (
@@ -297,12 +300,35 @@ class Form:
 PYTHON = Form("Python", Log, Stage, Step)
 
 
+def carried_binary(directory: Path) -> Path:
+    """Where the form in C lies for this machine's architecture, in a folder that is carried from machine to machine."""
+    return directory / f"_moments.{os.uname().machine}.abi3.so"
+
+
+def _binary() -> ModuleType:
+    """The form in C: the one that was built here, or else the one that was carried here.
+
+    Raises:
+        ImportError: there is none that this Python can load.
+    """
+    name = "sftriage.recorder._moments"
+    carried = carried_binary(Path(__file__).parent)
+    if not carried.exists():
+        return import_module(name)
+    spec = spec_from_file_location(name, carried)
+    assert spec is not None, "its suffix is that of an extension"
+    assert spec.loader is not None, "its suffix is that of an extension"
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return sys.modules.setdefault(name, made)
+
+
 def _chosen() -> tuple[Form, str]:
     """The form to use, and why it is not the one in C; "" where it is."""
     if os.environ.get(FORM_ENV) == "python":
         return PYTHON, f"{FORM_ENV} asks for it"
     try:
-        c = import_module("sftriage.recorder._moments")
+        c = _binary()
         return Form("C", c.Log, c.Span, c.Span, c.Calls), ""
     except (ImportError, AttributeError) as error:  # not there, or left over from another version
         if not getattr(sys, "_is_gil_enabled", lambda: True)():

@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import monotonic_ns, time_ns
@@ -99,6 +99,7 @@ class Monitor(Calls):
         slots: int = DEFAULT_SLOTS,
         device_time: bool | None = None,
     ) -> None:
+        self._make_way()
         if isinstance(stages, str) or isinstance(sync, str):
             raise SchemaError("stages and sync are sequences of names, not one string")
         schema = StageSchema.closed(tuple(stages), tuple(sync))
@@ -223,6 +224,14 @@ class Monitor(Calls):
         if self._recording is not None:
             self._recording.close()
 
+    def _make_way(self) -> None:
+        """One that a script makes by itself takes the place of one that was made for it."""
+        global _by_hand
+        _by_hand = True
+        automatic = None if _automatic is None else _automatic()
+        if automatic is not None:
+            automatic.give_way()
+
     def __getstate__(self) -> tuple[dict[str, object], dict[str, object]]:
         # An inert one may be copied and pickled with what holds it; what lies in C does not go by itself.
         return self.__dict__, {"_step": self._step}
@@ -232,6 +241,30 @@ class Monitor(Calls):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class AutomaticMonitor(Monitor):
+    """The monitor of a script that makes none, from torch's seams (`sftriage.seams`).
+
+    ``give_way`` is called when the script makes one after all; it has to close this one.
+    """
+
+    def __init__(self, stages: Sequence[str], sync: Sequence[str], *, give_way: Callable[[], None]) -> None:
+        super().__init__(stages, sync)
+        self.give_way = give_way
+
+    def _make_way(self) -> None:
+        global _automatic
+        _automatic = weakref.ref(self)
+
+
+def made_by_hand() -> bool:
+    """Whether the script has made a monitor of its own."""
+    return _by_hand
+
+
+_by_hand = False
+_automatic: weakref.ref[AutomaticMonitor] | None = None
 
 
 class _GivenStep:

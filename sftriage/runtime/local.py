@@ -27,6 +27,7 @@ from sftriage.runs.directory import (
     write_info,
 )
 from sftriage.runs.liveness import launcher_of, note_launcher
+from sftriage.runtime.carrying import CARRIED_IN, carried
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.nsys_launch import NsysLaunch, place_in, remove_place, wrapped
@@ -136,6 +137,7 @@ class LocalRun(_Watched):
         sinks: makes the subscribers to what happens.
         keeping: where what is found is kept.
         nsys: how the ranks start under Nsight Systems; by default they do not.
+        auto: the stages of the trainers' steps are found from what torch says of them.
 
     Raises:
         PolicyError: a policy cannot be used.
@@ -151,6 +153,7 @@ class LocalRun(_Watched):
         *,
         keeping: Keeping = Keeping(),
         nsys: UnderNsys | None = None,
+        auto: bool = False,
     ) -> None:
         files = PolicyFiles(policies)
         if shutil.which(command[0]) is None:
@@ -173,14 +176,17 @@ class LocalRun(_Watched):
             ended_at="",
         )
         launch = None
+        self._held = contextlib.ExitStack()
         try:
             texts = [path.read_text(encoding="utf-8") for path in policies]
             directory = create(keeping.out or Path(DEFAULT_ROOT) / run_id, info, *texts)
             launch = None if nsys is None else NsysLaunch(run_id, nsys.traces, directory.path, armed=nsys.armed)
             self._job, self._launch = job, launch
+            self._auto = self._held.enter_context(carried(directory.path / CARRIED_IN)) if auto else {}
             self._command = command if launch is None else wrapped(command, launch.script)
             super().__init__(directory, info, files, sinks, keeping.catalogue, launch.place if launch else None)
         except BaseException:
+            self._held.close()
             remove_rings_directory(rings)
             if launch is not None:
                 remove_place(launch.place)
@@ -205,7 +211,7 @@ class LocalRun(_Watched):
             place |= self._launch.environment({**os.environ, **(environment or {})})
         try:
             # Before any thread is started: the child is forked from here.
-            launcher = Launcher(self._command, {**(environment or {}), **place}, output)
+            launcher = Launcher(self._command, {**(environment or {}), **self._auto, **place}, output)
             try:
                 remember(self.directory)
                 note_launcher(self._rings, launcher.pid)
@@ -216,6 +222,7 @@ class LocalRun(_Watched):
             self._finish()
             return status
         finally:
+            self._held.close()
             self.close()
 
     @property

@@ -17,6 +17,7 @@ from pathlib import Path
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
 from sftriage.runs.directory import DEFAULT_ROOT
+from sftriage.runtime.carrying import CARRIED_IN, carried
 from sftriage.runtime.hosting import Host, file_name, host_directory, host_name, node_number
 from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
 from sftriage.runtime.launcher import Launcher
@@ -157,13 +158,21 @@ class HostRun:
         options: where the hub is.
         out: the run directory, where the controller is.
         controlling: what the controller is told beside that, as options of its command.
+        auto: the stages of the trainers' steps are found from what torch says of them.
 
     Raises:
         UsageError: something of this cannot be used, or there is no such launcher.
     """
 
     def __init__(
-        self, command: tuple[str, ...], job: str, options: HubOptions, out: Path | None, controlling: Sequence[str]
+        self,
+        command: tuple[str, ...],
+        job: str,
+        options: HubOptions,
+        out: Path | None,
+        controlling: Sequence[str],
+        *,
+        auto: bool = False,
     ) -> None:
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -180,6 +189,7 @@ class HostRun:
             self._held.callback(remove_rings_directory, self._rings)
             directory = host_directory(options.job_id, self._name).absolute()
             self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name)
+            self._auto = self._held.enter_context(carried(directory / CARRIED_IN)) if auto else {}
         except BaseException:
             self._held.close()
             raise
@@ -192,7 +202,7 @@ class HostRun:
             "SFTRIAGE_JOB": self._job,
         }
         with self._held:
-            launcher = Launcher(self._command, place)
+            launcher = Launcher(self._command, {**self._auto, **place})
             self._host.start()
             self._held.callback(self._host.close)
             status = launcher.wait()

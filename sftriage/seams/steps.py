@@ -1,0 +1,186 @@
+"""What torch's seams tell, made into steps and stages of a `Monitor`. No torch here.
+
+A step ends where the optimizer did, and the next one begins there. The first round teaches which optimizer is the last
+one of a step, and which models there are; only then is there a monitor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import get_ident
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from sftriage.recorder.monitor import Monitor
+
+STAGES = ("data", "forward", "backward", "optimizer")
+EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
+IN_BACKWARD = 0
+"""Stands for all optimizers that step while gradients are accumulated: no object has this id."""
+
+FIRST_STEP = 2
+"""The number of the first step that is recorded: two have gone by when it begins."""
+
+_NOBODY = -1
+"""No thread has this ident."""
+
+
+class Rounds:
+    """Which optimizer's step ends a training step, where there may be several: the last one before they begin again."""
+
+    __slots__ = ("_last", "_seen", "ender")
+
+    def __init__(self) -> None:
+        self.ender: int | None = None
+        self._last: int | None = None
+        self._seen: set[int] = set()
+
+    def ends(self, optimizer: int) -> bool:
+        """Whether a step ends now that this optimizer has stepped."""
+        before, self._last = self._last, optimizer
+        if optimizer == self.ender:
+            self._seen.clear()
+            return True
+        if optimizer not in self._seen:
+            self._seen.add(optimizer)
+            return False
+        # It comes again, and the one that used to end a step has not: the round ended with the one before.
+        self.ender = before
+        self._seen.clear()
+        if before == optimizer:
+            return True
+        self._seen.add(optimizer)
+        return False
+
+
+class Steps:
+    """The steps of one training thread: the first one that calls ``backward()`` or an optimizer.
+
+    Args:
+        begin: makes the monitor when the first round has ended; None where there is to be none.
+        ends: is called as a step ends.
+
+    Attributes:
+        monitor: records the steps, from the second round on.
+        opened: stages that are open, outermost first.
+        entered: how often each stage was entered.
+        rounds: steps that have ended.
+    """
+
+    def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
+        self.monitor: Monitor | None = None
+        self.opened: list[str] = []
+        self.entered = dict.fromkeys(STAGES, 0)
+        self.rounds = 0
+        self._begin, self._ends = begin, ends
+        self._thread = 0
+        self._rounds = Rounds()
+        self._spans: dict[str, AbstractContextManager[None]] = {}
+        self._step: AbstractContextManager[None] | None = None
+        # Optimizers whose step is under way, outermost first.
+        self._stepping: list[int] = []
+        self._stepped_in_backward = False
+        self._kinds: set[str] = set()
+
+    def enter(self, stage: str) -> bool:
+        """Enter a stage, unless it is open already or this is another thread; whether it is to be left again."""
+        if get_ident() != self._thread:
+            if self._thread or stage not in ("backward", "optimizer"):
+                return False
+            self._thread = get_ident()
+        if stage in self.opened:
+            return False
+        self.opened.append(stage)
+        self.entered[stage] += 1
+        span = self._spans.get(stage)
+        if span is not None:
+            span.__enter__()
+        return True
+
+    def leave(self, stage: str) -> None:
+        """Leave a stage, and whatever is still open in it."""
+        if stage not in self.opened or get_ident() != self._thread:
+            return
+        left = None
+        while left != stage:
+            left = self.opened.pop()
+            span = self._spans.get(left)
+            if span is not None:
+                span.__exit__(None, None, None)
+        if self._stepped_in_backward and stage == "backward":
+            self._stepped_in_backward = False
+            self._stepped(IN_BACKWARD)
+
+    def optimizer_begins(self, optimizer: int) -> None:
+        """An optimizer's step begins: maybe inside another one's, or while gradients are accumulated."""
+        if not self._stepping and "backward" in self.opened:
+            return
+        if optimizer in self._stepping:
+            # An exception has left it.
+            del self._stepping[self._stepping.index(optimizer) :]
+            if not self._stepping:
+                self.leave("optimizer")
+        if not self._stepping:
+            self.enter("optimizer")
+        if get_ident() == self._thread:
+            self._stepping.append(optimizer)
+
+    def optimizer_ended(self, optimizer: int) -> None:
+        """It ended, which may end the step."""
+        if not self._stepping and "backward" in self.opened:
+            # Called in whatever thread autograd has for it.
+            self._stepped_in_backward = True
+            return
+        if get_ident() != self._thread or optimizer not in self._stepping:
+            return
+        del self._stepping[self._stepping.index(optimizer) :]
+        if not self._stepping:
+            self.leave("optimizer")
+            self._stepped(abs(optimizer))
+
+    def note(self, kind: str) -> None:
+        """Something is done in this step that ordinary ones do not."""
+        if self.monitor is not None and get_ident() == self._thread and kind not in self._kinds:
+            self._kinds.add(kind)
+            self.monitor.note(kind=_kind(self._kinds))
+
+    def stop(self) -> None:
+        """No more steps; the monitor is closed."""
+        monitor, self.monitor = self.monitor, None
+        self._thread = _NOBODY
+        self._spans, self._step = {}, None
+        if monitor is not None:
+            monitor.close()
+
+    def abandon(self) -> None:
+        """This is a forked child. Where its parent trains it does not: a worker; else it may well begin to."""
+        if self._thread:
+            self.monitor, self._thread, self._spans, self._step = None, _NOBODY, {}, None
+
+    def _stepped(self, optimizer: int) -> None:
+        if not self._rounds.ends(optimizer):
+            return
+        self.rounds += 1
+        if self._step is None:
+            monitor = self._begin()
+            if monitor is None:
+                return
+            self.monitor, self._step = monitor, monitor.step()
+            self._spans = {stage: monitor.stage(stage) for stage in STAGES}
+            monitor.step(FIRST_STEP).__enter__()
+        else:
+            self._ends()
+            while self.opened:
+                self.leave(self.opened[0])
+            self._step.__exit__(None, None, None)
+            self._kinds.clear()
+            self._step.__enter__()
+
+
+def _kind(kinds: set[str]) -> str:
+    """One word for all that is done in a step."""
+    if COMPILATION in kinds:
+        return COMPILATION
+    return "eval+checkpoint" if len(kinds) > 1 else next(iter(kinds))

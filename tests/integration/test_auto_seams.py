@@ -1,0 +1,90 @@
+"""`sftriage run --auto` on training scripts that know nothing of it, under torchrun, one rank slowed from outside."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from sftriage.runs.recordings import load_recording
+from tests.integration.processes import FORKED
+from tests.integration.runs import captures, named, verdicts
+
+UNEDITED = Path(__file__).parent / "jobs" / "unedited"
+TORCHRUN = (Path(sys.executable).parent / "torchrun", "--standalone", "--nproc-per-node", 2)
+FORKED_TWICE = (*FORKED, 2)
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: seams}
+spec:
+  detection: {window_steps: 30, stride_steps: 5, warmup_steps: 10}
+  rules:
+    - name: slow-rank
+      match: {scope: [rank], stage: [data, other], gain: ">= 20% and >= 10ms"}
+      capture: {profiler: stacks, steps: 2, max_seconds: 20}
+  limits: {captures_per_run: 1}
+"""
+_EVALUATED = {40: "evaluation", 80: "evaluation"}
+_EVALUATED_AND_SAVED = {40: "eval+checkpoint", 80: "eval+checkpoint"}
+SLOWED = {
+    # script: its launcher, samples a step, the stage in which they are taken, sync stages, kinds of its steps by rank
+    "ddp": (TORCHRUN, 8, "data", ("backward",), _EVALUATED_AND_SAVED, _EVALUATED),
+    "accumulate": (FORKED_TWICE, 16, "data", ("backward",), {}, {}),
+    "fsdp2": (TORCHRUN, 8, "data", ("forward", "backward", "optimizer"), {31: "checkpoint"}, {31: "checkpoint"}),
+    "gpt": (
+        FORKED_TWICE,
+        8,
+        "other",
+        ("backward",),
+        {30: "eval+checkpoint", 60: "eval+checkpoint", 90: "eval+checkpoint"},
+        {},
+    ),
+}
+SLOW_FROM, SLOW_S = 40, 0.02
+
+
+def steps_of(run: Path, rank: int):
+    """The kept steps of a rank, and how its stages are declared."""
+    (ranks,) = load_recording(run).ranks.values()
+    return [record for steps in ranks[rank].steps(4096) for record in steps.records()], ranks[rank].info.schema
+
+
+@pytest.mark.parametrize("script", SLOWED)
+def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_as_without_us(
+    start, tmp_path, environment, script
+):
+    # GIVEN a script as somebody has it, and a data set that becomes slow on rank 1
+    launcher, a_step, stage, sync, *kinds = SLOWED[script]
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    slowed = {"SLOW_RANK": "1", "SLOW_AFTER": str(a_step * SLOW_FROM), "SLOW_S": str(SLOW_S / a_step)}
+    # WHEN it runs
+    arguments = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *launcher)
+    job = start("run", *arguments, UNEDITED / f"{script}.py", tmp_path, env=environment | slowed)
+    said, told = job.communicate(timeout=240)
+    assert job.returncode == 0, told
+    # THEN that rank is suspected of that stage, and was captured
+    assert (1, stage) in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
+    assert [one.capture.rank for one in captures(tmp_path / "run")] == [1], told
+    # AND each rank's steps are the script's, from the third one on; those that do more than others are of a kind
+    for rank, expected in enumerate(kinds):
+        records, schema = steps_of(tmp_path / "run", rank)
+        assert (schema.stages[:4], schema.sync) == (("data", "forward", "backward", "optimizer"), sync)
+        assert [one.step for one in records] == list(range(2, 2 + len(records)))
+        assert {one.step: one.kind for one in records if one.kind} == expected
+        # (whatever waits inside it, under DDP it is known when a rank's own last gradient was ready)
+        assert all((one.ready_ns is None) == (script == "fsdp2") for one in records[10:])
+    # AND nothing of us is left, and what was trained is bit for bit what it is without us
+    assert not (tmp_path / "run" / "auto").exists()
+    trained = torch.load(tmp_path / "trained.pt")
+    plain = subprocess.run(
+        [*map(str, FORKED_TWICE), UNEDITED / f"{script}.py", tmp_path],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert plain.stdout == said, plain.stderr
+    for one, other in zip(torch.load(tmp_path / "trained.pt"), trained, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))

@@ -1,0 +1,470 @@
+"""The seams in real loops of torch, in this process: what is recorded of them, and what they leave as it was."""
+
+import contextlib
+import copy
+import io
+import logging
+import pickle
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from sftriage.recorder import monitor
+from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
+from sftriage.seams.patches import NAMES, Seams, switched_off
+from sftriage.windows.rings import open_ring
+
+STAGES = ("data", "forward", "backward", "optimizer", "other")
+SEAMS = Path(monitor.__file__).parents[1] / "seams"
+
+
+@pytest.fixture(autouse=True)
+def rings(tmp_path, monkeypatch):
+    """Where this process records, as one that no launcher has started."""
+    torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    for name in (SPOOL_ENV, JOB_ENV, HOST_ENV, COHORT_ENV, *torchrun):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(RINGS_ENV, str(tmp_path))
+    monkeypatch.setattr(monitor, "_by_hand", False)
+    monkeypatch.setattr(monitor, "_automatic", None)
+    return tmp_path
+
+
+@pytest.fixture
+def put_in():
+    """Puts the seams in, but for those that are switched off; they are taken out again."""
+    made = []
+
+    def put_in(*off: str) -> Seams:
+        made.append(Seams(frozenset(off)))
+        made[-1].install()
+        return made[-1]
+
+    yield put_in
+    for one in made:
+        one.stop()
+
+
+def recorded(rings, attempt=0):
+    with open_ring(rings / f"rank-0.{attempt}.ring") as ring:
+        assert ring.info.schema.stages == STAGES
+        return ring.read().steps.records()
+
+
+def network(*, wide=8):
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(wide, wide), nn.Tanh(), nn.Linear(wide, 1))
+
+
+def loader(steps):
+    torch.manual_seed(2)
+    return DataLoader(TensorDataset(torch.randn(4 * steps, 8)), batch_size=4)
+
+
+def train(steps=6, model=None, *, batches=1, optimizer=None, after=lambda step: None):
+    """An ordinary loop; the loss of each step."""
+    model = network() if model is None else model
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    taken = iter(loader(steps * batches))
+    for step in range(steps):
+        for _ in range(batches):
+            (batch,) = next(taken)
+            loss = model(batch).square().mean()
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        after(step)
+    return losses
+
+
+def test_of_an_ordinary_loop_every_step_but_the_first_two_has_its_stages(put_in, rings):
+    # WHEN
+    seams = put_in()
+    train(6)
+    # THEN steps are numbered as the loop counts them, and all stages of each have taken time
+    records = recorded(rings)
+    assert [one.step for one in records] == [2, 3, 4, 5]
+    assert all(all(one.durations_ns[:4]) and one.complete and not one.kind for one in records)
+    assert {name: seams.steps.entered[name] for name in STAGES[:3]} == {"data": 5, "forward": 4, "backward": 6}
+    assert seams.sync == ()
+
+
+def test_what_is_done_several_times_in_a_step_adds_up(put_in, rings):
+    seams = put_in()
+    train(5, batches=3)
+    assert [one.step for one in recorded(rings)] == [2, 3, 4]
+    assert seams.steps.entered["forward"] == 3 * 3
+
+
+def test_two_optimizers_in_turn_make_one_step(put_in, rings):
+    # GIVEN two networks that train against one another
+    one, other = network(), network()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
+    seams = put_in()
+    # WHEN
+    for _ in range(6):
+        for model, optimizer in zip((one, other), optimizers, strict=True):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    # THEN both are seen to be called
+    assert [record.step for record in recorded(rings)] == [2, 3, 4, 5]
+    assert seams.steps.entered["forward"] == 8
+
+
+def test_optimizers_that_step_in_backward_are_part_of_it(put_in, rings):
+    model = network()
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(lambda one: optimizers[one].step())
+    put_in()
+    for _ in range(6):
+        model(torch.randn(4, 8)).sum().backward()
+    records = recorded(rings)
+    assert [one.step for one in records] == [2, 3, 4, 5]
+    assert all(one.durations_ns[2] and not one.durations_ns[3] for one in records)
+
+
+def test_a_step_that_a_grad_scaler_skips_is_a_step(put_in, rings):
+    model = network()
+    optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    put_in()
+    for step in range(6):
+        loss = model(torch.randn(4, 8)).sum() * (float("inf") if step == 4 else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert [one.step for one in recorded(rings)] == [2, 3, 4, 5]
+
+
+def test_an_optimizer_that_calls_the_model_itself_steps_once(put_in, rings):
+    model = network()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    put_in()
+    for _ in range(5):
+        optimizer.step(closure)
+    records = recorded(rings)
+    assert [one.step for one in records] == [2, 3, 4]
+    # (the inner stages' time is theirs)
+    assert all(all(one.durations_ns[1:4]) for one in records)
+
+
+def test_evaluations_and_checkpoints_are_kinds_of_steps(put_in, rings, tmp_path):
+    model = network()
+
+    def after(step):
+        if step in (3, 4):
+            model.eval()
+            with torch.no_grad():
+                model(torch.randn(4, 8))
+            model.train()
+        if step in (4, 5):
+            torch.save(model.state_dict(), tmp_path / "checkpoint.pt")
+
+    put_in()
+    train(8, model, after=after)
+    kinds = {one.step: one.kind for one in recorded(rings)}
+    assert kinds == {2: "", 3: "", 4: "evaluation", 5: "eval+checkpoint", 6: "checkpoint", 7: ""}
+
+
+def test_a_model_that_has_never_been_told_to_train_is_trained_all_the_same(put_in, rings):
+    put_in()
+    train(5, network().eval())
+    assert [one.kind for one in recorded(rings)] == ["", "", ""]
+
+
+def test_a_model_in_a_box_that_nobody_calls_is_found(put_in, rings):
+    # GIVEN a module that only holds another one, as a LightningModule does
+    class Box(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = network()
+
+    box = Box()
+    optimizer = torch.optim.SGD(box.parameters(), lr=0.1)
+    put_in()
+    for _ in range(6):
+        box.model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+    assert [bool(one.durations_ns[1]) for one in recorded(rings)] == [False, True, True, True]
+
+
+def test_what_is_trained_is_the_same_bit_for_bit(put_in, rings):
+    def result(dtype=None):
+        model = network()
+        with torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext():
+            losses = train(6, model)
+        return losses, model.state_dict()
+
+    plain, mixed = result(), result(torch.bfloat16)
+    put_in()
+    for before, after in ((plain, result()), (mixed, result(torch.bfloat16))):
+        assert before[0] == after[0]
+        assert all(
+            torch.equal(before[1][name].view(torch.int32), after[1][name].view(torch.int32)) for name in after[1]
+        )
+    assert recorded(rings)
+
+
+class OwnError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("where", ["data", "forward", "backward", "optimizer"])
+def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, rings, where):
+    # GIVEN a loop that is recorded, and a part of a step that raises now and then
+    raising = []
+
+    class Data(torch.utils.data.Dataset):
+        def __len__(self):
+            return 400
+
+        def __getitem__(self, index):
+            if "data" in raising:
+                raise OwnError
+            return torch.randn(8)
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = network()
+
+        def forward(self, value):
+            if "forward" in raising:
+                raise OwnError
+            return self.inner(value)
+
+    class Optimizer(torch.optim.SGD):
+        def step(self, closure=None):
+            if "optimizer" in raising:
+                raise OwnError
+            return super().step(closure)
+
+    def hook(grad):
+        if "backward" in raising:
+            raise OwnError
+
+    model, batches = Model(), iter(DataLoader(Data(), batch_size=2))
+    model.inner[0].weight.register_hook(hook)
+    optimizer = Optimizer(model.parameters(), lr=0.1)
+
+    def step():
+        model(next(batches)).sum().backward()
+        optimizer.step()
+
+    put_in()
+    for _ in range(4):
+        step()
+    # WHEN
+    raising.append(where)
+    with pytest.raises(OwnError) as raised:
+        step()
+    raising.clear()
+    # THEN (torch itself calls hooks: these frames are torch's)
+    files = [Path(frame.filename) for frame in traceback.extract_tb(raised.tb)]
+    assert not [file for file in files if file.is_relative_to(SEAMS)]
+    # AND what comes then is recorded as ever
+    if where == "data":
+        batches = iter(DataLoader(Data(), batch_size=2))
+    for _ in range(3):
+        step()
+    records = recorded(rings)
+    assert [one.step for one in records] == [2, 3, 4, 5, 6]
+    assert all(all(one.durations_ns[:4]) and one.complete for one in records)
+
+
+def test_a_seam_that_raises_is_switched_off_with_one_line_and_nothing_else_happens(put_in, rings, caplog, monkeypatch):
+    # GIVEN a seam in which something is wrong
+    seams = put_in()
+    entered = seams.steps.enter
+
+    def enter(stage):
+        if stage == "backward" and seams.steps.monitor:
+            raise RuntimeError("broken")
+        return entered(stage)
+
+    monkeypatch.setattr(seams.steps, "enter", enter)
+    # WHEN
+    with caplog.at_level(logging.WARNING, "sftriage"):
+        losses = train(6)
+    # THEN
+    assert [one.getMessage() for one in caplog.records] == [
+        "sftriage: the seam backward is switched off here: RuntimeError('broken')"
+    ]
+    assert len(losses) == 6
+    assert [bool(one.durations_ns[2]) for one in recorded(rings)] == [False] * 4
+
+
+@pytest.mark.parametrize("off", NAMES)
+def test_each_seam_can_be_switched_off_by_name(put_in, rings, off, tmp_path):
+    model = network()
+
+    def after(step):
+        with torch.no_grad():
+            model(torch.randn(4, 8))
+        torch.save(model.state_dict(), tmp_path / "checkpoint.pt")
+
+    put_in(*switched_off(f"-{off}"))
+    train(5, model, after=after)
+    if off == "optimizer":
+        assert not list(rings.glob("*.ring"))
+        return
+    records = recorded(rings)
+    for name in STAGES[:4]:
+        assert all(bool(one.durations_ns[STAGES.index(name)]) == (name != off) for one in records)
+    seen = {"evaluation": "checkpoint", "checkpoint": "evaluation", "forward": "checkpoint"}
+    assert {one.kind for one in records} == {seen.get(off, "eval+checkpoint")}
+
+
+def test_a_name_that_is_none_is_said_and_ignored(caplog):
+    assert switched_off("-data, -h2d,forward") == {"data"}
+    (said,) = [one.getMessage() for one in caplog.records]
+    assert said.endswith("ignored: -h2d, forward")
+    assert switched_off("") == frozenset()
+
+
+@pytest.mark.parametrize("made", [0, 1, 5])
+def test_a_monitor_that_the_script_makes_wins_whenever_it_is_made(put_in, rings, made):
+    # GIVEN a script that makes one before it trains, after its first step, or when it is recorded already
+    mine = []
+
+    def after(step):
+        if step == made:
+            mine.append(Monitor(("work",), ()))
+        if mine:
+            with mine[0].step(), mine[0].stage("work"):
+                pass
+
+    put_in()
+    model = network()
+    # WHEN
+    train(10, model, after=after)
+    mine[0].close()
+    # THEN from there on only that one records, and no hook is left
+    attempt = 1 if made else 0
+    if attempt:
+        assert [one.step for one in recorded(rings)] == list(range(2, made + 1))
+    with open_ring(rings / f"rank-0.{attempt}.ring") as ring:
+        assert ring.info.schema.stages == ("work", "other")
+        assert len(ring.read().steps) == 10 - made
+    assert len(list(rings.glob("*.ring"))) == attempt + 1
+    assert not model._forward_pre_hooks
+    assert not model._forward_hooks
+
+
+def test_where_nothing_can_be_recorded_the_seams_take_themselves_out(put_in, rings, monkeypatch, caplog):
+    monkeypatch.setenv(RINGS_ENV, str(rings / "missing"))
+    seams = put_in()
+    model = network()
+    train(5, model)
+    assert not seams.on
+    assert not model._forward_hooks
+    assert len(caplog.records) == 1
+
+
+def test_torch_is_as_it_was_once_they_are_taken_out(put_in):
+    places = (
+        *((torch.autograd, "backward"), (torch, "save"), (torch.amp.GradScaler, "step"), (torch.jit, "script")),
+        *((torch.nn.utils, "clip_grad_norm_"), (torch.nn.utils.clip_grad, "clip_grad_norm_")),
+        *((DataLoader, "__iter__"), (torch.utils.data.dataloader._BaseDataLoaderIter, "__next__")),
+    )
+    before = [vars(owner).get(name) for owner, name in places]
+    seams = put_in()
+    model = network()
+    train(4, model)
+    assert all(vars(owner).get(name) is not old for (owner, name), old in zip(places, before, strict=True))
+    seams.stop()
+    assert all(vars(owner).get(name) is old for (owner, name), old in zip(places, before, strict=True))
+    optimizer = sys.modules["torch.optim.optimizer"]
+    assert not optimizer._global_optimizer_pre_hooks
+    assert not optimizer._global_optimizer_post_hooks
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings):
+    # GIVEN a model that is recorded
+    put_in()
+    model = network()
+    train(5, model)
+    assert model._forward_hooks
+    # WHEN it is copied THEN the copies answer as it does, and say nothing: nobody counts what they are asked
+    value = torch.randn(4, 8)
+    saved = io.BytesIO()
+    torch.save(model, saved)
+    saved.seek(0)
+    for other in (
+        copy.deepcopy(model),
+        pickle.loads(pickle.dumps(model)),
+        torch.load(saved, weights_only=False),
+        torch.jit.script(model),
+        torch.jit.trace(model, value),
+        torch.fx.symbolic_trace(model),
+        torch.export.export(model, (value,)).module(),
+        torch.compile(model, backend="eager", fullgraph=True),
+    ):
+        assert torch.equal(other(value), model(value))
+    assert b"sftriage" not in pickle.dumps(model)
+    # AND it is still recorded
+    before = len(recorded(rings))
+    train(5, model)
+    assert len(recorded(rings)) > before
+
+
+def compiled(how, model):
+    """A model, compiled in one of three ways: what is called."""
+    if how == "in place":
+        model.compile(backend="eager")
+    if how == "as a function":
+        return torch.compile(lambda value: model(value).square().mean(), backend="eager")
+    called = torch.compile(model, backend="eager") if how == "as a module" else model
+    return lambda value: called(value).square().mean()
+
+
+@pytest.mark.parametrize("how", ["as a module", "in place", "as a function"])
+def test_a_compiled_model_is_compiled_as_often_and_breaks_as_seldom(put_in, rings, how):
+    from torch._dynamo.utils import counters
+
+    def compilations():
+        torch._dynamo.reset()
+        counters.clear()
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loss_of = compiled(how, model)
+        for _ in range(6):
+            loss_of(torch.randn(4, 8)).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+        return {name: dict(counters[name]) for name in ("frames", "graph_break", "stats", "recompiles")}
+
+    plain = compilations()
+    put_in()
+    assert compilations() == plain
+    # AND its forward is seen, where it is a module that is called
+    assert [bool(one.durations_ns[1]) for one in recorded(rings)] == [how != "as a function"] * 4
+
+
+def test_steps_in_which_something_is_compiled_are_of_that_kind(put_in, rings):
+    torch._dynamo.reset()
+    called = torch.compile(network(), backend="eager", dynamic=False)
+    optimizer = torch.optim.SGD(called.parameters(), lr=0.1)
+    put_in()
+    for step in range(7):
+        called(torch.randn(5 if step == 4 else 4, 8)).sum().backward()
+        optimizer.step()
+    assert {one.step: one.kind for one in recorded(rings)} == {2: "", 3: "", 4: "compilation", 5: "", 6: ""}

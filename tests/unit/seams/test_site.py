@@ -1,0 +1,160 @@
+"""The folder that is first on a job's PYTHONPATH: in Pythons that have sftriage, and in others that do not."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from sftriage.recorder import moments
+from sftriage.runtime.carrying import carried, carry
+from sftriage.windows.rings import open_ring
+
+
+def pythons():
+    """This Python, and others that are there."""
+    found = {sys.executable, *filter(None, (shutil.which(f"python3.{minor}") for minor in range(10, 16)))}
+    # (a name may be that of a version that is not chosen here)
+    return [one for one in sorted(found) if not subprocess.run([one, "-c", ""], capture_output=True).returncode]
+
+
+TRAIN = """
+import torch
+import torch.nn as nn
+model = nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(6):
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+import sftriage
+print(sftriage.__file__)
+"""
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """That of a job that is recorded, with the folder for its PYTHONPATH."""
+    (tmp_path / "rings").mkdir()
+    kept = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "PYTHONPATH")}
+    return kept | {"SFTRIAGE_RINGS": str(tmp_path / "rings")}
+
+
+def output(command, environment):
+    # (not from the checkout: what is there would be found before all else)
+    done = subprocess.run(
+        command, env=environment, cwd=environment["SFTRIAGE_RINGS"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def test_a_python_that_has_no_sftriage_uses_what_was_carried_there(tmp_path, environment):
+    # GIVEN the folder, and a Python that has all that this one has, but for sftriage
+    site, packages = carry(tmp_path / "auto"), tmp_path / "packages"
+    packages.mkdir()
+    for installed in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if "sftriage" not in installed.name:
+            (packages / installed.name).symlink_to(installed)
+    start = f"import sys; sys.path[:0] = [{str(site)!r}]; sys.path.append({str(packages)!r}); import sitecustomize\n"
+    # WHEN a script trains there, and imports sftriage afterwards
+    said = output([sys.executable, "-S", "-c", start + TRAIN], environment)
+    # THEN it was recorded, by what was carried
+    assert Path(said.strip()) == tmp_path / "auto" / "sftriage" / "__init__.py"
+    with open_ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
+        assert [one.step for one in ring.read().steps.records()] == [2, 3, 4, 5]
+        assert ring.info.writer == moments.FORM.name
+
+
+def test_a_sftriage_without_seams_is_there_but_for_what_was_carried(tmp_path, environment):
+    # GIVEN an earlier version in a job's Python
+    site, earlier = carry(tmp_path / "auto"), tmp_path / "earlier" / "sftriage"
+    earlier.mkdir(parents=True)
+    (earlier / "__init__.py").write_text("")
+    (earlier / "theirs.py").write_text("FOUND = True\n")
+    environment["PYTHONPATH"] = f"{site}{os.pathsep}{earlier.parent}"
+    # WHEN
+    script = f"{TRAIN}\nimport sftriage.theirs\nassert sftriage.theirs.FOUND"
+    # THEN
+    assert Path(output([sys.executable, "-c", script], environment).strip()).is_relative_to(tmp_path / "auto")
+    assert (tmp_path / "rings" / "rank-0.0.ring").exists()
+
+
+@pytest.mark.parametrize("python", pythons())
+def test_what_was_carried_needs_nothing_but_a_standard_library(tmp_path, environment, python):
+    # GIVEN the folder in a Python that has nothing else
+    carry(tmp_path / "auto")
+    script = f"""
+import sys
+sys.path.insert(0, {str(tmp_path / "auto")!r})
+from sftriage.recorder import Monitor, moments
+import sftriage.seams.patches
+with Monitor(("work",), ()) as monitor:
+    with monitor.step(), monitor.stage("work"):
+        pass
+print(moments.FORM.name, moments.WHY_NOT_C)
+"""
+    # WHEN
+    writer, _, why = output([python, "-I", "-S", "-c", script], environment).strip().partition(" ")
+    # THEN it records, by the binary where there is one
+    with open_ring(tmp_path / "rings" / "rank-0.0.ring") as ring:
+        assert (len(ring.read().steps), ring.info.writer) == (1, writer)
+    assert writer == "C" or moments.FORM.name != "C" or "free-threaded" in why
+
+
+def test_a_binary_of_another_architecture_is_left_alone(tmp_path, environment):
+    carry(tmp_path / "auto")
+    found = next((tmp_path / "auto" / "sftriage" / "recorder").glob("*.so"), None)
+    if found is None:
+        pytest.skip(moments.WHY_NOT_C)
+    found.write_bytes(b"\x7fELF of another machine")
+    script = f"import sys; sys.path.insert(0, {str(tmp_path / 'auto')!r})\nfrom sftriage.recorder import moments\n"
+    said = output([sys.executable, "-I", "-S", "-c", f"{script}print(moments.FORM.name)"], environment)
+    assert said == "Python\n"
+
+
+def test_the_sitecustomize_that_is_shadowed_is_imported_under_its_name(tmp_path, environment):
+    # GIVEN one that is on the path already
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "sitecustomize.py").write_text("import sys\nsys.seen = __file__\n")
+    site = carry(tmp_path / "auto")
+    environment["PYTHONPATH"] = f"{site}{os.pathsep}{theirs}"
+    # WHEN
+    asked = "import json, sys, sitecustomize; print(json.dumps([sys.seen, sitecustomize.__file__, sys.path]))"
+    seen, named, path = json.loads(output([sys.executable, "-c", asked], environment))
+    # THEN it is there as if there were no other, and so is the path
+    assert seen == named == str(theirs / "sitecustomize.py")
+    environment["PYTHONPATH"] = str(theirs)
+    assert json.loads(output([sys.executable, "-c", asked], environment)) == [seen, named, path]
+
+
+def test_a_process_that_does_not_train_imports_nothing_of_ours(tmp_path, environment):
+    site = carry(tmp_path / "auto")
+    asked = "; import sys; print([one for one in sys.modules if one.startswith('sftriage')])"
+    plain = [sys.executable, "-c", f"import json{asked}"]
+    looking = [sys.executable, "-c", f"from importlib.util import find_spec; find_spec('torch'){asked}"]
+    importing = [sys.executable, "-c", f"import torch{asked}"]
+    environment["PYTHONPATH"] = str(site)
+    before = eval(output(plain, {**environment, "PYTHONPATH": ""}))
+    assert eval(output(plain, environment)) == before
+    assert eval(output(looking, environment)) == before
+    # (what an import of torch costs is a second; this is two milliseconds of it)
+    seams = {"sftriage", "sftriage.seams", "sftriage.seams.patches", "sftriage.seams.steps", "sftriage.seams.models"}
+    assert set(eval(output(importing, environment))) - set(before) == seams - set(before)
+    assert set(eval(output(importing, {**environment, "SFTRIAGE_SEAMS": "off"}))) == set(before)
+
+
+def test_the_folder_is_there_as_long_as_the_job_is_and_leaves_the_path_that_there_was(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"/one{os.pathsep}/two")
+    with carried(tmp_path / "auto") as environment:
+        first, *others = environment["PYTHONPATH"].split(os.pathsep)
+        assert (Path(first) / "sitecustomize.py").is_file()
+        assert others == ["/one", "/two"]
+    assert not (tmp_path / "auto").exists()
+    monkeypatch.delenv("PYTHONPATH")
+    with carried(tmp_path / "auto") as environment:
+        assert os.pathsep not in environment["PYTHONPATH"]

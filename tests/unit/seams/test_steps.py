@@ -1,0 +1,213 @@
+"""Which optimizer ends a step, and what becomes of calls that come in another order than usual. No torch."""
+
+import threading
+
+import pytest
+
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, IN_BACKWARD, Rounds, Steps
+
+
+class Told:
+    """A monitor that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def step(self, number=None):
+        return _Reentered(self, "step")
+
+    def stage(self, name):
+        return _Reentered(self, name)
+
+    def note(self, kind):
+        self.log.append(f"={kind}")
+
+    def close(self):
+        self.log.append("closed")
+
+
+class _Reentered:
+    """As a monitor's own: one object is entered again and again."""
+
+    def __init__(self, told, name):
+        self._told, self._name = told, name
+
+    def __enter__(self):
+        self._told.log.append(self._name)
+
+    def __exit__(self, *_):
+        self._told.log.append(f"/{self._name}")
+
+
+@pytest.fixture
+def told():
+    return Told()
+
+
+@pytest.fixture
+def steps(told):
+    return Steps(lambda: told, lambda: None)
+
+
+def stepped(steps, optimizer):
+    steps.optimizer_begins(optimizer)
+    steps.optimizer_ended(optimizer)
+
+
+def begun(steps, told, *optimizers):
+    """Two rounds have gone by: the monitor is there, and its first step is open."""
+    for optimizer in (*optimizers, *optimizers) if optimizers else (1, 1):
+        stepped(steps, optimizer)
+    assert told.log == ["step"]
+    told.log.clear()
+
+
+@pytest.mark.parametrize(
+    ("order", "ends"),
+    [
+        ("aaaa", ".!!!"),  # one optimizer
+        ("ababab", "...!.!"),  # two, one after the other: the second one ends a step
+        ("abcabcabc", ".....!..!"),
+        ("ddgddgddg", ".!.!!.!!."),  # a critic that steps twice
+        ("aaabbbb", ".!!.!!!"),  # another one takes over
+    ],
+)
+def test_a_step_ends_with_the_last_optimizer_of_a_round(order, ends):
+    rounds = Rounds()
+    assert "".join("!" if rounds.ends(ord(one)) else "." for one in order) == ends
+
+
+def test_stages_are_told_in_the_order_in_which_they_come_and_once_each(steps, told):
+    begun(steps, told)
+    # GIVEN a stage that is entered inside itself, as by a model that calls another one WHEN a step goes by
+    assert steps.enter("forward")
+    assert not steps.enter("forward")
+    steps.leave("forward")
+    steps.enter("backward")
+    steps.leave("backward")
+    stepped(steps, 1)
+    # THEN
+    assert told.log == [
+        *("forward", "/forward", "backward", "/backward", "optimizer", "/optimizer"),
+        *("/step", "step"),
+    ]
+
+
+def test_an_optimizer_inside_an_optimizer_steps_once(steps, told):
+    begun(steps, told)
+    # GIVEN a wrapper, as ZeRO, or a GradScaler, whose step calls another optimizer's WHEN it steps
+    steps.optimizer_begins(1)
+    stepped(steps, 7)
+    steps.optimizer_ended(1)
+    assert told.log == ["optimizer", "/optimizer", "/step", "step"]
+
+
+def test_optimizers_that_step_in_backward_end_the_step_with_it(steps, told):
+    # GIVEN an optimizer a parameter, each of which steps while gradients are accumulated
+    def backward():
+        steps.enter("backward")
+        for optimizer in (11, 12, 13):
+            stepped(steps, optimizer)
+        steps.leave("backward")
+
+    backward()
+    backward()
+    assert steps._rounds.ender == IN_BACKWARD
+    told.log.clear()
+    # WHEN another step goes by THEN it has one end, after backward
+    backward()
+    assert told.log == ["backward", "/backward", "/step", "step"]
+
+
+def test_autograd_may_call_them_in_a_thread_of_its_own(steps, told):
+    def backward():
+        steps.enter("backward")
+        thread = threading.Thread(target=stepped, args=(steps, 11))
+        thread.start()
+        thread.join()
+        steps.leave("backward")
+
+    for _ in range(3):
+        backward()
+    assert told.log == ["step", "backward", "/backward", "/step", "step"]
+
+
+def test_what_other_threads_do_is_theirs(steps, told):
+    begun(steps, told)
+
+    def elsewhere():
+        assert not steps.enter("data")
+        steps.note(EVALUATION)
+        stepped(steps, 1)
+
+    steps.enter("forward")
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert told.log == ["forward"]
+    assert steps.opened == ["forward"]
+
+
+def test_a_step_that_an_exception_has_left_is_taken_up_again(steps, told):
+    begun(steps, told)
+    # GIVEN an optimizer that raised: nobody said that it ended WHEN it steps again
+    steps.optimizer_begins(1)
+    stepped(steps, 1)
+    # THEN what was left open is closed, and the step ends once
+    assert told.log == ["optimizer", "/optimizer", "optimizer", "/optimizer", "/step", "step"]
+
+
+def test_what_is_open_when_a_stage_is_left_is_left_with_it(steps, told):
+    begun(steps, told)
+    steps.enter("backward")
+    steps.enter("forward")
+    steps.leave("backward")
+    assert told.log == ["backward", "forward", "/forward", "/backward"]
+
+
+@pytest.mark.parametrize(
+    ("noted", "kind"),
+    [
+        ((EVALUATION, EVALUATION), ["=evaluation"]),
+        ((CHECKPOINT,), ["=checkpoint"]),
+        ((EVALUATION, CHECKPOINT), ["=evaluation", "=eval+checkpoint"]),
+        ((CHECKPOINT, EVALUATION, COMPILATION), ["=checkpoint", "=eval+checkpoint", "=compilation"]),
+    ],
+)
+def test_a_step_is_of_the_kind_of_all_that_is_done_in_it(steps, told, noted, kind):
+    begun(steps, told)
+    for one in noted:
+        steps.note(one)
+    assert told.log == kind
+    # AND the next one is an ordinary one
+    stepped(steps, 1)
+    told.log.clear()
+    steps.note(CHECKPOINT)
+    assert told.log == ["=checkpoint"]
+
+
+def test_a_process_that_is_forked_before_it_trains_may_train(steps, told):
+    # GIVEN a launcher that has imported torch, and forks its ranks
+    steps.abandon()
+    begun(steps, told)
+    # AND a worker that is forked from one of these
+    steps.abandon()
+    stepped(steps, 1)
+    assert told.log == []
+
+
+def test_after_the_end_nothing_is_told(steps, told):
+    begun(steps, told)
+    steps.stop()
+    stepped(steps, 1)
+    assert not steps.enter("data")
+    assert told.log == ["closed"]
+
+
+def test_where_there_is_to_be_no_monitor_it_is_asked_for_once_a_round_at_most():
+    asked = []
+    steps = Steps(lambda: asked.append(1), lambda: None)
+    for _ in range(5):
+        stepped(steps, 1)
+    assert len(asked) <= 4
+    assert steps.enter("forward")
