@@ -63,7 +63,9 @@ class Job:
             place = self.directory / f"host-{number}"
             place.mkdir(exist_ok=True)
             command = ["env", "-C", place, *run, "--", *launcher]
-            self.running[number] = self.hosts.start(number, command, self.environment, self.directory / f"said-{number}")
+            self.running[number] = self.hosts.start(
+                number, command, self.environment, self.directory / f"said-{number}"
+            )
 
     def say(self, name, text=""):
         (self.directory / "new").write_text(text)
