@@ -1,21 +1,18 @@
 """Real jobs under torchrun on several hosts that start again: which ranks belong together is never mixed up."""
 
 import json
-import os
-import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from sftriage.records import ENDED
+from sftriage.events import CaptureChanged, encode
 from sftriage.runs.journal import read_journal
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from tests.integration.namespaces import hosts_of
 from tests.integration.processes import DEADLINE_S, wait_until
-from tests.integration.runs import captures, verdicts
+from tests.integration.runs import captures, named, verdicts
 from tests.journals import entries
 
 pytest.importorskip("torch")
@@ -34,10 +31,11 @@ spec:
       capture: {profiler: stacks, steps: 3, max_seconds: 20}
 """
 A, B, C = range(3)
+WAIT_S = 90.0
 
 
 class Job:
-    """A job of one rank a host, that `sftriage run` starts on each of its hosts."""
+    """A job of one rank a host, that `sftriage run` starts on each of its hosts. The head has hub and controller."""
 
     def __init__(self, hosts, directory, environment, nodes="2", head=A):
         self.hosts, self.directory, self.nodes, self.head = hosts, directory, nodes, head
@@ -45,52 +43,154 @@ class Job:
         self.environment = {
             **environment,
             "PYTHONPATH": str(Path(__file__).parents[2]),
-            # (torch's launcher shares one store between all starts, and what ranks have put there before is found)
+            # (torch's launchers share one store between all starts, and what ranks have put there before is found)
             "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         }
         (directory / "elastic.yaml").write_text(POLICY, encoding="utf-8")
 
-    def start(self, *numbers):
+    def start(self, *numbers, job_id="job/8"):
         for number in numbers:
             address, head = self.hosts.addresses[number], self.hosts.addresses[self.head]
             launcher = [*TORCHRUN, "--nnodes", self.nodes, "--nproc-per-node", 1, "--max-restarts", 3]
             launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:29511", "--rdzv-id", "elastic"]
-            conf = f"is_host={number == self.head},last_call_timeout=1,keep_alive_interval=1"
-            launcher += ["--local-addr", address, "--rdzv-conf", conf, ELASTIC, self.directory]
-            run = [sys.executable, "-m", "sftriage", "run", "--job-id", "job/8", "--hub", head]
+            about = f"is_host={number == self.head},last_call_timeout=1,keep_alive_interval=1"
+            launcher += ["--local-addr", address, "--rdzv-conf", about, ELASTIC, self.directory]
+            run = [sys.executable, "-m", "sftriage", "run", "--job-id", job_id, "--hub", head]
             run += ["--out", self.run, "--creds", self.directory / "secret"]
             run += ["--policy", self.directory / "elastic.yaml"]
             place = self.directory / f"host-{number}"
             place.mkdir(exist_ok=True)
             command = ["env", "-C", place, *run, "--", *launcher]
-            self.running[number] = self.hosts.start(
-                number, command, self.environment, self.directory / f"said-{number}"
-            )
+            said = self.directory / f"said-{number}"
+            self.running[number] = self.hosts.start(number, command, self.environment, said)
 
     def say(self, name, text=""):
+        """Tell the ranks something; see the job."""
         (self.directory / "new").write_text(text)
         (self.directory / "new").rename(self.directory / name)
+
+    @property
+    def starts(self):
+        """Who has started together, in order: by rank."""
+        together = {}
+        noted = self.directory / "started"
+        for line in noted.read_text().splitlines() if noted.exists() else ():
+            one = json.loads(line)
+            together.setdefault(one["together"], {})[one["rank"]] = one
+        return list(together.values())
 
     @property
     def windows(self):
         return verdicts(self.run) if (self.run / "decisions.jsonl").exists() else []
 
-    def said(self):
-        return "\n".join(path.read_text() for path in sorted(self.directory.glob("said-*")))
+    def judged(self, attempt, more=3):
+        """Wait until so many windows more of an attempt are judged than there are now."""
+
+        def of_attempt():
+            return len([one for one in self.windows if one["attempt"] == attempt])
+
+        wanted = of_attempt() + more
+        wait_until(lambda: of_attempt() >= wanted, WAIT_S)
+
+    def results(self, capture_id):
+        """What has become of a capture: its states that are ends."""
+        return [
+            one["result"]
+            for one in entries(self.run / "decisions.jsonl", "capture")
+            if one["result"]["capture_id"] == capture_id
+        ]
+
+    def captured_for(self, start, attempt, rank):
+        """Wait until a capture is stored that was asked for in an attempt, of a rank; its manifest."""
+        wait_until(
+            lambda: [
+                one
+                for one in captures(self.run)
+                if f"-a{attempt}-" in f"{one.capture_id}-" and one.capture.rank == rank
+            ],
+            WAIT_S,
+        )
 
     def end(self):
         self.say("release")
         statuses = {number: one.wait(DEADLINE_S) for number, one in self.running.items()}
-        assert set(statuses.values()) == {0}, self.said()
+        assert set(statuses.values()) == {0}, self.said
+
+    @property
+    def said(self):
+        return "\n".join(path.read_text() for path in sorted(self.directory.glob("said-*")))
 
 
-def test_try(tmp_path, environment, start):
+def generations(run):
+    """Of each generation on record, by rank: its process, host, and the first and last step that is kept."""
+    found = {}
+    for log in find_logs(run / "steps", "steps"):
+        reader = LogReader(*log.segments)
+        steps = reader.read(1 << 20).step_B
+        about = {"host": reader.info.host, "pid": reader.info.pid, "world_size": reader.info.world_size}
+        found.setdefault(log.attempt, {})[log.rank] = about | {"first": int(steps.min()), "last": int(steps.max())}
+    return found
+
+
+def assert_never_mixed(job, start):
+    """Every generation on record is one start of the job, and every window of one generation's steps alone."""
+    found, truth = generations(job.run), job.starts
+    assert [
+        {rank: (one["host"], one["pid"], one["world_size"]) for rank, one in sorted(of.items())}
+        for _, of in sorted(found.items())
+    ] == [{rank: (one["host"], one["pid"], one["world_size"]) for rank, one in sorted(of.items())} for of in truth]
+    for one in job.windows:
+        of = found[one["attempt"]].values()
+        assert min(rank["first"] for rank in of) <= one["first_step"], one
+        assert one["last_step"] <= max(rank["last"] for rank in of), one
+    # AND judged again afterwards they are the same windows, each of its generation
+    lines = start("analyze", job.run, "--json").communicate(timeout=DEADLINE_S)[0].splitlines()
+    again = {(one["attempt"], one["first_step"]) for one in map(json.loads, lines)}
+    assert again >= {(one["attempt"], one["first_step"]) for one in job.windows if one["label"] != "stalled"}
+
+
+def test_a_trainer_that_dies_starts_all_ranks_again_and_what_was_before_is_of_another_generation(
+    tmp_path, environment, start
+):
     with hosts_of(2) as hosts:
+        # GIVEN a job on two hosts, that goes on from a checkpoint, and a capture of rank 1 under way
         job = Job(hosts, tmp_path, environment)
+        job.say("checkpoint", "1000")
         job.start(A, B)
-        wait_until(lambda: len(job.windows) > 3)
+        job.judged(0)
+        asked = start(
+            "capture", "--run", job.run, "--rank", 1, "--profiler", "stacks", "--steps", 1000, "--reason", "try"
+        )
+        wait_until(lambda: '"running"' in (job.run / "decisions.jsonl").read_text(), WAIT_S)
+        (capture_id,) = {one["result"]["capture_id"] for one in all_captures(job.run)}
+        # WHEN the trainer of the second host dies, and torchrun starts all of them again
         job.say("die-node-b")
-        wait_until(lambda: len([one for one in job.windows if one["attempt"] == 1]) > 3, 60)
-        job.say("slow-node-b", "data 0.05")
-        wait_until(lambda: captures(job.run), 60)
+        job.judged(1)
+        # THEN that capture has failed, once, for that reason
+        assert asked.wait(DEADLINE_S) != 0
+        (ended,) = job.results(capture_id)
+        assert (ended["state"], ended["detail"]) == ("failed", "the trainer ended during the capture")
+        # AND only the host that failed counts a restart
+        assert [{rank: one["restarts"] for rank, one in of.items()} for of in job.starts] == [
+            {0: 0, 1: 0},
+            {0: 0, 1: 1},
+        ]
+        # WHEN a rank becomes slow
+        job.say("slow-node-b", "forward 0.05")
+        # THEN it is captured, and not on account of anything before
+        wait_until(lambda: captures(job.run), WAIT_S)
+        live = json.loads(start("watch", "--run", job.run, "--once", "--json").communicate(timeout=DEADLINE_S)[0])
         job.end()
+    (capture,) = captures(job.run)
+    assert (capture.capture.rank, capture.capture.host, capture.trigger.stage) == (1, "node-b", "forward")
+    assert capture.reproduced.answer == "yes"
+    assert {named(one) for one in job.windows} - {None} == {(1, "forward")}
+    assert_never_mixed(job, start)
+
+
+def all_captures(run):
+    return [
+        json.loads(encode(event))
+        for event in read_journal(run / "decisions.jsonl")
+        if isinstance(event, CaptureChanged)
+    ]

@@ -1,10 +1,12 @@
 """``elastic.py DIRECTORY``: trains under torchrun, whoever of it dies, until DIRECTORY/release is there.
 
 What its ranks do is told by other files there: ``die-HOST`` ends the ranks on a host once, ``slow-HOST`` has a stage and
-the seconds by which each of their steps is longer in it, and ``checkpoint`` the step from which on a job goes on.
+the seconds by which each of their steps is longer in it, and ``checkpoint`` the step from which on a job goes on. In
+``started`` every rank notes that it has started, together with which others, as JSON.
 """
 
 import contextlib
+import json
 import os
 import sys
 import time
@@ -40,6 +42,12 @@ class Orders:
         partial.write_text(str(step))
         partial.rename(self._checkpoint)
 
+    def note(self, **about: int) -> None:
+        variables = {"rank": "RANK", "world_size": "WORLD_SIZE", "restarts": "TORCHELASTIC_RESTART_COUNT"}
+        about |= {name: int(os.environ[variable]) for name, variable in variables.items()}
+        with (self._release.parent / "started").open("a") as file:
+            file.write(json.dumps({"host": os.uname().nodename, "pid": os.getpid(), **about}) + "\n")
+
     def obey(self, stage: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             slow, seconds = self._slow.read_text().split()
@@ -55,9 +63,11 @@ def main() -> None:
     torch.set_num_threads(1)
     model = torch.nn.Linear(64, 64)
     dist.init_process_group("gloo")
-    first = torch.tensor(orders.resumed_from)
+    # (the checkpoint is read by one, and who is together is known by a number that one makes up)
+    first = torch.tensor([orders.resumed_from, int.from_bytes(os.urandom(6), "little")])
     dist.broadcast(first, 0)
-    step, ends = int(first), torch.zeros(())
+    step, ends = int(first[0]), torch.zeros(())
+    orders.note(together=int(first[1]), step=step)
     with sftriage.Monitor(("data", "forward", "backward", "optimizer"), ("backward",)) as monitor:
         while not ends:
             with monitor.step(step):
