@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.events import CaptureChanged, encode
+from sftriage.events import CaptureChanged
+from sftriage.records import ENDED
 from sftriage.runs.journal import read_journal
 from sftriage.windows.log_segments import find_logs
 from sftriage.windows.logs import LogReader
 from tests.integration.namespaces import hosts_of
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import captures, named, verdicts
-from tests.journals import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -53,7 +53,7 @@ class Job:
             address, head = self.hosts.addresses[number], self.hosts.addresses[self.head]
             launcher = [*TORCHRUN, "--nnodes", self.nodes, "--nproc-per-node", 1, "--max-restarts", 3]
             launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:29511", "--rdzv-id", "elastic"]
-            about = f"is_host={number == self.head},last_call_timeout=1,keep_alive_interval=1"
+            about = f"is_host={number == self.head},last_call_timeout=3,keep_alive_interval=1"
             launcher += ["--local-addr", address, "--rdzv-conf", about, ELASTIC, self.directory]
             run = [sys.executable, "-m", "sftriage", "run", "--job-id", job_id, "--hub", head]
             run += ["--out", self.run, "--creds", self.directory / "secret"]
@@ -92,24 +92,24 @@ class Job:
         wanted = of_attempt() + more
         wait_until(lambda: of_attempt() >= wanted, WAIT_S)
 
-    def results(self, capture_id):
-        """What has become of a capture: its states that are ends."""
-        return [
-            one["result"]
-            for one in entries(self.run / "decisions.jsonl", "capture")
-            if one["result"]["capture_id"] == capture_id
-        ]
+    @property
+    def captures(self):
+        """The states of all captures, in order, by their ids."""
+        events = [one for one in read_journal(self.run / "decisions.jsonl") if isinstance(one, CaptureChanged)]
+        ids = dict.fromkeys(one.result.capture_id for one in events)
+        return {each: [one.result for one in events if one.result.capture_id == each] for each in ids}
 
-    def captured_for(self, start, attempt, rank):
-        """Wait until a capture is stored that was asked for in an attempt, of a rank; its manifest."""
-        wait_until(
-            lambda: [
-                one
-                for one in captures(self.run)
-                if f"-a{attempt}-" in f"{one.capture_id}-" and one.capture.rank == rank
-            ],
-            WAIT_S,
-        )
+    def ask(self, start, rank):
+        """Ask for a capture that lasts; its id once it is under way."""
+        about = ["--rank", rank, "--profiler", "stacks", "--steps", 1000, "--reason", "asked for"]
+        start("capture", "--run", self.run, *about)
+        wait_until(lambda: any(one[-1].state == "running" for one in self.captures.values()), WAIT_S)
+        return next(reversed(self.captures))
+
+    def ended(self, capture_id):
+        """Wait until a capture has ended: how, and why."""
+        wait_until(lambda: self.captures[capture_id][-1].state in ENDED, WAIT_S)
+        return self.captures[capture_id][-1].state, self.captures[capture_id][-1].detail
 
     def end(self):
         self.say("release")
@@ -134,63 +134,91 @@ def generations(run):
 
 def assert_never_mixed(job, start):
     """Every generation on record is one start of the job, and every window of one generation's steps alone."""
-    found, truth = generations(job.run), job.starts
+    found = generations(job.run)
     assert [
         {rank: (one["host"], one["pid"], one["world_size"]) for rank, one in sorted(of.items())}
-        for _, of in sorted(found.items())
-    ] == [{rank: (one["host"], one["pid"], one["world_size"]) for rank, one in sorted(of.items())} for of in truth]
+        for of in (*(found[attempt] for attempt in sorted(found)), *job.starts)
+    ] == 2 * [
+        {rank: (one["host"], one["pid"], one["world_size"]) for rank, one in sorted(of.items())} for of in job.starts
+    ]
     for one in job.windows:
         of = found[one["attempt"]].values()
         assert min(rank["first"] for rank in of) <= one["first_step"], one
         assert one["last_step"] <= max(rank["last"] for rank in of), one
+        assert all(set(suspect["ranks"]) <= set(found[one["attempt"]]) for suspect in one["suspects"]), one
     # AND judged again afterwards they are the same windows, each of its generation
     lines = start("analyze", job.run, "--json").communicate(timeout=DEADLINE_S)[0].splitlines()
     again = {(one["attempt"], one["first_step"]) for one in map(json.loads, lines)}
     assert again >= {(one["attempt"], one["first_step"]) for one in job.windows if one["label"] != "stalled"}
+    # AND every capture has ended, and once
+    assert [[one.state for one in some if one.state in ENDED] for some in job.captures.values()] == [
+        [some[-1].state] for some in job.captures.values()
+    ]
 
 
-def test_a_trainer_that_dies_starts_all_ranks_again_and_what_was_before_is_of_another_generation(
-    tmp_path, environment, start
-):
+def assert_captured(job, start, rank, host, stage):
+    """Who was slow was named, and nobody else, and captured in its newest process."""
+    attempt = len(job.starts) - 1
+    assert {(one["attempt"], *named(one)) for one in job.windows if named(one)} == {(attempt, rank, stage)}
+    (capture,) = captures(job.run)
+    assert (capture.capture.rank, capture.capture.host, capture.trigger.stage) == (rank, host, stage)
+    assert capture.capture.world_size == len(job.starts[-1])
+    assert capture.reproduced.answer == "yes"
+    # AND whoever looks at its steps sees that
+    step = capture.capture.first_step
+    found = json.loads(start("traces", "for-step", step, "--run", job.run, "--json").communicate(timeout=DEADLINE_S)[0])
+    assert [one["capture_id"] for one in found["captures"]] == [capture.capture_id]
+
+
+def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, environment, start):
     with hosts_of(2) as hosts:
         # GIVEN a job on two hosts, that goes on from a checkpoint, and a capture of rank 1 under way
         job = Job(hosts, tmp_path, environment)
         job.say("checkpoint", "1000")
         job.start(A, B)
         job.judged(0)
-        asked = start(
-            "capture", "--run", job.run, "--rank", 1, "--profiler", "stacks", "--steps", 1000, "--reason", "try"
-        )
-        wait_until(lambda: '"running"' in (job.run / "decisions.jsonl").read_text(), WAIT_S)
-        (capture_id,) = {one["result"]["capture_id"] for one in all_captures(job.run)}
+        asked = job.ask(start, 1)
         # WHEN the trainer of the second host dies, and torchrun starts all of them again
         job.say("die-node-b")
         job.judged(1)
-        # THEN that capture has failed, once, for that reason
-        assert asked.wait(DEADLINE_S) != 0
-        (ended,) = job.results(capture_id)
-        assert (ended["state"], ended["detail"]) == ("failed", "the trainer ended during the capture")
+        # THEN that capture has failed
+        assert job.ended(asked) == ("failed", "the trainer ended during the capture")
         # AND only the host that failed counts a restart
-        assert [{rank: one["restarts"] for rank, one in of.items()} for of in job.starts] == [
-            {0: 0, 1: 0},
-            {0: 0, 1: 1},
-        ]
+        assert [[of[rank]["restarts"] for rank in (0, 1)] for of in job.starts] == [[0, 0], [0, 1]]
         # WHEN a rank becomes slow
         job.say("slow-node-b", "forward 0.05")
-        # THEN it is captured, and not on account of anything before
+        # THEN it is captured
         wait_until(lambda: captures(job.run), WAIT_S)
-        live = json.loads(start("watch", "--run", job.run, "--once", "--json").communicate(timeout=DEADLINE_S)[0])
         job.end()
-    (capture,) = captures(job.run)
-    assert (capture.capture.rank, capture.capture.host, capture.trigger.stage) == (1, "node-b", "forward")
-    assert capture.reproduced.answer == "yes"
-    assert {named(one) for one in job.windows} - {None} == {(1, "forward")}
+    assert_captured(job, start, 1, "node-b", "forward")
     assert_never_mixed(job, start)
 
 
-def all_captures(run):
-    return [
-        json.loads(encode(event))
-        for event in read_journal(run / "decisions.jsonl")
-        if isinstance(event, CaptureChanged)
-    ]
+def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environment, start):
+    with hosts_of(3) as hosts:
+        # GIVEN a job on two hosts, and a capture of the second one's rank under way
+        job = Job(hosts, tmp_path, environment, nodes="1:2", head=B)
+        job.start(B, C)
+        wait_until(lambda: job.starts and len(job.starts[-1]) == 2, WAIT_S)
+        job.judged(len(job.starts) - 1)
+        asked = job.ask(start, 1)
+        # WHEN that host is killed, with its agent
+        job.say("leave")
+        hosts.kill(C)
+        del job.running[C]
+        # THEN the job goes on alone, and the capture has failed
+        wait_until(lambda: len(job.starts[-1]) == 1, WAIT_S)
+        job.judged(len(job.starts) - 1)
+        assert job.ended(asked) == ("failed", "its host is gone, and the job has started again without it")
+        # WHEN another host takes its place, whose address comes first
+        job.start(A)
+        wait_until(lambda: len(job.starts[-1]) == 2, WAIT_S)
+        job.judged(len(job.starts) - 1)
+        job.say("slow-node-b", "data 0.05")
+        wait_until(lambda: captures(job.run), WAIT_S)
+        job.end()
+    # THEN the rank that was 0 and is 1 by now is named, and was captured
+    hosts_by_rank = [[one["host"] for _, one in sorted(of.items())] for of in job.starts]
+    assert hosts_by_rank[-3:] == [["node-b", "node-c"], ["node-b"], ["node-a", "node-b"]]
+    assert_captured(job, start, 1, "node-b", "data")
+    assert_never_mixed(job, start)

@@ -1,8 +1,9 @@
 """``elastic.py DIRECTORY``: trains under torchrun, whoever of it dies, until DIRECTORY/release is there.
 
 What its ranks do is told by other files there: ``die-HOST`` ends the ranks on a host once, ``slow-HOST`` has a stage and
-the seconds by which each of their steps is longer in it, and ``checkpoint`` the step from which on a job goes on. In
-``started`` every rank notes that it has started, together with which others, as JSON.
+the seconds by which each of their steps is longer in it, and ``checkpoint`` the step from which on a job goes on. A rank
+that loses the others waits for its launcher to end it, or leaves, if there is a file ``leave``. In ``started`` every rank
+notes that it has taken a step, together with which others, as JSON.
 """
 
 import contextlib
@@ -67,7 +68,6 @@ def main() -> None:
     first = torch.tensor([orders.resumed_from, int.from_bytes(os.urandom(6), "little")])
     dist.broadcast(first, 0)
     step, ends = int(first[0]), torch.zeros(())
-    orders.note(together=int(first[1]), step=step)
     with sftriage.Monitor(("data", "forward", "backward", "optimizer"), ("backward",)) as monitor:
         while not ends:
             with monitor.step(step):
@@ -86,16 +86,12 @@ def main() -> None:
                     dist.broadcast(ends, 0)
                 with monitor.stage("optimizer"):
                     descend(model)
+            if step == first[0]:
+                orders.note(together=int(first[1]), step=step)
             step += 1
             if dist.get_rank() == 0 and step % CHECKPOINT_STEPS == 0:
                 orders.save(step)
     os._exit(0)
-
-
-def hang() -> None:
-    """As a rank does under NCCL when another one has died: it waits, until its launcher ends it."""
-    while True:
-        time.sleep(1.0)
 
 
 if __name__ == "__main__":
@@ -103,4 +99,7 @@ if __name__ == "__main__":
         main()
     except RuntimeError as error:
         sys.stderr.write(f"{error}\n")
-        hang()
+        # (under NCCL it would wait for them)
+        while not (Path(sys.argv[1]) / "leave").exists():
+            time.sleep(0.1)
+        sys.exit(1)
