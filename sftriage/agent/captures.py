@@ -34,6 +34,7 @@ class _Running:
     """A capture under way. ``cancel_s`` and ``give_up_s`` are times of the agent's own clock."""
 
     wanted: WantedCapture
+    info: RingInfo
     executor: Executor
     cancel_s: float
     give_up_s: float
@@ -51,7 +52,7 @@ class Captures:
         self._rings, self._places, self._store = rings, places, store
         self._job, self._run = job, run
         self._running: dict[str, _Running] = {}
-        self._given_up: list[Executor] = []
+        self._given_up: list[tuple[RingInfo, Executor]] = []
         self._known: set[str] = set()
         self._reports: deque[Report] = deque()
 
@@ -76,12 +77,12 @@ class Captures:
 
     def go_on(self, now_s: float) -> None:
         """Go on with the captures under way."""
-        for capture in list(self._given_up):
-            if capture.poll() is not None or not self._rings.alive(capture.request.rank):
+        for info, capture in list(self._given_up):
+            if capture.poll() is not None or not self._rings.alive(info):
                 capture.close()
-                self._given_up.remove(capture)
+                self._given_up.remove((info, capture))
         for capture_id, running in list(self._running.items()):
-            result = self._polled(running.executor)
+            result = self._polled(running)
             if result is not None:
                 del self._running[capture_id]
                 self._reports.append(self._ended(running, result))
@@ -90,10 +91,11 @@ class Captures:
             else:
                 self._watch(running, now_s)
 
-    def _polled(self, executor: Executor) -> CaptureResult | None:
+    def _polled(self, running: _Running) -> CaptureResult | None:
         """What became of a capture, once it has ended: also where its trainer has, without a word."""
+        executor = running.executor
         result = executor.poll()
-        if result is None and executor.needs_trainer and not self._rings.alive(executor.request.rank):
+        if result is None and executor.needs_trainer and not self._rings.alive(running.info):
             # Its last word may have come in between.
             result = executor.poll() or executor.failed("the trainer ended during the capture")
         return result
@@ -102,10 +104,10 @@ class Captures:
         """End a capture whose rank does not answer. What it leaves should it answer after all is removed then."""
         executor = running.executor
         del self._running[executor.request.capture_id]
-        alive = self._rings.alive(executor.request.rank)
+        alive = self._rings.alive(running.info)
         if executor.needs_trainer and alive:
             executor.cancel()
-            self._given_up.append(executor)
+            self._given_up.append((running.info, executor))
         else:
             executor.close()
         result = replace(executor.failed("no answer long past its time-box"), state="expired")
@@ -113,7 +115,7 @@ class Captures:
 
     def close(self) -> None:
         """End what has not ended."""
-        for executor in (*(one.executor for one in self._running.values()), *self._given_up):
+        for executor in (*(one.executor for one in self._running.values()), *(one for _, one in self._given_up)):
             executor.cancel()
             executor.close()
         self._running.clear()
@@ -131,9 +133,8 @@ class Captures:
 
     def _begin(self, wanted: WantedCapture, now_s: float) -> None:
         request = wanted.request
-        info = self._rings.ranks.get(request.rank)
         try:
-            executor = self._executor(wanted, info)
+            info, executor = self._executor(wanted)
         except _NotBegunError as refused:
             if request.capture_id in self._store.ids():
                 self._reports.append(self._stored(request.capture_id))
@@ -142,21 +143,25 @@ class Captures:
             return
         cancel_s = now_s + request.max_seconds + CANCEL_GRACE_S
         give_up_s = now_s + request.max_seconds + ANSWER_GRACE_S[request.profiler]
-        self._running[request.capture_id] = _Running(wanted, executor, cancel_s, give_up_s)
+        self._running[request.capture_id] = _Running(wanted, info, executor, cancel_s, give_up_s)
         self._tell(request, "accepted")
 
-    def _executor(self, wanted: WantedCapture, info: RingInfo | None) -> Executor:
-        """The executor of a capture, begun; or of one that an earlier process has begun.
+    def _executor(self, wanted: WantedCapture) -> tuple[RingInfo, Executor]:
+        """Of whom a capture is, and its executor, begun; or that of one that an earlier process has begun.
 
         Raises:
             _NotBegunError: there is none.
         """
         request = wanted.request
+        info = self._rings.ranks.get(request.rank)
         if wanted.resumed:
+            if wanted.generation is not None:
+                of_rank = (one for one in self._rings.infos if one.rank == request.rank)
+                info = next((one for one in of_rank if one.attempt == wanted.generation), None)
             try:
                 if info is None:
                     raise CaptureError("its rank has no ring here any more")
-                return adopted(request, info, self._places)
+                return info, adopted(request, info, self._places)
             except CaptureError as error:
                 raise _NotBegunError("failed", f"sftriage ended during it: {error}") from error
         if wanted.expires_s is not None and wanted.expires_s <= 0.0:
@@ -177,7 +182,7 @@ class Captures:
         except CaptureError as error:
             executor.close()
             raise _NotBegunError("failed", str(error)) from error
-        return executor
+        return info, executor
 
     def _tell(self, request: CaptureRequest, state: CaptureState, detail: str = "") -> None:
         self._reports.append(Report(CaptureResult(request.capture_id, request.rank, state, detail)))
@@ -195,7 +200,7 @@ class Captures:
             manifest = self._store.put_files(
                 result.capture_id,
                 executor.products(),
-                lambda artefacts: self._manifest(running.wanted, result, artefacts),
+                lambda artefacts: self._manifest(running, result, artefacts),
             )
             return Report(result, stored_bytes=sum(one.size_bytes for one in manifest.artefacts))
         except (SftriageError, OSError) as error:
@@ -203,8 +208,8 @@ class Captures:
         finally:
             executor.close()
 
-    def _manifest(self, wanted: WantedCapture, result: CaptureResult, artefacts: tuple[Artefact, ...]) -> Manifest:
-        ring = self._rings.ranks[wanted.request.rank]
+    def _manifest(self, running: _Running, result: CaptureResult, artefacts: tuple[Artefact, ...]) -> Manifest:
+        wanted, ring = running.wanted, running.info
         return Manifest(
             capture_id=wanted.request.capture_id,
             job=self._job,

@@ -171,9 +171,11 @@ class RankRings:
         """Those of all rings."""
         return [one.ring.info for one in list(self._ranks.values())]
 
-    def alive(self, rank: int) -> bool:
-        """Whether the process of a rank is there."""
-        return any(one.ring.writer_alive for one in list(self._ranks.values()) if rank == one.ring.info.rank)
+    def alive(self, info: RingInfo) -> bool:
+        """Whether the process of a rank is there: that one, and not another one that has started since."""
+        of = info.rank, info.attempt
+        rings = [one.ring for one in list(self._ranks.values())]
+        return any(ring.writer_alive for ring in rings if (ring.info.rank, ring.info.attempt) == of)
 
     def close(self) -> None:
         """Close every file."""

@@ -49,11 +49,10 @@ def agent(
     if rings is None and not said:
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     options.wait_for_secret()
-    name = name or host_name(os.environ)
+    rings = rings or Path(said or "")
+    name = name or host_name(os.environ, rings)
     where = directory or host_directory(options.job_id, name)
-    host = Host(
-        rings or Path(said or ""), where.absolute(), job or options.job_id, options.job_id, options.address, name
-    )
+    host = Host(rings, where.absolute(), job or options.job_id, options.job_id, options.address, name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     host.start()
     try:

@@ -16,12 +16,14 @@ class ResumeState:
     Attributes:
         decided: for each attempt, the last step of the last window that was decided.
         unended: captures that were asked for and have not ended, with why they exist, by id.
+        attempts: of which attempt's ranks these, and others, were asked.
         request_ids: the manual requests that were decided.
     """
 
     decided: Mapping[int, int] = field(default_factory=dict)
     unended: Mapping[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
     request_ids: frozenset[str] = frozenset()
+    attempts: Mapping[str, int] = field(default_factory=dict)
 
 
 def resume_state(events: Iterable[Event]) -> ResumeState:
@@ -29,6 +31,7 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
     decided: dict[int, int] = {}
     unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
     request_ids: set[str] = set()
+    attempts: dict[str, int] = {}
     for event in events:
         if isinstance(event, CaptureChanged):
             if event.result.state in ENDED:
@@ -39,9 +42,10 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
                 for one in event.decision.requests
                 if one.capture_id in event.triggers
             }
+            attempts |= {one.capture_id: event.decision.attempt for one in event.decision.requests}
         if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
             decided[attempt] = max(last_step, decided.get(attempt, last_step))
         elif isinstance(event, ManualRequestDecided):
             request_ids.add(event.request.request_id)
-    return ResumeState(decided, unended, frozenset(request_ids))
+    return ResumeState(decided, unended, frozenset(request_ids), attempts)

@@ -41,7 +41,7 @@ class Wants:
         self,
         requests: Sequence[CaptureRequest],
         triggers: Mapping[str, Trigger],
-        generation: int | None,
+        generation: int,
         now_s: float,
     ) -> None:
         """These captures are wanted, together; none of them is to begin later than `EXPIRES_S` from ``now_s``."""
@@ -52,9 +52,9 @@ class Wants:
             if suspects and one.role == "control":
                 self._suspects[one.capture_id] = set(suspects)
 
-    def resume(self, request: CaptureRequest, trigger: Trigger) -> None:
+    def resume(self, request: CaptureRequest, trigger: Trigger, generation: int) -> None:
         """A capture that an earlier process has asked for is wanted still."""
-        self._wanted[request.capture_id] = WantedCapture(request, trigger, resumed=True)
+        self._wanted[request.capture_id] = WantedCapture(request, trigger, generation, resumed=True)
 
     def ended(self, result: CaptureResult) -> tuple[WantedCapture | None, CaptureResult]:
         """A capture has ended: what was wanted, and the result with why it was called off where it was.

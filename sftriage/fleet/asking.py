@@ -65,6 +65,7 @@ class Asking:
         place: of whom a capture is asked.
         holds: whether steps are still to be told that came before a message.
         fetching: brings what is stored on other hosts here.
+        gone: whether the job goes on without an agent's host, on others, since it had this process.
         clock: seconds on a clock that only goes on.
     """
 
@@ -76,10 +77,11 @@ class Asking:
         place: Place,
         holds: Callable[[Message], bool],
         fetching: Fetching,
+        gone: Callable[[str, Incarnation | None], bool],
         clock: Callable[[], float],
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
-        self._place, self._holds, self._fetching = place, holds, fetching
+        self._place, self._holds, self._fetching, self._gone = place, holds, fetching, gone
         self._asked: dict[str, _Asked] = {}
         self._begun = False
         # What is to be written of each agent, beside what that says; and what was written when.
@@ -122,6 +124,8 @@ class Asking:
                 self._end(asked, "expired", "nothing was heard of it from its host, long past its time-box")
             elif over.get(asked.agent) and not self._pending(asked):
                 self._end(asked, "failed", "the job ended on its host before it did")
+            elif asked.agent and self._gone(asked.agent, asked.of) and not self._pending(asked):
+                self._end(asked, "failed", "its host is gone, and the job has started again without it")
             elif asked.agent:
                 orders[asked.agent].append(Order(one, asked.of))
         for agent, some in orders.items():

@@ -23,7 +23,7 @@ import numpy as np
 from sftriage.errors import SftriageError
 from sftriage.fleet.asking import Asking, Message
 from sftriage.fleet.fetching import Fetching, Take
-from sftriage.fleet.generations import KEPT_GENERATIONS, Generations
+from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
 from sftriage.fleet.leading import Lease, taken_up
@@ -48,6 +48,8 @@ GONE_S = 60.0
 MAX_WAITING = 8192
 """Messages that wait here to be taken in; the others wait on the hub."""
 GPUS_S = 10.0
+CLOCK_DRIFT = 1e-4
+"""By how much of a second a host's clock may go wrong in one."""
 FETCH, FETCH_S, AGAIN_S = 256, 1.0, 1.0
 
 Keep = Callable[[RingInfo, StepArrays, "StepArrays | None"], None]
@@ -60,6 +62,10 @@ class _Host:
 
     seen_s: float = 0.0
     boot_id: str = ""
+    process: str = ""
+    # What the hub's clock is ahead of the host's monotonic one, as of the newest message.
+    ahead_s: float = float("inf")
+    sent_s: float = 0.0
     status: JobStatus | None = None
     status_s: float = 0.0
     # Rings by the host's own count of starts, and the newest rows of that, for what they say of the ranks.
@@ -115,7 +121,8 @@ class NatsFleet:
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
-        self._asking = Asking(hub, places, lease, self._place, self._holds, Fetching(take, spool), clock)
+        fetching = Fetching(take, spool)
+        self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock)
         self._hosts: dict[str, _Host] = {}
         # Messages with when they were sent by the hub's clock, and when by ours, as far as that can be told.
         self._inbox: deque[tuple[Message, float, float, Shipment | None]] = deque()
@@ -136,11 +143,18 @@ class NatsFleet:
 
     @property
     def over(self) -> bool:
-        """Whether every host that was heard of has said that its part of the job has ended, or is gone."""
+        """Whether every host that was heard of has said that its part of the job has ended, or is gone.
+
+        One without which the job has started again is waited for no longer than it is to be heard of.
+        """
         now_s, connected_s = self._clock(), self._hub.connected_s
         if connected_s is None or not self._hosts or self._inbox or self._asking.busy:
             return False
-        return all(host.over or host.quiet_s(now_s, connected_s) > GONE_S for host in self._hosts.values())
+        quiet = ((host, host.quiet_s(now_s, connected_s)) for host in self._hosts.values())
+        return all(
+            host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not self._takes_part(host))
+            for host, quiet_s in quiet
+        )
 
     def rows(self) -> Sequence[Rows]:
         """See `Fleet`: steps that come twice are told once; of ranks that are silent, that they are."""
@@ -150,10 +164,17 @@ class NatsFleet:
             if host.silent or host.newest is None or not self._is_silent(host):
                 continue
             host.silent = True
-            newest = host.newest.rows
-            empty = replace(newest, steps=newest.steps[:0], device_steps=None, device_over=(), agent="")
-            told.append(replace(empty, generation=self._generations.newest, away=tuple(self._away(host))))
+            newest, away = host.newest.rows, tuple(self._away(host))
+            if away:
+                empty = replace(newest, steps=newest.steps[:0], device_steps=None, device_over=(), agent="")
+                told.append(replace(empty, generation=self._generations.newest, away=away))
         return told
+
+    def _takes_part(self, host: _Host) -> bool:
+        """Whether a host has ranks of the newest generation, or none at all yet."""
+        infos = {} if host.newest is None else host.newest.infos
+        of = [self._generations.of(Incarnation.of(host.boot_id, info)) for info in infos.values()]
+        return not of or self._generations.newest in of
 
     def _away(self, host: _Host) -> list[int]:
         """The ranks of the newest generation that are a host's and take no more steps."""
@@ -247,10 +268,13 @@ class NatsFleet:
                 continue
             host = self._hosts.setdefault(shipment.agent, _Host())
             host.seen_s = at_s
-            host.boot_id, host.over, host.silent = shipment.boot_id, shipment.over, False
-            if shipment.process not in host.counts and host.counts:
-                # (another process has read the rings again from their beginning)
+            if shipment.process != host.process:
+                # It reads the rings again from their beginning, or others, whose starts are counted anew.
+                host.newest, host.status, host.ahead_s = None, None, float("inf")
                 host.counts.clear()
+            host.boot_id, host.process = shipment.boot_id, shipment.process
+            host.over, host.silent = shipment.over, False
+            host.ahead_s, host.sent_s = _ahead_s(host, shipment, sent_s), sent_s
             if shipment.blocks or shipment.status is not None:
                 host.counts[shipment.process] = shipment.counts
             self._take_rows(host, shipment, message, sent_s)
@@ -266,26 +290,40 @@ class NatsFleet:
         blocks = sorted(shipment.blocks, key=lambda block: block.rows.generation)
         if not blocks:
             return
-        newest = blocks[-1]
-        if host.newest is None or newest.rows.generation >= host.newest.rows.generation:
-            host.newest = newest
-            here = [Incarnation.of(shipment.boot_id, info) for info in newest.infos.values()]
-            stepping = set(newest.rows.steps.rank_B.tolist())
-            if self._generations.take(here, [one for one in here if one.rank in stepping], sent_s):
-                self._note(self._generations)
+        if host.newest is None or blocks[-1].rows.generation >= host.newest.rows.generation:
+            host.newest = blocks[-1]
+        teller = Teller(shipment.agent, shipment.boot_id, host.ahead_s)
         for block in blocks:
-            for rank, info in block.infos.items():
-                host.infos[block.rows.generation, rank] = info
+            infos = block.infos
+            ones = {rank: Incarnation.of(shipment.boot_id, info) for rank, info in infos.items()}
+            if self._placed(teller, block, ones, sent_s):
+                self._note(self._generations)
+            host.infos.update(((block.rows.generation, rank), info) for rank, info in infos.items())
             for old in [at for at in host.infos if at[0] <= host.newest.rows.generation - KEPT_GENERATIONS]:
                 del host.infos[old]
             of_generation: dict[int, dict[int, Incarnation]] = {}
-            for rank, info in block.infos.items():
-                one = Incarnation.of(shipment.boot_id, info)
+            for rank, one in ones.items():
                 generation = self._generations.of(one)
                 if generation is not None:
                     of_generation.setdefault(generation, {})[rank] = one
+                else:
+                    # (of a start of the job that is long over, or that never was)
+                    self._counted.missed += int((block.rows.steps.rank_B == rank).sum())
             for generation, ranks in of_generation.items():
                 self._add(shipment.agent, block, generation, ranks, message)
+
+    def _placed(self, teller: Teller, block: Block, ones: Mapping[int, Incarnation], sent_s: float) -> bool:
+        """Take note of whose rows these are. Whether anything is new."""
+        steps = block.rows.steps
+        changed = self._generations.take(teller, block.infos, ones)
+        if not len(steps):
+            return changed
+        stepping = [ones[rank] for rank in set(steps.rank_B.tolist())]
+
+        def first_s() -> float:
+            return teller.ahead_s + int((steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)).min()) / 1e9
+
+        return self._generations.stepped(stepping, first_s, sent_s) or changed
 
     def _add(
         self, agent: str, block: Block, generation: int, ranks: Mapping[int, Incarnation], message: Message
@@ -339,6 +377,12 @@ class NatsFleet:
         newest = self._generations.newest
         agent, one = self._who_has(wanted.request.rank, newest if wanted.generation is None else wanted.generation)
         return agent, None if wanted.generation is None else one
+
+    def _gone(self, agent: str, one: Incarnation | None) -> bool:
+        """Whether the job goes on without a host, which had this process: nothing is heard of it any more."""
+        generation = None if one is None else self._generations.of(one)
+        started_again = generation is not None and generation < self._generations.newest
+        return started_again and self._is_silent(self._hosts[agent])
 
     def _who_has(self, rank: int, generation: int) -> tuple[str, Incarnation | None]:
         """The agent that has a rank of a generation, and its process there; "" where none has."""
@@ -403,3 +447,11 @@ class NatsFleet:
             self._refused[agent] = self._refused.get(agent, 0) + 1
             shipment = None
         self._inbox.append((message, sent_s, at_s, shipment))
+
+
+def _ahead_s(host: _Host, shipment: Shipment, sent_s: float) -> float:
+    """What the hub's clock is ahead of a host's: no more than the message that was quickest there says."""
+    if not shipment.mono_ns:
+        # (of a release that does not say; by the host's own wall clock)
+        return min((block.rows.wall_ns / 1e9 for block in shipment.blocks), default=host.ahead_s)
+    return min(sent_s - shipment.mono_ns / 1e9, host.ahead_s + (sent_s - host.sent_s) * CLOCK_DRIFT)

@@ -90,7 +90,7 @@ class HostEnd:
         # Who asks about GPUs of which ranks.
         self._gpu_asks: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
         # What is on its way: one reading of the rings at most.
-        self._outbox: deque[bytes] = deque()
+        self._outbox: deque[Shipment] = deque()
         self._wake = asyncio.Event()
         self._sent_s = -SHIP_S
         self._sending = 0
@@ -184,7 +184,6 @@ class HostEnd:
         ]
         reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
         alone = Shipment(self._token, self._boot_id, self._process, counts=self._agent.telemetry)
-        messages = [encode(replace(alone, blocks=(block,))) for block in blocks[:-1]]
         last = replace(
             alone,
             blocks=tuple(blocks[-1:]),
@@ -192,11 +191,8 @@ class HostEnd:
             reports=reports,
             over=over and not self._reports,
         )
-        messages.append(encode(last))
-        too_large = [one for one in messages if len(one) > MAX_MESSAGE_BYTES]
-        if too_large:
-            self._say(f"{len(too_large)} messages of more than {MAX_MESSAGE_BYTES} bytes cannot be sent")
-        self._outbox.extend(one for one in messages if len(one) <= MAX_MESSAGE_BYTES)
+        self._outbox.extend(replace(alone, blocks=(block,)) for block in blocks[:-1])
+        self._outbox.append(last)
         self._hub.soon(self._wake.set)
         if last.over:
             while self._outbox and not self._stopping.wait(POLL_S / 5):
@@ -230,8 +226,7 @@ class HostEnd:
                     await asyncio.wait_for(self._wake.wait(), 2 * SHIP_S)
                 except (TimeoutError, asyncio.TimeoutError):  # another one before Python 3.11
                     # Whoever fills it is busy with a trace, and there all the same.
-                    beat = encode(Shipment(self._token, self._boot_id, self._process))
-                    await self._sent(beat)
+                    await self._sent(Shipment(self._token, self._boot_id, self._process))
                 continue
             if await self._sent(self._outbox[0]):
                 self._outbox.popleft()
@@ -239,12 +234,17 @@ class HostEnd:
             else:
                 await asyncio.sleep(AGAIN_S)
 
-    async def _sent(self, message: bytes) -> bool:
+    async def _sent(self, message: Shipment) -> bool:
         """Whether the hub has a message for certain. One that it may have is sent again, and known by its steps."""
         if self._hub.connected_s is None:
             return False
+        # (an outage may lie between its making and its sending)
+        data = encode(replace(message, mono_ns=time.monotonic_ns()))
+        if len(data) > MAX_MESSAGE_BYTES:
+            self._say(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
+            return True
         try:
-            await self._hub.js.publish(self._places.up(self._token), message, timeout=PUBLISH_S)
+            await self._hub.js.publish(self._places.up(self._token), data, timeout=PUBLISH_S)
         except Exception as error:
             self._hub.problem = str(error) or type(error).__name__
             log.debug("not sent", exc_info=True)

@@ -48,7 +48,8 @@ class Together:
             if rows.generation < self._generation or now_s >= came_s + self._hold_s:
                 told.append(rows)
                 continue
-            now, later = _parted(rows, common)
+            # Before all ranks of a generation have come, hosts may have to tell of the one before it yet.
+            now, later = (None, rows) if common == _NEVER else _parted(rows, common)
             told += [] if now is None else [now]
             if later is not None:
                 held.append((came_s, later))

@@ -5,7 +5,7 @@ added, at the end and with a default, so that neighbouring versions read each ot
 what is not as it has to be is refused as a whole, before anything is made of it.
 
 Clocks: a rank's status holds ages. The times of steps are those of their own host, and come with what has to be added
-to have nanoseconds since the epoch.
+to have nanoseconds since the epoch; what that host's clock shows as a message is sent ties them to the hub's.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Shipment:
         reports: what has become of captures.
         over: the host's part of the job has ended, and this is the last there is to tell.
         release: of sftriage.
+        mono_ns: what the host's monotonic clock shows as the message is sent; 0 where that is not said.
     """
 
     agent: str
@@ -100,6 +101,7 @@ class Shipment:
     reports: tuple[Report, ...] = ()
     over: bool = False
     release: str = __version__
+    mono_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +170,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     reports: tuple[Report, ...] = ()
     over: bool = False
     release: str = ""
+    mono_ns: int = 0
 
 
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
@@ -286,6 +289,7 @@ def _plain(message: Shipment) -> _Shipment:
         reports=message.reports,
         over=message.over,
         release=message.release,
+        mono_ns=message.mono_ns,
     )
 
 
@@ -329,7 +333,7 @@ def _in_order(shuffled: bytes, n_values: int, n_steps: int, kind: str) -> NDArra
 def _checked(found: _Shipment) -> Shipment:
     if len(found.blocks) > MAX_BLOCKS or max(len(found.reports), len(found.problems)) > MAX_TOLD:
         raise WireError("more than one message tells")
-    if min(found.counts) < 0 or max(found.counts) >= MAX_COUNT:
+    if min(*found.counts, found.mono_ns) < 0 or max(*found.counts, found.mono_ns) >= MAX_COUNT:
         raise WireError("counts that cannot be")
     blocks = tuple(_checked_block(block) for block in found.blocks)
     if found.status is not None:
@@ -346,6 +350,7 @@ def _checked(found: _Shipment) -> Shipment:
         ),
         over=found.over,
         release=found.release,
+        mono_ns=found.mono_ns,
     )
 
 

@@ -95,13 +95,16 @@ class RingFile:
 
 
 def claim(directory: Path, info: RingInfo, slots: int) -> RingFile:
-    """Create this rank's ring under the first attempt that is free, from the job's own on, and sweep older ones.
+    """Create this rank's ring under the first attempt that is free, from the host's newest on, and sweep older ones.
+
+    Ranks that start together have one attempt, whatever numbers they had before, and whoever counts their restarts.
 
     Raises:
         RingError: a monitor that is running holds this rank.
         OSError: the directory is missing or full, or may not be written.
     """
-    for attempt in range(info.attempt, info.attempt + MAX_ATTEMPTS):
+    newest = max(info.attempt, _newest(directory, info))
+    for attempt in range(newest, newest + MAX_ATTEMPTS):
         claimed = replace(info, attempt=attempt)
         try:
             ring = RingFile(directory, claimed, slots)
@@ -124,7 +127,28 @@ def writer_lives(path: Path) -> bool | None:
         return None
 
 
+def _newest(directory: Path, mine: RingInfo) -> int:
+    """The attempt that goes on here by the rings of other ranks; after those that are over, the next one."""
+    rings = [path for path in find_rings(directory) if _attempt(path, mine.rank) < 0]
+    newest = max((_attempt(path) for path in rings), default=0)
+    of_newest = [path for path in rings if _attempt(path) == newest]
+    return newest + (bool(of_newest) and all(_is_over(path, mine) for path in of_newest))
+
+
+def _is_over(path: Path, mine: RingInfo) -> bool:
+    """Whether a ring is one that another process has written, and writes no more."""
+    try:
+        with _Ring(path, os.O_RDONLY) as ring:
+            return ring.info.pid != mine.pid and not ring.lives()
+    except RingError:
+        return False
+
+
 class _Ring(files.OpenFile):
+    @property
+    def info(self) -> RingInfo:
+        return self._header(RING_MAGIC).info
+
     def lives(self) -> bool:
         header = self._header(RING_MAGIC)
         closed = b""
@@ -159,7 +183,7 @@ def _sweep(directory: Path, mine: RingInfo) -> None:
             partial.unlink(missing_ok=True)
 
 
-def _attempt(path: Path, rank: int) -> int:
+def _attempt(path: Path, rank: int | None = None) -> int:
     """The attempt that a ring is of; -1 if it is not this rank's."""
     found, attempt = path.name.removeprefix("rank-").split(".")[:2]
-    return int(attempt) if int(found) == rank else -1
+    return int(attempt) if rank is None or int(found) == rank else -1

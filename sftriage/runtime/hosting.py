@@ -32,10 +32,21 @@ def node_number(environment: Mapping[str, str]) -> int | None:
     return next((int(number) for number in said), None)
 
 
-def host_name(environment: Mapping[str, str]) -> str:
-    """What this host is called among those of its job."""
+def host_name(environment: Mapping[str, str], rings: Path) -> str:
+    """What this host's agent is called among those of its job.
+
+    By the rings that it reads, too: a host that is started again under the same name counts its starts anew, and has
+    captures and steps of its own.
+
+    Raises:
+        UsageError: there can be no such directory.
+    """
     number = node_number(environment)
-    return socket.gethostname() + ("" if number is None else f"-{number}")
+    try:
+        rings.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return socket.gethostname() + ("" if number is None else f"-{number}") + f"-{rings.stat().st_ino:x}"
+    except OSError as error:
+        raise UsageError(f"{rings} cannot be used: {error.strerror}") from error
 
 
 def host_directory(job_id: str, name: str) -> Path:

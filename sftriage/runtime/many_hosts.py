@@ -177,7 +177,6 @@ class HostRun:
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
         self._command, self._job, self._options = command, job, options
-        self._name = host_name(os.environ)
         self.leads = options.leads
         self._held = contextlib.ExitStack()
         self._controller: subprocess.Popen[bytes] | None = None
@@ -185,8 +184,10 @@ class HostRun:
             if self.leads:
                 self._lead(out, controlling)
             options.wait_for_secret()
-            self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
+            own = f"{file_name(options.job_id)}-{file_name(socket.gethostname())}-{os.getpid()}"
+            self._rings = make_rings_directory(own)
             self._held.callback(remove_rings_directory, self._rings)
+            self._name = host_name(os.environ, self._rings)
             directory = host_directory(options.job_id, self._name).absolute()
             self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name)
             self._auto = self._held.enter_context(carried(directory / CARRIED_IN)) if auto else {}

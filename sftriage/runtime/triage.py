@@ -242,8 +242,8 @@ class Triage:
             log.warning("what the run was like before could not be learnt again: %s", error)
         self._controller.record(TakenOver(time.time(), socket.gethostname(), os.getpid()))
         self._stream.publish(Resumed(tuple(request for request, _ in left.unended.values())))
-        for request, trigger in left.unended.values():
-            self._wants.resume(request, trigger)
+        for capture_id, (request, trigger) in left.unended.items():
+            self._wants.resume(request, trigger, left.attempts[capture_id])
 
     def turn(self, *, ended: bool = False, reads: bool = True) -> None:
         """One turn: what has come in is judged, what is asked for is started, what has ended is noted.
@@ -346,8 +346,7 @@ class Triage:
                 self._controller.changed(gone, self._clock.wall_s())
             return
         triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
-        generation = decision.attempt if job is not None else None
-        self._wants.add(requests, triggers, generation, self._clock.monotonic_s())
+        self._wants.add(requests, triggers, decision.attempt, self._clock.monotonic_s())
 
     def _note(self, *, ended: bool) -> None:
         self._fleet.want(self._wants.wanted(self._clock.monotonic_s()))

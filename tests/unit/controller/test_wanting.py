@@ -75,7 +75,7 @@ def test_when_it_is_to_have_begun_is_told_as_an_age():
 
 def test_what_an_earlier_process_asked_for_is_wanted_as_such():
     made = Wants()
-    made.resume(request("s1", 2), WHY)
+    made.resume(request("s1", 2), WHY, 1)
     (one,) = made.wanted(5000.0)
     assert (one.request, one.resumed, one.expires_s) == (request("s1", 2), True, None)
 

@@ -31,7 +31,7 @@ class Asked(Asking):
     """Captures that are asked of node-b, which has rank 3; `now_s` is the time."""
 
     def __init__(self, tmp_path):
-        self.now_s, self.held = 100.0, False
+        self.now_s, self.held, self.gone = 100.0, False, set()
         fetching = Fetching(lambda manifest, files: 1, tmp_path)
         where = {3: ("node-b", None)}
         super().__init__(
@@ -41,6 +41,7 @@ class Asked(Asking):
             lambda wanted: where.get(wanted.request.rank, ("", None)),
             lambda message: self.held,
             fetching,
+            lambda agent, one: agent in self.gone,
             lambda: self.now_s,
         )
 

@@ -1,93 +1,212 @@
 """Which ranks belong together, told by their processes alone."""
 
-import random
+from dataclasses import replace
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.generations import GOES_ON_S, Generations, Known
+from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, MARGIN_S, Generations, Known, Teller
 from sftriage.fleet.wire import Incarnation
+from tests.unit.fleet.shipments import info
+
+EPOCH_S = 2e6
+CLOCKS_S = {"a": 1e6, "b": -50.0, "c": 0.0, "d": 7e3}
+"""What the hub's clock is ahead of those of hosts."""
 
 
-def of(host, ranks, start=0):
-    """The processes of some ranks on a host, of one of its starts."""
-    return [Incarnation(f"boot-{host}", 100 * start + rank, start, rank) for rank in ranks]
+class Job:
+    """The hosts of a job, whose ranks start at times of the hub's clock."""
+
+    def __init__(self, known=None):
+        self.generations = Generations() if known is None else Generations(known)
+
+    def take(self, host, ranks, began_s, start=0, world_size=4):
+        """What a host tells of one of its starts: whether anything is new."""
+        some = {rank: process(host, rank, began_s, start, world_size) for rank in ranks}
+        return self.generations.take(teller(host), some, {rank: one(host, info) for rank, info in some.items()})
+
+    def step(self, host, ranks, first_s, began_s, now_s=0.0, start=0, world_size=4):
+        """A host tells of steps."""
+        stepping = [one(host, process(host, rank, began_s, start, world_size)) for rank in ranks]
+        return self.generations.stepped(stepping, lambda: EPOCH_S + first_s, EPOCH_S + now_s)
+
+    def of(self, host, ranks, began_s, start=0, world_size=4):
+        """The generations of the ranks of one of a host's starts."""
+        return {self.generations.of(one(host, process(host, rank, began_s, start, world_size))) for rank in ranks}
 
 
-def told(generations, *ones):
-    return [generations.of(one) for one in ones]
+def teller(host):
+    return Teller(host, f"boot-{host}", CLOCKS_S[host])
+
+
+def process(host, rank, began_s, start, world_size):
+    mono_ns = int((EPOCH_S + began_s - CLOCKS_S[host]) * 1e9)
+    made = info(rank, world_size=world_size, attempt=start, pid=1000 + int(10 * began_s) * 10 + rank, host=host)
+    return replace(made, started_mono_ns=mono_ns)
+
+
+def one(host, info):
+    return Incarnation.of(f"boot-{host}", info)
 
 
 def test_hosts_of_one_start_are_one_generation_in_whatever_order_they_come():
-    generations = Generations()
-    assert generations.take(of("a", (0, 1)), (), 0.0)
-    assert generations.take(of("b", (2, 3)), (), 5.0)
-    assert told(generations, *of("a", (0, 1)), *of("b", (2, 3))) == [0, 0, 0, 0]
+    job = Job()
+    assert job.take("a", (0, 1), 0.0)
+    assert job.take("b", (2, 3), 3.0)
+    assert job.of("a", (0, 1), 0.0) == job.of("b", (2, 3), 3.0) == {0}
     # AND nothing has changed when they are seen again
-    assert not generations.take(of("a", (0, 1)), of("a", (0, 1)), 100.0)
+    assert not job.take("a", (0, 1), 0.0)
 
 
 def test_a_restart_is_a_generation_though_one_host_alone_counts_it():
-    # GIVEN a job of two hosts, of which one sees its ranks start again a second before the other does
-    generations = Generations()
-    generations.take(of("a", (0, 1)), (), 0.0)
-    generations.take(of("b", (2, 3)), (), 0.0)
-    generations.take(of("a", (0, 1), start=1), (), 10.0)
+    # GIVEN a job of two hosts, of which one tells of its restart before the other does
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (2, 3), 0.0)
+    job.take("a", (0, 1), 10.0, start=1)
     # (steps that b's ranks took before come later)
-    generations.take(of("b", (2, 3)), of("b", (2, 3)), 10.5)
-    generations.take(of("b", (2, 3), start=1), (), 11.0)
+    job.step("b", (2, 3), 1.0, began_s=0.0)
+    job.take("b", (2, 3), 10.5, start=1)
     # THEN the new processes are together, and the old ones stay where they were
-    assert told(generations, *of("a", (0, 1), start=1), *of("b", (2, 3), start=1)) == [1, 1, 1, 1]
-    assert told(generations, *of("a", (0, 1)), *of("b", (2, 3))) == [0, 0, 0, 0]
+    assert job.of("a", (0, 1), 10.0, 1) == job.of("b", (2, 3), 10.5, 1) == {1}
+    assert job.of("a", (0, 1), 0.0) == job.of("b", (2, 3), 0.0) == {0}
 
 
 def test_ranks_that_are_numbered_anew_and_a_node_that_is_replaced():
-    generations = Generations()
-    generations.take(of("a", (0, 1)), (), 0.0)
-    generations.take(of("b", (2, 3)), (), 0.0)
-    # WHEN host b is gone, c is there, and the ranks have changed places
-    generations.take(of("c", (0, 1)), (), 60.0)
-    generations.take(of("a", (2, 3), start=1), (), 61.0)
-    assert generations.newest == 1
-    assert told(generations, *of("c", (0, 1)), *of("a", (2, 3), start=1)) == [1, 1, 1, 1]
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (2, 3), 0.0)
+    # WHEN host b is gone, c is there, which counts from 0, and the ranks have changed places
+    job.take("c", (0, 1), 60.0)
+    job.take("a", (2, 3), 60.5, start=1)
+    assert job.of("c", (0, 1), 60.0) == job.of("a", (2, 3), 60.5, 1) == {1}
+
+
+def test_a_world_of_another_size_is_another_generation():
+    # GIVEN a job of two hosts, of which one is lost
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (2, 3), 0.0)
+    job.take("a", (0, 1), 60.0, start=1, world_size=2)
+    # WHEN another one joins, and is heard of first
+    job.take("c", (2, 3), 90.0)
+    job.take("a", (0, 1), 90.0, start=2)
+    # THEN its ranks are not of the generation that had no such ranks
+    assert job.of("a", (0, 1), 60.0, 1, 2) == {1}
+    assert job.of("c", (2, 3), 90.0) == job.of("a", (0, 1), 90.0, 2) == {2}
+
+
+def test_who_begins_after_the_others_have_taken_steps_is_not_of_them():
+    # GIVEN a host that was never heard of before the job started again, and whose ranks' numbers are free therefore
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.step("a", (0, 1), 2.0, began_s=0.0)
+    job.take("b", (2, 3), 60.0, start=1)
+    # THEN they are of the generation of those that start when they do
+    job.take("a", (0, 1), 60.0, start=1)
+    assert job.of("b", (2, 3), 60.0, 1) == job.of("a", (0, 1), 60.0, 1) == {1}
+
+
+def test_what_a_host_tells_late_of_an_earlier_start_is_of_that_time():
+    # GIVEN a job that has started again before one host was heard of
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.step("a", (0, 1), 2.0, began_s=0.0)
+    job.take("a", (0, 1), 60.0, start=1)
+    # WHEN that tells of both starts
+    job.take("b", (2, 3), 1.0)
+    job.take("b", (2, 3), 61.0, start=1)
+    assert (job.of("b", (2, 3), 1.0), job.of("b", (2, 3), 61.0, 1)) == ({0}, {1})
+
+
+def test_a_start_that_no_others_are_known_of_is_of_no_generation():
+    # GIVEN a start that came to nothing between two generations, told of by one host long after
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.step("a", (0, 1), 2.0, began_s=0.0)
+    job.take("a", (0, 1), 60.0, start=1)
+    job.step("a", (0, 1), 62.0, began_s=60.0, start=1)
+    assert not job.take("b", (0, 1), 30.0, start=1)
+    assert job.of("b", (0, 1), 30.0, 1) == {None}
 
 
 def test_a_rank_that_goes_on_is_of_the_generation_that_goes_on():
-    # GIVEN a restart in which what was seen first of host b was of before it
-    generations = Generations()
-    generations.take(of("a", (0, 1)), (), 0.0)
-    generations.take(of("a", (0, 1), start=1), (), 2.0)
-    generations.take(of("b", (2, 3)), (), 2.5)
-    generations.take(of("b", (2, 3), start=1), (), 3.0)
-    assert told(generations, *of("a", (0, 1), start=1)) == [1, 1]
-    # WHEN host a's ranks take steps long after
-    now = of("a", (0, 1), start=1)
-    assert not generations.take(now, now, 3.0 + GOES_ON_S)
-    assert generations.take(now, now, 3.1 + GOES_ON_S)
+    # GIVEN a job of which one rank alone starts again
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (2, 3), 0.0)
+    job.step("a", (0, 1), 1.0, began_s=0.0)
+    job.take("b", (2,), 30.0, start=1)
+    assert job.of("b", (2,), 30.0, 1) == {1}
+    # WHEN the others take steps long after
+    assert not job.step("a", (0, 1), 1.0, 0.0, now_s=30.0 + GOES_ON_S)
+    assert job.step("a", (0, 1), 1.0, 0.0, now_s=30.1 + GOES_ON_S)
+    assert job.step("b", (3,), 1.0, 0.0, now_s=30.1 + GOES_ON_S)
     # THEN all are together
-    assert told(generations, *now, *of("b", (2, 3), start=1)) == [2, 2, 2, 2]
+    assert job.of("a", (0, 1), 0.0) == job.of("b", (3,), 0.0) == {1}
+
+
+def test_two_jobs_under_one_name_are_said_once(caplog):
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    job.take("b", (0, 1), 1.0)
+    for now_s in (5.0, 20.0, 30.0):
+        job.step("a", (0, 1), 2.0, 0.0, now_s=now_s)
+    # THEN the newer one counts
+    assert (job.of("a", (0, 1), 0.0), job.of("b", (0, 1), 1.0)) == ({0}, {1})
+    assert [record.message[:50] for record in caplog.records] == ["hosts a and b both have a rank 0 that takes steps;"]
 
 
 def test_a_controller_that_takes_over_knows_the_generations():
-    generations = Generations()
+    job = Job()
     for start in range(20):
-        generations.take(of("a", (0, 1), start=start), (), float(start))
-    known = msgspec.json.decode(msgspec.json.encode(generations.known), type=Known)
+        job.take("a", (0, 1), 60.0 * start, start)
+        job.step("a", (0, 1), 60.0 * start + 2.0, 60.0 * start, start=start)
+    known = msgspec.json.decode(msgspec.json.encode(job.generations.known), type=Known)
     # THEN the newest, and of the older ones so many as may still send something
-    again = Generations(known)
-    assert told(again, *of("a", (0, 1), start=19), *of("a", (0,), start=13)) == [19, 19, 13]
-    assert told(again, *of("a", (0,), start=3)) == [None]
-    assert not again.take(of("a", (0, 1), start=19), (), 30.0)
+    again = Job(known)
+    oldest = 20 - KEPT_GENERATIONS
+    assert (again.of("a", (0, 1), 1140.0, 19), again.of("a", (0,), 60.0 * oldest, oldest)) == ({19}, {oldest})
+    assert again.of("a", (0,), 60.0 * (oldest - 1), oldest - 1) == {None}
+    assert not again.take("a", (0, 1), 1140.0, 19)
+    # AND who began long after the newest has taken steps is of the next one
+    again.take("b", (2, 3), 1200.0)
+    assert again.of("b", (2, 3), 1200.0) == {20}
 
 
-@given(hosts=st.integers(1, 4), starts=st.integers(1, 6), seed=st.integers(0, 999))
-def test_generations_of_a_job_that_starts_again_never_mix(hosts, starts, seed):
-    # GIVEN hosts that are heard of in any order, each start of the job after the one before it
-    generations, shuffled = Generations(), random.Random(seed)
-    for start in range(starts):
-        for host in shuffled.sample(range(hosts), hosts):
-            generations.take(of(host, (host,), start=start), (), float(start))
+@st.composite
+def starts(draw):
+    """A job's starts: of each which hosts have which ranks, from when on; and what each host tells, in its order."""
+    told, truth, counts = {host: [] for host in "abcd"}, [], dict.fromkeys("abcd", 0)
+    for number in range(draw(st.integers(1, 5))):
+        hosts = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
+        truth.append({})
+        for place, host in enumerate(hosts):
+            # (nobody ends a first step before all have begun)
+            began_s = 100.0 * number + draw(st.floats(0.0, 20.0))
+            about = (place,), began_s, counts[host], len(hosts)
+            truth[-1][host] = about
+            told[host] += [("take", host, *about), ("step", host, *about, 100.0 * number + 20.0 + MARGIN_S)]
+            counts[host] += 1
+    return told, truth
+
+
+@settings(max_examples=300)
+@given(job=starts(), data=st.data())
+def test_generations_are_the_same_in_whatever_order_hosts_are_heard_of(job, data):
+    # GIVEN hosts of which each tells in its order, and that are not heard of before all others have told of the start
+    # before the one before
+    told, truth = job
+    found = Job()
+    while left := [host for host, some in told.items() if some]:
+        earliest_s = min(told[host][0][3] for host in left)
+        near = [host for host in left if told[host][0][3] < earliest_s + 70.0]
+        what, host, ranks, began_s, start, world_size, *first_s = told[data.draw(st.sampled_from(near))].pop(0)
+        if what == "take":
+            found.take(host, ranks, began_s, start, world_size)
+        else:
+            found.step(host, ranks, first_s[0], began_s, now_s=first_s[0], start=start, world_size=world_size)
     # THEN each start is a generation
-    found = [{generations.of(*of(host, (host,), start=start)) for host in range(hosts)} for start in range(starts)]
-    assert found == [{start} for start in range(starts)]
+    generations = [{number for host, about in some.items() for number in found.of(host, *about)} for some in truth]
+    assert generations == [{number} for number in range(len(truth))]
