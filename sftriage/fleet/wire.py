@@ -112,11 +112,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that is wanted of one agent now. Of two, the one with the higher ``epoch`` is the newer controller's."""
+    """All that is wanted of one ``agent`` now. Of two, the one with the higher ``epoch`` is the newer controller's."""
 
     epoch: int
     captures: tuple[Order, ...] = ()
     release: str = __version__
+    agent: str = ""
 
 
 class _Columns(msgspec.Struct, frozen=True, array_like=True):
