@@ -157,6 +157,11 @@ def token(name: str) -> str:
     return f"x-{hashlib.blake2s(name.encode('utf-8', 'replace'), digest_size=12).hexdigest()}"
 
 
+def is_token(name: str) -> bool:
+    """Whether a part of a subject is one that `token` gives."""
+    return _PLAIN.fullmatch(name) is not None
+
+
 class Hub:
     """A connection that is kept, and made again whenever it breaks, by an event loop in a thread of its own.
 

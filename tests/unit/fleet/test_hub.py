@@ -73,7 +73,7 @@ def test_of_a_directory_of_credentials_each_takes_its_own(tmp_path):
     assert address.of("agent-a.nk", "agents.nk").credentials.name == "agent-a.nk"
     assert address.of("agent-b.nk", "agents.nk").credentials.name == "agents.nk"
     # AND one that is not there is said when it is read, and a file is everybody's
-    with pytest.raises(UsageError, match="controller.nk: .*No such file"):
+    with pytest.raises(UsageError, match=r"controller\.nk: .*No such file"):
         address.of("controller.nk").options()
     assert HubAddress("nats://h", tmp_path / "agents.nk").of("agent-a.nk").credentials.name == "agents.nk"
 
