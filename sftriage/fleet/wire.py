@@ -341,7 +341,9 @@ def _printable(text: str) -> str:
 
 def _tame(value: Any, depth: int = 0) -> Any:
     """A value of which nothing is known, with texts that may be printed and numbers that JSON has."""
-    if depth > MAX_DEPTH or (isinstance(value, int | float) and not abs(value) < MAX_COUNT):
+    if depth > MAX_DEPTH or (isinstance(value, list | dict) and len(value) > MAX_TOLD):
+        raise WireError("a value that goes too far")
+    if isinstance(value, int | float) and not abs(value) < MAX_COUNT:
         raise WireError("a value that cannot be")
     if isinstance(value, str):
         return bounded_text(value)
