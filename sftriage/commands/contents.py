@@ -144,6 +144,22 @@ POLICY = Section(
     ),
 )
 
+HUB = Section(
+    "hub",
+    "Let a job in to a NATS server of your own.",
+    (
+        Entry(
+            "account",
+            "hub:account",
+            "Make a job's keys, and print its account.",
+            (
+                "sftriage hub account --job-id 1234 > /etc/nats/jobs/1234.conf",
+                "sftriage hub account --job-id 1234 --host node-1-0 --host node-2-1",
+            ),
+        ),
+    ),
+)
+
 CONTENTS: tuple[Entry | Section, ...] = (
     Entry(
         "run",
@@ -256,4 +272,5 @@ CONTENTS: tuple[Entry | Section, ...] = (
     ),
     TRACES,
     POLICY,
+    HUB,
 )

@@ -69,8 +69,8 @@ CredentialsOption = Annotated[
     typer.Option(
         "--creds",
         metavar="FILE",
-        help="What lets us in there: USER:PASSWORD or a token, or the credentials that nsc makes. By default "
-        "the host of --hub makes a password, in a file under sftriage-runs.",
+        help="What lets us in there: USER:PASSWORD, a token, the seed of an nkey, or what nsc or sftriage hub account "
+        "makes. By default the host of --hub makes a password, in a file under sftriage-runs.",
         show_default=False,
         rich_help_panel=_HOSTS_PANEL,
     ),

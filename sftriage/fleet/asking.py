@@ -212,7 +212,7 @@ class Asking:
             written, at_s = self._written.get(agent, (b"", 0.0))
             newest = self._to_write[agent][0] if agent in self._to_write else written
             if newest != same or (orders and self._clock() > at_s + REFRESH_S):
-                self._to_write[agent] = same, encode(Orders(self._lease.epoch, tuple(orders)))
+                self._to_write[agent] = same, encode(Orders(self._lease.epoch, tuple(orders), agent=agent))
 
     async def _write(self) -> None:
         want = None

@@ -7,6 +7,9 @@ Of a job whose token is RUN (`Places`)::
     sft.RUN.ask.AGENT     what an agent is asked, and answers at once
     sft_RUN_lease leader  who leads the job; goes by itself where it is not renewed
     sft_RUN_traces        traces on their way to the controller's host
+    sft.RUN.inbox.AGENT   answers to an agent; those to the controller come on sft.RUN.lead
+
+What an agent may do there is in `sftriage.fleet.permissions`.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ import threading
 import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -35,6 +39,7 @@ log = logging.getLogger("sftriage")
 
 PORT = 7422
 CONNECT_S, RECONNECT_S, PING_S = 3, 1, 5
+_SEED = re.compile(r"SU[A-Z2-7]{56}")
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _Of = TypeVar("_Of")
 
@@ -49,7 +54,8 @@ class HubAddress:
 
     Attributes:
         url: ``nats://HOST:PORT`` or ``tls://HOST:PORT``; several with commas between them.
-        credentials: a file: ``USER:PASSWORD`` or a token in one line, or the credentials that ``nsc`` makes.
+        credentials: a file: ``USER:PASSWORD``, a token or the seed of an nkey in one line, or the credentials that
+            ``nsc`` makes; or a directory of such files, see `of`.
         ca: the certificate of who signed the server's; by default those that this machine trusts.
     """
 
@@ -57,21 +63,34 @@ class HubAddress:
     credentials: Path | None = None
     ca: Path | None = None
 
+    def of(self, *names: str) -> HubAddress:
+        """With the first of these files that there is, where the credentials are a directory."""
+        if self.credentials is None or not self.credentials.is_dir():
+            return self
+        files = [self.credentials / name for name in names]
+        return replace(self, credentials=next((file for file in files if file.exists()), files[-1]))
+
     def options(self) -> dict[str, Any]:
         """What the client is told.
 
         Raises:
-            UsageError: a file cannot be read.
+            UsageError: a file cannot be read, or what it takes is not installed.
         """
         found: dict[str, Any] = {"servers": self.url.split(",")}
-        try:
-            if self.ca is not None or self.url.startswith("tls://"):
+        if self.ca is not None or self.url.startswith("tls://"):
+            try:
                 found["tls"] = ssl.create_default_context(cafile=self.ca)
+            except OSError as error:
+                raise UsageError(f"{self.ca} is no certificate of who signs the hub's: {error}") from error
+        try:
             text = "" if self.credentials is None else self.credentials.read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
             raise UsageError(f"{self.credentials}: {error}") from error
-        if text.startswith("-----BEGIN"):
-            return found | {"user_credentials": str(self.credentials)}
+        if text.startswith("-----BEGIN") or _SEED.fullmatch(text):
+            if find_spec("nkeys") is None:
+                raise UsageError(f"{self.credentials} is of an nkey, which takes: pip install nkeys")
+            key = {"nkeys_seed_str": text} if _SEED.fullmatch(text) else {"user_credentials": str(self.credentials)}
+            return found | key
         user, colon, password = text.partition(":")
         if colon:
             return found | {"user": user, "password": password}
@@ -106,6 +125,15 @@ class Places:
         """The subject on which it is asked what drivers say of its ranks' GPUs."""
         return f"sft.{self.run}.ask.{agent}"
 
+    def inbox(self, agent: str) -> str:
+        """What the subjects begin with on which an agent is answered."""
+        return f"sft.{self.run}.inbox.{agent}"
+
+    @property
+    def lead(self) -> str:
+        """What the subjects begin with on which the controller is answered."""
+        return f"sft.{self.run}.lead"
+
     @property
     def want(self) -> str:
         """The bucket of what is wanted."""
@@ -129,24 +157,31 @@ def token(name: str) -> str:
     return f"x-{hashlib.blake2s(name.encode('utf-8', 'replace'), digest_size=12).hexdigest()}"
 
 
+def is_token(name: str) -> bool:
+    """Whether a part of a subject is one that `token` gives."""
+    return _PLAIN.fullmatch(name) is not None
+
+
 class Hub:
     """A connection that is kept, and made again whenever it breaks, by an event loop in a thread of its own.
 
     Args:
         address: of the hub.
         name: who we are, for whoever looks at the hub's connections.
+        inbox: what the subjects begin with on which we are answered: nobody else may listen there.
 
     Attributes:
         connected_s: since when there is a connection, on the monotonic clock; None where there is none.
         problem: why there is none, as far as that is known.
     """
 
-    def __init__(self, address: HubAddress, name: str) -> None:
+    def __init__(self, address: HubAddress, name: str, inbox: str = "_INBOX") -> None:
         self.address, self.problem = address, ""
         self.connected_s: float | None = None
-        self._name, self._options = name, address.options()
+        self._options = address.options() | {"name": name, "inbox_prefix": inbox}
         self._client: Client | None = None
         self._refused = False
+        self._said: set[str] = set()
         self._loop = asyncio.new_event_loop()
         # (started once there is something to be done: a launcher may have to be forked before)
         self._thread = threading.Thread(target=self._loop.run_forever, name="sftriage-hub", daemon=True)
@@ -204,7 +239,6 @@ class Hub:
             try:
                 await client.connect(
                     **self._options,
-                    name=self._name,
                     connect_timeout=CONNECT_S,
                     reconnect_time_wait=RECONNECT_S,
                     ping_interval=PING_S,
@@ -232,7 +266,10 @@ class Hub:
     def unreachable(self) -> str:
         """That the hub cannot be reached, in a line that says what to do."""
         why = f" ({self.problem})" if self.problem else ""
-        return f"the hub at {self.address.url} cannot be reached{why}: is its host up, and may this one connect to it?"
+        ask = "is its host up, and may this one connect to it?"
+        if "CERTIFICATE" in self.problem.upper():
+            ask = "ca.pem in the directory of --tls has to be of who signed its certificate, and that for this name"
+        return f"the hub at {self.address.url} cannot be reached{why}: {ask}"
 
     def close(self) -> None:
         """Let go of the connection. A second call does nothing."""
@@ -272,6 +309,9 @@ class Hub:
         # (that there are no servers says less than why the last one is none)
         if not (isinstance(error, NoServersError) and self.problem):
             self.problem = str(error).removeprefix("nats: ") or type(error).__name__
+        if "permissions violation" in self.problem and self.problem not in self._said:
+            self._said.add(self.problem)
+            log.warning("the hub does not let us do what has to be done: %s. See `sftriage hub account`", self.problem)
         log.debug("hub: %s", self.problem)
 
     async def _lost(self) -> None:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
@@ -36,6 +36,8 @@ from sftriage.records import ENDED, Report, WantedCapture
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
+    from nats.js import JetStreamContext
+    from nats.js.object_store import ObjectStore
 
 log = logging.getLogger("sftriage")
 
@@ -283,6 +285,9 @@ class HostEnd:
         except SftriageError as error:
             self._say(f"what the controller wants cannot be read: {error}", "want")
             return
+        if orders.agent not in ("", self._token):
+            self._say(f"what is wanted of {orders.agent} has come here, and is not taken", "another's")
+            return
         # (of a controller that has lost its lease, and does not know yet)
         if self._orders is None or orders.epoch >= self._orders.epoch:
             self._orders = orders
@@ -302,15 +307,17 @@ class HostEnd:
         self._reports.append(report)
 
     async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path]) -> bool:
+        """Whether all is there; of ``files``, those are left that are not."""
         from nats.js.errors import APIError
 
         if self._hub.connected_s is None:
             return False
         try:
-            traces = await self._hub.js.object_store(self._places.traces)
-            for name, path in files.items():
+            traces = await _outgoing(self._hub.js, self._places.traces)
+            for name, path in list(files.items()):
                 with path.open("rb") as file:
                     await asyncio.wait_for(traces.put(f"{capture_id}/{name}", file), OBJECT_S)
+                del files[name]
             await traces.put(f"{capture_id}/", manifest)
         except (APIError, OSError) as error:
             if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
@@ -329,3 +336,16 @@ class HostEnd:
         if (kind or problem) not in self._said:
             self._said.add(kind or problem)
             log.warning("%s", problem)
+
+
+async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
+    """The bucket of traces for whom it is one way: nothing in it may be read by an agent, nor has to be."""
+    from nats.js.errors import ObjectNotFoundError
+    from nats.js.object_store import ObjectStore
+
+    class Outgoing(ObjectStore):
+        async def get_info(self, *_: Any) -> Any:
+            raise ObjectNotFoundError
+
+    await js.stream_info(f"OBJ_{bucket}")
+    return Outgoing(bucket, f"OBJ_{bucket}", js)

@@ -19,28 +19,27 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from sftriage import __version__
-from sftriage.counters import COUNTERS, PLACE
+from sftriage.counters import COUNTERS
 from sftriage.errors import InputError, SftriageError
+from sftriage.fleet.columns import Columns, packed, unpacked
 from sftriage.recorder.layout import MAX_COUNT, RingInfo, bounded_text
-from sftriage.records import GpuFindings, JobStatus, Report, StageSchema, WantedCapture
-from sftriage.traces.manifest import CONTROL
-from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
+from sftriage.records import CAPTURE_ID, GpuFindings, JobStatus, Report, StageSchema, WantedCapture
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
-from sftriage.windows.slots import UNKNOWN, slot_words
+from sftriage.windows.slots import slot_words
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000
 """A NATS server takes a mebibyte by default, with headers and all."""
-MAX_UNPACKED_BYTES = 16 << 20
+MAX_UNPACKED_BYTES, MAX_UNPACKED_ANSWER_BYTES = 4 << 20, 1 << 20
+"""Unpacked, and of what agents are asked and answer. What is made of it takes 64 times that at worst."""
 MAX_ROW_BYTES = 384 << 10
 """Rows of one message before they are packed, and as much again of device times: that is under `MAX_MESSAGE_BYTES`
 even where nothing packs."""
-MAX_RANKS = 1 << 17
-MAX_BLOCKS, MAX_TOLD, MAX_TEXT = 64, 1024, 2000
-MAX_NS = 1 << 56
+MAX_RANKS, MAX_RINGS = 1 << 17, 1 << 12
+MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
+MAX_SECONDS = 1e12
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
 
@@ -114,23 +113,12 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """All that is wanted of one agent now. Of two, the one with the higher ``epoch`` is the newer controller's."""
+    """All that is wanted of one ``agent`` now. Of two, the one with the higher ``epoch`` is the newer controller's."""
 
     epoch: int
     captures: tuple[Order, ...] = ()
     release: str = __version__
-
-
-class _Columns(msgspec.Struct, frozen=True, array_like=True):
-    """Steps: ranks as 32-bit integers; words of slots but for their checksums; and some counters, as floats.
-
-    Of words and floats the first bytes of all come first, then the second ones: what is alike lies together.
-    """
-
-    ranks: bytes
-    words: bytes
-    counted: bytes = b""
-    counters: tuple[str, ...] = ()
+    agent: str = ""
 
 
 class _Ring(msgspec.Struct, frozen=True, array_like=True):
@@ -154,8 +142,8 @@ class _Block(msgspec.Struct, frozen=True, array_like=True):
     world_size: int
     wall_ns: int
     rings: tuple[_Ring, ...]
-    steps: _Columns
-    device: _Columns | None = None
+    steps: Columns
+    device: Columns | None = None
     device_over: tuple[int, ...] = ()
 
 
@@ -203,7 +191,15 @@ def decode_orders(data: bytes) -> Orders:
     Raises:
         WireError: it is nothing that a controller writes; `VersionError` where it is too old or too new.
     """
-    return _decoded(data, _ORDERS.decode)
+
+    def checked(unpacked: bytes) -> Orders:
+        orders = _ORDERS.decode(unpacked)
+        ages = [one.wanted.expires_s for one in orders.captures if one.wanted.expires_s is not None]
+        if not 0 <= orders.epoch < MAX_COUNT or not all(0 <= age_s < MAX_SECONDS for age_s in ages):
+            raise WireError("orders that cannot be")
+        return orders
+
+    return _decoded(data, checked)
 
 
 def decode_ranks(data: bytes) -> tuple[int, ...]:
@@ -212,7 +208,14 @@ def decode_ranks(data: bytes) -> tuple[int, ...]:
     Raises:
         WireError: they are none.
     """
-    return _decoded(data, _RANKS.decode)
+
+    def checked(unpacked: bytes) -> tuple[int, ...]:
+        ranks = _RANKS.decode(unpacked)
+        if len(ranks) > MAX_RANKS or not all(0 <= rank < MAX_RANKS for rank in ranks):
+            raise WireError("ranks that cannot be")
+        return ranks
+
+    return _decoded(data, checked, MAX_UNPACKED_ANSWER_BYTES)
 
 
 def decode_findings(data: bytes) -> GpuFindings:
@@ -225,9 +228,11 @@ def decode_findings(data: bytes) -> GpuFindings:
     def checked(unpacked: bytes) -> GpuFindings:
         found = _FINDINGS.decode(unpacked)
         said = tuple(bounded_text(remark) for remark in found.remarks[:MAX_TOLD])
-        return replace(found, remarks=said, problem=bounded_text(found.problem))
+        if not 0 <= found.time_s < MAX_SECONDS or not all(0 <= rank < MAX_RANKS for rank in found.gpus):
+            raise WireError("findings that cannot be")
+        return replace(found, remarks=said, problem=bounded_text(found.problem), gpus=_tame(found.gpus))
 
-    return _decoded(data, checked)
+    return _decoded(data, checked, MAX_UNPACKED_ANSWER_BYTES)
 
 
 def parts(block: Block) -> Iterator[Block]:
@@ -254,7 +259,7 @@ def parts(block: Block) -> Iterator[Block]:
     yield replace(block, rows=replace(rows, steps=steps[:0], device_steps=None if device is None else device[:0]))
 
 
-def _decoded(data: bytes, decode: Callable[[bytes], _Of]) -> _Of:
+def _decoded(data: bytes, decode: Callable[[bytes], _Of], most_bytes: int = MAX_UNPACKED_BYTES) -> _Of:
     if len(data) < _PRELUDE.size or len(data) > MAX_MESSAGE_BYTES + _PRELUDE.size:
         raise WireError(f"{len(data)} bytes are no message")
     magic, version = _PRELUDE.unpack_from(data)
@@ -266,14 +271,15 @@ def _decoded(data: bytes, decode: Callable[[bytes], _Of]) -> _Of:
         )
     try:
         unpacker = zlib.decompressobj()
-        unpacked = unpacker.decompress(data[_PRELUDE.size :], MAX_UNPACKED_BYTES)
+        unpacked = unpacker.decompress(data[_PRELUDE.size :], most_bytes)
         if not unpacker.eof or unpacker.unused_data:
             raise WireError("it does not end where it should, or is too large")
         return decode(unpacked)
     except WireError:
         raise
     except (ValueError, OverflowError, RecursionError, zlib.error, SftriageError) as error:
-        raise WireError(f"it makes no sense: {error}") from error
+        # (it may hold a piece of what was sent)
+        raise WireError(f"it makes no sense: {bounded_text(str(error))}") from error
 
 
 def _plain(message: Shipment) -> _Shipment:
@@ -303,36 +309,17 @@ def _plain_block(block: Block) -> _Block:
         world_size=rows.world_size,
         wall_ns=rows.wall_ns,
         rings=tuple(rings),
-        steps=_packed(rows.steps),
-        device=None if rows.device_steps is None else _packed(rows.device_steps),
+        steps=packed(rows.steps),
+        device=None if rows.device_steps is None else packed(rows.device_steps),
         device_over=rows.device_over,
     )
-
-
-def _packed(steps: StepArrays) -> _Columns:
-    ranks, words_WB = steps.rank_B.astype("<i4").tobytes(), steps.slots_BW[:, :-1].T
-    # (what changes little from step to step packs to a third)
-    words = _shuffled(np.diff(words_WB.astype("<i8"), axis=1, prepend=0))
-    if steps.counted_BC is None:
-        return _Columns(ranks, words)
-    return _Columns(ranks, words, _shuffled(steps.counted_BC.T.astype("<f8")), COUNTERS)
-
-
-def _shuffled(values_VB: IntArray | FloatArray) -> bytes:
-    as_bytes = np.ascontiguousarray(values_VB).view(np.uint8)
-    return as_bytes.reshape(*values_VB.shape, 8).transpose(0, 2, 1).tobytes()
-
-
-def _in_order(shuffled: bytes, n_values: int, n_steps: int, kind: str) -> NDArray[Any]:
-    if len(shuffled) != 8 * n_values * n_steps:
-        raise WireError(f"{len(shuffled)} bytes are not {n_steps} steps of {n_values} values")
-    bytes_VB8 = np.frombuffer(shuffled, np.uint8).reshape(n_values, 8, n_steps).transpose(0, 2, 1)
-    return np.ascontiguousarray(bytes_VB8).view(kind)[:, :, 0]
 
 
 def _checked(found: _Shipment) -> Shipment:
     if len(found.blocks) > MAX_BLOCKS or max(len(found.reports), len(found.problems)) > MAX_TOLD:
         raise WireError("more than one message tells")
+    if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.release)):
+        raise WireError("names that cannot be")
     if min(*found.counts, found.mono_ns) < 0 or max(*found.counts, found.mono_ns) >= MAX_COUNT:
         raise WireError("counts that cannot be")
     blocks = tuple(_checked_block(block) for block in found.blocks)
@@ -345,9 +332,7 @@ def _checked(found: _Shipment) -> Shipment:
         blocks=blocks,
         status=found.status,
         counts=ReadCounts(*found.counts, {_printable(name): _printable(why) for name, why in found.problems.items()}),
-        reports=tuple(
-            replace(one, result=replace(one.result, detail=_printable(one.result.detail))) for one in found.reports
-        ),
+        reports=tuple(_checked_report(one) for one in found.reports),
         over=found.over,
         release=found.release,
         mono_ns=found.mono_ns,
@@ -356,7 +341,43 @@ def _checked(found: _Shipment) -> Shipment:
 
 def _printable(text: str) -> str:
     # (it is printed on terminals one day)
-    return CONTROL.sub("?", text[:MAX_TEXT])
+    return "".join(char if char.isprintable() else "?" for char in text[:MAX_TEXT])
+
+
+def _tame(value: Any, depth: int = 0) -> Any:
+    """A value of which nothing is known, with texts that may be printed and numbers that JSON has."""
+    if depth > MAX_DEPTH or (isinstance(value, list | dict) and len(value) > MAX_TOLD):
+        raise WireError("a value that goes too far")
+    if isinstance(value, int | float) and not abs(value) < MAX_COUNT:
+        raise WireError("a value that cannot be")
+    if isinstance(value, str):
+        return bounded_text(value)
+    if isinstance(value, dict):
+        return {_tame(name, depth): _tame(one, depth + 1) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_tame(one, depth + 1) for one in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    raise WireError("a value that cannot be")
+
+
+def _checked_report(report: Report) -> Report:
+    result = report.result
+    numbers = [report.stored_bytes, result.size_bytes, *result.clock.values()]
+    numbers += [step for step in (result.first_step, result.last_step) if step is not None]
+    if not CAPTURE_ID.fullmatch(result.capture_id) or not 0 <= result.rank < MAX_RANKS:
+        raise WireError("a report of no capture that there can be")
+    if not all(0 <= number < MAX_COUNT for number in numbers) or len(result.clock) + len(result.timings_s) > MAX_NAME:
+        raise WireError("a report with numbers that cannot be")
+    if not all(0 <= took_s < MAX_SECONDS for took_s in result.timings_s.values()):
+        raise WireError("a report with times that cannot be")
+    if not all(_is_name(name) for name in (*result.clock, *result.timings_s)):
+        raise WireError("a report with names that cannot be")
+    return replace(report, result=replace(result, detail=_printable(result.detail)))
+
+
+def _is_name(text: str) -> bool:
+    return len(text) <= MAX_NAME and text.isprintable()
 
 
 def _check_status(status: JobStatus) -> None:
@@ -365,6 +386,7 @@ def _check_status(status: JobStatus) -> None:
     others = [number for one in status.ranks for number in (abs(one.step), one.published)]
     if len(set(ranks)) < len(ranks) or any(not 0 <= rank < status.world_size <= MAX_RANKS for rank in ranks):
         raise WireError("a status of ranks that cannot be")
+    others += [status.attempt, status.world_size]
     if any(abs(age) >= MAX_COUNT for age in ages) or any(not 0 <= one < MAX_COUNT for one in others):
         raise WireError("a status with numbers that cannot be")
     if any(one.stage is not None and one.stage not in status.schema.stages for one in status.ranks):
@@ -374,12 +396,12 @@ def _check_status(status: JobStatus) -> None:
 
 
 def _checked_block(found: _Block) -> Block:
-    if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT or len(found.rings) > MAX_RANKS:
+    if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT or len(found.rings) > MAX_RINGS:
         raise WireError(f"a world of {found.world_size} ranks, or a time that cannot be")
     schema = StageSchema(found.stages, found.sync)
     infos = {ring.rank: _info(ring, found.world_size, found.generation, schema) for ring in found.rings}
     here = np.fromiter(infos, np.int64, len(infos))
-    steps = _unpacked(found.steps, schema, here)
+    steps = unpacked(found.steps, schema, here)
     if not set(found.device_over) <= set(infos):
         raise WireError("device times of ranks that are not there")
     rows = Rows(
@@ -388,7 +410,7 @@ def _checked_block(found: _Block) -> Block:
         world_size=found.world_size,
         ranks={rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()},
         steps=steps,
-        device_steps=None if found.device is None else _unpacked(found.device, schema, here),
+        device_steps=None if found.device is None else unpacked(found.device, schema, here),
         device_over=found.device_over,
         wall_ns=found.wall_ns,
     )
@@ -399,36 +421,3 @@ def _checked_block(found: _Block) -> Block:
 def _info(ring: _Ring, world_size: int, generation: int, schema: StageSchema) -> RingInfo:
     # (the same with every message, and much to check)
     return RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
-
-
-def _unpacked(columns: _Columns, schema: StageSchema, here: IntArray) -> StepArrays:
-    """Steps that hold what can be, of ranks that are there; no arithmetic further on meets anything else."""
-    rank_B = np.frombuffer(columns.ranks, "<i4").astype(np.int64)
-    n_words, n_steps = slot_words(schema) - 1, len(rank_B)
-    words_WB = _in_order(columns.words, n_words, n_steps, "<i8").cumsum(axis=1, dtype=np.int64)
-    slots_BW = np.zeros((n_steps, n_words + 1), dtype=np.int64)
-    slots_BW[:, :-1] = words_WB.T
-    steps = StepArrays(schema, rank_B, slots_BW, _counted(columns, n_steps))
-    sound = np.isin(rank_B, here).all() and ((steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)).all()
-    sound = sound and (np.abs(steps.step_B.astype(np.float64)) < MAX_COUNT).all()
-    sound = sound and ((steps.start_ns_B >= 0) & (steps.start_ns_B < MAX_COUNT)).all()
-    sound = sound and ((steps.between_ns_B >= 0) & (steps.between_ns_B < MAX_NS)).all()
-    sound = sound and ((steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)).all()
-    sound = sound and ((steps.times_ns_BV >= 0) & (steps.times_ns_BV < MAX_NS)).all()
-    if not sound:
-        raise WireError("steps that cannot be")
-    return steps
-
-
-def _counted(columns: _Columns, n_steps: int) -> FloatArray | None:
-    """What was counted, by this version's counters: those that it does not have are left out."""
-    if not columns.counters:
-        return None
-    counted_CB = _in_order(columns.counted, len(columns.counters), n_steps, "<f8")
-    if (counted_CB < 0).any() or np.isinf(counted_CB).any():
-        raise WireError("counters that cannot be")
-    counted_BC = np.full((n_steps, len(COUNTERS)), np.nan)
-    for name, column_B in zip(columns.counters, counted_CB, strict=True):
-        if name in PLACE:
-            counted_BC[:, PLACE[name]] = column_B
-    return counted_BC

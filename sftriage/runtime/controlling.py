@@ -23,6 +23,7 @@ from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
+from sftriage.fleet.permissions import CONTROLLER_FILE
 from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
 from sftriage.runtime.indexing import SharedIndexing
@@ -94,7 +95,8 @@ class JobController:
         self.files.do = Disk().do
         self._places, self._ended = Places.of(job_id), False
         with contextlib.ExitStack() as held:
-            hub = self._hub = Hub(address, f"sftriage controller of {self._places.run}")
+            mine = address.of(CONTROLLER_FILE)
+            hub = self._hub = Hub(mine, f"sftriage controller of {self._places.run}", self._places.lead)
             held.callback(hub.close)
             hub.call(hub.connect(), CONNECT_S)
             lease = Lease(hub, self._places, Leader(run_id, socket.gethostname(), os.getpid()))

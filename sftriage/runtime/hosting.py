@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sftriage.agent.agent import Agent
 from sftriage.errors import UsageError
-from sftriage.fleet.hub import Hub, HubAddress, Places
+from sftriage.fleet.hub import Hub, HubAddress, Places, token
+from sftriage.fleet.permissions import AGENTS_FILE, agent_file
 from sftriage.fleet.shipping import HostEnd
 from sftriage.runs.directory import DEFAULT_ROOT
 from sftriage.runs.liveness import trainers_alive
@@ -88,14 +89,17 @@ class Host:
         self._disk = Disk()
         steps = directory / "steps"
         agent = Agent(rings, steps, self.spool, store, job=job, run=job_id, kept=KEPT, do=self._disk.do)
-        hub = Hub(address, f"sftriage agent {name}")
+        # (names that are a launcher's or a person's are no part of what a server reads)
+        places, agent_token = Places.of(job_id), token(name)
+        mine = address.of(agent_file(agent_token), AGENTS_FILE)
+        hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
 
         def stored(capture_id: str) -> tuple[bytes, dict[str, Path]]:
             manifest = store.manifest(capture_id)
             files = {one.name: store.path(capture_id, one.name) for one in manifest.artefacts}
             return (directory / "captures" / capture_id / MANIFEST_NAME).read_bytes(), files
 
-        self._end = HostEnd(agent, hub, Places.of(job_id), name, boot_id, directory / "begun", stored)
+        self._end = HostEnd(agent, hub, places, name, boot_id, directory / "begun", stored)
 
     def start(self) -> None:
         """Begin."""

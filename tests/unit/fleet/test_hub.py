@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sftriage.errors import UsageError
+from sftriage.fleet import hub
 from sftriage.fleet.hub import HubAddress, Places, token
 from sftriage.runtime.many_hosts import HubOptions
 
@@ -50,6 +51,39 @@ def test_credentials_that_nsc_makes_are_left_to_the_client(tmp_path):
     assert HubAddress("nats://a", file).options()["user_credentials"] == str(file)
     with pytest.raises(UsageError, match="elsewhere"):
         HubAddress("nats://a", file.with_name("elsewhere")).options()
+
+
+SEED = "SUACSSL3UAHUDXKFSNVUZRF5UHPMWZ6BFDTJ7M6USDXIEDNPPQYYYCU3VY"
+
+
+def test_the_seed_of_an_nkey_lets_us_in_where_there_is_what_reads_it(tmp_path, monkeypatch):
+    file = tmp_path / "job.nk"
+    file.write_text(f"{SEED}\n")
+    monkeypatch.setattr(hub, "find_spec", lambda name: name)
+    assert HubAddress("nats://a", file).options()["nkeys_seed_str"] == SEED
+    monkeypatch.setattr(hub, "find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"job\.nk is of an nkey, which takes: pip install nkeys"):
+        HubAddress("nats://a", file).options()
+
+
+def test_of_a_directory_of_credentials_each_takes_its_own(tmp_path):
+    (tmp_path / "agents.nk").write_text("all")
+    (tmp_path / "agent-a.nk").write_text("a")
+    address = HubAddress("nats://h", tmp_path)
+    assert address.of("agent-a.nk", "agents.nk").credentials.name == "agent-a.nk"
+    assert address.of("agent-b.nk", "agents.nk").credentials.name == "agents.nk"
+    # AND one that is not there is said when it is read, and a file is everybody's
+    with pytest.raises(UsageError, match=r"controller\.nk: .*No such file"):
+        address.of("controller.nk").options()
+    assert HubAddress("nats://h", tmp_path / "agents.nk").of("agent-a.nk").credentials.name == "agents.nk"
+
+
+def test_a_certificate_that_is_none_is_said(tmp_path):
+    for text in (None, "no certificate"):
+        if text is not None:
+            (tmp_path / "ca.pem").write_text(text)
+        with pytest.raises(UsageError, match=r"ca\.pem is no certificate of who signs the hub's: "):
+            HubAddress("tls://a", None, tmp_path / "ca.pem").options()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sftriage.counters import COUNTERS
 from sftriage.errors import SftriageError
-from sftriage.fleet import wire
+from sftriage.fleet import columns, wire
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     Block,
@@ -209,15 +209,15 @@ def changed(**changes):
     return SENT[:4] + zlib.compress(msgspec.msgpack.encode(msgspec.structs.replace(found, blocks=(first,))))
 
 
-def columns(at, value):
+def with_word(at, value):
     made = steps((0, 1), 0, 3)
     made.slots_BW[2, at] = value
-    return wire._packed(made)
+    return columns.packed(made)
 
 
 def counting(name, value):
-    made = wire._packed(steps((0, 1), 0, 3))
-    return msgspec.structs.replace(made, counted=wire._shuffled(np.full((1, 6), value)), counters=(name,))
+    made = columns.packed(steps((0, 1), 0, 3))
+    return msgspec.structs.replace(made, counted=columns.shuffled(np.full((1, 6), value)), counters=(name,))
 
 
 def test_a_counter_that_this_version_does_not_have_is_left_out():
@@ -237,15 +237,15 @@ def test_a_counter_that_this_version_does_not_have_is_left_out():
         {"wall_ns": 1 << 63},
         {"device_over": (3,)},
         {"rings": ()},
-        {"steps": columns(SEQ, 0)},
-        {"steps": columns(STEP, 2**62)},
-        {"steps": columns(START, -1)},
-        {"steps": columns(DURATIONS, -1)},
-        {"steps": columns(DURATIONS, 2**60)},
-        {"steps": columns(READY, -2)},
-        {"steps": columns(WORK, -1)},
-        {"steps": wire._Columns(b"\0" * 4, b"")},
-        {"steps": wire._Columns(b"", b"", b"\0" * 8, ("run_s",))},
+        {"steps": with_word(SEQ, 0)},
+        {"steps": with_word(STEP, 2**62)},
+        {"steps": with_word(START, -1)},
+        {"steps": with_word(DURATIONS, -1)},
+        {"steps": with_word(DURATIONS, 2**60)},
+        {"steps": with_word(READY, -2)},
+        {"steps": with_word(WORK, -1)},
+        {"steps": columns.Columns(b"\0" * 4, b"")},
+        {"steps": columns.Columns(b"", b"", b"\0" * 8, ("run_s",))},
         {"steps": counting("run_s", -1.0)},
         {"steps": counting("run_s", float("inf"))},
     ],

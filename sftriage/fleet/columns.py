@@ -1,0 +1,92 @@
+"""Steps as the columns of a message. What comes in is checked before anything is made of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from sftriage.counters import COUNTERS, PLACE
+from sftriage.errors import InputError
+from sftriage.recorder.layout import MAX_COUNT
+from sftriage.records import StageSchema
+from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
+from sftriage.windows.slots import UNKNOWN, slot_words
+
+MAX_NS, MAX_COUNTERS = 1 << 56, 256
+
+
+class Columns(msgspec.Struct, frozen=True, array_like=True):
+    """Steps: ranks as 32-bit integers; words of slots but for their checksums; and some counters, as floats.
+
+    Of words and floats the first bytes of all come first, then the second ones: what is alike lies together.
+    """
+
+    ranks: bytes
+    words: bytes
+    counted: bytes = b""
+    counters: tuple[str, ...] = ()
+
+
+def packed(steps: StepArrays) -> Columns:
+    """Steps as columns."""
+    ranks, words_WB = steps.rank_B.astype("<i4").tobytes(), steps.slots_BW[:, :-1].T
+    # (what changes little from step to step packs to a third)
+    words = shuffled(np.diff(words_WB.astype("<i8"), axis=1, prepend=0))
+    if steps.counted_BC is None:
+        return Columns(ranks, words)
+    return Columns(ranks, words, shuffled(steps.counted_BC.T.astype("<f8")), COUNTERS)
+
+
+def unpacked(columns: Columns, schema: StageSchema, here: IntArray) -> StepArrays:
+    """Steps that hold what can be, of ranks that are there; no arithmetic further on meets anything else.
+
+    Raises:
+        InputError: they do not.
+    """
+    rank_B = np.frombuffer(columns.ranks, "<i4").astype(np.int64)
+    n_words, n_steps = slot_words(schema) - 1, len(rank_B)
+    words_WB = _in_order(columns.words, n_words, n_steps, "<i8").cumsum(axis=1, dtype=np.int64)
+    slots_BW = np.zeros((n_steps, n_words + 1), dtype=np.int64)
+    slots_BW[:, :-1] = words_WB.T
+    steps = StepArrays(schema, rank_B, slots_BW, _counted(columns, n_steps))
+    sound = np.isin(rank_B, here).all() and ((steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)).all()
+    sound = sound and (np.abs(steps.step_B.astype(np.float64)) < MAX_COUNT).all()
+    sound = sound and ((steps.start_ns_B >= 0) & (steps.start_ns_B < MAX_COUNT)).all()
+    sound = sound and ((steps.between_ns_B >= 0) & (steps.between_ns_B < MAX_NS)).all()
+    sound = sound and ((steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)).all()
+    sound = sound and ((steps.times_ns_BV >= 0) & (steps.times_ns_BV < MAX_NS)).all()
+    if not sound:
+        raise InputError("steps that cannot be")
+    return steps
+
+
+def shuffled(values_VB: IntArray | FloatArray) -> bytes:
+    """Values of 8 bytes, the first bytes of all first."""
+    as_bytes = np.ascontiguousarray(values_VB).view(np.uint8)
+    return as_bytes.reshape(*values_VB.shape, 8).transpose(0, 2, 1).tobytes()
+
+
+def _in_order(shuffled: bytes, n_values: int, n_steps: int, kind: str) -> NDArray[Any]:
+    if len(shuffled) != 8 * n_values * n_steps:
+        raise InputError(f"{len(shuffled)} bytes are not {n_steps} steps of {n_values} values")
+    bytes_VB8 = np.frombuffer(shuffled, np.uint8).reshape(n_values, 8, n_steps).transpose(0, 2, 1)
+    return np.ascontiguousarray(bytes_VB8).view(kind)[:, :, 0]
+
+
+def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
+    """What was counted, by this version's counters: those that it does not have are left out."""
+    if not columns.counters:
+        return None
+    if len(columns.counters) > MAX_COUNTERS:
+        raise InputError(f"{len(columns.counters)} counters")
+    counted_CB = _in_order(columns.counted, len(columns.counters), n_steps, "<f8")
+    if (counted_CB < 0).any() or np.isinf(counted_CB).any():
+        raise InputError("counters that cannot be")
+    counted_BC = np.full((n_steps, len(COUNTERS)), np.nan)
+    for name, column_B in zip(columns.counters, counted_CB, strict=True):
+        if name in PLACE:
+            counted_BC[:, PLACE[name]] = column_B
+    return counted_BC
