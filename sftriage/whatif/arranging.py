@@ -20,7 +20,21 @@ CLOCK_ERROR_S = 1e-2
 MAX_CELLS = 1 << 28
 """More numbers of types, sequences and stages are not looked through: such a file is damaged."""
 
-COLUMNS = ("dp_rank", "stage", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id", "gmc")
+COLUMNS = {
+    "dp_rank": "dp_E",
+    "stage": "pp_E",
+    "step": "step_E",
+    "optype": "optype_E",
+    "start_ts": "start_E",
+    "duration": "duration_E",
+    "seq_id": "seq_E",
+    "mc": "chunk_E",
+    "mb_id": "microbatch_E",
+    "gmc": "model_chunk_E",
+}
+"""The columns of the published format, and where they are in `Rows`."""
+RANK = {"rank": "rank_E"}
+"""One more, which says who a worker is and decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,16 +55,12 @@ class Rows:
     chunk_E: NDArray[Any]
     microbatch_E: NDArray[Any]
     model_chunk_E: NDArray[Any]
+    rank_E: NDArray[Any] | None = None
 
     @classmethod
     def of(cls, columns: Mapping[str, NDArray[Any]], optypes: Sequence[str]) -> Rows:
-        """From columns by their names in the published format (`COLUMNS`)."""
-        dp_E, pp_E, step_E, optype_E, start_E, duration_E, seq_E, chunk_E, mb_E, model_chunk_E = map(
-            columns.__getitem__, COLUMNS
-        )
-        return cls(
-            optypes, optype_E, dp_E, pp_E, step_E, start_E, duration_E, seq_E, chunk_E, mb_E, model_chunk_E
-        )
+        """From columns by their names in the published format (`COLUMNS`; `RANK` where it is there)."""
+        return cls(optypes, **{field: columns[name] for name, field in (COLUMNS | RANK).items() if name in columns})
 
 
 def arranged(rows: Rows) -> Operations:
@@ -76,7 +86,9 @@ def arranged(rows: Rows) -> Operations:
     if not whole_N.all():
         kept_E = whole_N[step_E.ravel()]
         flat_E, rows = flat_E[kept_E], _some(rows, kept_E)
-    start_TNW, duration_TNW = (_laid_out(values, flat_E, (n_ops, n_whole, n_dps)) for values in (rows.start_E, rows.duration_E))
+    start_TNW, duration_TNW = (
+        _laid_out(values, flat_E, (n_ops, n_whole, n_dps)) for values in (rows.start_E, rows.duration_E)
+    )
     at_T = np.empty(n_ops * n_whole * n_dps, dtype=np.intp)
     at_T[flat_E] = np.arange(len(flat_E))
     at_T = at_T.reshape(n_ops, n_whole, n_dps)[:, 0, 0]
@@ -128,8 +140,8 @@ def _usual(
 
 
 def _some(rows: Rows, kept_E: NDArray[np.bool_]) -> Rows:
-    kept = (getattr(rows, name)[kept_E] for name in Rows.__slots__ if name != "optypes")
-    return Rows(rows.optypes, *kept)
+    there = {name: getattr(rows, name) for name in Rows.__slots__ if name != "optypes"}
+    return Rows(rows.optypes, **{name: values[kept_E] for name, values in there.items() if values is not None})
 
 
 def _laid_out(values_E: AnyFloat, flat_E: IndexArray, shape: tuple[int, int, int]) -> AnyFloat:
@@ -151,16 +163,23 @@ def _operations(
     end_TNW = start_TNW + duration_TNW
     names = [rows.optypes[index] for index in rows.optype_E[at_T]]
     ops = [
-        Op(index, name, *(int(values[at]) for values in (rows.optype_E, rows.seq_E, rows.pp_E)), *times, *chunks)
+        Op(
+            index=index,
+            kind=name,
+            order=int(rows.optype_E[at]),
+            seq=int(rows.seq_E[at]),
+            pp=int(rows.pp_E[at]),
+            start_s=float(start_TNW[index, 0, 0]),
+            end_s=float(end_TNW[index, 0, 0]),
+            chunk=int(rows.chunk_E[at]),
+            model_chunk=int(rows.model_chunk_E[at]),
+        )
         for index, (name, at) in enumerate(zip(names, at_T, strict=True))
-        for times in [(float(start_TNW[index, 0, 0]), float(end_TNW[index, 0, 0]))]
-        for chunks in [(int(rows.chunk_E[at]), int(rows.model_chunk_E[at]))]
     ]
     graph = pipeline_graph(ops)
     types = [one for one in TYPES.values() if one.name in names]
     index_of = {one.name: index for index, one in enumerate(types)}
     final = OPTIMIZER if OPTIMIZER in names else None
-    n_ops = len(ops)
     return Operations(
         graph=graph,
         types=tuple(types),
@@ -172,11 +191,22 @@ def _operations(
         measured_N=_measured(start_TNW, end_TNW),
         chunk_T=rows.chunk_E[at_T],
         microbatch_T=rows.microbatch_E[at_T],
-        final_T=np.array([final is None or name == final for name in names]) if n_ops else np.zeros(0, np.bool_),
+        final_T=np.array([final is None or name == final for name in names]),
         notes=(f"{n_left_out} of {n_left_out + len(steps)} steps left out: not all operations are there",)
         if n_left_out
         else (),
+        ranks=_ranks(rows),
     )
+
+
+def _ranks(rows: Rows) -> dict[tuple[int, int], int]:
+    """Who is who, where there is one global rank to a worker."""
+    if rows.rank_E is None:
+        return {}
+    n_stages = int(rows.pp_E.max()) + 1
+    worker_E = rows.dp_E.astype(np.intp) * n_stages + rows.pp_E
+    workers, at = np.unique(worker_E, return_index=True)
+    return {divmod(int(worker), n_stages): int(rank) for worker, rank in zip(workers, rows.rank_E[at], strict=True)}
 
 
 def _by_themselves(graph: Graph, start_TNW: AnyFloat, end_TNW: AnyFloat, duration_TNW: AnyFloat) -> AnyFloat:

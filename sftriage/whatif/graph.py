@@ -76,8 +76,8 @@ def graph_of(
         InputError: operations wait for one another in a circle.
     """
     group_T, joined_T = np.full(n_ops, -1, dtype=np.intp), np.zeros(n_ops, dtype=np.bool_)
-    for group, (members, is_joined) in enumerate(zip(groups, joined, strict=True)):
-        group_T[list(members)], joined_T[list(members)] = group, is_joined
+    for group, (ops, is_joined) in enumerate(zip(groups, joined, strict=True)):
+        group_T[list(ops)], joined_T[list(ops)] = group, is_joined
     before: list[set[int]] = [set() for _ in range(n_ops)]
     for earlier, later in dependencies:
         before[later].add(earlier)
@@ -148,7 +148,7 @@ class Spans:
 
 
 Fill = Callable[[slice, FloatArray], None]
-"""Write the durations of some steps (T × steps × W) into an array of that shape."""
+"""Write the durations of some steps (T by steps by W) into an array of that shape."""
 
 
 def spans(graph: Graph, fill: Fill, n_steps: int, n_columns: int, final_T: BoolArray) -> Spans:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -47,6 +47,7 @@ class Operations:
         chunk_T, microbatch_T: which part of the stage's layers it is of, and which microbatch; -1 for neither.
         final_T: operations that end a step.
         notes: what of the recording was left out, in words.
+        ranks: the global rank of each worker (dp, pp), where it is known.
     """
 
     graph: Graph
@@ -61,6 +62,7 @@ class Operations:
     microbatch_T: IntArray
     final_T: BoolArray
     notes: Sequence[str] = ()
+    ranks: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     @cached_property
     def dp_ranks(self) -> tuple[int, ...]:
@@ -111,7 +113,6 @@ class Operations:
 
     def ideal_step_s(self) -> float:
         """What a step takes with all operations at their ideal; all steps take the same."""
-        _, _, n_columns = self.shape
 
         def fill(_: slice, work_TBW: FloatArray) -> None:
             np.copyto(work_TBW, self.ideal_T[:, None, None])

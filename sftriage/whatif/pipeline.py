@@ -1,16 +1,17 @@
 """The dependencies of synchronous hybrid-parallel training, from one recorded step of one data-parallel rank.
 
-What is recorded are begin and end of operations; which waits for which follows from how such a job is run (arXiv
-2505.05713, section 3.2). On each worker the computations go in the order in which they began, and so do the transfers
-of each type. A forward or backward computation waits for what it receives, and what it sends waits for it. A send and
-its receive are a group, and so are the ends of a collective. After the last backward computation come the gradients'
-collectives, clipping and the optimizer, one after the other.
+What is recorded are begin and end of operations; which waits for which follows from how such a job is run, as arXiv
+2505.05713 and its analyser have it. On each worker the computations go in the order in which they began, and so do the
+transfers of each type. A forward or backward computation waits for what it receives, and what it sends waits for it. A
+send and its receive are a group, and so are the members of a collective. After the last backward computation come the
+gradients' collectives, clipping and the optimizer, one after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from sftriage.errors import InputError
 from sftriage.whatif.graph import Graph, graph_of
@@ -236,4 +237,4 @@ def _after_computing(stage: _Stage) -> Iterator[tuple[Op, Op]]:
 
 
 def _chain(ops: Sequence[Op]) -> Iterator[tuple[Op, Op]]:
-    yield from zip(ops, ops[1:], strict=False)
+    yield from pairwise(ops)

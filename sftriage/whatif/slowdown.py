@@ -1,5 +1,4 @@
-"""How much time stragglers cost, and whose: the figures of "Understanding Stragglers in Large Model Training Using
-What-if Analysis" (arXiv 2505.05713), equations 1 to 5.
+"""How much time stragglers cost, and whose: the figures of arXiv 2505.05713, equations 1 to 5.
 
 A step is replayed with the durations that were measured (T_ori) and with ideal ones (T_ideal). S is the one over the
 other. Keeping only one group's durations as measured shows what that group costs; giving it ideal ones and keeping all
