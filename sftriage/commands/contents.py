@@ -206,6 +206,12 @@ CONTENTS: tuple[Entry | Section, ...] = (
         ("sftriage analyze sftriage-runs/RUN", "sftriage analyze durations.npz --window 20 --json"),
     ),
     Entry(
+        "whatif",
+        "whatif:whatif",
+        "Say what a job would run at without stragglers.",
+        ("sftriage whatif trace.parquet", "sftriage whatif sftriage-runs/RUN --json"),
+    ),
+    Entry(
         "reduce",
         "reduce:reduce",
         "Reduce heavy traces to stages, and say what they show.",

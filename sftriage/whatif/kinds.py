@@ -1,0 +1,204 @@
+"""Which kinds of stragglers a job has: told by what mending them alone would recover, and by how they look.
+
+Five kinds, after arXiv 2505.05713. A worker that is slow in all it computes; a last stage that has more to compute than
+the others; microbatches that take long forward and backward alike, for their sequences are long; forward computations
+that stall now here, now there, as Python's garbage collector makes them; transfers that take longer than usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from sftriage.whatif.graph import AnyFloat, BoolArray, FloatArray, IndexArray
+from sftriage.whatif.operations import Operations
+from sftriage.whatif.slowdown import Slowdown, mended, replaced
+
+Code: TypeAlias = Literal["slow_worker", "last_stage", "sequence_lengths", "garbage_collection", "communication"]
+
+MIN_MAIN_SHARE = 0.5
+"""From here on M_W is a worker's fault, and M_S the last stage's."""
+MIN_SHARE = 0.25
+"""So much of the slowdown another kind has to account for, to be named."""
+MIN_CORRELATION = 0.9
+"""From here on a microbatch's forward and backward vary together, as the lengths of its sequences make them."""
+
+SPIKE_RATIO = 0.2
+SPIKE_SIGMAS = 6.0
+"""A forward computation stalls that takes both so much longer than the worker's median, and so many deviations."""
+MAX_ONE_WORKERS_SPIKES = 0.5
+"""Stalls of which one worker has more are that worker's own."""
+_MAD_TO_SIGMA = 1.4826
+
+GC_TYPE = "gc"
+
+Worker: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of stragglers that the job has.
+
+    ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
+    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation, where it is about one.
+    """
+
+    code: Code
+    share: float
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    workers: tuple[Worker, ...] = ()
+    part: str = ""
+
+
+def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
+    """The kinds, what accounts for most first; none where the slowdown is too small to be shared out."""
+    if found.m_w is None or found.m_s is None:
+        return ()
+    named = [
+        *_places(operations, found, found.m_w.share, found.m_s.share),
+        *_lengths(operations, found),
+        *_stalls(operations, found),
+        *_transfers(operations, found),
+    ]
+    return tuple(sorted(named, key=lambda kind: -kind.share))
+
+
+def _places(operations: Operations, found: Slowdown, m_w: float, m_s: float) -> Iterator[Kind]:
+    """A slow worker, and a last stage that is slow also where its workers are not the slowest ones."""
+    last = operations.pp_ranks[-1]
+    only_last = len(operations.pp_ranks) > 1 and all(pp == last for _, pp in found.worst)
+    # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
+    alone = only_last and len(operations.dp_ranks) == 1
+    if m_w >= MIN_MAIN_SHARE and not alone:
+        yield Kind("slow_worker", m_w, {"M_W": m_w}, _as_slow(found))
+    if len(operations.pp_ranks) > 1 and m_s >= MIN_MAIN_SHARE:
+        worst_TW = _of_workers(operations, found.worst)
+        beyond = m_s if alone else mended(operations, found, worst_TW | (operations.pp_TW == last)).share - m_w
+        if beyond >= MIN_SHARE:
+            yield Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+
+
+def _as_slow(found: Slowdown) -> tuple[Worker, ...]:
+    """Of the worst workers those that are slow, and not there to make up their number."""
+    slowdowns = {worker: (found.of_worker(*worker) or 1.0) - 1.0 for worker in found.worst}
+    return tuple(worker for worker, over in slowdowns.items() if over >= max(slowdowns.values()) / 2)
+
+
+def _of_workers(operations: Operations, workers: tuple[Worker, ...]) -> BoolArray:
+    of_TW: BoolArray = np.zeros((1, 1), dtype=np.bool_)
+    for dp, pp in workers:
+        of_TW = of_TW | ((operations.dp_TW == dp) & (operations.pp_TW == pp))
+    return of_TW
+
+
+def _layers(operations: Operations, phase: str) -> dict[tuple[int, int], IndexArray]:
+    """The operations of a phase by stage and chunk: on one worker all of these compute the same layers."""
+    if operations.pp_TW.shape[1] != 1:
+        return {}
+    layers: dict[tuple[int, int], list[int]] = {}
+    for op, (index, pp, chunk) in enumerate(
+        zip(operations.type_T, operations.pp_TW[:, 0], operations.chunk_T, strict=True)
+    ):
+        if operations.types[index].phase == phase:
+            layers.setdefault((int(pp), int(chunk)), []).append(op)
+    return {layer: np.array(ops, dtype=np.intp) for layer, ops in layers.items()}
+
+
+def _pairs(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
+    """For each stage and chunk its forward and its backward computations, those of one microbatch at one place."""
+    backwards = _layers(operations, "backward")
+    for layer, forward_M in _layers(operations, "forward").items():
+        of_microbatch = {int(operations.microbatch_T[op]): op for op in backwards.get(layer, ())}
+        both = [(op, of_microbatch.get(int(operations.microbatch_T[op]))) for op in forward_M]
+        paired = [(forward, backward) for forward, backward in both if backward is not None]
+        if paired:
+            ops_M2 = np.array(paired, dtype=np.intp)
+            yield ops_M2[:, 0], ops_M2[:, 1]
+
+
+def _lengths(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+    """Microbatches of one worker that differ, forward and backward alike."""
+    correlations = []
+    for forward_M, backward_M in _pairs(operations):
+        over = [_over_mean(operations.work_TNW[ops_M]) for ops_M in (forward_M, backward_M)]
+        scale = float(np.sqrt((over[0] ** 2).sum() * (over[1] ** 2).sum()))
+        correlations.append(float((over[0] * over[1]).sum()) / scale if scale > 0.0 else 0.0)
+    if not correlations or (correlation := float(np.median(correlations))) < MIN_CORRELATION:
+        return
+    work_TNW = operations.work_TNW.copy()
+    for phase in ("forward", "backward"):
+        for ops_M in _layers(operations, phase).values():
+            work_TNW[ops_M] = operations.work_TNW[ops_M].mean(axis=(0, 1), keepdims=True, dtype=np.float64)
+    share = replaced(operations, found, work_TNW).share
+    if share >= MIN_SHARE:
+        yield Kind("sequence_lengths", share, {"forward_backward_correlation": correlation})
+
+
+def _over_mean(work_MNW: AnyFloat) -> FloatArray:
+    """Each computation over the mean of its worker."""
+    mean_11W = work_MNW.mean(axis=(0, 1), keepdims=True, dtype=np.float64)
+    return np.asarray(work_MNW / np.where(mean_11W > 0.0, mean_11W, 1.0) - 1.0)
+
+
+def _stalls(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+    """Forward computations that take long now and then, the backward of the same microbatch not, on many workers."""
+    work_TNW = operations.work_TNW.copy()
+    n_columns = operations.shape[2]
+    stalled_s: dict[Worker, float] = {}
+    steps_N = np.zeros(len(operations.steps), dtype=np.bool_)
+    for forward_M, backward_M in _pairs(operations):
+        pp = int(operations.pp_TW[forward_M[0], 0])
+        forward_MNW = operations.work_TNW[forward_M]
+        median_11W, spikes_MNW = _spikes(forward_MNW, operations.work_TNW[backward_M])
+        work_TNW[forward_M] = np.where(spikes_MNW, median_11W, forward_MNW)
+        steps_N |= spikes_MNW.any(axis=(0, 2))
+        lost_W = ((forward_MNW - median_11W) * spikes_MNW).sum(axis=(0, 1), dtype=np.float64)
+        for column in range(n_columns):
+            worker = int(operations.dp_TW[0, column]), pp
+            stalled_s[worker] = stalled_s.get(worker, 0.0) + float(lost_W[column])
+    for op, index in enumerate(operations.type_T):
+        if operations.types[index].name == GC_TYPE and operations.work_TNW[op].any():
+            # The collector, as such on record.
+            pp = int(operations.pp_TW[op, 0])
+            steps_N |= (operations.work_TNW[op] > 0.0).any(axis=1)
+            for column, lost_s in enumerate(operations.work_TNW[op].sum(axis=0, dtype=np.float64)):
+                worker = int(operations.dp_TW[0, column]), pp
+                stalled_s[worker] = stalled_s.get(worker, 0.0) + float(lost_s)
+            work_TNW[op] = 0.0
+    if (total_s := sum(stalled_s.values())) <= 0.0:
+        return
+    most = max(stalled_s.values()) / total_s
+    if most > max(MAX_ONE_WORKERS_SPIKES, 1.5 / len(stalled_s)):
+        return
+    share = replaced(operations, found, work_TNW).share
+    if share >= MIN_SHARE:
+        hit = sum(1 for lost_s in stalled_s.values() if lost_s > 0.0) / len(stalled_s)
+        numbers = {"of_steps": float(steps_N.mean()), "of_workers": hit, "most_of_one_worker": most}
+        yield Kind("garbage_collection", share, numbers)
+
+
+def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
+    """Each worker's median forward computation (1 × 1 × W), and which of them are spikes that the backward has not."""
+    median_11W, backward_11W = (np.median(one, axis=(0, 1), keepdims=True) for one in (forward_MNW, backward_MNW))
+    over_MNW = forward_MNW - median_11W
+    sigma_11W = _MAD_TO_SIGMA * np.median(np.abs(over_MNW), axis=(0, 1), keepdims=True)
+    spikes_MNW = (over_MNW > SPIKE_RATIO * median_11W) & (over_MNW > SPIKE_SIGMAS * sigma_11W)
+    # A long sequence takes long both ways.
+    backward_ratio = backward_MNW / np.where(backward_11W > 0.0, backward_11W, 1.0) - 1.0
+    forward_ratio = over_MNW / np.where(median_11W > 0.0, median_11W, 1.0)
+    return np.asarray(median_11W), np.asarray(spikes_MNW & (backward_ratio < forward_ratio / 2))
+
+
+def _transfers(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+    """Transfers and collectives that take longer than they mostly do."""
+    indices = [index for index, one in enumerate(operations.types) if one.communication]
+    if not indices or found.by_part is None:
+        return
+    share = mended(operations, found, operations.of_types(*indices)).share
+    if share >= MIN_SHARE:
+        parts = {operations.types[index].part for index in indices}
+        worst = max(parts, key=lambda part: (found.by_part or {}).get(part, 1.0))
+        yield Kind("communication", share, {"slowdown": found.by_part[worst]}, part=worst)

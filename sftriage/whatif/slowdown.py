@@ -1,0 +1,145 @@
+"""How much time stragglers cost, and whose: the figures of arXiv 2505.05713, equations 1 to 5.
+
+A step is replayed with the durations that were measured (T_ori) and with ideal ones (T_ideal). S is the one over the
+other. Keeping only one group's durations as measured shows what that group costs; giving it ideal ones and keeping all
+others (T_rem), what mending it would recover: (T_ori - T_rem) / (T_ori - T_ideal).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from sftriage.whatif.graph import BoolArray, FloatArray
+from sftriage.whatif.operations import Operations
+
+MIN_SLOWDOWN = 1.03
+"""Under it there is too little to be shared out among anybody."""
+
+WORST_PERCENT = 3
+"""So many of the workers, and at least one, may be the slow ones of M_W."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """A mean step with some operations mended and all else as it was measured, and the share that recovers."""
+
+    step_s: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slowdown:
+    """What stragglers cost a job; seconds are of a step.
+
+    Attributes:
+        steps, measured_N, replayed_N: each step as it was recorded, and replayed without the gaps that no operation
+            accounts for: data loading, launches.
+        ideal_s: any step without stragglers.
+        by_part, by_dp, by_pp: S if only they were as measured; None where S is too small to be shared out.
+        worst: the workers (dp, pp) that M_W is of, the worst first.
+        m_w, m_s: what mending these, and what mending the last stage would recover.
+    """
+
+    steps: tuple[int, ...]
+    measured_N: FloatArray
+    replayed_N: FloatArray
+    ideal_s: float
+    by_part: dict[str, float] | None = None
+    by_dp: dict[int, float] | None = None
+    by_pp: dict[int, float] | None = None
+    by_dp_N: dict[int, FloatArray] | None = None
+    by_pp_N: dict[int, FloatArray] | None = None
+    worst: tuple[tuple[int, int], ...] = ()
+    m_w: Fix | None = None
+    m_s: Fix | None = None
+
+    @property
+    def s(self) -> float:
+        """The slowdown S: a mean step as measured, over one without stragglers."""
+        return float(self.replayed_N.mean()) / self.ideal_s
+
+    @property
+    def lost_s(self) -> float:
+        """What stragglers cost a mean step."""
+        return float(self.replayed_N.mean()) - self.ideal_s
+
+    @property
+    def unexplained(self) -> float:
+        """A measured step over a replayed one, less 1: how far the replay is off."""
+        return float(self.measured_N.mean() / self.replayed_N.mean()) - 1.0
+
+    def of_worker(self, dp: int, pp: int) -> float | None:
+        """S_w: a worker's slowdown, of which that of its rank and that of its stage are bounds."""
+        return None if self.by_dp is None or self.by_pp is None else min(self.by_dp[dp], self.by_pp[pp])
+
+
+def slowdown_of(operations: Operations) -> Slowdown:
+    """Work out all figures."""
+    everything = np.ones((1, 1), dtype=np.bool_)
+    replayed_N = operations.replay(everything).whole_N
+    found = Slowdown(operations.steps, operations.measured_N, replayed_N, operations.ideal_step_s())
+    if not found.s >= MIN_SLOWDOWN:
+        return found
+    by_dp_N, by_pp_N = _by_dp(operations), _by_pp(operations)
+    ideal_s = found.ideal_s
+    by_dp = {dp: float(step_N.mean()) / ideal_s for dp, step_N in by_dp_N.items()}
+    by_pp = {pp: float(step_N.mean()) / ideal_s for pp, step_N in by_pp_N.items()}
+    worst = _worst(by_dp, by_pp)
+    worst_TW = np.zeros(np.broadcast_shapes(operations.dp_TW.shape, operations.pp_TW.shape), dtype=np.bool_)
+    for dp, pp in worst:
+        worst_TW |= (operations.dp_TW == dp) & (operations.pp_TW == pp)
+    return Slowdown(
+        **{name: getattr(found, name) for name in ("steps", "measured_N", "replayed_N", "ideal_s")},
+        by_part={part: float(step_N.mean()) / ideal_s for part, step_N in _by_part(operations).items()},
+        by_dp=by_dp,
+        by_pp=by_pp,
+        by_dp_N={dp: step_N / ideal_s for dp, step_N in by_dp_N.items()},
+        by_pp_N={pp: step_N / ideal_s for pp, step_N in by_pp_N.items()},
+        worst=worst,
+        m_w=mended(operations, found, worst_TW),
+        m_s=mended(operations, found, operations.pp_TW == operations.pp_ranks[-1]),
+    )
+
+
+def mended(operations: Operations, found: Slowdown, ideal_TW: BoolArray) -> Fix:
+    """What giving some operations their ideal durations would recover."""
+    return _fix(found, operations.replay(~ideal_TW).whole_N)
+
+
+def replaced(operations: Operations, found: Slowdown, work_TNW: FloatArray) -> Fix:
+    """What other durations in place of those measured would recover."""
+    return _fix(found, operations.replay(np.ones((1, 1), dtype=np.bool_), work_TNW).whole_N)
+
+
+def _fix(found: Slowdown, step_N: FloatArray) -> Fix:
+    step_s = float(step_N.mean())
+    return Fix(step_s, (float(found.replayed_N.mean()) - step_s) / found.lost_s)
+
+
+def _by_dp(operations: Operations) -> dict[int, FloatArray]:
+    if operations.dp_TW.shape[0] == 1:
+        alone_NW = operations.each_column_alone()
+        return {int(dp): alone_NW[:, column] for column, dp in enumerate(operations.dp_TW[0])}
+    return {dp: operations.replay(operations.dp_TW == dp).finish_N for dp in operations.dp_ranks}
+
+
+def _by_pp(operations: Operations) -> dict[int, FloatArray]:
+    return {pp: operations.replay(operations.pp_TW == pp).finish_N for pp in operations.pp_ranks}
+
+
+def _by_part(operations: Operations) -> dict[str, FloatArray]:
+    parts: dict[str, list[int]] = {}
+    for index, of_type in enumerate(operations.types):
+        parts.setdefault(of_type.part, []).append(index)
+    return {part: operations.replay(operations.of_types(*indices)).finish_N for part, indices in parts.items()}
+
+
+def _worst(by_dp: dict[int, float], by_pp: dict[int, float]) -> tuple[tuple[int, int], ...]:
+    """The slowest of the workers; of equals the one of the first stage, and in that of the first rank."""
+    workers = [(dp, pp) for pp in by_pp for dp in by_dp]
+    # Global ranks go through the data-parallel ranks of one stage, and then to the next stage.
+    slowest = sorted(workers, key=lambda worker: -min(by_dp[worker[0]], by_pp[worker[1]]))
+    return tuple(slowest[: ceil(len(workers) * WORST_PERCENT / 100)])

@@ -1,0 +1,97 @@
+"""The published traces of arXiv 2505.05713: every figure of theirs, from their operations.
+
+Their analyser computes in a mixture of single and double precision; so near to its figures come only the same
+dependencies, ideal durations and steps.
+"""
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from sftriage.runtime.whatif_inputs import load_operations
+from sftriage.whatif.kinds import kinds_of
+from sftriage.whatif.slowdown import slowdown_of
+from tests.needs import NO_REAL_TRACES
+
+pytest.importorskip("arro3.io", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
+
+REPOSITORY = Path(__file__).parents[3]
+DATA = Path(os.environ.get("SFTRIAGE_TEST_DATA") or REPOSITORY.parent / "shared" / "data") / "straggler-analysis"
+PUBLISHED = sorted(path.stem.removeprefix("trace-") for path in DATA.glob("trace-*.parquet"))
+NEAR = {"rel": 1e-6, "abs": 1e-9}
+
+traces = pytest.mark.parametrize("name", PUBLISHED or [pytest.param("", marks=pytest.mark.skip(NO_REAL_TRACES))])
+
+
+@cache
+def analysed(name):
+    operations = load_operations(DATA / f"trace-{name}.parquet")
+    return operations, slowdown_of(operations)
+
+
+def published(kind, name):
+    return json.loads((DATA / f"{kind}-{name}.json").read_text(encoding="utf-8"))
+
+
+@traces
+def test_the_slowdown_and_the_time_of_every_step(name):
+    # GIVEN a published trace, analysed
+    _, found = analysed(name)
+    theirs = published("result", name)
+    # THEN all of its steps are there, and each takes what they say: as measured, replayed, and without stragglers
+    for ours_N, key in ((found.measured_N, "step_t_base"), (found.replayed_N, "step_t_nodelay")):
+        assert dict(zip(map(str, found.steps), ours_N, strict=True)) == pytest.approx(theirs[key], **NEAR)
+    assert set(theirs["step_t_noblk"].values()) == {pytest.approx(found.ideal_s, **NEAR)}
+    # AND so is the slowdown, of all and of each
+    assert found.s == pytest.approx(theirs["blocking_slowdown"], **NEAR)
+    assert 1.0 + found.unexplained == pytest.approx(theirs["launch_slowdown"], **NEAR)
+    by_step = dict(zip(map(str, found.steps), found.replayed_N / found.ideal_s, strict=True))
+    assert by_step == pytest.approx(theirs["blocking_step_slowdown"], **NEAR)
+
+
+@traces
+def test_whose_the_slowdown_is(name):
+    # GIVEN a published trace, analysed
+    _, found = analysed(name)
+    theirs = published("result", name)
+    # THEN what each data-parallel rank, stage and type of operation costs is theirs, over all steps and in each
+    for ours, key in ((found.by_dp, "dp_rank"), (found.by_pp, "stage"), (found.by_part, "optype")):
+        assert {str(one): slowdown for one, slowdown in ours.items()} == pytest.approx(
+            theirs[f"blocking_decompose_by_{key}"], **NEAR
+        )
+    for ours_N, key in ((found.by_dp_N, "dp_rank"), (found.by_pp_N, "stage")):
+        for at, step in enumerate(found.steps):
+            of_step = {str(one): float(slowdown_N[at]) for one, slowdown_N in ours_N.items()}
+            assert of_step == pytest.approx(theirs[f"blocking_decompose_by_{key}_per_step"][str(step)], **NEAR)
+
+
+@traces
+def test_what_mending_the_worst_workers_or_the_last_stage_would_recover(name):
+    # GIVEN a published trace, analysed
+    _, found = analysed(name)
+    for fix, kind, key in ((found.m_w, "mw", "Mw"), (found.m_s, "ms", "Ms")):
+        theirs = published(kind, name)
+        # THEN the mended step is theirs, and so is its share
+        assert fix.step_s == pytest.approx(theirs["trem"], **NEAR)
+        assert fix.share == pytest.approx(theirs[key], **NEAR)
+        assert (found.replayed_N.mean(), found.ideal_s) == pytest.approx((theirs["tori"], theirs["tideal"]), **NEAR)
+
+
+@pytest.mark.parametrize(
+    ("name", "figures", "kinds"),
+    [
+        ("AR", (1.973, 1.002, -0.001), [("slow_worker", ((0, 0),))]),
+        ("ST", (1.179, 0.031, 1.219), [("last_stage", ())]),
+    ],
+)
+def test_the_figures_of_the_paper_and_the_kinds_it_names(name, figures, kinds):
+    # GIVEN a job whose stragglers the paper explains: one worker made slow, a last stage with more to do
+    if name not in PUBLISHED:
+        pytest.skip(NO_REAL_TRACES)
+    operations, found = analysed(name)
+    # THEN S, M_W and M_S are its, and it has that kind of stragglers, and no other
+    assert tuple(round(one, 3) for one in (found.s, found.m_w.share, found.m_s.share)) == figures
+    assert [(kind.code, kind.workers) for kind in kinds_of(operations, found)] == kinds
