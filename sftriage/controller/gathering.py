@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 from sftriage.events import Span
 from sftriage.records import Window
@@ -23,10 +24,17 @@ class WindowAssembly:
     Args:
         shape: how windows are cut.
         kept: steps that are held no longer.
+        judged: of each generation that an earlier controller has judged windows of, the first step of the last one.
     """
 
-    def __init__(self, shape: Shape, kept: Kept = lambda generation, first_step, last_step: None) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        kept: Kept = lambda generation, first_step, last_step: None,
+        judged: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
         self._shape, self._kept = shape, kept
+        self._due = {generation: first_step + shape.stride_steps for generation, first_step in judged.items()}
         self._gatherers: dict[int, Gatherer] = {}
         self._foreign: set[tuple[int, tuple[int, ...]]] = set()
         self._on_device: set[int] = set()
@@ -92,7 +100,8 @@ class WindowAssembly:
             return
         gatherer = self._gatherers.get(first.generation)
         if gatherer is None:
-            gatherer = Gatherer(first.schema, first.world_size, self._shape, attempt=first.generation)
+            due = self._due.get(first.generation)
+            gatherer = Gatherer(first.schema, first.world_size, self._shape, attempt=first.generation, due=due)
             self._gatherers[first.generation] = gatherer
         sent = [rows for rows in sent if self._belongs(rows, gatherer)]
         if not sent:

@@ -15,6 +15,7 @@ class ResumeState:
 
     Attributes:
         decided: for each attempt, the last step of the last window that was decided.
+        judged: and its first one.
         unended: captures that were asked for and have not ended, with why they exist, by id.
         attempts: of which attempt's ranks these, and others, were asked.
         request_ids: the manual requests that were decided.
@@ -24,11 +25,13 @@ class ResumeState:
     unended: Mapping[str, tuple[CaptureRequest, Trigger]] = field(default_factory=dict)
     request_ids: frozenset[str] = frozenset()
     attempts: Mapping[str, int] = field(default_factory=dict)
+    judged: Mapping[int, int] = field(default_factory=dict)
 
 
 def resume_state(events: Iterable[Event]) -> ResumeState:
     """What a run's records, in order, say is left to be done."""
     decided: dict[int, int] = {}
+    judged: dict[int, int] = {}
     unended: dict[str, tuple[CaptureRequest, Trigger]] = {}
     request_ids: set[str] = set()
     attempts: dict[str, int] = {}
@@ -46,6 +49,7 @@ def resume_state(events: Iterable[Event]) -> ResumeState:
         if isinstance(event, WindowJudged) and event.verdict.label != "stalled":
             attempt, last_step = event.verdict.attempt, event.verdict.last_step
             decided[attempt] = max(last_step, decided.get(attempt, last_step))
+            judged[attempt] = max(event.verdict.first_step, judged.get(attempt, event.verdict.first_step))
         elif isinstance(event, ManualRequestDecided):
             request_ids.add(event.request.request_id)
-    return ResumeState(decided, unended, frozenset(request_ids), attempts)
+    return ResumeState(decided, unended, frozenset(request_ids), attempts, judged)

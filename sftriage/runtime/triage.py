@@ -134,11 +134,12 @@ class Triage:
             self._shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
             self._annotations = Annotations(directory, self._disk.do)
             logs = StepLogs(directory.steps)
-            self._gathering = WindowAssembly(self._shape, lambda *where: self._kept(logs, *where))
             self._journal = Journal(directory.decisions, self._disk.do)
             held.callback(self._journal.close)
             # Not before nobody else writes into it.
             self._left = resume_state(self._journal.events()) if resume else None
+            judged = {} if self._left is None else self._left.judged
+            self._gathering = WindowAssembly(self._shape, lambda *where: self._kept(logs, *where), judged)
             self._stream = Stream(sinks)
             under_nsys = directory.nsys.exists()
             parts = policy, self._journal, directory.state, self._stream.publish, self._left

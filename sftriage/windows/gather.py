@@ -42,12 +42,17 @@ class Gatherer:
     Nothing that was handed out changes, and the store holds two windows' steps at most, however far the ranks lie
     apart. Windows that a call of `add` completes are kept until `ready` hands them out: whoever adds steps that fill
     many windows has to ask in between.
+
+    Of an attempt that is gone on with, ``due`` is the first step of the window after those that were judged: wherever
+    the steps begin that come now, windows begin where they would have.
     """
 
-    def __init__(self, schema: StageSchema, world_size: int, shape: Shape, *, attempt: int = 0) -> None:
+    def __init__(
+        self, schema: StageSchema, world_size: int, shape: Shape, *, attempt: int = 0, due: int | None = None
+    ) -> None:
         self._schema = schema
         self._shape = shape
-        self._attempt = attempt
+        self._attempt, self._due = attempt, due
         self._world_size = world_size
         # Until the first step of the job is known, steps are kept as they came.
         self._started = False
@@ -163,6 +168,11 @@ class Gatherer:
         self._started = True
         self._fastest = self._earliest
         self._next_first = self._earliest + self._shape.warmup_steps
+        if self._due is not None:
+            stride, due = self._shape.stride_steps, self._due
+            # (what is to be judged next is not put off for a warm-up, which was long ago)
+            self._next_first = min(self._next_first + (due - self._next_first) % stride, due)
+            self._next_first = max(self._next_first, self._earliest + (due - self._earliest) % stride)
         self._take(early)
         for steps in self._early_device:
             self.add_device(steps)

@@ -2,6 +2,7 @@
 
 import tracemalloc
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -61,6 +62,28 @@ FAR = MAX_GAP_STEPS * 1000
 def test_windows_come_at_every_stride_once_every_rank_has_passed_their_end(numbers, warmup, found):
     # GIVEN two ranks, windows of 4 steps, one every 2
     assert fed(gatherer(warmup=warmup), [step(rank, n) for n in numbers for rank in (0, 1)]) == found
+
+
+@pytest.mark.parametrize(
+    ("due", "first_step", "found"),
+    [
+        # What is due next is where the steps begin that come, or after them, by less than the warm-up or by more.
+        (13, 13, 13),
+        (13, 12, 13),
+        (13, 8, 11),
+        (13, 0, 3),
+        # Some of it never comes: windows go on with the next one that is there whole.
+        (13, 14, 15),
+        (13, 20, 21),
+        # Before anything was judged, what comes first is the warm-up.
+        (None, 8, 11),
+    ],
+)
+def test_windows_of_a_job_that_is_gone_on_with_begin_where_they_would_have(due, first_step, found):
+    target = Gatherer(SCHEMA, 1, Shape(4, 2, 3), due=due)
+    windows = fed(target, [step(0, n) for n in range(first_step, first_step + 20)])
+    assert windows[0][0] == found
+    assert {later[0] - before[0] for before, later in pairwise(windows)} == {2}
 
 
 @pytest.mark.parametrize(("rank", "number"), [(9, 1), (-1, 1), (0, -(2**62)), (0, 2**62)])
