@@ -12,6 +12,9 @@ import typer
 from sftriage.commands.options import CredentialsOption, HubOption, JobIdOption, NatsOption, TlsOption
 from sftriage.errors import UsageError
 
+GRACE_S = 3.0
+"""How long trainers that are told to end together with their agent may take to do so."""
+
 
 def agent(
     job_id: JobIdOption = None,
@@ -39,10 +42,12 @@ def agent(
 ) -> None:
     """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.
 
-    It ends once the host's trainers have come and gone for good, or by Ctrl-C; the job itself notices nothing.
+    It ends once the host's trainers have come and gone for good, or by SIGTERM or Ctrl-C; the job itself notices
+    nothing.
     """
-    from sftriage.runtime.hosting import Host, host_directory, host_name
+    from sftriage.runtime.hosting import HURRY_S, Host, host_directory, host_name
     from sftriage.runtime.many_hosts import HubOptions
+    from sftriage.runtime.rings import tidy_rings
 
     options = HubOptions.of(job_id, hub, nats, creds, tls)
     said = os.environ.get("SFTRIAGE_RINGS")
@@ -50,18 +55,20 @@ def agent(
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     options.wait_for_secret()
     name = name or host_name(os.environ)
-    where = directory or host_directory(options.job_id, name)
-    host = Host(
-        rings or Path(said or ""), where.absolute(), job or options.job_id, options.job_id, options.address, name
-    )
+    where, rings = directory or host_directory(options.job_id, name, os.environ), rings or Path(said or "")
+    host = Host(rings, where.absolute(), job or options.job_id, options.job_id, options.address, name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     host.start()
+    told = over = False
     try:
         host.watch()
-        host.finish()
+        over = host.finish()
     except KeyboardInterrupt:
-        if not host.trains:
-            host.finish()
-        raise typer.Exit(128 + signal.SIGINT) from None
+        # (whoever ends a job ends its trainers too, in the same moment)
+        told, over = True, host.left_within(GRACE_S) and host.finish(HURRY_S)
     finally:
         host.close()
+        if over:
+            tidy_rings(rings)
+    if told and not over:
+        raise typer.Exit(128 + signal.SIGINT)

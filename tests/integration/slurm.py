@@ -5,11 +5,9 @@ one directory, `Cluster.apart`, which every node has for itself.
 """
 
 import contextlib
-import os
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -22,14 +20,15 @@ from tests.integration.processes import DEADLINE_S, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "nsenter")
 NODES = ("node-a", "node-b")
-KILL_WAIT_S = 5
-"""Between SIGTERM and SIGKILL; 30 s by default."""
+DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
+KILL_WAIT_S = 30
+"""Between SIGTERM and SIGKILL, as by default."""
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=node-a
 SlurmUser=root
 AuthType=auth/munge
-AuthInfo=socket={place}/munge.socket
+AuthInfo=socket={place}/munge.socket,cred_expire=5
 StateSaveLocation={place}/state
 SlurmdSpoolDir={place}/%n
 SlurmctldPidFile={place}/slurmctld.pid
@@ -46,8 +45,9 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 SchedulerParameters=batch_sched_delay=0,sched_min_interval=100000
 KillWait={kill_wait_s}
-NodeName=node-a NodeAddr={a} CPUs=16 State=UNKNOWN
-NodeName=node-b NodeAddr={b} CPUs=16 State=UNKNOWN
+GresTypes=gpu
+NodeName=node-a NodeAddr={a} CPUs=256 Gres=gpu:16 State=UNKNOWN
+NodeName=node-b NodeAddr={b} CPUs=256 Gres=gpu:16 State=UNKNOWN
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 SETTLE = """
@@ -80,6 +80,10 @@ class Cluster:
         (place / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
         (a, b) = BOTH
         (place / "slurm.conf").write_text(CONFIGURATION.format(place=place, kill_wait_s=KILL_WAIT_S, a=a, b=b))
+        # (GPUs to be asked for: nobody uses them)
+        (place / "gres.conf").write_text(f"Name=gpu File={place}/gpu[0-15]\n")
+        for number in range(16):
+            (place / f"gpu{number}").touch()
         # (which one there is is not to be looked for: nothing of it is used)
         (place / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         self._nodes: list[subprocess.Popen] = []
@@ -92,7 +96,11 @@ class Cluster:
         wait_until(lambda: (place / "munge.socket").exists(), 30.0)
         self._daemon(0, "slurmctld", "-D", "-c")
         self._nodes = [self._daemon(number, "slurmd", "-D", "-N", name) for number, name in enumerate(NODES)]
-        wait_until(lambda: self.run(0, "sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "2", 20.0)
+        try:
+            wait_until(lambda: self.run(0, "sinfo", "-h", "-t", "idle", "-o", "%D").stdout.strip() == "2", 60.0)
+        except AssertionError as error:
+            said = "\n".join(file.read_text("utf-8", "replace") for file in place.glob("*.log"))
+            raise AssertionError(f"SLURM does not come up: {said}") from error
 
     def _daemon(self, number: int, *command: object) -> subprocess.Popen:
         settled = ["sh", "-ec", SETTLE.format(place=self._place, apart=self.apart), "sh"]
@@ -122,18 +130,22 @@ class Cluster:
         shown = self.run(0, "scontrol", "show", "job", "-o", job).stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown))
 
+    def left(self) -> list[str]:
+        """What there is on the nodes of jobs: files in their memory, and processes other than SLURM's own."""
+        found = []
+        for number, name in enumerate(self._hosts.names):
+            found += self.run(number, "find", "/dev/shm", "-mindepth", 1).stdout.split()
+            pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
+            for pid in pids.stdout.split():
+                with contextlib.suppress(OSError):
+                    process = Path(f"/proc/{pid}")
+                    if process.joinpath("comm").read_text().strip() not in DAEMONS:
+                        found.append(process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode())
+        return found
+
     def ended(self, job: str) -> bool:
         """Whether a job has ended, and all that belongs to it."""
         return self.about(job)["JobState"] not in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
-
-
-def processes(word: str) -> list[str]:
-    """The command lines in which a word is, of all processes but this one."""
-    found = []
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(file.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
-    return [one for one in found if word in one]
 
 
 @contextlib.contextmanager
