@@ -65,6 +65,7 @@ def agent(
         over = host.finish()
     except KeyboardInterrupt:
         # (whoever ends a job ends its trainers too, in the same moment)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         told, over = True, host.left_within(GRACE_S) and host.finish(HURRY_S)
     finally:
         host.close()

@@ -24,6 +24,7 @@ from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
+from sftriage.runtime.hosting import SOON_S
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.local import Keeping, MakeSinks
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
@@ -40,10 +41,6 @@ from sftriage.windows.steplog import KeptSteps, blocks_of
 CONNECT_S = 20.0
 OVER_S = 3.0
 """For how long all hosts have to have left before the job counts as over: others may be yet to be heard of."""
-
-
-SOON_S = 10.0
-"""How long the hosts of a job may take to end when its controller is told to."""
 
 
 class HubNote(msgspec.Struct, frozen=True):
@@ -131,9 +128,9 @@ class JobController:
         remember(self.directory)
         self._triage.start()
         over_since_s = None
-        while over_since_s is None or time.monotonic() < over_since_s + OVER_S:
+        while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
-            if time.monotonic() > self._deadline_s:
+            if not self._fleet.over and time.monotonic() > self._deadline_s:
                 raise KeyboardInterrupt
             if self._fleet.lost:
                 raise UsageError(f"let go of the job: {self._fleet.lost}")

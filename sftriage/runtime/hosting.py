@@ -24,8 +24,11 @@ from sftriage.windows.steplog import KeptSteps
 
 KEPT = KeptSteps(256 << 20, 86400.0)
 """What a host keeps of its own steps; all of them are kept where the controller is."""
-FLUSH_S, HURRY_S = 60.0, 8.0
-"""How long what is left may take to be sent; and where this host was told to end, and is killed if it does not."""
+FLUSH_S = 60.0
+"""How long what is left may take to be sent."""
+LEAVE_S, HURRY_S, SOON_S = 8.0, 6.0, 13.0
+"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, what is left to be sent, and
+the hosts altogether, before the controller waits no longer."""
 RESTART_S, LEFT_S = 60.0, 5.0
 """How long after its trainers a host is over: they may be started again; and where all have taken their leave."""
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,7 +18,18 @@ from pathlib import Path
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
 from sftriage.runs.directory import DEFAULT_ROOT
-from sftriage.runtime.hosting import FLUSH_S, HURRY_S, Host, file_name, host_directory, host_name, node_number, numbered
+from sftriage.runtime.hosting import (
+    FLUSH_S,
+    HURRY_S,
+    LEAVE_S,
+    SOON_S,
+    Host,
+    file_name,
+    host_directory,
+    host_name,
+    node_number,
+    numbered,
+)
 from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
@@ -29,8 +41,6 @@ SECRET_S = 60.0
 SAY_AFTER_S = 20.0
 """For how long a person is not told that other hosts, or uploads, are waited for."""
 END_S = 30.0
-LEAVE_S = 10.0
-"""How long the launcher may take to end when it is told to. SLURM kills what has not ended after 30 s."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +210,14 @@ class HostRun:
             self._held.callback(self._host.close)
             if self._server is not None:
                 self._server.keep()
-            status = launcher.wait(LEAVE_S)
+            status, told = launcher.wait(LEAVE_S), launcher.told
             if status is None:
-                log.warning("the job was told to end, and has not within %.0f s: it is watched no longer", LEAVE_S)
+                if self.leads:
+                    log.warning("the job was told to end, and has not within %.0f s: it is watched no longer", LEAVE_S)
                 self._held.callback(remove_rings_directory, self._rings, whoever_writes=True)
-            told = launcher.told
+            elif told:
+                # (SLURM says it twice where time is up)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
             if not self._host.finish(HURRY_S if told else FLUSH_S):
                 log.warning("the hub does not answer: the last of what %s has recorded stays here", self._name)
             if self._controller is not None:
@@ -212,9 +225,11 @@ class HostRun:
         return launcher.wait() if status is None else status
 
     def _see_off(self, controller: subprocess.Popen[bytes], told: bool) -> None:
-        """Wait for the controller, which ends once all other hosts have; not for long where we are to end."""
+        """Wait for the controller, which ends once all other hosts have; not for long where it is told to."""
+        if told:
+            controller.terminate()
         try:
-            controller.wait(HURRY_S if told else SAY_AFTER_S)
+            controller.wait(SOON_S + 1.0 if told else SAY_AFTER_S)
         except subprocess.TimeoutExpired:
             if not told:
                 log.warning("the job has ended here; its other hosts are waited for, until Ctrl-C")
