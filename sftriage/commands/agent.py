@@ -12,6 +12,9 @@ import typer
 from sftriage.commands.options import CredentialsOption, HubOption, JobIdOption, NatsOption, TlsOption
 from sftriage.errors import UsageError
 
+GRACE_S = 3.0
+"""How long trainers that are told to end together with their agent may take to do so."""
+
 
 def agent(
     job_id: JobIdOption = None,
@@ -39,28 +42,34 @@ def agent(
 ) -> None:
     """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.
 
-    It ends once the host's trainers have come and gone for good, or by Ctrl-C; the job itself notices nothing.
+    It ends once the host's trainers have come and gone for good, or by SIGTERM or Ctrl-C; the job itself notices
+    nothing.
     """
-    from sftriage.runtime.hosting import Host, host_directory, host_name
+    from sftriage.runtime.hosting import HURRY_S, Host, host_directory, host_name
     from sftriage.runtime.many_hosts import HubOptions
+    from sftriage.runtime.rings import tidy_rings
 
     options = HubOptions.of(job_id, hub, nats, creds, tls)
     said = os.environ.get("SFTRIAGE_RINGS")
     if rings is None and not said:
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     options.wait_for_secret()
-    rings = rings or Path(said or "")
-    name = name or host_name(os.environ, rings)
-    where = directory or host_directory(options.job_id, name)
+    name, rings = name or host_name(os.environ), rings or Path(said or "")
+    where = directory or host_directory(options.job_id, name, os.environ)
     host = Host(rings, where.absolute(), job or options.job_id, options.job_id, options.address, name)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     host.start()
+    told = over = False
     try:
         host.watch()
-        host.finish()
+        over = host.finish()
     except KeyboardInterrupt:
-        if not host.trains:
-            host.finish()
-        raise typer.Exit(128 + signal.SIGINT) from None
+        # (whoever ends a job ends its trainers too, in the same moment)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        told, over = True, host.left_within(GRACE_S) and host.finish(HURRY_S)
     finally:
         host.close()
+        if over:
+            tidy_rings(rings)
+    if told and not over:
+        raise typer.Exit(128 + signal.SIGINT)

@@ -85,14 +85,17 @@ def controller(
     from sftriage.runtime.hosting import file_name
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping
-    from sftriage.runtime.many_hosts import HubOptions, start_hub
+    from sftriage.runtime.many_hosts import HubOptions, start_hub, tidy_hub
     from sftriage.sinks.terminal import Reporter
 
     options = HubOptions.of(job_of(run) if run is not None and job_id is None else job_id, hub, nats, creds, tls)
     directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
+    server = None
     if options.leads_hub:
         # (of a run that is gone on with, the host that it was on may have gone too)
-        atexit.register(start_hub(options, directory).close)
+        server = start_hub(options, directory)
+        atexit.register(server.close)
+        server.keep()
     options.wait_for_secret(0.0)
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
@@ -115,10 +118,14 @@ def controller(
     say_begun(reporter, "watching", watched, metering)
     with contextlib.closing(watched):
         try:
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            # (whoever ends a job ends its hosts too, in the same moment)
+            signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
             watched.watch()
         except KeyboardInterrupt:
             reporter.say(f"let go of the job; go on with: sftriage controller --run {place(watched.directory.path)}")
             raise typer.Exit(128 + signal.SIGINT) from None
+    if server is not None:
+        server.close()
+        tidy_hub(options, server)
     say_summary(reporter, watched)
     finish(watched, reporter)

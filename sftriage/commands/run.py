@@ -137,6 +137,8 @@ def run(
         }
         given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
         given += [f"--policy={path}" for path in paths]
+        # (who is told to end before there is a launcher leaves no hub behind)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         raise typer.Exit(HostRun(tuple(command), name, options, out, given, auto=auto).execute())
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps

@@ -34,6 +34,7 @@ from sftriage.recorder.mailbox import Mailbox
 from sftriage.recorder.profiling import CaptureExecutor
 from sftriage.recorder.recording import Recording
 from sftriage.recorder.ring import claim
+from sftriage.recorder.spool import SPOOL
 from sftriage.records import StageSchema
 
 if TYPE_CHECKING:
@@ -50,6 +51,14 @@ HOST_ENV = "SFTRIAGE_HOST"
 COHORT_ENV = "SFTRIAGE_COHORT"
 DEVICE_ENV = "SFTRIAGE_DEVICE_TIME"
 
+LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),
+    # (a batch script has SLURM_NTASKS as well, and is no task)
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+)
+"""Rank, world size and local rank as Open MPI, other MPIs and SLURM say them; ``mpirun`` within SLURM goes first."""
+
 DEFAULT_SLOTS = 4096
 
 _ORDINARY = ""
@@ -64,16 +73,17 @@ class Monitor(Calls):
         stages: the named stages of a step, in order; ``other`` is added as the last one.
         sync: those of them that end in a blocking exchange between the ranks.
         rank: this process's rank; by default ``RANK``, or else what torch.distributed says, if the job has initialised
-            it by now, or 0.
-        world_size: ranks in the job; by default ``WORLD_SIZE``, or else what torch.distributed says, or 1.
-        local_rank: this process's rank on its host; by default ``LOCAL_RANK``, or 0.
+            it by now, or MPI or SLURM (see `LAUNCHERS`), or 0.
+        world_size: ranks in the job; by default ``WORLD_SIZE``, or else what those say, or 1.
+        local_rank: this process's rank on its host; by default ``LOCAL_RANK``, or else what those say, or 0.
         job: the job's name; by default ``SFTRIAGE_JOB`` or ``TORCHELASTIC_RUN_ID``.
         host: the host's name; by default ``SFTRIAGE_HOST``, or what the kernel says. In a pod that is the pod's name,
             so the node's has to be given.
         cohort: ranks with the same cohort do the same work, and are compared; by default ``SFTRIAGE_COHORT``, or all
             are one.
         rings: directory of the ring and the mailbox, by preference on tmpfs; by default ``SFTRIAGE_RINGS``.
-        spool: directory for traces; by default ``SFTRIAGE_SPOOL``. Without one captures are refused.
+        spool: directory for traces; by default ``SFTRIAGE_SPOOL``, or what ``spool`` in ``rings`` leads to, which
+            `sftriage agent` makes. Without one captures are refused.
         slots: steps that the ring holds before the oldest is overwritten.
         device_time: also record how long the GPU was at each stage, from when CUDA is in use (see
             `sftriage.recorder.device`); by default unless ``SFTRIAGE_DEVICE_TIME`` is 0.
@@ -112,8 +122,7 @@ class Monitor(Calls):
         if device_time is None:
             device_time = os.environ.get(DEVICE_ENV) != "0"
         if info is not None and directory:
-            spool = spool or os.environ.get(SPOOL_ENV)
-            traces = Path(spool).absolute() if spool else None
+            traces = Path(spool or os.environ.get(SPOOL_ENV) or Path(directory, SPOOL)).absolute()
             self._recording = _open(Path(directory), info, slots, traces, device_time)
         self._stages: Mapping[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
         self._step: AbstractContextManager[None] = _NOTHING
@@ -284,7 +293,7 @@ class _GivenStep:
         self._recording.end(kind is not None)
 
 
-def _open(directory: Path, info: RingInfo, slots: int, spool: Path | None, device_time: bool) -> Recording | None:
+def _open(directory: Path, info: RingInfo, slots: int, spool: Path, device_time: bool) -> Recording | None:
     """The recording of this rank, or None, with a warning, where the environment does not allow one."""
     try:
         ring = claim(directory, info, slots)
@@ -319,7 +328,7 @@ def _info(
         if text is not None and not isinstance(text, str):
             raise UsageError(f"{name} {text!r}: a text")
     if "RANK" not in environment and "WORLD_SIZE" not in environment:
-        environment = {**environment, **_distributed()}
+        environment = {**_launched(environment), **environment, **_distributed()}
     try:
         found: dict[str, Any] = {
             name: _number(environment, variable, default) if given is None else given
@@ -358,6 +367,15 @@ def _distributed() -> dict[str, str]:
             return {"RANK": str(distributed.get_rank()), "WORLD_SIZE": str(distributed.get_world_size())}
     except Exception as error:
         warn("torch.distributed does not say which rank this is: %r", error)
+    return {}
+
+
+def _launched(environment: Mapping[str, str]) -> dict[str, str]:
+    """Who this is by the variables of a launcher other than torchrun, under torchrun's names."""
+    for variables in LAUNCHERS:
+        if all(name in environment for name in variables[:2]):
+            pairs = zip(("RANK", "WORLD_SIZE", "LOCAL_RANK"), variables, strict=True)
+            return {name: environment[variable] for name, variable in pairs if variable in environment}
     return {}
 
 

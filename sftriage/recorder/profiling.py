@@ -217,7 +217,7 @@ class CaptureExecutor:
             # Importing torch would take seconds, and nobody asked for it.
             if not stacks and "torch" not in sys.modules:
                 return "torch is not imported in this process"
-            if self._spool is None:
+            if self._spool is None or not self._spool.is_dir():
                 return "no spool directory is set (SFTRIAGE_SPOOL)"
         return "cancelled" if self._mailbox.cancelled else None if stacks else self._guard.busy()
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sftriage.errors import CaptureError
 
+SPOOL = "spool"
+"""What leads to it in the directory of the rings, where the environment does not name it."""
 _TAIL_BYTES = 8192
 _LAST_KEY = b'"traceName"'
 

@@ -84,6 +84,19 @@ def trainers_alive(rings: Path) -> bool:
     return next(_written(rings), None) is not None
 
 
+def trainers_left(rings: Path) -> bool:
+    """Whether all trainers that were there have taken their leave, as those do that end by themselves."""
+    newest = {path.name.partition(".")[0]: path for path in find_rings(rings)}
+    try:
+        for path in newest.values():
+            with open_ring(path) as ring:
+                if not ring.status().closed:
+                    return False
+    except RingError:
+        return False
+    return bool(newest)
+
+
 def running_ranks(run: RunDirectory) -> list[RingInfo]:
     """The ranks of a run's newest attempt that run on this host.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -26,9 +25,10 @@ from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.permissions import CONTROLLER_FILE
 from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
+from sftriage.runtime.hosting import SOON_S
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.local import Keeping, MakeSinks
-from sftriage.runtime.rings import make_rings_directory, own
+from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
 from sftriage.runtime.triage import POLL_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
@@ -94,6 +94,7 @@ class JobController:
         self.files, self._disk = PolicyFiles(policies), Disk()
         self.files.do = Disk().do
         self._places, self._ended = Places.of(job_id), False
+        self._deadline_s = float("inf")
         with contextlib.ExitStack() as held:
             mine = address.of(CONTROLLER_FILE)
             hub = self._hub = Hub(mine, f"sftriage controller of {self._places.run}", self._places.lead)
@@ -105,7 +106,7 @@ class JobController:
             # Nothing is left behind by one who does not lead.
             info = read_info(self.directory) if beginning is None else self._begin(run_id, beginning)
             self._rings = Path(info.rings)
-            held.callback(shutil.rmtree, self._rings, ignore_errors=True)
+            held.callback(remove_rings_directory, self._rings)
             with contextlib.suppress(OSError):
                 self._rings.mkdir(mode=0o700, parents=True, exist_ok=True)
             own(self._rings)
@@ -124,12 +125,15 @@ class JobController:
 
         Raises:
             UsageError: another controller leads it by now.
+            KeyboardInterrupt: it was to end soon, and its job has not.
         """
         remember(self.directory)
         self._triage.start()
         over_since_s = None
-        while over_since_s is None or time.monotonic() < over_since_s + OVER_S:
+        while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
+            if not self._fleet.over and time.monotonic() > self._deadline_s:
+                raise KeyboardInterrupt
             if self._fleet.lost:
                 raise UsageError(f"let go of the job: {self._fleet.lost}")
             if not self._fleet.over:
@@ -143,13 +147,17 @@ class JobController:
             lambda: write_info(self.directory, replace(read_info(self.directory), ended_at=ended_at)), "run.json"
         )
 
+    def end_soon(self) -> None:
+        """Watch no longer than a moment: a job that was told to end does so meanwhile."""
+        self._deadline_s = min(self._deadline_s, time.monotonic() + SOON_S)
+
     def close(self) -> None:
         """End the triage; of a job that has ended, nothing stays on the hub."""
         if self._ended:
             with contextlib.suppress(Exception):
                 self._hub.call(remove_places(self._hub, self._places, lease=False), CONNECT_S)
         self._triage.close()
-        shutil.rmtree(self._rings, ignore_errors=True)
+        remove_rings_directory(self._rings)
 
     def _begin(self, run_id: str, beginning: Beginning) -> RunInfo:
         """Make the run directory, and one in memory, which says for how long the job is watched."""
@@ -173,7 +181,7 @@ class JobController:
             texts = [path.read_text(encoding="utf-8") for path in beginning.policies]
             create(self.directory.path, info, *texts)
         except BaseException:
-            shutil.rmtree(rings, ignore_errors=True)
+            remove_rings_directory(rings)
             raise
         return info
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import count
 from pathlib import Path
 
 from sftriage.agent.agent import Agent
@@ -12,8 +15,9 @@ from sftriage.errors import UsageError
 from sftriage.fleet.hub import Hub, HubAddress, Places, token
 from sftriage.fleet.permissions import AGENTS_FILE, agent_file
 from sftriage.fleet.shipping import HostEnd
+from sftriage.recorder.spool import SPOOL
 from sftriage.runs.directory import DEFAULT_ROOT
-from sftriage.runs.liveness import trainers_alive
+from sftriage.runs.liveness import trainers_alive, trainers_left
 from sftriage.traces.disk import Disk
 from sftriage.traces.manifest import MANIFEST_NAME
 from sftriage.traces.store import LocalStore
@@ -22,7 +26,12 @@ from sftriage.windows.steplog import KeptSteps
 KEPT = KeptSteps(256 << 20, 86400.0)
 """What a host keeps of its own steps; all of them are kept where the controller is."""
 FLUSH_S = 60.0
-RESTART_S = 60.0
+"""How long what is left may take to be sent."""
+LEAVE_S, HURRY_S, SOON_S = 8.0, 6.0, 13.0
+"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, what is left to be sent, and
+the hosts altogether, before the controller waits no longer."""
+RESTART_S, LEFT_S = 60.0, 5.0
+"""How long after its trainers a host is over: they may be started again; and where all have taken their leave."""
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -33,27 +42,32 @@ def node_number(environment: Mapping[str, str]) -> int | None:
     return next((int(number) for number in said), None)
 
 
-def host_name(environment: Mapping[str, str], rings: Path) -> str:
-    """What this host's agent is called among those of its job.
-
-    By the rings that it reads, too: a host that is started again under the same name counts its starts anew, and has
-    captures and steps of its own.
-
-    Raises:
-        UsageError: there can be no such directory.
-    """
+def host_name(environment: Mapping[str, str]) -> str:
+    """What this host's agent is called among those of its job."""
     number = node_number(environment)
-    try:
-        rings.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return socket.gethostname() + ("" if number is None else f"-{number}") + f"-{rings.stat().st_ino:x}"
-    except OSError as error:
-        raise UsageError(f"{rings} cannot be used: {error.strerror}") from error
+    return socket.gethostname() + ("" if number is None else f"-{number}")
 
 
-def host_directory(job_id: str, name: str) -> Path:
-    """Where a host keeps what is its own, without a word from anybody."""
+def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, new: bool = False) -> Path:
+    """Where a host keeps what is its own, without a word from anybody: in the newest there is, or in a ``new`` one.
+
+    A job may be run again under its name, and its captures are called the same then. SLURM counts how often it has.
+    """
+    again = environment.get("SLURM_RESTART_COUNT", "")
+    restart = f"-{int(again) + 1}" if again.isdecimal() and int(again) else ""
     # (several hosts may share it, and the run's directory beside it)
-    return Path(DEFAULT_ROOT) / f"{file_name(job_id)}.hosts" / file_name(name)
+    found = numbered(Path(DEFAULT_ROOT) / f"{file_name(job_id)}{restart}.hosts" / file_name(name))
+    path = before = next(found)
+    while path.exists():
+        before, path = path, next(found)
+    return path if new else before
+
+
+def numbered(wanted: Path) -> Iterator[Path]:
+    """A name, and the others that are taken one after another where there is one like it."""
+    yield wanted
+    for number in count(2):
+        yield wanted.with_name(f"{wanted.name}-{number}")
 
 
 def file_name(name: str) -> str:
@@ -83,6 +97,9 @@ class Host:
         try:
             for path in (rings, directory, directory / "steps", self.spool):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if rings.stat().st_uid not in (0, os.getuid()):
+                raise UsageError(f"{rings} is another user's: give the trainers' rings a directory of your own")
+            _link(rings / SPOOL, self.spool)
             boot_id = BOOT_ID.read_text(encoding="ascii").strip()
         except OSError as error:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
@@ -117,13 +134,30 @@ class Host:
             time.sleep(1.0)
             if self.trains:
                 seen_s = time.monotonic()
+            elif seen_s is not None and time.monotonic() > seen_s + LEFT_S and trainers_left(self._rings):
+                return
 
-    def finish(self) -> bool:
+    def left_within(self, patience_s: float) -> bool:
+        """Whether its trainers are gone, by then."""
+        deadline_s = time.monotonic() + patience_s
+        while self.trains and time.monotonic() < deadline_s:
+            time.sleep(0.1)
+        return not self.trains
+
+    def finish(self, patience_s: float = FLUSH_S) -> bool:
         """The job is over here: send what is left; whether that was done."""
-        return self._end.finish(FLUSH_S)
+        return self._end.finish(patience_s)
 
     def close(self) -> None:
         """Let go of everything."""
         self._end.close()
         self._disk.drain(1.0)
         self._disk.close()
+
+
+def _link(path: Path, target: Path) -> None:
+    """Have a link lead to a directory, unless there is something else of that name."""
+    if path.is_symlink():
+        path.unlink()
+    with contextlib.suppress(FileExistsError):
+        path.symlink_to(target)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,10 +21,15 @@ from pathlib import Path
 from sftriage.errors import UsageError
 from sftriage.traces.files import write_atomically
 
+log = logging.getLogger("sftriage")
+
 START_S, END_S = 15.0, 10.0
 USER = "sftriage"
 MEMORY_BYTES, FILE_BYTES = 64 << 20, 8 << 30
+QUICK_S, MOST_QUICK, AGAIN_S = 10.0, 3, 0.2
+"""A server that ends is started again; one that has not lived so long, so often in a row, is given up."""
 _PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl
 
 
 def nats_server() -> str:
@@ -92,18 +99,50 @@ class HubServer:
             # (its configuration may be JSON; a password on a command line is everybody's)
             write_atomically(store / "server.conf", json.dumps(settings))
             self._log = store / "server.log"
-            with self._log.open("wb") as log:
-                self._process = subprocess.Popen(
-                    [program, "-c", str(store / "server.conf")],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
+            self._command = [program, "-c", str(store / "server.conf")]
+            self._log.unlink(missing_ok=True)
+            self._process = self._started()
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"the hub cannot be started: {error}") from error
+        self._closing = threading.Event()
+        self._keeper: threading.Thread | None = None
         self._wait(address)
+
+    def keep(self) -> None:
+        """From now on, start it again where it ends by itself.
+
+        Whoever ends a job under SLURM ends all of its processes at once, with the last of what they say on its way.
+        """
+        # (its children live as long as this thread does)
+        self._keeper = threading.Thread(target=self._keep, name="sftriage-hub-server", daemon=True)
+        self._keeper.start()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as said:
+            return subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    def _keep(self) -> None:
+        quick, began_s = 0, time.monotonic()
+        while not self._closing.wait(AGAIN_S):
+            if self._process.poll() is None:
+                continue
+            quick = quick + 1 if time.monotonic() < began_s + QUICK_S else 0
+            if quick >= MOST_QUICK:
+                log.error("the hub has ended, again and again; %s says why", self._log)
+                return
+            began_s = time.monotonic()
+            try:
+                self._process = self._started()
+            except OSError as error:
+                log.error("the hub has ended, and cannot be started again: %s", error)
+                return
 
     @property
     def pid(self) -> int:
@@ -112,6 +151,9 @@ class HubServer:
 
     def close(self) -> None:
         """End it."""
+        self._closing.set()
+        if self._keeper is not None:
+            self._keeper.join()
         end(self._process, END_S)
 
     def _wait(self, address: tuple[str, int]) -> None:
@@ -141,7 +183,7 @@ def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
 
 def die_with_parent() -> None:
     """In a child: end when who started it does, however that ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def listens_on(host: str) -> str:

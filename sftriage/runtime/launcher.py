@@ -9,10 +9,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from types import FrameType
+from typing import overload
 
 from sftriage.errors import UsageError
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class _LateError(Exception):
+    """The command was told to end, and has not in time."""
 
 
 class Launcher:
@@ -26,6 +31,9 @@ class Launcher:
         environment: added to the environment.
         output: descriptor for its standard output and error; by default they go where ours do.
 
+    Attributes:
+        told: it was told to end, by SIGTERM.
+
     Raises:
         UsageError: it cannot be started.
     """
@@ -34,7 +42,10 @@ class Launcher:
         self._terminal = _foreground_terminal()
         self._process: subprocess.Popen[bytes] | None = None
         self._early: list[int] = []
+        self._patience_s: float | None = None
+        self.told = False
         self._before = {signum: signal.signal(signum, self._forward) for signum in FORWARDED}
+        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._late)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -58,12 +69,28 @@ class Launcher:
         assert self._process is not None, "a launcher that could not start its command is none"
         return self._process.pid
 
-    def wait(self) -> int:
-        """Wait for the command to end, passing signals on; its exit status as a shell gives it (128 + a signal)."""
+    @overload
+    def wait(self) -> int: ...
+
+    @overload
+    def wait(self, patience_s: float) -> int | None: ...
+
+    def wait(self, patience_s: float | None = None) -> int | None:
+        """Wait for the command to end, passing signals on; its exit status as a shell gives it (128 + a signal).
+
+        With patience, None where it has not ended so long after it was told to.
+        """
+        self._patience_s = patience_s
+        if patience_s is not None and self.told:
+            signal.setitimer(signal.ITIMER_REAL, patience_s)
         try:
             status = self._ended()
-        finally:
+        except _LateError:
+            return None
+        except BaseException:
             self._let_go()
+            raise
+        self._let_go()
         return 128 - status if status < 0 else status
 
     def _step_forward(self) -> None:
@@ -97,8 +124,19 @@ class Launcher:
             return
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signum)
+        if signum == signal.SIGTERM and not self.told:
+            self.told = True
+            if self._patience_s is not None:
+                signal.setitimer(signal.ITIMER_REAL, self._patience_s)
+
+    def _late(self, _signum: int, _frame: FrameType | None) -> None:
+        if self._patience_s is not None:
+            self._patience_s = None
+            raise _LateError
 
     def _let_go(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        self._patience_s = None
         self._take_back()
         for signum, handler in self._before.items():
             signal.signal(signum, handler)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +19,18 @@ from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
 from sftriage.runs.directory import DEFAULT_ROOT
 from sftriage.runtime.carrying import CARRIED_IN, carried
-from sftriage.runtime.hosting import Host, file_name, host_directory, host_name, node_number
+from sftriage.runtime.hosting import (
+    FLUSH_S,
+    HURRY_S,
+    LEAVE_S,
+    SOON_S,
+    Host,
+    file_name,
+    host_directory,
+    host_name,
+    node_number,
+    numbered,
+)
 from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
@@ -178,18 +190,18 @@ class HostRun:
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
         self._command, self._job, self._options = command, job, options
+        self._name = host_name(os.environ)
         self.leads = options.leads
         self._held = contextlib.ExitStack()
         self._controller: subprocess.Popen[bytes] | None = None
+        self._server: HubServer | None = None
         try:
             if self.leads:
                 self._lead(out, controlling)
             options.wait_for_secret()
-            own = f"{file_name(options.job_id)}-{file_name(socket.gethostname())}-{os.getpid()}"
-            self._rings = make_rings_directory(own)
+            self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
             self._held.callback(remove_rings_directory, self._rings)
-            self._name = host_name(os.environ, self._rings)
-            directory = host_directory(options.job_id, self._name).absolute()
+            directory = host_directory(options.job_id, self._name, os.environ, new=True).absolute()
             self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name)
             self._auto = self._held.enter_context(carried(directory / CARRIED_IN)) if auto else {}
         except BaseException:
@@ -207,26 +219,39 @@ class HostRun:
             launcher = Launcher(self._command, {**self._auto, **place})
             self._host.start()
             self._held.callback(self._host.close)
-            status = launcher.wait()
-            if not self._host.finish():
+            if self._server is not None:
+                self._server.keep()
+            status, told = launcher.wait(LEAVE_S), launcher.told
+            if status is None:
+                if self.leads:
+                    log.warning("the job was told to end, and has not within %.0f s: it is watched no longer", LEAVE_S)
+                self._held.callback(remove_rings_directory, self._rings, whoever_writes=True)
+            elif told:
+                # (SLURM says it twice where time is up)
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if not self._host.finish(HURRY_S if told else FLUSH_S):
                 log.warning("the hub does not answer: the last of what %s has recorded stays here", self._name)
             if self._controller is not None:
-                # (it ends once all other hosts have, or are gone)
-                try:
-                    self._controller.wait(SAY_AFTER_S)
-                except subprocess.TimeoutExpired:
-                    log.warning("the job has ended here; its other hosts are waited for, until Ctrl-C")
-                    self._controller.wait()
-            return status
+                self._see_off(self._controller, told)
+        return launcher.wait() if status is None else status
+
+    def _see_off(self, controller: subprocess.Popen[bytes], told: bool) -> None:
+        """Wait for the controller, which ends once all other hosts have; not for long where it is told to."""
+        if told:
+            controller.terminate()
+        try:
+            controller.wait(SOON_S + 1.0 if told else SAY_AFTER_S)
+        except subprocess.TimeoutExpired:
+            if not told:
+                log.warning("the job has ended here; its other hosts are waited for, until Ctrl-C")
+                controller.wait()
 
     def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
         options = self._options
         directory = out or _free(Path(DEFAULT_ROOT) / file_name(options.job_id))
         if options.hub is not None:
-            server = start_hub(options, directory)
-            if options.credentials is None:
-                self._held.callback(options.secret.unlink, missing_ok=True)
-            self._held.callback(shutil.rmtree, server.store, ignore_errors=True)
+            server = self._server = start_hub(options, directory)
+            self._held.callback(tidy_hub, options, server)
             self._held.callback(server.close)
         command = [sys.executable, "-m", "sftriage", "controller", *options.arguments()]
         command += ["--job", self._job, "--out", str(directory), *controlling]
@@ -249,10 +274,13 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
     return HubServer((listens_on(host), port), store, options.secret, options.tls)
 
 
+def tidy_hub(options: HubOptions, server: HubServer) -> None:
+    """Remove what a job's hub has left that is closed, and is not gone on with."""
+    if options.credentials is None:
+        options.secret.unlink(missing_ok=True)
+    shutil.rmtree(server.store, ignore_errors=True)
+
+
 def _free(wanted: Path) -> Path:
     """A directory of that name, or of one like it where there is one: a job may be queued again under its name."""
-    found, number = wanted, 1
-    while found.exists():
-        number += 1
-        found = wanted.with_name(f"{wanted.name}-{number}")
-    return found
+    return next(path for path in numbered(wanted) if not path.exists())

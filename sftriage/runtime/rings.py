@@ -16,6 +16,7 @@ from pathlib import Path
 
 from sftriage.agent.reading import RankRings
 from sftriage.errors import InputError, UsageError
+from sftriage.recorder.spool import SPOOL
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.liveness import launcher_of, note_process, noted_process, trainers_alive
 from sftriage.runtime.nsys_launch import place_in, remove_place
@@ -33,19 +34,31 @@ def make_rings_directory(run_id: str, root: Path | None = None) -> Path:
         UsageError: it cannot be made, or somebody else owns the place it belongs in.
     """
     root = root or (TMPFS if os.access(TMPFS, os.W_OK) else Path(tempfile.gettempdir()))
-    home = root / f"sftriage-{os.getuid()}"
+    home = root / _home()
     try:
-        home.mkdir(mode=0o700, exist_ok=True)
-        found = home.lstat()
-        if home.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise UsageError(f"{home} exists and is not a private directory of this user; remove it")
-        sweep(home)
-        rings = home / run_id
-        rings.mkdir(mode=0o700)
+        for last in (False, False, True):
+            home.mkdir(mode=0o700, exist_ok=True)
+            found = home.lstat()
+            if home.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+                raise UsageError(f"{home} exists and is not a private directory of this user; remove it")
+            sweep(home)
+            rings = home / run_id
+            try:
+                rings.mkdir(mode=0o700)
+                break
+            except FileNotFoundError:
+                # (another run was the last one there, and has just gone)
+                if last:
+                    raise
         own(rings)
     except OSError as error:
         raise UsageError(f"cannot make a directory for rings in {root}: {error.strerror}") from error
     return rings
+
+
+def _home() -> str:
+    """What the directory of all of this user's rings is called."""
+    return f"sftriage-{os.getuid()}"
 
 
 def own(rings: Path) -> None:
@@ -66,10 +79,22 @@ def note_steps(rings: Path, steps: Path) -> None:
         (rings / _STEPS).write_bytes(os.fsencode(steps.resolve()))
 
 
-def remove_rings_directory(rings: Path) -> None:
-    """Remove a run's rings, unless a trainer still writes into one."""
-    if not trainers_alive(rings):
+def remove_rings_directory(rings: Path, *, whoever_writes: bool = False) -> None:
+    """Remove a run's rings, unless a trainer still writes into one; and what they are in, where they are the last."""
+    if whoever_writes or not trainers_alive(rings):
         shutil.rmtree(rings, ignore_errors=True)
+        if rings.parent.name == _home():
+            with contextlib.suppress(OSError):
+                rings.parent.rmdir()
+
+
+def tidy_rings(rings: Path) -> None:
+    """Remove what trainers that are gone have left in a directory that is not ours, and it, if that is all."""
+    if not trainers_alive(rings):
+        with contextlib.suppress(OSError):
+            for path in (*rings.glob("rank-*.*"), rings / SPOOL):
+                path.unlink()
+            rings.rmdir()
 
 
 def sweep(home: Path) -> None:

@@ -13,18 +13,20 @@ from averaging import average_gradients, descend
 
 import sftriage
 
+WHO = (("RANK", "SLURM_PROCID"), ("WORLD_SIZE", "SLURM_STEP_NUM_TASKS"))
 SLOW_FROM, MOST_STEPS = 60, 20_000
 
 
 def rendezvous() -> None:
     """Find the other ranks, of this attempt: a name of its own, or an address that a killed one left is found."""
+    rank, ranks = (int(os.environ.get(name) or os.environ[of_slurm]) for name, of_slurm in WHO)
     store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
     )
     store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    dist.init_process_group("gloo", store=store, rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
 
 
 def main() -> None:
@@ -32,12 +34,13 @@ def main() -> None:
     opaque = len(sys.argv) > 3
     poller = select.poll()
     torch.set_num_threads(1)
-    distributed = "RANK" in os.environ
+    distributed = any(name in os.environ for name in WHO[0])
+    monitor = sftriage.Monitor()
     model = torch.nn.Linear(64, 64)
     if distributed:
         rendezvous()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if distributed else (0, 1)
-    with sftriage.Monitor() as monitor:
+    with monitor:
         for step in range(MOST_STEPS):
             with monitor.step():
                 with monitor.stage("data"):

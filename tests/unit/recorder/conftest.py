@@ -23,7 +23,8 @@ __all__ = ["make_info", "record_of", "slot_of"]
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may themselves run under torchrun, or beside a recorded job."""
     torchrun = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-    for name in (RINGS_ENV, SPOOL_ENV, JOB_ENV, HOST_ENV, COHORT_ENV, *torchrun):
+    launched = [name for variables in monitor.LAUNCHERS for name in variables]
+    for name in (RINGS_ENV, SPOOL_ENV, JOB_ENV, HOST_ENV, COHORT_ENV, *torchrun, *launched):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -80,6 +80,37 @@ def test_a_job_that_no_torchrun_has_started_says_its_rank_itself(tmp_path, monke
         assert (monitor.info.rank, monitor.info.world_size) == who
 
 
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+SLURM = {"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "found", "who"),
+    [
+        (SLURM, None, (2, 4, 0)),
+        (OPEN_MPI, None, (5, 8, 1)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}, None, (3, 4, 1)),
+        ({"PMI_RANK": "3", "PMI_SIZE": "4"}, None, (3, 4, 0)),
+        # mpirun starts a daemon a node by srun
+        (SLURM | OPEN_MPI, None, (5, 8, 1)),
+        # srun starts torchrun, or ranks that were told another order
+        (SLURM | {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}, None, (1, 2, 1)),
+        (SLURM, distributed(), (3, 4, 0)),
+        # a batch script is no task
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_LOCALID": "0"}, None, (0, 1, 0)),
+    ],
+    ids=["srun", "Open MPI", "MPICH", "no local rank", "mpirun in SLURM", "torchrun", "initialised", "batch script"],
+)
+def test_mpi_and_slurm_say_the_rank_where_torch_does_not(tmp_path, monkeypatch, environment, found, who):
+    # GIVEN ranks that were started without torchrun, by what says it in variables of its own
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(sys.modules, "torch.distributed", found)
+    # THEN that is who is recorded, and what torch says goes before it
+    with Monitor(rings=tmp_path) as monitor:
+        assert (monitor.info.rank, monitor.info.world_size, monitor.info.local_rank) == who
+
+
 def test_arguments_go_before_the_environment(tmp_path, monkeypatch):
     for name, value in (TORCHRUN | {"SFTRIAGE_RINGS": "/nowhere", "SFTRIAGE_JOB": "mine"}).items():
         monkeypatch.setenv(name, value)
