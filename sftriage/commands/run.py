@@ -114,6 +114,7 @@ def run(
     store = copies_of(name, store, drop_local=drop_local)
     kept = kept_steps(keep_steps, keep_steps_for)
     if any(one is not None for one in (job_id, hub, nats, creds, tls)):
+        from sftriage.runtime.hosting import Copies
         from sftriage.runtime.many_hosts import HostRun, HubOptions
 
         if nsys or nsys_armed:
@@ -135,7 +136,7 @@ def run(
         }
         given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
         given += [f"--policy={path}" for path in paths]
-        raise typer.Exit(HostRun(tuple(command), name, options, out, given).execute())
+        raise typer.Exit(HostRun(tuple(command), name, options, out, given, Copies(store, drop_local)).execute())
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )

@@ -15,14 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sftriage.errors import SftriageError
 from sftriage.fleet.asking import Asking, Message
-from sftriage.fleet.fetching import Fetching, Take
+from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
@@ -96,8 +95,7 @@ class NatsFleet:
         generations: as they are known.
         note: keeps what is known of generations, before anything is told by them.
         keep: keeps steps.
-        take: takes the files of a capture that was fetched.
-        spool: a directory for what is being fetched.
+        fetching: brings what is stored on other hosts here.
         clock: seconds on a clock that only goes on.
     """
 
@@ -109,13 +107,12 @@ class NatsFleet:
         generations: Generations,
         note: Callable[[Generations], None],
         keep: Keep,
-        take: Take,
-        spool: Path,
+        fetching: Fetching,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
-        self._asking = Asking(hub, places, lease, self._place, self._holds, Fetching(take, spool), clock)
+        self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, clock)
         self._hosts: dict[str, _Host] = {}
         # Messages with when they were sent by the hub's clock, and when by ours, as far as that can be told.
         self._inbox: deque[tuple[Message, float, float, Shipment | None]] = deque()

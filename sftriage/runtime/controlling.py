@@ -18,13 +18,15 @@ import msgspec
 from sftriage.agent.keeping import RankLog
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import InputError, UsageError
-from sftriage.fleet.fetching import taker
+from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
+from sftriage.fleet.wire import RunName
 from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
+from sftriage.runtime.annotating import quick
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.local import Keeping, MakeSinks
 from sftriage.runtime.rings import make_rings_directory, own
@@ -176,7 +178,7 @@ class JobController:
         return info
 
     def _made(self, hub: Hub, lease: Lease, info: RunInfo) -> NatsFleet:
-        path = self.directory.generations
+        path, name = self.directory.generations, RunName(info.job, info.run_id, info.store or "")
         kept = None
         if info.steps_bytes is not None and info.steps_age_s is not None:
             kept = KeptSteps(info.steps_bytes, info.steps_age_s)
@@ -191,8 +193,7 @@ class JobController:
             Generations(known),
             lambda generations: write_atomically(path, msgspec.json.encode(generations.known).decode()),
             KeptRows(self.directory.steps, kept, self._disk.do),
-            taker(LocalStore(self.directory.path), info.run_id),
-            self.directory.spool,
+            Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name),
         )
 
 

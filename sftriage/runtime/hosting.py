@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import fcntl
+import logging
+import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import TextIO
 
 from sftriage.agent.agent import Agent
-from sftriage.errors import UsageError
+from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.shipping import HostEnd
-from sftriage.runs.directory import DEFAULT_ROOT
+from sftriage.fleet.transfers import Transfer
+from sftriage.fleet.wire import RunName
+from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import trainers_alive
+from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
-from sftriage.traces.manifest import MANIFEST_NAME
+from sftriage.traces.files import write_atomically
+from sftriage.traces.manifest import MANIFEST_NAME, Artefact
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.sending import Sender
 from sftriage.traces.store import LocalStore
+from sftriage.traces.uploads import Outbox
 from sftriage.windows.steplog import KeptSteps
+
+log = logging.getLogger("sftriage")
 
 KEPT = KeptSteps(256 << 20, 86400.0)
 """What a host keeps of its own steps; all of them are kept where the controller is."""
 FLUSH_S = 60.0
 RESTART_S = 60.0
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
+RINGS, LOCK = "rings-at", ".lock"
+"""In a host's directory: where the rings of its trainers are, and held by its agent."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -49,6 +66,67 @@ def file_name(name: str) -> str:
     return Places.of(name).run
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Where a host puts copies of its captures; with ``drop_local``, artefacts go from here once they are there."""
+
+    store: str | None = None
+    drop_local: bool = False
+
+
+NO_COPIES = Copies()
+
+
+class HostCaptures:
+    """The captures that a host keeps in its directory, and puts copies of into the store of their run."""
+
+    def __init__(self, directory: Path, copies: Copies) -> None:
+        self.local, self._outbox, self._copies = LocalStore(directory), Outbox(directory), copies
+        self._said: set[str] = set()
+
+    def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
+        """See `KeptCaptures`. Which run a capture is of, a host knows once it is asked for one."""
+        manifest = self.local.manifest(capture_id)
+        named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
+        if named != manifest:
+            write_atomically(self._outbox.path(capture_id, MANIFEST_NAME), named.to_json().decode())
+        paths = ((one.name, self._outbox.path(capture_id, one.name)) for one in named.artefacts)
+        return named.to_json(), {name: path for name, path in paths if path.exists()}
+
+    def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
+        """See `KeptCaptures`. What the store does not take goes through the hub, and is sent there from its host."""
+        url = self._copies.store
+        if url is None:
+            return False
+        if run.store != url:
+            its = f"keeps them in {run.store}" if run.store else "was given no --store"
+            self._say(f"captures go through the hub, and not to {url}: the job's controller {its}")
+            return False
+        sent: dict[str, int] = {}
+
+        def told(_capture_id: str, artefact: Artefact, doing: str, done_bytes: int) -> None:
+            if doing == "sending":
+                transfer.moved(done_bytes - sent.get(artefact.name, 0))
+                sent[artefact.name] = done_bytes
+
+        try:
+            remote = RemoteStore.open(url, job=run.job, run=run.run_id, create=True)
+            sender = Sender(self.local, self._outbox, remote, url, told)
+            if not sender.bring(capture_id, datetime.now(timezone.utc)):
+                return False
+            if self._copies.drop_local:
+                self._outbox.drop(self.local.manifest(capture_id))
+        except SftriageError as error:
+            self._say(f"captures go through the hub, for {url} cannot be written from here: {error}")
+            return False
+        return True
+
+    def _say(self, problem: str) -> None:
+        if problem not in self._said:
+            self._said.add(problem)
+            log.warning("%s", problem)
+
+
 class Host:
     """This host's part of a job. A hub that cannot be reached is waited for; the job goes on meanwhile.
 
@@ -59,32 +137,41 @@ class Host:
         job_id: its name on the hub.
         address: of the hub.
         name: of this host.
+        copies: where this host puts copies of its captures; by default nowhere.
 
     Raises:
-        UsageError: the directory cannot be used.
+        UsageError: the directory cannot be used, or another agent uses it.
     """
 
-    def __init__(self, rings: Path, directory: Path, job: str, job_id: str, address: HubAddress, name: str) -> None:
+    def __init__(
+        self,
+        rings: Path,
+        directory: Path,
+        job: str,
+        job_id: str,
+        address: HubAddress,
+        name: str,
+        copies: Copies = NO_COPIES,
+    ) -> None:
         self._rings = rings
         self.spool = directory / "spool"
-        store = LocalStore(directory)
         try:
             for path in (rings, directory, directory / "steps", self.spool):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+            self._lock = _alone(directory)
+            (directory / RINGS).write_text(f"{rings.absolute()}\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
+        store = HostCaptures(directory, copies)
         self._disk = Disk()
         steps = directory / "steps"
-        agent = Agent(rings, steps, self.spool, store, job=job, run=job_id, kept=KEPT, do=self._disk.do)
+        nsys = place_in(RunDirectory(directory))
+        agent = Agent(
+            rings, steps, self.spool, store.local, job=job, run=job_id, nsys=nsys, kept=KEPT, do=self._disk.do
+        )
         hub = Hub(address, f"sftriage agent {name}")
-
-        def stored(capture_id: str) -> tuple[bytes, dict[str, Path]]:
-            manifest = store.manifest(capture_id)
-            files = {one.name: store.path(capture_id, one.name) for one in manifest.artefacts}
-            return (directory / "captures" / capture_id / MANIFEST_NAME).read_bytes(), files
-
-        self._end = HostEnd(agent, hub, Places.of(job_id), name, boot_id, directory / "begun", stored)
+        self._end = HostEnd(agent, hub, Places.of(job_id), name, boot_id, directory / "begun", store)
 
     def start(self) -> None:
         """Begin."""
@@ -112,3 +199,24 @@ class Host:
         self._end.close()
         self._disk.drain(1.0)
         self._disk.close()
+        self._lock.close()
+
+
+def _alone(directory: Path) -> TextIO:
+    """Hold a host's directory: of two agents, both would carry out what is asked of its ranks.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    file = (directory / LOCK).open("a+", encoding="ascii")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        who = file.read(20).strip()
+        file.close()
+        raise UsageError(f"this host has an agent of the job already, process {who or 'unknown'}") from None
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    return file

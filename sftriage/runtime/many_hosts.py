@@ -17,7 +17,7 @@ from pathlib import Path
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
 from sftriage.runs.directory import DEFAULT_ROOT
-from sftriage.runtime.hosting import Host, file_name, host_directory, host_name, node_number
+from sftriage.runtime.hosting import NO_COPIES, Copies, Host, file_name, host_directory, host_name, node_number
 from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
@@ -157,13 +157,20 @@ class HostRun:
         options: where the hub is.
         out: the run directory, where the controller is.
         controlling: what the controller is told beside that, as options of its command.
+        copies: where this host puts copies of its captures.
 
     Raises:
         UsageError: something of this cannot be used, or there is no such launcher.
     """
 
     def __init__(
-        self, command: tuple[str, ...], job: str, options: HubOptions, out: Path | None, controlling: Sequence[str]
+        self,
+        command: tuple[str, ...],
+        job: str,
+        options: HubOptions,
+        out: Path | None,
+        controlling: Sequence[str],
+        copies: Copies = NO_COPIES,
     ) -> None:
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -179,7 +186,7 @@ class HostRun:
             self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
             self._held.callback(remove_rings_directory, self._rings)
             directory = host_directory(options.job_id, self._name).absolute()
-            self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name)
+            self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name, copies)
         except BaseException:
             self._held.close()
             raise
