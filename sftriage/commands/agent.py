@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
@@ -53,19 +54,24 @@ def agent(
 
     It ends once the host's trainers have come and gone for good, or by Ctrl-C; the job itself notices nothing.
     """
-    from sftriage.runtime.hosting import Copies, Host, host_directory, host_name
+    from sftriage.runtime.hosting import Copies, Host, host_directory, host_name, left_behind
     from sftriage.runtime.many_hosts import HubOptions
 
     options = HubOptions.of(job_id, hub, nats, creds, tls)
-    said = os.environ.get("SFTRIAGE_RINGS")
-    if rings is None and not said:
+    if rings is None and (said := os.environ.get("SFTRIAGE_RINGS")):
+        rings = Path(said)
+    if rings is None and directory is None:
+        # Where `sftriage run` has ended before its job, it has left word of them.
+        for found, left in islice(left_behind(options.job_id), 1):
+            directory, rings, name, job = found, Path(left.rings), left.name, job or left.job
+    if rings is None:
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
     copies = Copies(copies_of(job or options.job_id, store, drop_local=drop_local), drop_local)
     options.wait_for_secret()
     name = name or host_name(os.environ)
     where = directory or host_directory(options.job_id, name)
     about = job or options.job_id, options.job_id, options.address, name, copies
-    host = Host(rings or Path(said or ""), where.absolute(), *about)
+    host = Host(rings, where.absolute(), *about)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     host.start()
     try:

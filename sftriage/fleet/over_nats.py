@@ -26,6 +26,7 @@ from sftriage.fleet.generations import KEPT_GENERATIONS, Generations
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
 from sftriage.fleet.leading import Lease, taken_up
+from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import Block, Incarnation, Shipment, decode_findings, decode_shipment, encode
 from sftriage.recorder.layout import RingInfo
@@ -138,6 +139,14 @@ class NatsFleet:
         if connected_s is None or not self._hosts or self._inbox or self._asking.busy:
             return False
         return all(host.over or host.quiet_s(now_s, connected_s) > GONE_S for host in self._hosts.values())
+
+    @property
+    def hosts(self) -> dict[str, HostLook]:
+        """Who was heard of."""
+        return {
+            agent: HostLook(0 if host.newest is None else len(host.newest.infos), host.silent, host.over)
+            for agent, host in self._hosts.copy().items()
+        }
 
     def rows(self) -> Sequence[Rows]:
         """See `Fleet`: steps that come twice are told once; of ranks that are silent, that they are."""

@@ -21,6 +21,7 @@ from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
 from sftriage.fleet.in_process import HostAgent
 from sftriage.fleet.sending import KeptCaptures, Sending
+from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     Block,
@@ -72,14 +73,23 @@ class HostEnd:
         boot_id: of its kernel.
         begun: a file in which captures are noted before they begin, so that none is begun twice.
         kept: the captures that were stored here.
+        speaker: lets one of the job's hosts say what all of them see.
     """
 
     def __init__(
-        self, agent: ShippedAgent, hub: Hub, places: Places, name: str, boot_id: str, begun: Path, kept: KeptCaptures
+        self,
+        agent: ShippedAgent,
+        hub: Hub,
+        places: Places,
+        name: str,
+        boot_id: str,
+        begun: Path,
+        kept: KeptCaptures,
+        speaker: Speaker,
     ) -> None:
         self._agent, self._hub, self._places = agent, hub, places
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
-        self._begun_file = begun
+        self._begun_file, self._speaker, self._said_away = begun, speaker, False
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None
@@ -208,9 +218,14 @@ class HostEnd:
     def _tell_if_away(self) -> None:
         now_s = time.monotonic()
         if self._hub.connected_s is not None:
+            if self._said_away:
+                log.warning("the hub is back after %.0f s", now_s - self._away_since_s)
+                self._said_away = False
+            self._speaker.done()
             self._away_since_s = now_s
-        elif now_s > self._away_since_s + SAY_AFTER_S:
-            self._say(f"{self._hub.unreachable()} The job goes on; what its ranks record waits in their rings", "away")
+        elif now_s > self._away_since_s + SAY_AFTER_S and not self._said_away and self._speaker.may_speak():
+            self._said_away = True
+            log.warning("%s The job goes on; what its ranks record waits in their rings", self._hub.unreachable())
 
     async def _talk(self) -> None:
         while True:

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import logging
-import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TextIO
+
+import msgspec
 
 from sftriage.agent.agent import Agent
 from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
 from sftriage.fleet.wire import RunName
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
-from sftriage.runs.liveness import trainers_alive
+from sftriage.runs.liveness import holding, launcher_of, trainers_alive
 from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
 from sftriage.traces.files import write_atomically
@@ -37,9 +38,10 @@ KEPT = KeptSteps(256 << 20, 86400.0)
 """What a host keeps of its own steps; all of them are kept where the controller is."""
 FLUSH_S = 60.0
 RESTART_S = 60.0
+LOOK_S = 0.5
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
-RINGS, LOCK = "rings-at", ".lock"
-"""In a host's directory: where the rings of its trainers are, and held by its agent."""
+NOTE = "host.json"
+"""In a host's directory: a `HostNote`."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -64,6 +66,28 @@ def host_directory(job_id: str, name: str) -> Path:
 def file_name(name: str) -> str:
     """A name as that of a file."""
     return Places.of(name).run
+
+
+class HostNote(msgspec.Struct, frozen=True):
+    """What an agent that goes on for one that has ended has to know: the host's name, its rings, and the job's name."""
+
+    name: str
+    rings: str
+    job: str
+    boot_id: str
+
+
+def left_behind(job_id: str) -> Iterator[tuple[Path, HostNote]]:
+    """The directories of a job on this host whose trainers go on without an agent."""
+    boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+    for path in sorted(host_directory(job_id, "").parent.glob(f"*/{NOTE}")):
+        with contextlib.suppress(OSError, ValueError, UsageError):
+            note = msgspec.json.decode(path.read_bytes(), type=HostNote)
+            # (several hosts may keep theirs side by side)
+            if note.boot_id == boot_id and trainers_alive(Path(note.rings)):
+                with holding(RunDirectory(path.parent)):
+                    pass
+                yield path.parent, note
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,23 +179,26 @@ class Host:
     ) -> None:
         self._rings = rings
         self.spool = directory / "spool"
+        self._held = contextlib.ExitStack()
         try:
             for path in (rings, directory, directory / "steps", self.spool):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
             boot_id = BOOT_ID.read_text(encoding="ascii").strip()
-            self._lock = _alone(directory)
-            (directory / RINGS).write_text(f"{rings.absolute()}\n", encoding="utf-8")
+            self._held.enter_context(holding(RunDirectory(directory)))
+            note = HostNote(name, str(rings.absolute()), job, boot_id)
+            write_atomically(directory / NOTE, msgspec.json.encode(note).decode())
         except OSError as error:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         store = HostCaptures(directory, copies)
         self._disk = Disk()
+        self._speaker = Speaker(directory.parent / ".speaker")
         steps = directory / "steps"
         nsys = place_in(RunDirectory(directory))
         agent = Agent(
             rings, steps, self.spool, store.local, job=job, run=job_id, nsys=nsys, kept=KEPT, do=self._disk.do
         )
         hub = Hub(address, f"sftriage agent {name}")
-        self._end = HostEnd(agent, hub, Places.of(job_id), name, boot_id, directory / "begun", store)
+        self._end = HostEnd(agent, hub, Places.of(job_id), name, boot_id, directory / "begun", store, self._speaker)
 
     def start(self) -> None:
         """Begin."""
@@ -183,40 +210,23 @@ class Host:
         return trainers_alive(self._rings)
 
     def watch(self) -> None:
-        """Wait until the host's trainers have been there, and are gone for good."""
-        seen_s = None
+        """Wait until the host's trainers have been there, and are gone for good; or what started them is."""
+        known, seen_s = launcher_of(self._rings) is not None, None
         while seen_s is None or time.monotonic() < seen_s + RESTART_S:
-            time.sleep(1.0)
+            time.sleep(LOOK_S)
             if self.trains:
                 seen_s = time.monotonic()
+            elif known and launcher_of(self._rings) is None:
+                break
 
-    def finish(self) -> bool:
-        """The job is over here: send what is left; whether that was done."""
-        return self._end.finish(FLUSH_S)
+    def finish(self) -> None:
+        """The job is over here: send what is left."""
+        if not self._end.finish(FLUSH_S) and self._speaker.may_speak():
+            log.warning("the hub does not answer: the last of what the job has recorded stays where it was recorded")
 
     def close(self) -> None:
         """Let go of everything."""
         self._end.close()
         self._disk.drain(1.0)
         self._disk.close()
-        self._lock.close()
-
-
-def _alone(directory: Path) -> TextIO:
-    """Hold a host's directory: of two agents, both would carry out what is asked of its ranks.
-
-    Raises:
-        UsageError: another process holds it.
-    """
-    file = (directory / LOCK).open("a+", encoding="ascii")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        who = file.read(20).strip()
-        file.close()
-        raise UsageError(f"this host has an agent of the job already, process {who or 'unknown'}") from None
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    return file
+        self._held.close()

@@ -12,15 +12,28 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
-from sftriage.runs.directory import DEFAULT_ROOT
-from sftriage.runtime.hosting import NO_COPIES, Copies, Host, file_name, host_directory, host_name, node_number
+from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
+from sftriage.runs.liveness import note_launcher
+from sftriage.runtime.hosting import (
+    NO_COPIES,
+    Copies,
+    Host,
+    file_name,
+    host_directory,
+    host_name,
+    left_behind,
+    node_number,
+)
 from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
 from sftriage.runtime.launcher import Launcher
-from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
+from sftriage.runtime.local import UnderNsys
+from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
+from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
 
 log = logging.getLogger("sftriage")
 
@@ -141,10 +154,9 @@ class HubOptions:
             time.sleep(0.2)
 
     def arguments(self) -> list[str]:
-        """As options of a command, for a process that finds all files there already."""
-        found = ["--job-id", self.job_id, "--nats", self.address.url]
-        if self.address.credentials is not None:
-            found += ["--creds", str(self.address.credentials)]
+        """Where the hub is, as options of a command."""
+        found = ["--nats", self.nats or ""] if self.hub is None else ["--hub", self.hub]
+        found += [] if self.credentials is None else ["--creds", str(self.credentials)]
         return found + ([] if self.tls is None else ["--tls", str(self.tls)])
 
 
@@ -158,6 +170,7 @@ class HostRun:
         out: the run directory, where the controller is.
         controlling: what the controller is told beside that, as options of its command.
         copies: where this host puts copies of its captures.
+        nsys: how its ranks start under Nsight Systems; by default they do not.
 
     Raises:
         UsageError: something of this cannot be used, or there is no such launcher.
@@ -171,6 +184,7 @@ class HostRun:
         out: Path | None,
         controlling: Sequence[str],
         copies: Copies = NO_COPIES,
+        nsys: UnderNsys | None = None,
     ) -> None:
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
@@ -186,6 +200,9 @@ class HostRun:
             self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
             self._held.callback(remove_rings_directory, self._rings)
             directory = host_directory(options.job_id, self._name).absolute()
+            note_steps(self._rings, directory / "steps")
+            RunDirectory(directory).nsys.unlink(missing_ok=True)
+            self._launch = None if nsys is None else self._under(nsys, directory)
             self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name, copies)
         except BaseException:
             self._held.close()
@@ -198,13 +215,17 @@ class HostRun:
             "SFTRIAGE_SPOOL": str(self._host.spool.absolute()),
             "SFTRIAGE_JOB": self._job,
         }
+        command = self._command
+        if self._launch is not None:
+            place |= self._launch.environment(os.environ)
+            command = wrapped(command, self._launch.script)
         with self._held:
-            launcher = Launcher(self._command, place)
+            launcher = Launcher(command, place)
+            note_launcher(self._rings, launcher.pid)
             self._host.start()
             self._held.callback(self._host.close)
             status = launcher.wait()
-            if not self._host.finish():
-                log.warning("the hub does not answer: the last of what %s has recorded stays here", self._name)
+            self._host.finish()
             if self._controller is not None:
                 # (it ends once all other hosts have, or are gone)
                 try:
@@ -214,22 +235,42 @@ class HostRun:
                     self._controller.wait()
             return status
 
+    def _under(self, nsys: UnderNsys, directory: Path) -> NsysLaunch:
+        """Have the ranks of this host start under nsys, in sessions that are no other host's or job's."""
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        launch = NsysLaunch(new_run_id(datetime.now(timezone.utc)), nsys.traces, directory, armed=nsys.armed)
+        # (before the rings go: nsys ends with its ranks, or is ended)
+        self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
+        self._held.callback(remove_place, launch.place)
+        return launch
+
     def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
         options = self._options
         directory = out or _free(Path(DEFAULT_ROOT) / file_name(options.job_id))
         if options.hub is not None:
             server = start_hub(options, directory)
-            if options.credentials is None:
-                self._held.callback(options.secret.unlink, missing_ok=True)
-            self._held.callback(shutil.rmtree, server.store, ignore_errors=True)
-            self._held.callback(server.close)
-        command = [sys.executable, "-m", "sftriage", "controller", *options.arguments()]
-        command += ["--job", self._job, "--out", str(directory), *controlling]
+            self._held.callback(forget_hub, options, server)
+        command = [sys.executable, "-m", "sftriage", "controller", "--job-id", options.job_id]
+        command += [*options.arguments(), "--job", self._job, "--out", str(directory), *controlling]
         # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
         self._controller = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
         )
         self._held.callback(end, self._controller, END_S)
+
+
+def start_agents(options: HubOptions, copies: Copies) -> contextlib.ExitStack:
+    """Start an agent for those trainers of a job on this host that go on without one; their ends are the stack's."""
+    held = contextlib.ExitStack()
+    for directory, note in left_behind(options.job_id):
+        command = [sys.executable, "-m", "sftriage", "agent", "--job-id", options.job_id, *options.arguments()]
+        command += ["--rings", note.rings, "--directory", str(directory), "--name", note.name, "--job", note.job]
+        command += [] if copies.store is None else ["--store", copies.store]
+        command += ["--drop-local"] if copies.drop_local else []
+        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent)
+        held.callback(end, agent, END_S)
+    return held
 
 
 def start_hub(options: HubOptions, directory: Path) -> HubServer:
@@ -242,6 +283,14 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
     store = directory.with_name(f"{directory.name}.nats").absolute()
     host, port = options.server
     return HubServer((listens_on(host), port), store, options.secret, options.tls)
+
+
+def forget_hub(options: HubOptions, server: HubServer) -> None:
+    """End a hub for good: nothing of it stays."""
+    server.close()
+    shutil.rmtree(server.store, ignore_errors=True)
+    if options.credentials is None:
+        options.secret.unlink(missing_ok=True)
 
 
 def _free(wanted: Path) -> Path:
