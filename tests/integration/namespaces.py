@@ -56,13 +56,17 @@ class TwoHosts:
         """Cut the link, or mend it."""
         ip("-n", self.names[1], "link", "set", DEVICE, "up" if whole else "down")
 
+    def inside(self, number: int, command: list[object]) -> list[str]:
+        """A command, as it is run on a host."""
+        words = ["nsenter", "-t", self.inits[number].pid, "--net", "--uts", "--mount", "--", *command]
+        return [str(word) for word in words]
+
     def start(self, number: int, command: list[object], environment: dict[str, str], said: Path) -> subprocess.Popen:
         """Start a command on a host; what it says goes into a file."""
-        inside = ["nsenter", "-t", self.inits[number].pid, "--net", "--uts", "--mount", "--"]
         environment = {**environment, "NODE_RANK": str(number), "GLOO_SOCKET_IFNAME": DEVICE}
         with said.open("ab") as file:
             process = subprocess.Popen(
-                [*map(str, inside), *map(str, command)],
+                self.inside(number, command),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
