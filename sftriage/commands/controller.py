@@ -125,16 +125,18 @@ def controller(
         where = copies_of(name, store, drop_local=drop_local)
         keeping = Keeping(None, where, drop_local, None, kept_steps(keep_steps, keep_steps_for))
         beginning = Beginning(name, [find(one) for one in policy or ["default"]], keeping, nsys)
+    waits = "" if standby or run is None else "waiting until the job's last controller is gone"
     try:
-        watched = JobController(
-            directory,
-            options.job_id,
-            options.address,
-            lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-            beginning,
-            checked_catalogue(catalogue),
-            standby=standby,
-        )
+        with notices().status(waits) if waits else contextlib.nullcontext():
+            watched = JobController(
+                directory,
+                options.job_id,
+                options.address,
+                lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
+                beginning,
+                checked_catalogue(catalogue),
+                standby=standby,
+            )
     except JobEndedError as ended:
         reporter.say(str(ended))
         return
