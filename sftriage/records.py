@@ -626,12 +626,14 @@ class CaptureResult:
 class Report:
     """What an agent says of a capture that is wanted of it: ``result`` is the state it is in, with the reason.
 
-    One that ``hangs`` was given up, and its rank is still there. ``stored_bytes`` is its size in the store.
+    One that ``hangs`` was given up, and its rank is still there. ``stored_bytes`` is its size in the store. Of one that
+    is ``elsewhere``, its host has put a copy into the store that its run keeps copies in, and verified it there.
     """
 
     result: CaptureResult
     hangs: bool = False
     stored_bytes: int = 0
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from sftriage.commands.job_options import DropLocalOption, copies_of
 from sftriage.commands.options import CredentialsOption, HubOption, JobIdOption, NatsOption, TlsOption
 from sftriage.errors import UsageError
 
@@ -39,24 +41,42 @@ def agent(
     job: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the job, for people.", show_default="the --job-id")
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Upload this host's captures from here, to the --store of the job's controller. Credentials come from "
+            "the environment.",
+            show_default="they go through the hub",
+        ),
+    ] = None,
+    drop_local: DropLocalOption = False,
 ) -> None:
     """Watch one host of a job on many: ship its steps to the job's hub, and carry out the captures asked of its ranks.
 
     It ends once the host's trainers have come and gone for good, or by SIGTERM or Ctrl-C; the job itself notices
     nothing.
     """
-    from sftriage.runtime.hosting import HURRY_S, Host, host_directory, host_name
+    from sftriage.runtime.hosting import HURRY_S, Copies, Host, host_directory, host_name, left_behind
     from sftriage.runtime.many_hosts import HubOptions
     from sftriage.runtime.rings import tidy_rings
 
     options = HubOptions.of(job_id, hub, nats, creds, tls)
-    said = os.environ.get("SFTRIAGE_RINGS")
-    if rings is None and not said:
+    if rings is None and (said := os.environ.get("SFTRIAGE_RINGS")):
+        rings = Path(said)
+    if rings is None and directory is None:
+        # Where `sftriage run` has ended before its job, it has left word of them.
+        for found, left in islice(left_behind(options.job_id), 1):
+            directory, rings, name, job = found, Path(left.rings), left.name, job or left.job
+    if rings is None:
         raise UsageError("where are the rings? give --rings DIR, or set SFTRIAGE_RINGS as for the trainers")
+    copies = Copies(copies_of(job or options.job_id, store, drop_local=drop_local), drop_local)
     options.wait_for_secret()
-    name, rings = name or host_name(os.environ), rings or Path(said or "")
+    name = name or host_name(os.environ)
     where = directory or host_directory(options.job_id, name, os.environ)
-    host = Host(rings, where.absolute(), job or options.job_id, options.job_id, options.address, name)
+    about = job or options.job_id, options.job_id, options.address, name, copies
+    host = Host(rings, where.absolute(), *about)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     host.start()
     told = over = False

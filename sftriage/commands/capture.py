@@ -150,7 +150,7 @@ def capture(
             decision = answers.answer(directory, ask)
             status.update(f"capturing {', '.join(f'rank {one}' for one in ask.ranks)}")
             grace_s = max(ANSWER_GRACE_S[request["profiler"]] for request in decision["requests"])
-            ended = answers.ended(directory, decision, max_seconds + grace_s + NOTED_S)
+            ended = answers.ended(directory, decision, max_seconds + grace_s + NOTED_S, status.update)
     except KeyboardInterrupt:
         withdraw(directory, ask)
         say(answers.left_alone(directory, ask))

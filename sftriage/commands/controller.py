@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import shlex
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -44,7 +46,10 @@ from sftriage.commands.options import (
     TlsOption,
 )
 from sftriage.commands.output import notices
+from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
 from sftriage.words.amounts import place
+
+LOOK_S = 1.0
 
 
 def controller(
@@ -74,58 +79,94 @@ def controller(
     metrics_per_rank: MetricsPerRankOption = False,
     otel: OtelOption = False,
     otel_steps: OtelStepsOption = False,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby",
+            help="Wait as long as another controller leads the job, and go on with its run once that has died. The run "
+            "directory has to be shared with it.",
+        ),
+    ] = False,
+    nsys: Annotated[
+        bool, typer.Option("--nsys", help="The ranks run under Nsight Systems: sftriage run --nsys started them.")
+    ] = False,
 ) -> None:
     """Watch a job on many hosts: judge what its agents ship to the hub, and ask them for captures.
 
     One a job; `sftriage run --hub` starts it by itself. What it finds is in its run directory, as of a job on one host.
     """
     from sftriage.policy.loading import find
-    from sftriage.runs.directory import DEFAULT_ROOT
-    from sftriage.runtime.controlling import Beginning, JobController, job_of
-    from sftriage.runtime.hosting import file_name
+    from sftriage.runtime.controlling import Beginning, JobController, JobEndedError, job_of
+    from sftriage.runtime.hosting import Copies, file_name
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping
-    from sftriage.runtime.many_hosts import HubOptions, start_hub, tidy_hub
+    from sftriage.runtime.many_hosts import HubOptions, forget_hub, start_agents, start_hub
     from sftriage.sinks.terminal import Reporter
 
     options = HubOptions.of(job_of(run) if run is not None and job_id is None else job_id, hub, nats, creds, tls)
     directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
+    reporter, held = Reporter(notices()), contextlib.ExitStack()
+    atexit.register(held.close)
     server = None
-    if options.leads_hub:
+    if options.leads_hub and not standby:
         # (of a run that is gone on with, the host that it was on may have gone too)
         server = start_hub(options, directory)
-        atexit.register(server.close)
+        held.callback(server.close)
         server.keep()
     options.wait_for_secret(0.0)
+    if standby:
+        run = directory
+        wait_for_run(directory, reporter.say)
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
-    reporter = Reporter(notices())
     beginning = None
     if run is None:
         name = job or options.job_id
         where = copies_of(name, store, drop_local=drop_local)
         keeping = Keeping(None, where, drop_local, None, kept_steps(keep_steps, keep_steps_for))
-        beginning = Beginning(name, [find(one) for one in policy or ["default"]], keeping)
-    watched = JobController(
-        directory,
-        options.job_id,
-        options.address,
-        lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
-        beginning,
-        checked_catalogue(catalogue),
-    )
-    say_begun(reporter, "watching", watched, metering)
+        beginning = Beginning(name, [find(one) for one in policy or ["default"]], keeping, nsys)
+    waits = "" if standby or run is None else "waiting until the job's last controller is gone"
+    try:
+        with notices().status(waits) if waits else contextlib.nullcontext():
+            watched = JobController(
+                directory,
+                options.job_id,
+                options.address,
+                lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
+                beginning,
+                checked_catalogue(catalogue),
+                standby=standby,
+            )
+    except JobEndedError as ended:
+        reporter.say(str(ended))
+        return
+    if server is not None and run is not None:
+        info = read_info(watched.directory)
+        held.enter_context(start_agents(options, Copies(info.store, info.drop_local)))
+    say_begun(reporter, "watching" if run is None else "took over the job, watching", watched, metering)
     with contextlib.closing(watched):
         try:
             # (whoever ends a job ends its hosts too, in the same moment)
             signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
-            watched.watch()
+            watched.watch(reporter.say)
         except KeyboardInterrupt:
-            reporter.say(f"let go of the job; go on with: sftriage controller --run {place(watched.directory.path)}")
+            again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
+            reporter.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
             raise typer.Exit(128 + signal.SIGINT) from None
-    if server is not None:
-        server.close()
-        tidy_hub(options, server)
     say_summary(reporter, watched)
     finish(watched, reporter)
+    if server is not None:
+        # (whoever started the job would have, and is gone)
+        held.close()
+        forget_hub(options, server)
+
+
+def wait_for_run(directory: Path, say: Callable[[str], None]) -> None:
+    """Wait until there is the run that is to be gone on with should its controller die."""
+    run = RunDirectory(directory)
+    if not run.hub.exists():
+        say(f"standing by; the job's controller is to make {place(directory)}, which has to be shared with this host")
+        while not run.hub.exists():
+            time.sleep(LOOK_S)
+    say(f"standing by: should the job's controller die, this one goes on with {place(directory)}")

@@ -115,11 +115,11 @@ def run(
     name = job_name(job, command)
     store = copies_of(name, store, drop_local=drop_local)
     kept = kept_steps(keep_steps, keep_steps_for)
+    under = UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None
     if any(one is not None for one in (job_id, hub, nats, creds, tls)):
+        from sftriage.runtime.hosting import Copies
         from sftriage.runtime.many_hosts import HostRun, HubOptions
 
-        if nsys or nsys_armed:
-            raise UsageError("--nsys is of one host's job, so far: leave it out, or --hub and --nats")
         options = HubOptions.of(job_id, hub, nats, creds, tls)
         told: dict[str, object] = {
             "--store": store,
@@ -134,12 +134,14 @@ def run(
             "--metrics-per-rank": metrics_per_rank or None,
             "--otel": otel or None,
             "--otel-steps": otel_steps or None,
+            "--nsys": under and True,
         }
         given = [name if value is True else f"{name}={value}" for name, value in told.items() if value is not None]
         given += [f"--policy={path}" for path in paths]
+        copies = Copies(store, drop_local)
         # (who is told to end before there is a launcher leaves no hub behind)
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        raise typer.Exit(HostRun(tuple(command), name, options, out, given, auto=auto).execute())
+        raise typer.Exit(HostRun(tuple(command), name, options, out, given, copies, under, auto=auto).execute())
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
@@ -150,7 +152,7 @@ def run(
         paths,
         lambda info: [reporter, *metering.sinks(info.job, info.run_id, time.time())],
         keeping=Keeping(out, store, drop_local, checked_catalogue(catalogue), kept),
-        nsys=UnderNsys(nsys_trace, nsys_armed) if nsys or nsys_armed else None,
+        nsys=under,
         auto=auto,
     )
     say_begun(reporter, "watching", local, metering)

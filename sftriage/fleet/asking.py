@@ -199,10 +199,14 @@ class Asking:
             self._told.append(message)
 
     async def _fetch(self, report: Report, message: Message | None) -> None:
-        report = await self._fetching.fetched(self._hub, self._places.traces, report)
+        report = await self._fetching.fetched(self._hub, self._places.traces, report, self._tell)
         self._fetched.add(report.result.capture_id)
         self._reports.append((report, message))
         self._under_way.discard(report.result.capture_id)
+
+    def _tell(self, report: Report) -> None:
+        """Something of a capture that goes on."""
+        self._reports.append((report, None))
 
     def _document(self, agent: str, orders: Sequence[Order]) -> None:
         """Have it written down what is wanted of an agent, if that is news, or else every so often."""
@@ -212,7 +216,8 @@ class Asking:
             written, at_s = self._written.get(agent, (b"", 0.0))
             newest = self._to_write[agent][0] if agent in self._to_write else written
             if newest != same or (orders and self._clock() > at_s + REFRESH_S):
-                self._to_write[agent] = same, encode(Orders(self._lease.epoch, tuple(orders), agent=agent))
+                orders_of = Orders(self._lease.epoch, tuple(orders), agent=agent, run=self._fetching.run)
+                self._to_write[agent] = same, encode(orders_of)
 
     async def _write(self) -> None:
         want = None

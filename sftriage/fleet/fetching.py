@@ -3,35 +3,43 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 
-from sftriage.errors import CaptureError, SftriageError
+from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub
+from sftriage.fleet.transfers import Tell, Transfer
+from sftriage.fleet.wire import NO_NAME, RunName
 from sftriage.records import Report
-from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Manifest
+from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
+from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
+from sftriage.traces.uploads import Upload
 
 log = logging.getLogger("sftriage")
 
 PATIENCE_S, AGAIN_S = 900.0, 2.0
 MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
 
-Take = Callable[[bytes, Mapping[str, Path]], int]
-"""Takes a capture's manifest and its files, checked; how many bytes they are."""
+Take = Callable[[bytes, Mapping[str, Path], bool], int]
+"""Takes a capture's manifest and its files, checked; how many bytes they are. With True, those are in the run's store.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """Fetches captures into a ``spool``, from where they are taken."""
+    """Fetches captures of a ``run`` into a ``spool``, from where they are taken."""
 
     take: Take
     spool: Path
+    run: RunName = NO_NAME
 
-    async def fetched(self, hub: Hub, bucket: str, report: Report) -> Report:
+    async def fetched(self, hub: Hub, bucket: str, report: Report, tell: Tell) -> Report:
         """What a report of a stored capture comes to: its files are fetched and taken, or it has failed."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + PATIENCE_S
@@ -40,8 +48,9 @@ class Fetching:
         while True:
             try:
                 with tempfile.TemporaryDirectory(prefix="fetch-", dir=self.spool) as folder:
-                    manifest, files = await asyncio.wait_for(_files(hub, bucket, capture_id, Path(folder)), PATIENCE_S)
-                    stored_bytes = await loop.run_in_executor(None, self.take, manifest, files)
+                    coming = _files(hub, bucket, report, Path(folder), tell)
+                    manifest, files = await asyncio.wait_for(coming, PATIENCE_S)
+                    stored_bytes = await loop.run_in_executor(None, self.take, manifest, files, report.elsewhere)
                 await _forget(hub, bucket, capture_id, files)
                 return replace(report, stored_bytes=stored_bytes)
             except SftriageError as error:
@@ -57,33 +66,70 @@ class Fetching:
         return replace(report, result=replace(report.result, state="failed", detail=why))
 
 
-def taker(store: LocalStore, run: str) -> Take:
-    """Who takes fetched captures into the store of a run, whose name its agents do not know."""
+def taker(store: LocalStore, run: RunName, near: Callable[[Manifest], bool] = lambda _: False) -> Take:
+    """Who takes fetched captures into the store of a run.
 
-    def take(data: bytes, files: Mapping[str, Path]) -> int:
-        manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": run})
+    Of one that is in the run's store elsewhere, no more is taken than its manifest, and word of where its files are;
+    and the files too, from there, where it is to be ``near``.
+    """
+
+    def take(data: bytes, files: Mapping[str, Path], elsewhere: bool = False) -> int:
+        # (an agent of an earlier version does not know what the run is called)
+        manifest = Manifest.from_json(data, "the manifest").model_copy(update={"run": run.run_id})
         size_bytes = sum(one.size_bytes for one in manifest.artefacts)
         if manifest.capture_id in store.ids():
             # Whoever put it there ended before it could say so.
             return size_bytes
+        if elsewhere:
+            _take_elsewhere(store, run, manifest, near=near(manifest))
+            return size_bytes
         named = {one.name: one for one in manifest.artefacts}
         if set(named) != set(files):
             raise CaptureError(f"capture {manifest.capture_id}: its files are not those of its manifest")
-
-        def checked(found: tuple[object, ...]) -> Manifest:
-            if set(found) != set(manifest.artefacts):
-                raise CaptureError(f"capture {manifest.capture_id}: it was damaged on its way")
-            return manifest
-
-        some = [FileToStore(files[name], name, one.media_type, compress=False) for name, one in named.items()]
-        store.put_files(manifest.capture_id, some, checked)
+        _put(store, manifest, files, None)
         return size_bytes
 
     return take
 
 
-async def _files(hub: Hub, bucket: str, capture_id: str, folder: Path) -> tuple[bytes, dict[str, Path]]:
-    traces = await hub.js.object_store(bucket)
+def _take_elsewhere(store: LocalStore, run: RunName, manifest: Manifest, *, near: bool) -> None:
+    """Take a capture whose host has put it into the run's store, from which it may be read here, or not."""
+    capture_id = manifest.capture_id
+    if not run.store:
+        raise CaptureError(f"capture {capture_id} is said to be in a store, and its run has none")
+    with tempfile.TemporaryDirectory(prefix="near-") as folder:
+        files: dict[str, Path] = {}
+        try:
+            remote = RemoteStore.open(run.store, job=run.job, run=run.run_id)
+            there, condition = remote.look(capture_id)
+            if not condition.whole or there.artefacts != manifest.artefacts:
+                raise CaptureError(f"capture {capture_id} is not in {run.store} as its host says: {condition.problem}")
+            for one in manifest.artefacts if near else ():
+                files[one.name] = remote.get(capture_id, one.name, Path(folder) / one.name)
+        except (StoreError, UsageError) as error:
+            # (its host has read all of it back; whoever fetches it later may read that store)
+            log.warning("capture %s is in %s, which was not read from here: %s", capture_id, run.store, error)
+            files.clear()
+        sha256 = hashlib.sha256(manifest.to_json()).hexdigest()
+        now = datetime.now(timezone.utc)
+        upload = Upload(url=run.store, state="stored", verified_at=now, manifest_sha256=sha256)
+        _put(store, manifest, files, upload)
+
+
+def _put(store: LocalStore, manifest: Manifest, files: Mapping[str, Path], upload: Upload | None) -> None:
+    media_types = {one.name: one.media_type for one in manifest.artefacts}
+
+    def checked(found: tuple[Artefact, ...]) -> Manifest:
+        if not set(found) <= set(manifest.artefacts):
+            raise CaptureError(f"capture {manifest.capture_id}: it was damaged on its way")
+        return manifest
+
+    some = [FileToStore(path, name, media_types[name], compress=False) for name, path in files.items()]
+    store.put_files(manifest.capture_id, some, checked, upload)
+
+
+async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell) -> tuple[bytes, dict[str, Path]]:
+    traces, capture_id = await hub.js.object_store(bucket), report.result.capture_id
     about = await traces.get_info(f"{capture_id}/")
     if (about.size or 0) > MAX_MANIFEST_BYTES:
         raise CaptureError(f"a manifest of {about.size} bytes")
@@ -91,7 +137,11 @@ async def _files(hub: Hub, bucket: str, capture_id: str, folder: Path) -> tuple[
     manifest = Manifest.from_json(data, "its manifest")
     if manifest.capture_id != capture_id or len(manifest.artefacts) > MAX_FILES:
         raise CaptureError("its manifest is another's")
-    files = {}
+    files: dict[str, Path] = {}
+    if report.elsewhere:
+        return data, files
+    total_bytes = sum(one.size_bytes for one in manifest.artefacts)
+    transfer = Transfer(report.result, f"fetching from {manifest.capture.host}:", total_bytes, tell)
     for number, artefact in enumerate(manifest.artefacts):
         name = f"{capture_id}/{artefact.name}"
         info = await traces.get_info(name)
@@ -100,7 +150,7 @@ async def _files(hub: Hub, bucket: str, capture_id: str, folder: Path) -> tuple[
         files[artefact.name] = folder / str(number)
         log.info("fetching %s of capture %s: %d bytes", artefact.name, capture_id, artefact.size_bytes)
         with files[artefact.name].open("wb") as file:
-            await traces.get(name, writeinto=file)
+            await traces.get(name, writeinto=transfer.writing(file))
     return data, files
 
 

@@ -29,6 +29,14 @@ ACK_WAIT_S = 3600.0
 _KEY = "leader"
 
 
+class TakenError(UsageError):
+    """Another controller leads the job; ``same_run`` says whether it does so for the same run."""
+
+    def __init__(self, why: str, *, same_run: bool) -> None:
+        super().__init__(why)
+        self.same_run = same_run
+
+
 class Leader(msgspec.Struct, frozen=True):
     """Who leads: of which run, where, and in which process."""
 
@@ -45,7 +53,7 @@ class Lease:
         lost: why it is held no longer; "" while it is.
 
     Raises:
-        UsageError: another controller leads the job.
+        TakenError: another controller leads the job.
         HubError: the hub cannot be asked.
     """
 
@@ -75,18 +83,20 @@ class Lease:
                 return
             except KeyWrongLastSequenceError as error:
                 if time.monotonic() > deadline_s:
-                    raise UsageError(await self._taken(bucket)) from error
+                    raise await self._taken(bucket) from error
             await asyncio.sleep(RENEW_S / 3)
 
-    async def _taken(self, bucket: Any) -> str:
+    async def _taken(self, bucket: Any) -> TakenError:
         try:
             other = msgspec.json.decode((await bucket.get(_KEY)).value or b"", type=Leader)
         except Exception:
-            return "another controller leads this job; two jobs on one hub need a --job-id each"
+            why = "another controller leads this job; two jobs on one hub need a --job-id each"
+            return TakenError(why, same_run=False)
         where = f"{other.host!r}, process {other.pid}"
         if other.run_id == self._leader.run_id:
-            return f"this job is led by another controller of the same run, on {where}"
-        return f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own"
+            return TakenError(f"this job is led by another controller of the same run, on {where}", same_run=True)
+        why = f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own"
+        return TakenError(why, same_run=False)
 
     async def _hold(self) -> None:
         from nats.js.errors import KeyWrongLastSequenceError
@@ -115,7 +125,7 @@ class Lease:
             with contextlib.suppress(Exception):
                 self._revision = self.epoch = await bucket.create(_KEY, self._value)
                 return
-        self.lost = await self._taken(bucket)
+        self.lost = str(await self._taken(bucket))
 
     async def _remove(self) -> None:
         bucket = await self._hub.js.key_value(self._places.lease)

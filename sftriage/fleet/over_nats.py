@@ -15,18 +15,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sftriage.errors import SftriageError
 from sftriage.fleet.asking import Asking, Message
-from sftriage.fleet.fetching import Fetching, Take
+from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
 from sftriage.fleet.leading import Lease, taken_up
+from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import Block, Incarnation, Shipment, decode_findings, decode_shipment, encode
 from sftriage.recorder.layout import RingInfo
@@ -102,8 +102,7 @@ class NatsFleet:
         generations: as they are known.
         note: keeps what is known of generations, before anything is told by them.
         keep: keeps steps.
-        take: takes the files of a capture that was fetched.
-        spool: a directory for what is being fetched.
+        fetching: brings what is stored on other hosts here.
         clock: seconds on a clock that only goes on.
     """
 
@@ -115,13 +114,11 @@ class NatsFleet:
         generations: Generations,
         note: Callable[[Generations], None],
         keep: Keep,
-        take: Take,
-        spool: Path,
+        fetching: Fetching,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
-        fetching = Fetching(take, spool)
         self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock)
         self._hosts: dict[str, _Host] = {}
         # Messages with when they were sent by the hub's clock, and when by ours, as far as that can be told.
@@ -155,6 +152,14 @@ class NatsFleet:
             host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not self._takes_part(host))
             for host, quiet_s in quiet
         )
+
+    @property
+    def hosts(self) -> dict[str, HostLook]:
+        """Who was heard of."""
+        return {
+            agent: HostLook(0 if host.newest is None else len(host.newest.infos), host.silent, host.over)
+            for agent, host in self._hosts.copy().items()
+        }
 
     def rows(self) -> Sequence[Rows]:
         """See `Fleet`: steps that come twice are told once; of ranks that are silent, that they are."""

@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
 from sftriage.fleet.in_process import HostAgent
+from sftriage.fleet.sending import KeptCaptures, Sending
+from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import (
     MAX_MESSAGE_BYTES,
     Block,
     Incarnation,
     Orders,
+    RunName,
     Shipment,
     decode_orders,
     decode_ranks,
@@ -36,14 +39,12 @@ from sftriage.records import ENDED, Report, WantedCapture
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
-    from nats.js import JetStreamContext
-    from nats.js.object_store import ObjectStore
 
 log = logging.getLogger("sftriage")
 
 SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0
 """How often it is told, how often captures are looked at, and how often what is wanted is asked for unbidden."""
-PUBLISH_S, AGAIN_S, OBJECT_S = 5.0, 1.0, 600.0
+PUBLISH_S, AGAIN_S = 5.0, 1.0
 MAX_REPORTS = 32
 LAST_ANSWER_S = 15.0
 """How long after the end of the job's part here captures may take to end that its trainers leave behind."""
@@ -61,10 +62,6 @@ class ShippedAgent(HostAgent, Protocol):
         """Those of all ranks, of all starts."""
 
 
-Stored = Callable[[str], "tuple[bytes, dict[str, Path]]"]
-"""A capture that the host has stored: its manifest, and the files that this names."""
-
-
 class HostEnd:
     """Ships what an agent has, and has it do what is wanted. Between `start` and `close` it works by itself.
 
@@ -75,20 +72,29 @@ class HostEnd:
         name: of this host: another one than those of the job's other hosts.
         boot_id: of its kernel.
         begun: a file in which captures are noted before they begin, so that none is begun twice.
-        stored: the captures that were stored here.
+        kept: the captures that were stored here.
+        speaker: lets one of the job's hosts say what all of them see.
     """
 
     def __init__(
-        self, agent: ShippedAgent, hub: Hub, places: Places, name: str, boot_id: str, begun: Path, stored: Stored
+        self,
+        agent: ShippedAgent,
+        hub: Hub,
+        places: Places,
+        name: str,
+        boot_id: str,
+        begun: Path,
+        kept: KeptCaptures,
+        speaker: Speaker,
     ) -> None:
-        self._agent, self._hub, self._places, self._stored = agent, hub, places, stored
+        self._agent, self._hub, self._places = agent, hub, places
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
-        self._name = name
-        self._begun_file = begun
+        self._begun_file, self._speaker, self._said_away = begun, speaker, False
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
         self._begun = set(self._begun_before)
         self._orders: Orders | None = None
         self._reports: deque[Report] = deque()
+        self._traces = Sending(hub, places, kept, name, self._moved, self._is_wanted)
         # Who asks about GPUs of which ranks.
         self._gpu_asks: deque[tuple[tuple[int, ...], str]] = deque(maxlen=16)
         # What is on its way: one reading of the rings at most.
@@ -101,6 +107,8 @@ class HostEnd:
         # Captures that have ended; from when on the host's part of the job is over, and whether that was told.
         self._ended: set[str] = set()
         self._over_s, self._told_over = float("inf"), False
+        # When a trace has last moved.
+        self._moved_s = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="sftriage-host", daemon=True)
 
@@ -110,10 +118,12 @@ class HostEnd:
         self._thread.start()
 
     def finish(self, patience_s: float) -> bool:
-        """The host's part of the job is over: send what is left, and say so; whether that was done in time."""
+        """The host's part of the job is over: send what is left, and say so; whether that was done in time.
+
+        As long as a trace moves, it is waited for it.
+        """
         self._over_s = time.monotonic()
-        deadline_s = self._over_s + patience_s
-        while not self._told_over and time.monotonic() < deadline_s:
+        while not self._told_over and time.monotonic() < max(self._over_s, self._moved_s) + patience_s:
             time.sleep(POLL_S / 5)
         return self._told_over
 
@@ -143,7 +153,7 @@ class HostEnd:
                 self._ended.add(report.result.capture_id)
             if report.result.state == "stored":
                 self._sending += 1
-                self._hub.start(self._send_traces(report))
+                self._hub.start(self._send(report))
             else:
                 self._reports.append(report)
         if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
@@ -204,9 +214,14 @@ class HostEnd:
     def _tell_if_away(self) -> None:
         now_s = time.monotonic()
         if self._hub.connected_s is not None:
+            if self._said_away:
+                log.warning("the hub is back after %.0f s", now_s - self._away_since_s)
+                self._said_away = False
+            self._speaker.done()
             self._away_since_s = now_s
-        elif now_s > self._away_since_s + SAY_AFTER_S:
-            self._say(f"{self._hub.unreachable()} The job goes on; what its ranks record waits in their rings", "away")
+        elif now_s > self._away_since_s + SAY_AFTER_S and not self._said_away and self._speaker.may_speak():
+            self._said_away = True
+            log.warning("%s The job goes on; what its ranks record waits in their rings", self._hub.unreachable())
 
     async def _talk(self) -> None:
         while True:
@@ -270,6 +285,13 @@ class HostEnd:
                 again_s = AGAIN_S
             await asyncio.sleep(again_s)
 
+    def _moved(self, report: Report) -> None:
+        self._moved_s = time.monotonic()
+        self._reports.append(report)
+
+    def _is_wanted(self, capture_id: str) -> bool:
+        return self._orders is None or any(one.wanted.request.capture_id == capture_id for one in self._orders.captures)
+
     async def _heard(self, message: Msg) -> None:
         self._take(message.data)
 
@@ -292,60 +314,16 @@ class HostEnd:
         if self._orders is None or orders.epoch >= self._orders.epoch:
             self._orders = orders
 
-    async def _send_traces(self, report: Report) -> None:
-        """Put a capture that is stored here where the controller fetches it from, and report it then."""
-        capture_id = report.result.capture_id
+    async def _send(self, report: Report) -> None:
+        """Have a capture that is stored here where the controller finds it, and report it then."""
+        run = RunName() if self._orders is None else self._orders.run
         try:
-            manifest, files = self._stored(capture_id)
-            while not await self._put(capture_id, manifest, files):
-                await asyncio.sleep(AGAIN_S)
-        except Exception as error:
-            why = f"it is stored on {self._name}, and could not be sent: {error}"
-            report = replace(report, result=replace(report.result, state="failed", detail=why))
+            self._reports.append(await self._traces.sent(report, run))
         finally:
             self._sending -= 1
-        self._reports.append(report)
-
-    async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path]) -> bool:
-        """Whether all is there; of ``files``, those are left that are not."""
-        from nats.js.errors import APIError
-
-        if self._hub.connected_s is None:
-            return False
-        try:
-            traces = await _outgoing(self._hub.js, self._places.traces)
-            for name, path in list(files.items()):
-                with path.open("rb") as file:
-                    await asyncio.wait_for(traces.put(f"{capture_id}/{name}", file), OBJECT_S)
-                del files[name]
-            await traces.put(f"{capture_id}/", manifest)
-        except (APIError, OSError) as error:
-            if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
-                raise
-            if isinstance(error, OSError) and not isinstance(error, (TimeoutError, ConnectionError)):
-                raise
-            log.debug("a trace was not sent", exc_info=True)
-            return False
-        except Exception:
-            log.debug("a trace was not sent", exc_info=True)
-            return False
-        return True
 
     def _say(self, problem: str, kind: str = "") -> None:
         """What is so for a while, once; or the first of its kind."""
         if (kind or problem) not in self._said:
             self._said.add(kind or problem)
             log.warning("%s", problem)
-
-
-async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
-    """The bucket of traces for whom it is one way: nothing in it may be read by an agent, nor has to be."""
-    from nats.js.errors import ObjectNotFoundError
-    from nats.js.object_store import ObjectStore
-
-    class Outgoing(ObjectStore):
-        async def get_info(self, *_: Any) -> Any:
-            raise ObjectNotFoundError
-
-    await js.stream_info(f"OBJ_{bucket}")
-    return Outgoing(bucket, f"OBJ_{bucket}", js)

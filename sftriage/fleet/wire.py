@@ -112,13 +112,29 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class RunName:
+    """What a run and its job are called where captures are kept, and the URL of the store that copies of them go to."""
+
+    job: str = ""
+    run_id: str = ""
+    store: str = ""
+
+
+NO_NAME = RunName()
+
+
+@dataclass(frozen=True, slots=True)
 class Orders:
-    """All that is wanted of one ``agent`` now. Of two, the one with the higher ``epoch`` is the newer controller's."""
+    """All that is wanted of one ``agent`` now, and for which run.
+
+    Of two, the one with the higher ``epoch`` is the newer controller's.
+    """
 
     epoch: int
     captures: tuple[Order, ...] = ()
     release: str = __version__
     agent: str = ""
+    run: RunName = NO_NAME
 
 
 class _Ring(msgspec.Struct, frozen=True, array_like=True):

@@ -9,9 +9,9 @@ from typing import Any, TypeVar
 
 from sftriage.errors import CaptureError, UsageError
 from sftriage.events import FollowUpDecided, ManualRequestDecided
-from sftriage.records import ManualRequest, plain
+from sftriage.records import ENDED, ManualRequest, plain
 from sftriage.runs.asks import withdraw
-from sftriage.runs.decisions import decided_in, results_in
+from sftriage.runs.decisions import decided_in, states_in
 from sftriage.runs.directory import RunDirectory, read_info
 from sftriage.runs.journal import read_journal
 from sftriage.runs.liveness import WatcherLook
@@ -44,19 +44,34 @@ def answer(directory: RunDirectory, ask: ManualRequest) -> dict[str, Any]:
     return decision
 
 
-def ended(directory: RunDirectory, decision: dict[str, Any], deadline_s: float) -> list[dict[str, Any]]:
+def ended(
+    directory: RunDirectory,
+    decision: dict[str, Any],
+    deadline_s: float,
+    doing: Callable[[str], None] = lambda _: None,
+) -> list[dict[str, Any]]:
     """What became of the captures of a decision, once all of them have ended; nothing where they do not in time.
+
+    ``doing`` is told what is done with one that takes its time; as long as that changes, it is waited on.
 
     Raises:
         UsageError: nobody is there any more who could bring them to their end.
     """
-    ids = _capture_ids(decision)
+    ids, told = _capture_ids(decision), set[str]()
 
     def found() -> list[dict[str, Any]] | None:
-        results = results_in(read_journal(directory.decisions))
+        states = states_in(read_journal(directory.decisions))
+        results = {capture_id: one for capture_id, one in states.items() if one.state in ENDED}
+        for one in (states[capture_id] for capture_id in ids if capture_id in states.keys() - results.keys()):
+            if one.detail:
+                told.add(one.detail)
+                doing(f"rank {one.rank}: {one.detail}")
         return [plain(results[capture_id]) for capture_id in ids] if results.keys() >= set(ids) else None
 
-    return _waited(directory, found, deadline_s) or []
+    while True:
+        before = len(told)
+        if (results := _waited(directory, found, deadline_s)) is not None or len(told) == before:
+            return results or []
 
 
 def left_alone(directory: RunDirectory, ask: ManualRequest) -> str:

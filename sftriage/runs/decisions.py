@@ -144,10 +144,14 @@ def decided_in(events: Iterable[Event]) -> list[Decided]:
     return [one for one in events if isinstance(one, Decided)]
 
 
+def states_in(events: Iterable[Event]) -> dict[str, CaptureResult]:
+    """How captures stand, by id."""
+    return {one.result.capture_id: one.result for one in events if isinstance(one, CaptureChanged)}
+
+
 def results_in(events: Iterable[Event]) -> dict[str, CaptureResult]:
     """What became of the captures that have ended, by id."""
-    ended = (one.result for one in events if isinstance(one, CaptureChanged) and one.result.state in ENDED)
-    return {result.capture_id: result for result in ended}
+    return {capture_id: one for capture_id, one in states_in(events).items() if one.state in ENDED}
 
 
 def decisions_of(directory: RunDirectory) -> list[dict[str, Any]]:

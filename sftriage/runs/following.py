@@ -35,7 +35,6 @@ from sftriage.records import (
     ENDED,
     MAX_STAGES,
     CaptureResult,
-    CaptureState,
     Clock,
     Decision,
     Label,
@@ -162,7 +161,7 @@ class JournalTail:
     path: Path
     rows: list[WindowRow] = field(default_factory=list)
     results: dict[str, CaptureResult] = field(default_factory=dict)
-    states: dict[str, CaptureState] = field(default_factory=dict)
+    states: dict[str, CaptureResult] = field(default_factory=dict)
     asks: list[RequestRow] = field(default_factory=list)
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
@@ -228,7 +227,7 @@ class JournalTail:
                     self.rows.append(row if shared is row.stages else replace(row, stages=shared))
                 case CaptureChanged():
                     capture_id, state = event.result.capture_id, event.result.state
-                    self.states[capture_id] = state
+                    self.states[capture_id] = event.result
                     if state in ENDED:
                         self.results[capture_id] = event.result
                 case ManualRequestDecided() | FollowUpDecided():

@@ -172,6 +172,26 @@ def watcher_of(run: RunDirectory, rings: Path) -> Watcher:
     return Watcher("unwatched" if trainers_alive(rings) else "left")
 
 
+@contextlib.contextmanager
+def holding(run: RunDirectory) -> Iterator[None]:
+    """Hold a run. The kernel lets it go when a process dies, however it does.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    with os.fdopen(os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            who = file.read(20).strip()
+            raise UsageError(f"{run.path} is watched already, by process {who or 'unknown'}") from None
+        # (on a full disk it is held all the same)
+        with contextlib.suppress(OSError):
+            os.ftruncate(file.fileno(), 0)
+            os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
+        yield
+
+
 def is_unwatched(info: RunInfo, watcher: Watcher, *, rings_there: bool) -> bool:
     """Whether nobody watches a run, and nobody saw its end.
 

@@ -160,12 +160,13 @@ def captures_of(view: View) -> tuple[CaptureView, ...]:
 
 def _asked_for(view: View, asked: RequestedCapture, by: str, stored: Manifest | Damaged | None) -> CaptureView:
     result = view.became.get(asked.capture_id)
-    state = view.states.get(asked.capture_id, "running") if result is None else result.state
-    one = CaptureView(asked.capture_id, asked.rank, asked.role, state, asked_by=by)
+    now = view.states.get(asked.capture_id) if result is None else result
+    state, detail = ("running", "") if now is None else (now.state, now.detail)
+    one = CaptureView(asked.capture_id, asked.rank, asked.role, state, detail, asked_by=by)
     if isinstance(stored, Damaged):
         return replace(one, state="damaged", detail=stored.problem)
     if result is not None:
-        one = replace(one, detail=result.detail, first_step=result.first_step, last_step=result.last_step)
+        one = replace(one, first_step=result.first_step, last_step=result.last_step)
     return one if stored is None else _with_stored(one, stored)
 
 

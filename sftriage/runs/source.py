@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sftriage.errors import InputError
 from sftriage.events import CostMeasured
-from sftriage.records import CaptureResult, CaptureState
+from sftriage.records import CaptureResult
 from sftriage.runs.beside import steps_beside
 from sftriage.runs.captures import CaptureShelf, Damaged
 from sftriage.runs.directory import RunDirectory, RunInfo, read_info
@@ -70,7 +70,7 @@ class View:
     rings_there: bool = False
     rows: tuple[WindowRow, ...] = ()
     became: Mapping[str, CaptureResult] = field(default_factory=dict)
-    states: Mapping[str, CaptureState] = field(default_factory=dict)
+    states: Mapping[str, CaptureResult] = field(default_factory=dict)
     captures: tuple[Manifest | Damaged, ...] = ()
     skipped: int = 0
     asks: tuple[RequestRow, ...] = ()

@@ -133,10 +133,10 @@ class Annotations:
         Whichever of the two is stored last has the suspect looked into. A trace that says nothing is as good as before:
         `sftriage reduce` tells what is the matter with it.
         """
-        if not _quick(manifest):
+        if not quick(manifest):
             return
         try:
-            beside = [one for one in self._beside(manifest) if _quick(one)]
+            beside = [one for one in self._beside(manifest) if quick(one)]
             if manifest.capture.role == "suspect":
                 self._find(manifest, next(iter(beside), None), attempt)
                 return
@@ -287,6 +287,7 @@ class Annotations:
             log.info("capture %s is stored but not catalogued: %s", capture_id, error)
 
 
-def _quick(manifest: Manifest) -> bool:
+def quick(manifest: Manifest) -> bool:
+    """Whether a capture is looked into at once."""
     told = manifest.capture.profiler == "torch" or manifest.sampled
     return told and manifest.artefacts[0].size_bytes <= QUICK_BYTES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
@@ -17,14 +18,18 @@ import msgspec
 from sftriage.agent.keeping import RankLog
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import InputError, UsageError
-from sftriage.fleet.fetching import taker
+from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.generations import Generations, Known
-from sftriage.fleet.hub import Hub, HubAddress, Places
-from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
+from sftriage.fleet.hub import Hub, HubAddress, HubError, Places
+from sftriage.fleet.leading import Leader, Lease, TakenError, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.permissions import CONTROLLER_FILE
+from sftriage.fleet.roll_call import RollCall
+from sftriage.fleet.wire import RunName
 from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
+from sftriage.runs.liveness import holding
+from sftriage.runtime.annotating import quick
 from sftriage.runtime.hosting import SOON_S
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.local import Keeping, MakeSinks
@@ -38,8 +43,13 @@ from sftriage.traces.store import LocalStore
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.logs import LOG_KIND
 from sftriage.windows.steplog import KeptSteps, blocks_of
+from sftriage.words.amounts import place
+
+log = logging.getLogger("sftriage")
 
 CONNECT_S = 20.0
+HELD_S = 20.0
+"""How long a run directory is waited for that its last controller may hold still."""
 OVER_S = 3.0
 """For how long all hosts have to have left before the job counts as over: others may be yet to be heard of."""
 
@@ -52,11 +62,16 @@ class HubNote(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """What is new: a job's name for people, and its policies."""
+    """What is new: a job's name for people, its policies, and whether its ranks run under Nsight Systems."""
 
     job: str
     policies: Sequence[Path]
     keeping: Keeping
+    nsys: bool = False
+
+
+class JobEndedError(UsageError):
+    """There is nothing to go on with any more."""
 
 
 class JobController:
@@ -68,8 +83,11 @@ class JobController:
         address: of the hub.
         sinks: makes the subscribers to what happens.
         beginning: what is new.
+        catalogue: one that many jobs share, and that is told of the job's captures; by default none.
+        standby: wait as long as another controller of the same run leads the job, or its run directory is held.
 
     Raises:
+        JobEndedError: the job has ended while it was waited.
         UsageError: another controller leads the job, or something of this cannot be used.
         HubError: the hub cannot be reached.
     """
@@ -82,6 +100,8 @@ class JobController:
         sinks: MakeSinks,
         beginning: Beginning | None = None,
         catalogue: str | None = None,
+        *,
+        standby: bool = False,
     ) -> None:
         resume = beginning is None
         self.directory = RunDirectory(directory.absolute())
@@ -93,22 +113,25 @@ class JobController:
                 raise UsageError(f"{directory} already holds a run; go on with it by --run, or name another with --out")
         self.files, self._disk = PolicyFiles(policies), Disk()
         self.files.do = Disk().do
-        self._places, self._ended = Places.of(job_id), False
+        self._places, self._ended, self._connected = Places.of(job_id), False, False
         self._deadline_s = float("inf")
         with contextlib.ExitStack() as held:
             mine = address.of(CONTROLLER_FILE)
             hub = self._hub = Hub(mine, f"sftriage controller of {self._places.run}", self._places.lead)
             held.callback(hub.close)
-            hub.call(hub.connect(), CONNECT_S)
-            lease = Lease(hub, self._places, Leader(run_id, socket.gethostname(), os.getpid()))
+            leader = Leader(run_id, socket.gethostname(), os.getpid())
+            lease = self._lead_once_free(leader) if standby else self._lead(leader)
             held.callback(lease.let_go)
+            if resume:
+                self._wait_for_directory(None if standby else HELD_S)
             hub.call(make_places(hub, self._places, run_id), CONNECT_S)
             # Nothing is left behind by one who does not lead.
             info = read_info(self.directory) if beginning is None else self._begin(run_id, beginning)
             self._rings = Path(info.rings)
             held.callback(remove_rings_directory, self._rings)
             with contextlib.suppress(OSError):
-                self._rings.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._rings.parent.mkdir(mode=0o700, exist_ok=True)
+                self._rings.mkdir(mode=0o700, exist_ok=True)
             own(self._rings)
             write_atomically(self.directory.hub, msgspec.json.encode(HubNote(job_id)).decode())
             self.uploads = RunUploads(self.directory, info) if info.store is not None else None
@@ -120,8 +143,8 @@ class JobController:
             )
             held.pop_all()
 
-    def watch(self) -> None:
-        """Triage the job to its end on all of its hosts.
+    def watch(self, say: Callable[[str], None]) -> None:
+        """Triage the job to its end on all of its hosts, and ``say`` which of these are there.
 
         Raises:
             UsageError: another controller leads it by now.
@@ -129,13 +152,16 @@ class JobController:
         """
         remember(self.directory)
         self._triage.start()
-        over_since_s = None
+        over_since_s, roll_call = None, RollCall()
         while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
             if not self._fleet.over and time.monotonic() > self._deadline_s:
                 raise KeyboardInterrupt
             if self._fleet.lost:
                 raise UsageError(f"let go of the job: {self._fleet.lost}")
+            away = "" if self._hub.connected_s is not None else self._hub.unreachable()
+            for line in roll_call.look(self._fleet.hosts, away, time.monotonic()):
+                say(line)
             if not self._fleet.over:
                 over_since_s = None
             elif over_since_s is None:
@@ -159,6 +185,47 @@ class JobController:
         self._triage.close()
         remove_rings_directory(self._rings)
 
+    def _lead(self, leader: Leader) -> Lease:
+        if not self._connected:
+            self._hub.call(self._hub.connect(), CONNECT_S)
+            # (from now on it connects again by itself)
+            self._connected = True
+        return Lease(self._hub, self._places, leader)
+
+    def _lead_once_free(self, leader: Leader) -> Lease:
+        """The lease, once the controller that has it is gone; the hub may be away meanwhile."""
+        while True:
+            self._check_goes_on()
+            try:
+                return self._lead(leader)
+            except TakenError as error:
+                if not error.same_run:
+                    raise
+            except HubError as error:
+                log.debug("still waiting: %s", error)
+
+    def _wait_for_directory(self, patience_s: float | None) -> None:
+        """Wait until nobody holds the run: one that was killed may take a moment, and one that was cut off knows late.
+
+        Raises:
+            UsageError: somebody holds it for longer than that.
+        """
+        deadline_s = time.monotonic() + (float("inf") if patience_s is None else patience_s)
+        while True:
+            if patience_s is None:
+                self._check_goes_on()
+            try:
+                with holding(self.directory):
+                    return
+            except UsageError:
+                if time.monotonic() > deadline_s:
+                    raise
+            time.sleep(POLL_S)
+
+    def _check_goes_on(self) -> None:
+        if read_info(self.directory).ended_at:
+            raise JobEndedError(f"{place(self.directory.path)}: the job has ended")
+
     def _begin(self, run_id: str, beginning: Beginning) -> RunInfo:
         """Make the run directory, and one in memory, which says for how long the job is watched."""
         now, keeping = datetime.now(timezone.utc), beginning.keeping
@@ -180,13 +247,16 @@ class JobController:
         try:
             texts = [path.read_text(encoding="utf-8") for path in beginning.policies]
             create(self.directory.path, info, *texts)
+            if beginning.nsys:
+                # (how, each host knows of its own)
+                write_atomically(self.directory.nsys, "{}\n")
         except BaseException:
             remove_rings_directory(rings)
             raise
         return info
 
     def _made(self, hub: Hub, lease: Lease, info: RunInfo) -> NatsFleet:
-        path = self.directory.generations
+        path, name = self.directory.generations, RunName(info.job, info.run_id, info.store or "")
         kept = None
         if info.steps_bytes is not None and info.steps_age_s is not None:
             kept = KeptSteps(info.steps_bytes, info.steps_age_s)
@@ -201,8 +271,7 @@ class JobController:
             Generations(known),
             lambda generations: write_atomically(path, msgspec.json.encode(generations.known).decode()),
             KeptRows(self.directory.steps, kept, self._disk.do),
-            taker(LocalStore(self.directory.path), info.run_id),
-            self.directory.spool,
+            Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name),
         )
 
 

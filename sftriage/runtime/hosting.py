@@ -3,25 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from itertools import count
 from pathlib import Path
 
+import msgspec
+
 from sftriage.agent.agent import Agent
-from sftriage.errors import UsageError
+from sftriage.errors import SftriageError, UsageError
 from sftriage.fleet.hub import Hub, HubAddress, Places, token
 from sftriage.fleet.permissions import AGENTS_FILE, agent_file
 from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.speaking import Speaker
+from sftriage.fleet.transfers import Transfer
+from sftriage.fleet.wire import RunName
 from sftriage.recorder.spool import SPOOL
-from sftriage.runs.directory import DEFAULT_ROOT
-from sftriage.runs.liveness import trainers_alive, trainers_left
+from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
+from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
+from sftriage.runtime.nsys_launch import place_in
 from sftriage.traces.disk import Disk
-from sftriage.traces.manifest import MANIFEST_NAME
+from sftriage.traces.files import write_atomically
+from sftriage.traces.manifest import MANIFEST_NAME, Artefact
+from sftriage.traces.remote import RemoteStore
+from sftriage.traces.sending import Sender
 from sftriage.traces.store import LocalStore
+from sftriage.traces.uploads import Outbox
 from sftriage.windows.steplog import KeptSteps
+
+log = logging.getLogger("sftriage")
 
 KEPT = KeptSteps(256 << 20, 86400.0)
 """What a host keeps of its own steps; all of them are kept where the controller is."""
@@ -32,7 +47,10 @@ LEAVE_S, HURRY_S, SOON_S = 8.0, 6.0, 13.0
 the hosts altogether, before the controller waits no longer."""
 RESTART_S, LEFT_S = 60.0, 5.0
 """How long after its trainers a host is over: they may be started again; and where all have taken their leave."""
+LOOK_S = 0.5
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
+NOTE = "host.json"
+"""In a host's directory: a `HostNote`."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -75,6 +93,89 @@ def file_name(name: str) -> str:
     return Places.of(name).run
 
 
+class HostNote(msgspec.Struct, frozen=True):
+    """What an agent that goes on for one that has ended has to know: the host's name, its rings, and the job's name."""
+
+    name: str
+    rings: str
+    job: str
+    boot_id: str
+
+
+def left_behind(job_id: str) -> Iterator[tuple[Path, HostNote]]:
+    """The directories of a job on this host whose trainers go on without an agent."""
+    boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+    for path in sorted(host_directory(job_id, "", os.environ).parent.glob(f"*/{NOTE}")):
+        with contextlib.suppress(OSError, ValueError, UsageError):
+            note = msgspec.json.decode(path.read_bytes(), type=HostNote)
+            # (several hosts may keep theirs side by side)
+            if note.boot_id == boot_id and trainers_alive(Path(note.rings)):
+                with holding(RunDirectory(path.parent)):
+                    pass
+                yield path.parent, note
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Where a host puts copies of its captures; with ``drop_local``, artefacts go from here once they are there."""
+
+    store: str | None = None
+    drop_local: bool = False
+
+
+NO_COPIES = Copies()
+
+
+class HostCaptures:
+    """The captures that a host keeps in its directory, and puts copies of into the store of their run."""
+
+    def __init__(self, directory: Path, copies: Copies) -> None:
+        self.local, self._outbox, self._copies = LocalStore(directory), Outbox(directory), copies
+        self._said: set[str] = set()
+
+    def manifest(self, capture_id: str, run: RunName) -> tuple[bytes, dict[str, Path]]:
+        """See `KeptCaptures`. Which run a capture is of, a host knows once it is asked for one."""
+        manifest = self.local.manifest(capture_id)
+        named = manifest.model_copy(update={"job": run.job or manifest.job, "run": run.run_id or manifest.run})
+        if named != manifest:
+            write_atomically(self._outbox.path(capture_id, MANIFEST_NAME), named.to_json().decode())
+        paths = ((one.name, self._outbox.path(capture_id, one.name)) for one in named.artefacts)
+        return named.to_json(), {name: path for name, path in paths if path.exists()}
+
+    def copied(self, capture_id: str, run: RunName, transfer: Transfer) -> bool:
+        """See `KeptCaptures`. What the store does not take goes through the hub, and is sent there from its host."""
+        url = self._copies.store
+        if url is None:
+            return False
+        if run.store != url:
+            its = f"keeps them in {run.store}" if run.store else "was given no --store"
+            self._say(f"captures go through the hub, and not to {url}: the job's controller {its}")
+            return False
+        sent: dict[str, int] = {}
+
+        def told(_capture_id: str, artefact: Artefact, doing: str, done_bytes: int) -> None:
+            if doing == "sending":
+                transfer.moved(done_bytes - sent.get(artefact.name, 0))
+                sent[artefact.name] = done_bytes
+
+        try:
+            remote = RemoteStore.open(url, job=run.job, run=run.run_id, create=True)
+            sender = Sender(self.local, self._outbox, remote, url, told)
+            if not sender.bring(capture_id, datetime.now(timezone.utc)):
+                return False
+            if self._copies.drop_local:
+                self._outbox.drop(self.local.manifest(capture_id))
+        except SftriageError as error:
+            self._say(f"captures go through the hub, for {url} cannot be written from here: {error}")
+            return False
+        return True
+
+    def _say(self, problem: str) -> None:
+        if problem not in self._said:
+            self._said.add(problem)
+            log.warning("%s", problem)
+
+
 class Host:
     """This host's part of a job. A hub that cannot be reached is waited for; the job goes on meanwhile.
 
@@ -85,15 +186,25 @@ class Host:
         job_id: its name on the hub.
         address: of the hub.
         name: of this host.
+        copies: where this host puts copies of its captures; by default nowhere.
 
     Raises:
-        UsageError: the directory cannot be used.
+        UsageError: the directory cannot be used, or another agent uses it.
     """
 
-    def __init__(self, rings: Path, directory: Path, job: str, job_id: str, address: HubAddress, name: str) -> None:
+    def __init__(
+        self,
+        rings: Path,
+        directory: Path,
+        job: str,
+        job_id: str,
+        address: HubAddress,
+        name: str,
+        copies: Copies = NO_COPIES,
+    ) -> None:
         self._rings = rings
         self.spool = directory / "spool"
-        store = LocalStore(directory)
+        self._held = contextlib.ExitStack()
         try:
             for path in (rings, directory, directory / "steps", self.spool):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -101,22 +212,24 @@ class Host:
                 raise UsageError(f"{rings} is another user's: give the trainers' rings a directory of your own")
             _link(rings / SPOOL, self.spool)
             boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+            self._held.enter_context(holding(RunDirectory(directory)))
+            note = HostNote(name, str(rings.absolute()), job, boot_id)
+            write_atomically(directory / NOTE, msgspec.json.encode(note).decode())
         except OSError as error:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
+        store = HostCaptures(directory, copies)
         self._disk = Disk()
+        self._speaker = Speaker(directory.parent / ".speaker")
         steps = directory / "steps"
-        agent = Agent(rings, steps, self.spool, store, job=job, run=job_id, kept=KEPT, do=self._disk.do)
+        nsys = place_in(RunDirectory(directory))
+        agent = Agent(
+            rings, steps, self.spool, store.local, job=job, run=job_id, nsys=nsys, kept=KEPT, do=self._disk.do
+        )
         # (names that are a launcher's or a person's are no part of what a server reads)
         places, agent_token = Places.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
-
-        def stored(capture_id: str) -> tuple[bytes, dict[str, Path]]:
-            manifest = store.manifest(capture_id)
-            files = {one.name: store.path(capture_id, one.name) for one in manifest.artefacts}
-            return (directory / "captures" / capture_id / MANIFEST_NAME).read_bytes(), files
-
-        self._end = HostEnd(agent, hub, places, name, boot_id, directory / "begun", stored)
+        self._end = HostEnd(agent, hub, places, name, boot_id, directory / "begun", store, self._speaker)
 
     def start(self) -> None:
         """Begin."""
@@ -128,12 +241,14 @@ class Host:
         return trainers_alive(self._rings)
 
     def watch(self) -> None:
-        """Wait until the host's trainers have been there, and are gone for good."""
-        seen_s = None
+        """Wait until the host's trainers have been there, and are gone for good; or what started them is."""
+        known, seen_s = launcher_of(self._rings) is not None, None
         while seen_s is None or time.monotonic() < seen_s + RESTART_S:
-            time.sleep(1.0)
+            time.sleep(LOOK_S)
             if self.trains:
                 seen_s = time.monotonic()
+            elif known and launcher_of(self._rings) is None:
+                return
             elif seen_s is not None and time.monotonic() > seen_s + LEFT_S and trainers_left(self._rings):
                 return
 
@@ -146,13 +261,17 @@ class Host:
 
     def finish(self, patience_s: float = FLUSH_S) -> bool:
         """The job is over here: send what is left; whether that was done."""
-        return self._end.finish(patience_s)
+        done = self._end.finish(patience_s)
+        if not done and self._speaker.may_speak():
+            log.warning("the hub does not answer: the last of what the job has recorded stays where it was recorded")
+        return done
 
     def close(self) -> None:
         """Let go of everything."""
         self._end.close()
         self._disk.drain(1.0)
         self._disk.close()
+        self._held.close()
 
 
 def _link(path: Path, target: Path) -> None:

@@ -13,27 +13,34 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
 
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
-from sftriage.runs.directory import DEFAULT_ROOT
+from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
+from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.carrying import CARRIED_IN, carried
 from sftriage.runtime.hosting import (
     FLUSH_S,
     HURRY_S,
     LEAVE_S,
+    NO_COPIES,
     SOON_S,
+    Copies,
     Host,
     file_name,
     host_directory,
     host_name,
+    left_behind,
     node_number,
     numbered,
 )
 from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
 from sftriage.runtime.launcher import Launcher
-from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
+from sftriage.runtime.local import UnderNsys
+from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
+from sftriage.runtime.rings import make_rings_directory, note_steps, remove_rings_directory
 
 log = logging.getLogger("sftriage")
 
@@ -155,10 +162,9 @@ class HubOptions:
             time.sleep(0.2)
 
     def arguments(self) -> list[str]:
-        """As options of a command, for a process that finds all files there already."""
-        found = ["--job-id", self.job_id, "--nats", self.address.url]
-        if self.address.credentials is not None:
-            found += ["--creds", str(self.address.credentials)]
+        """Where the hub is, as options of a command."""
+        found = ["--nats", self.nats or ""] if self.hub is None else ["--hub", self.hub]
+        found += [] if self.credentials is None else ["--creds", str(self.credentials)]
         return found + ([] if self.tls is None else ["--tls", str(self.tls)])
 
 
@@ -171,6 +177,8 @@ class HostRun:
         options: where the hub is.
         out: the run directory, where the controller is.
         controlling: what the controller is told beside that, as options of its command.
+        copies: where this host puts copies of its captures.
+        nsys: how its ranks start under Nsight Systems; by default they do not.
         auto: the stages of the trainers' steps are found from what torch says of them.
 
     Raises:
@@ -184,6 +192,8 @@ class HostRun:
         options: HubOptions,
         out: Path | None,
         controlling: Sequence[str],
+        copies: Copies = NO_COPIES,
+        nsys: UnderNsys | None = None,
         *,
         auto: bool = False,
     ) -> None:
@@ -202,7 +212,10 @@ class HostRun:
             self._rings = make_rings_directory(f"{file_name(options.job_id)}-{file_name(self._name)}-{os.getpid()}")
             self._held.callback(remove_rings_directory, self._rings)
             directory = host_directory(options.job_id, self._name, os.environ, new=True).absolute()
-            self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name)
+            note_steps(self._rings, directory / "steps")
+            RunDirectory(directory).nsys.unlink(missing_ok=True)
+            self._launch = None if nsys is None else self._under(nsys, directory)
+            self._host = Host(self._rings, directory, job, options.job_id, options.address, self._name, copies)
             self._auto = self._held.enter_context(carried(directory / CARRIED_IN)) if auto else {}
         except BaseException:
             self._held.close()
@@ -215,8 +228,13 @@ class HostRun:
             "SFTRIAGE_SPOOL": str(self._host.spool.absolute()),
             "SFTRIAGE_JOB": self._job,
         }
+        command = self._command
+        if self._launch is not None:
+            place |= self._launch.environment(os.environ)
+            command = wrapped(command, self._launch.script)
         with self._held:
-            launcher = Launcher(self._command, {**self._auto, **place})
+            launcher = Launcher(command, {**self._auto, **place})
+            note_launcher(self._rings, launcher.pid)
             self._host.start()
             self._held.callback(self._host.close)
             if self._server is not None:
@@ -229,8 +247,7 @@ class HostRun:
             elif told:
                 # (SLURM says it twice where time is up)
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if not self._host.finish(HURRY_S if told else FLUSH_S):
-                log.warning("the hub does not answer: the last of what %s has recorded stays here", self._name)
+            self._host.finish(HURRY_S if told else FLUSH_S)
             if self._controller is not None:
                 self._see_off(self._controller, told)
         return launcher.wait() if status is None else status
@@ -246,20 +263,42 @@ class HostRun:
                 log.warning("the job has ended here; its other hosts are waited for, until Ctrl-C")
                 controller.wait()
 
+    def _under(self, nsys: UnderNsys, directory: Path) -> NsysLaunch:
+        """Have the ranks of this host start under nsys, in sessions that are no other host's or job's."""
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        launch = NsysLaunch(new_run_id(datetime.now(timezone.utc)), nsys.traces, directory, armed=nsys.armed)
+        # (before the rings go: nsys ends with its ranks, or is ended)
+        self._held.callback(RunDirectory(directory).nsys.unlink, missing_ok=True)
+        self._held.callback(remove_place, launch.place)
+        return launch
+
     def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
         options = self._options
         directory = out or _free(Path(DEFAULT_ROOT) / file_name(options.job_id))
         if options.hub is not None:
             server = self._server = start_hub(options, directory)
-            self._held.callback(tidy_hub, options, server)
-            self._held.callback(server.close)
-        command = [sys.executable, "-m", "sftriage", "controller", *options.arguments()]
-        command += ["--job", self._job, "--out", str(directory), *controlling]
+            self._held.callback(forget_hub, options, server)
+        command = [sys.executable, "-m", "sftriage", "controller", "--job-id", options.job_id]
+        command += [*options.arguments(), "--job", self._job, "--out", str(directory), *controlling]
         # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
         self._controller = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
         )
         self._held.callback(end, self._controller, END_S)
+
+
+def start_agents(options: HubOptions, copies: Copies) -> contextlib.ExitStack:
+    """Start an agent for those trainers of a job on this host that go on without one; their ends are the stack's."""
+    held = contextlib.ExitStack()
+    for directory, note in left_behind(options.job_id):
+        command = [sys.executable, "-m", "sftriage", "agent", "--job-id", options.job_id, *options.arguments()]
+        command += ["--rings", note.rings, "--directory", str(directory), "--name", note.name, "--job", note.job]
+        command += [] if copies.store is None else ["--store", copies.store]
+        command += ["--drop-local"] if copies.drop_local else []
+        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent)
+        held.callback(end, agent, END_S)
+    return held
 
 
 def start_hub(options: HubOptions, directory: Path) -> HubServer:
@@ -274,11 +313,12 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
     return HubServer((listens_on(host), port), store, options.secret, options.tls)
 
 
-def tidy_hub(options: HubOptions, server: HubServer) -> None:
-    """Remove what a job's hub has left that is closed, and is not gone on with."""
+def forget_hub(options: HubOptions, server: HubServer) -> None:
+    """End a hub for good: nothing of it stays."""
+    server.close()
+    shutil.rmtree(server.store, ignore_errors=True)
     if options.credentials is None:
         options.secret.unlink(missing_ok=True)
-    shutil.rmtree(server.store, ignore_errors=True)
 
 
 def _free(wanted: Path) -> Path:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -25,7 +24,7 @@ from sftriage.controller.needs import Fleet
 from sftriage.controller.policies import PolicyFiles
 from sftriage.controller.resuming import ResumeState, resume_state
 from sftriage.controller.wanting import Wants
-from sftriage.errors import SftriageError, UsageError
+from sftriage.errors import SftriageError
 from sftriage.events import DiskRecovered, JobSeen, Received, Resumed, TakenOver
 from sftriage.fleet.in_process import InProcess
 from sftriage.policy.loading import LoadedPolicy
@@ -36,7 +35,7 @@ from sftriage.records import ENDED, CaptureResult, Decision, JobStatus, ManualRe
 from sftriage.runs.asks import left
 from sftriage.runs.directory import RunDirectory, RunInfo
 from sftriage.runs.journal import Journal
-from sftriage.runs.liveness import note_disk
+from sftriage.runs.liveness import holding, note_disk
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.annotating import Annotations
 from sftriage.sinks.stream import Sink, Stream
@@ -129,7 +128,7 @@ class Triage:
         self.directory, self._fleet, self._clock = directory, fleet, clock
         self._disk, self._rings = disk or Disk(), Path(info.rings)
         with refusing(f"{directory.path} cannot be written"), contextlib.ExitStack() as held:
-            held.enter_context(_alone(directory))
+            held.enter_context(holding(directory))
             detection = in_force(policy).detection
             self._shape = Shape(detection.window_steps, detection.stride_steps, detection.warmup_steps)
             self._annotations = Annotations(directory, self._disk.do)
@@ -428,23 +427,3 @@ class Triage:
         if problem not in self._said:
             self._said.add(problem)
             log.error("%s", problem)
-
-
-@contextlib.contextmanager
-def _alone(directory: RunDirectory) -> Iterator[None]:
-    """Hold a run. The kernel lets it go when a process dies, however it does.
-
-    Raises:
-        UsageError: another process holds it.
-    """
-    with os.fdopen(os.open(directory.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = file.read(20).strip()
-            raise UsageError(f"{directory.path} is watched already, by process {who or 'unknown'}") from None
-        # (on a full disk it is held all the same)
-        with contextlib.suppress(OSError):
-            os.ftruncate(file.fileno(), 0)
-            os.pwrite(file.fileno(), str(os.getpid()).encode(), 0)
-        yield

@@ -41,6 +41,7 @@ from sftriage.traces.files import (
     replacing,
     sync,
     sync_directory,
+    write_atomically,
 )
 from sftriage.traces.manifest import MANIFEST_NAME, MAX_MANIFEST_BYTES, Artefact, Manifest, first_problem
 from sftriage.traces.stores import (
@@ -55,7 +56,7 @@ from sftriage.traces.stores import (
     destination_of,
     noting,
 )
-from sftriage.traces.uploads import REMOVING, UPLOAD_NAME, is_tombstone, keep_tombstone, read_upload
+from sftriage.traces.uploads import REMOVING, UPLOAD_NAME, Upload, is_tombstone, keep_tombstone, read_upload
 
 log = logging.getLogger("sftriage")
 
@@ -101,11 +102,16 @@ class LocalStore(Store):
         return self.put_files(capture_id, [FileToStore(Path(source))], lambda artefacts: build(artefacts[0]))
 
     def put_files(
-        self, capture_id: str, files: Sequence[FileToStore], build: Callable[[tuple[Artefact, ...]], Manifest]
+        self,
+        capture_id: str,
+        files: Sequence[FileToStore],
+        build: Callable[[tuple[Artefact, ...]], Manifest],
+        upload: Upload | None = None,
     ) -> Manifest:
         """Store copies of the files of a capture, the main one first, with its manifest.
 
-        ``build`` makes the manifest, once the artefacts are written and their sizes and sums are known.
+        ``build`` makes the manifest, once the artefacts are written and their sizes and sums are known. Where
+        ``upload`` says that a verified copy is elsewhere, files may be missing.
 
         Raises:
             CaptureError: a file is empty or unreadable, the capture is there already, or the disk is full. Nothing of
@@ -114,7 +120,7 @@ class LocalStore(Store):
         check_id(capture_id)
         try:
             with self._lock(fcntl.LOCK_SH):
-                return self._put(capture_id, files, build)
+                return self._put(capture_id, files, build, upload)
         except OSError as error:
             # Renaming a directory onto one that is not empty.
             taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
@@ -122,7 +128,11 @@ class LocalStore(Store):
             raise CaptureError(f"capture {capture_id} could not be stored: {reason}") from error
 
     def _put(
-        self, capture_id: str, files: Sequence[FileToStore], build: Callable[[tuple[Artefact, ...]], Manifest]
+        self,
+        capture_id: str,
+        files: Sequence[FileToStore],
+        build: Callable[[tuple[Artefact, ...]], Manifest],
+        upload: Upload | None,
     ) -> Manifest:
         final = self._captures / capture_id
         if final.exists():
@@ -139,6 +149,8 @@ class LocalStore(Store):
             with private(staging / MANIFEST_NAME) as file:
                 file.write(manifest.to_json())
                 sync(file)
+            if upload is not None:
+                write_atomically(staging / UPLOAD_NAME, upload.model_dump_json() + "\n")
             sync_directory(staging)
             staging.rename(final)
         except BaseException:

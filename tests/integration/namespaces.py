@@ -1,4 +1,4 @@
-"""Hosts as network namespaces: each with an address and a name of its own, joined by one switch."""
+"""Hosts as namespaces: each with an address, a name and memory of its own, joined by one switch."""
 
 import contextlib
 import os
@@ -18,13 +18,18 @@ def ip(*arguments: object) -> None:
     subprocess.run(["ip", *map(str, arguments)], check=True, capture_output=True, text=True)
 
 
+ALONE = 'hostname "$0" && mount -t tmpfs tmpfs /dev/shm && echo up && exec sleep infinity'
+"""What makes a host of a process: what is in memory on one host is on no other."""
+
+
 class Hosts:
-    """Some hosts. What runs on them shares the file system, and nothing else but the network."""
+    """Some hosts. What runs on them shares the disk, and nothing else but the network."""
 
     def __init__(self, number: int) -> None:
         self.names = [f"sft{os.getpid()}{letter}" for letter in "abcdefgh"[:number]]
         self.addresses = [f"10.97.0.{number + 1}" for number in range(number)]
         self.started: list[subprocess.Popen] = []
+        self.inits: list[subprocess.Popen] = []
         self._switch = f"sft{os.getpid()}switch"
 
     def begin(self) -> None:
@@ -39,19 +44,34 @@ class Hosts:
             ip("-n", name, "addr", "add", f"{address}/24", "dev", DEVICE)
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "link", "set", DEVICE, "up")
+            command = ["ip", "netns", "exec", name, "unshare", "--uts", "--mount", "sh", "-c", ALONE, self.host(name)]
+            self.inits.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            assert self.inits[-1].stdout.readline() == "up\n"
+
+    @staticmethod
+    def host(name: str) -> str:
+        """What a host calls itself."""
+        return f"node-{name[-1]}"
+
+    def memory(self, number: int) -> Path:
+        """What is in a host's memory."""
+        return Path(f"/proc/{self.inits[number].pid}/root/dev/shm")
 
     def cut(self, whole: bool) -> None:
         """Cut the second host off, or mend that."""
         ip("-n", self.names[1], "link", "set", DEVICE, "up" if whole else "down")
 
+    def inside(self, number: int, command: list[object]) -> list[str]:
+        """A command, as it is run on a host."""
+        words = ["nsenter", "-t", self.inits[number].pid, "--net", "--uts", "--mount", "--", *command]
+        return [str(word) for word in words]
+
     def start(self, number: int, command: list[object], environment: dict[str, str], said: Path) -> subprocess.Popen:
         """Start a command on a host; what it says goes into a file."""
-        name = f"node-{self.names[number][-1]}"
-        inside = ["ip", "netns", "exec", self.names[number], "unshare", "--uts", "sh", "-c"]
         environment = {"NODE_RANK": str(number), **environment, "GLOO_SOCKET_IFNAME": DEVICE}
         with said.open("ab") as file:
             process = subprocess.Popen(
-                [*inside, f'hostname {name}; exec "$@"', "sh", *map(str, command)],
+                self.inside(number, command),
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=file,
@@ -62,26 +82,31 @@ class Hosts:
 
     def kill(self, number: int) -> None:
         """Kill all that was ever started on a host, whoever its parent is by now."""
-        name = self.names[number]
+        name, init = self.names[number], [one.pid for one in self.inits[number : number + 1]]
         found = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=False).stdout
         for pid in map(int, found.split()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
+            if pid not in init:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, 9)
 
     def end(self) -> None:
         for number in range(len(self.names)):
             self.kill(number)
+        for process in self.inits:
+            process.kill()
         for name in (*self.names, self._switch):
             subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        for process in self.started:
+        for process in (*self.started, *self.inits):
             process.wait(60)
+        for process in self.inits:
+            process.stdout.close()
 
 
 @contextlib.contextmanager
 def hosts_of(number: int) -> Iterator[Hosts]:
     """So many hosts, gone with all that runs there when this ends."""
-    if os.geteuid() or not all(map(shutil.which, ("ip", "unshare"))):
-        pytest.skip("hosts of a network of their own want root, ip and unshare")
+    if os.geteuid() or not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
+        pytest.skip("hosts of a network of their own want root, ip, nsenter and unshare")
     hosts = Hosts(number)
     try:
         hosts.begin()

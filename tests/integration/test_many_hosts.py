@@ -91,7 +91,7 @@ def test_a_slow_rank_of_another_host_is_named_and_its_trace_is_fetched(hosts, tm
     assert (tmp_path / "got").read_bytes() == there.read_bytes()
     # AND nothing of it is left: no hub, no rings
     assert not list((tmp_path / "run").parent.glob("*.nats"))
-    assert not list(Path("/dev/shm").glob("sftriage-*/x-*node-*"))
+    assert not [left for number in range(2) for left in hosts.memory(number).glob("sftriage-*/*")]
 
 
 def test_a_host_that_is_cut_off_is_waited_for_no_longer_and_comes_back(hosts, tmp_path, environment):

@@ -4,6 +4,7 @@ import pytest
 
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.fetching import taker
+from sftriage.fleet.wire import RunName
 from sftriage.traces.manifest import MANIFEST_NAME, Manifest
 from sftriage.traces.store import LocalStore
 from tests.unit.conftest import manifest_of
@@ -20,14 +21,14 @@ def there(tmp_path):
 
 def test_it_is_taken_as_it_was(there, tmp_path):
     here = LocalStore(tmp_path / "here")
-    size_bytes = taker(here, "run-7")(*there)
+    size_bytes = taker(here, RunName(run_id="run-7"))(*there)
     assert here.path("c-1", "trace.json.gz").read_bytes() == there[1]["trace.json.gz"].read_bytes()
     # AND its manifest is the one that it had, but for the run, whose name no agent knows
     was = Manifest.from_json(there[0], "there")
     assert here.manifest("c-1") == was.model_copy(update={"run": "run-7"})
     assert size_bytes == here.manifest("c-1").artefacts[0].size_bytes
     # AND once more is no other capture
-    assert taker(here, "run-7")(*there) == size_bytes
+    assert taker(here, RunName(run_id="run-7"))(*there) == size_bytes
 
 
 @pytest.mark.parametrize("damage", ["content", "missing", "another", "manifest"])
@@ -43,5 +44,5 @@ def test_what_is_not_as_its_manifest_says_is_not_taken(there, tmp_path, damage):
     else:
         manifest = manifest[:-10]
     with pytest.raises((CaptureError, SftriageError)):
-        taker(here, "run-7")(manifest, files)
+        taker(here, RunName(run_id="run-7"))(manifest, files)
     assert here.ids() == frozenset()

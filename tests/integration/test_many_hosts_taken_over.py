@@ -1,0 +1,106 @@
+"""A job whose controller dies: what goes on by itself, and what a person types and reads."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.beside_hub import BesideHub
+from tests.integration.namespaces import BOTH, two_hosts
+from tests.integration.processes import DEADLINE_S, descendants, wait_until
+from tests.integration.runs import verdicts
+from tests.integration.terminals import terminals
+
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+SHELL = ("sh", "-c", '"$@"; status=$?; test $status -le 128 || exec sleep infinity; exit $status', "sh")
+"""A person's shell is there still when what was typed into it is killed."""
+STEPPING = Path(__file__).parent / "jobs" / "many_ranks.py"
+
+
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: stood-by}
+spec:
+  detection: {window_steps: 20, stride_steps: 20, warmup_steps: 5}
+  rules: [{name: none, match: {label: suspect, gain: ">= 99%"}}]
+"""
+QUICK = "from sftriage.fleet import leading; leading.TTL_S, leading.RENEW_S = 3.0, 1.0"
+"""A lease goes sooner than it would."""
+
+
+@pytest.fixture
+def stood_by(tmp_path, environment):
+    job = BesideHub(tmp_path, environment, POLICY, QUICK)
+    yield job
+    job.close()
+
+
+def test_a_controller_that_stands_by_goes_on_with_the_run_of_one_that_dies(stood_by):
+    # GIVEN a job, and beside its controller two others that stand by
+    run = stood_by.run
+    others = [stood_by.start_controller("--standby", "--run", run) for _ in range(2)]
+    trainers = stood_by.start(sys.executable, STEPPING, 0, 2, 2, time.time() + 1.0, stood_by.release)
+    wait_until(lambda: run.exists() and len(verdicts(run)) >= 2, 60.0)
+    wait_until(lambda: stood_by.said.count("standing by: should the job's controller die, this one goes on") == 2)
+    # WHEN it is killed
+    stood_by.kill(stood_by.controller)
+    judged = len(verdicts(run))
+    # THEN one of them goes on
+    wait_until(lambda: len(verdicts(run)) >= judged + 2, 60.0)
+    assert stood_by.said.count("sftriage: took over the job") == 1
+    # AND with the job, both end
+    stood_by.release.touch()
+    assert trainers.wait(DEADLINE_S) == 0
+    stood_by.agent.terminate()
+    assert [one.wait(DEADLINE_S) for one in others] == [0, 0], stood_by.said
+    assert stood_by.said.count("the job has ended") == 1
+    # AND no step was left out
+    judged = {step for one in verdicts(run) for step in range(one["first_step"], one["last_step"] + 1)}
+    assert judged == set(range(5, max(judged) + 1))
+    assert {one["numbers"]["coverage"] for one in verdicts(run)} == {1.0}
+
+
+def test_one_line_goes_on_where_the_first_host_has_lost_its_sftriage(tmp_path, environment):
+    # GIVEN two terminals, on two hosts that share a directory, and the same line in both
+    release, run = tmp_path / "release", tmp_path / "sftriage-runs" / "my-job"
+    environment = {**environment, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with two_hosts() as hosts, terminals(environment) as terminal:
+
+        def typed(number, *arguments):
+            here = ["env", "-C", tmp_path, f"NODE_RANK={number}", sys.executable, "-m", "sftriage"]
+            return terminal(*SHELL, *hosts.inside(number, [*here, *arguments]), columns=200, lines=40)
+
+        def run_on(number):
+            ranks = [sys.executable, STEPPING, 2 * number, 2, 4, begin_s, release]
+            return typed(number, "run", "--job-id", "my-job", "--hub", BOTH[0], "--", *ranks)
+
+        begin_s = time.time() + 4.0
+        first, second = run_on(0), run_on(1)
+        first.wait_for("sftriage: watching under policy default; run directory sftriage-runs/my-job")
+        # THEN the first one says who is there
+        first.wait_for("sftriage: 4 ranks on 2 hosts: node-a-0 and node-b-1")
+        wait_until(lambda: verdicts(run))
+        # WHEN it is killed
+        os.kill(descendants(first.process.pid)[0], signal.SIGKILL)
+        judged = len(verdicts(run))
+        # AND somebody types there what is to be typed then
+        again = typed(0, "controller", "--run", "sftriage-runs/my-job", "--hub", BOTH[0])
+        # THEN hub, controller and the agent of that host are there again
+        again.wait_for("sftriage: took over the job, watching under policy default; run directory sftriage-runs/my-job")
+        again.wait_for("sftriage: 4 ranks on 2 hosts: node-a-0 and node-b-1")
+        wait_until(lambda: len(verdicts(run)) > judged + 1)
+        # AND when the job ends, all of it does
+        release.touch()
+        assert second.wait_for_end() == 0
+        assert again.wait_for_end() == 0
+        again.wait_for("windows judged, 0 captures stored; why: sftriage decisions --run sftriage-runs/my-job")
+        # AND every window had all ranks
+        assert {one["numbers"]["coverage"] for one in verdicts(run)} == {1.0}
+        # AND nothing is left of the hub, and of its password
+        assert {path.name for path in (tmp_path / "sftriage-runs").iterdir()} == {"my-job", "my-job.hosts"}
+        # AND the second host had nothing to say
+        assert not "".join(second.lines())
