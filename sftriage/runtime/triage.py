@@ -347,8 +347,7 @@ class Triage:
                 self._controller.changed(gone, self._clock.wall_s())
             return
         triggers = {one.capture_id: self._controller.trigger_of(one.capture_id) for one in requests}
-        generation = decision.attempt if job is not None else None
-        self._wants.add(requests, triggers, generation, self._clock.monotonic_s())
+        self._wants.add(requests, triggers, decision.attempt, self._clock.monotonic_s())
 
     def _note(self, *, ended: bool) -> None:
         self._fleet.want(self._wants.wanted(self._clock.monotonic_s()))
