@@ -63,10 +63,10 @@ class SmallDisk:
 
 
 @contextlib.contextmanager
-def small_disk(path: Path, size: str = "256k") -> Iterator[SmallDisk]:
-    """A tmpfs of so many bytes and of 200 names; the test is skipped where none can be mounted."""
+def small_disk(path: Path, size: str = "256k", names: int = 200) -> Iterator[SmallDisk]:
+    """A tmpfs of so many bytes and names; the test is skipped where none can be mounted."""
     path.mkdir()
-    if not _run("mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes=200", "tmpfs", path):
+    if not _run("mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={names}", "tmpfs", path):
         pytest.skip(needs.NO_MOUNT)
     try:
         yield SmallDisk(path)

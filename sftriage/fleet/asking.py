@@ -34,11 +34,15 @@ Place = Callable[[WantedCapture], "tuple[str, Incarnation | None]"]
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """One of an agent that is not acknowledged yet, for the ``rows`` or the so many ``reports`` in it."""
+    """One of an agent that is not acknowledged yet, for the ``rows`` or the so many ``reports`` in it.
+
+    ``reply`` acknowledges it to the ``consumer`` by which it has come last.
+    """
 
     agent: str
     sequence: int
     reply: str
+    consumer: int = 0
     rows: bool = False
     reports: int = 0
 
@@ -118,7 +122,10 @@ class Asking:
                 asked.agent, asked.of = self._place(one)
             if asked.ended:
                 continue
-            if asked.begin_s is not None and now_s > asked.begin_s:
+            if one.request.capture_id in self._under_way:
+                # (that ends by itself: nothing comes to be here that was given up)
+                orders[asked.agent].append(Order(one, asked.of))
+            elif asked.begin_s is not None and now_s > asked.begin_s:
                 self._end(asked, "expired", "its host has not begun it in time")
             elif now_s > asked.end_s:
                 self._end(asked, "expired", "nothing was heard of it from its host, long past its time-box")
@@ -158,6 +165,11 @@ class Asking:
             if message is not None:
                 self._told.append(message)
         return told
+
+    def write_again(self) -> None:
+        """What was written is gone with all that the hub had."""
+        with self._lock:
+            self._written.clear()
 
     def close(self, agents: Iterable[str]) -> None:
         """Nothing is wanted of anybody any more; it is waited a moment until that is written."""

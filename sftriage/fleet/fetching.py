@@ -24,6 +24,8 @@ from sftriage.traces.uploads import Upload
 log = logging.getLogger("sftriage")
 
 PATIENCE_S, AGAIN_S = 900.0, 2.0
+LOST_S = 30.0
+"""For how long a capture may not be there at all: a hub may have lost it, and its host sends it again then."""
 MAX_FILES, MAX_FILE_BYTES = 32, 8 << 30
 
 Take = Callable[[bytes, Mapping[str, Path], bool], int]
@@ -41,6 +43,8 @@ class Fetching:
 
     async def fetched(self, hub: Hub, bucket: str, report: Report, tell: Tell) -> Report:
         """What a report of a stored capture comes to: its files are fetched and taken, or it has failed."""
+        from nats.js.errors import NotFoundError
+
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + PATIENCE_S
         capture_id = report.result.capture_id
@@ -56,6 +60,8 @@ class Fetching:
             except SftriageError as error:
                 problem = error
                 break
+            except NotFoundError as error:
+                problem, deadline_s = error, min(deadline_s, loop.time() + LOST_S)
             except Exception as error:
                 problem = error
                 log.debug("capture %s was not fetched", capture_id, exc_info=True)

@@ -49,7 +49,8 @@ class Lease:
     """The right to lead a job, renewed by the hub's thread until it is lost or let go.
 
     Attributes:
-        epoch: a number that goes up from one holder to the next.
+        run_id: of the run that leads.
+        epoch: a number that goes up from one holder to the next, also where the hub has lost all that it had.
         lost: why it is held no longer; "" while it is.
 
     Raises:
@@ -60,6 +61,7 @@ class Lease:
     def __init__(self, hub: Hub, places: Places, leader: Leader) -> None:
         self._hub, self._places, self._leader = hub, places, leader
         self._revision, self.epoch, self.lost = 0, 0, ""
+        self.run_id = leader.run_id
         self._value = msgspec.json.encode(leader)
         hub.call(self._take(), TTL_S + 4 * RENEW_S)
         hub.start(self._hold())
@@ -79,8 +81,7 @@ class Lease:
         deadline_s = time.monotonic() + TTL_S + RENEW_S
         while True:
             try:
-                self._revision = self.epoch = await bucket.create(_KEY, self._value)
-                return
+                return await self._hold_from(await bucket.create(_KEY, self._value))
             except KeyWrongLastSequenceError as error:
                 if time.monotonic() > deadline_s:
                     raise await self._taken(bucket) from error
@@ -98,34 +99,43 @@ class Lease:
         why = f"another job has this --job-id: run {other.run_id!r} on {where}; give each job its own"
         return TakenError(why, same_run=False)
 
+    async def _hold_from(self, revision: int) -> None:
+        """It is ours since that revision; the hub says when that was, which no later holder has."""
+        stored = await self._hub.js.get_msg(f"KV_{self._places.lease}", seq=revision)
+        at_us = 0 if stored.time is None else int(stored.time.timestamp() * 1e6)
+        self._revision, self.epoch = revision, max(self.epoch + 1, at_us)
+
     async def _hold(self) -> None:
-        from nats.js.errors import KeyWrongLastSequenceError
+        from nats.js.errors import KeyWrongLastSequenceError, NotFoundError
 
         while not self.lost:
             await asyncio.sleep(RENEW_S)
             if self._hub.connected_s is None or self.lost:
                 continue
             try:
-                bucket = await self._hub.js.key_value(self._places.lease)
-                self._revision = await bucket.update(_KEY, self._value, last=self._revision)
-            except KeyWrongLastSequenceError:
-                await self._retake(bucket)
+                try:
+                    bucket = await self._hub.js.key_value(self._places.lease)
+                    self._revision = await bucket.update(_KEY, self._value, last=self._revision)
+                except (KeyWrongLastSequenceError, NotFoundError):
+                    await self._retake()
             except Exception as error:
                 log.debug("the lease was not renewed: %s", error)
 
-    async def _retake(self, bucket: Any) -> None:
-        """It has gone by itself while the hub was away: it is ours again unless somebody has been quicker."""
+    async def _retake(self) -> None:
+        """It has gone while the hub was away, or with all that it had: it is ours unless somebody has been quicker."""
+        from nats.js.errors import KeyWrongLastSequenceError
+
+        bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
         try:
+            revision = await bucket.create(_KEY, self._value)
+        except KeyWrongLastSequenceError:
             found = await bucket.get(_KEY)
-            if found.value == self._value:
-                # (renewed, and the answer was lost)
-                self._revision = found.revision
+            if found.value != self._value:
+                self.lost = str(await self._taken(bucket))
                 return
-        except Exception:
-            with contextlib.suppress(Exception):
-                self._revision = self.epoch = await bucket.create(_KEY, self._value)
-                return
-        self.lost = str(await self._taken(bucket))
+            # (renewed, and the answer was lost)
+            revision = found.revision
+        await self._hold_from(revision)
 
     async def _remove(self) -> None:
         bucket = await self._hub.js.key_value(self._places.lease)
@@ -179,16 +189,20 @@ async def remove_places(hub: Hub, places: Places, *, lease: bool = True) -> None
             await js.delete_stream(stream)
 
 
-async def taken_up(hub: Hub, places: Places) -> Any:
+async def taken_up(hub: Hub, places: Places, first: int) -> Any:
     """The stream from the first message on that no controller has acknowledged, as a pull subscription.
 
     What an earlier controller was given, and did not acknowledge, the hub would keep from us until it gives up on that
-    one. So the consumer is made anew, where the acknowledgements of the one before it end.
+    one; and what it has given to us over a connection that broke, too. So the consumer is made anew, where the
+    acknowledgements of the one before it end; or, where there is none, at the ``first`` message that is not settled.
+
+    Raises:
+        nats.js.errors.NotFoundError: there is no stream.
     """
     from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
     from nats.js.errors import NotFoundError
 
-    js, start = hub.js, None
+    js, start = hub.js, first
     with contextlib.suppress(NotFoundError):
         info = await js.consumer_info(places.stream, places.stream)
         start = (info.ack_floor.stream_seq if info.ack_floor else 0) + 1
@@ -198,7 +212,7 @@ async def taken_up(hub: Hub, places: Places) -> Any:
         ack_policy=AckPolicy.ALL,
         ack_wait=ACK_WAIT_S,
         max_ack_pending=-1,
-        deliver_policy=DeliverPolicy.ALL if start is None else DeliverPolicy.BY_START_SEQUENCE,
+        deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
         opt_start_seq=start,
     )
     await js.add_consumer(places.stream, config)

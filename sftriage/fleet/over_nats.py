@@ -25,7 +25,7 @@ from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
-from sftriage.fleet.leading import Lease, taken_up
+from sftriage.fleet.leading import Lease, make_places, taken_up
 from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import Block, Incarnation, Shipment, decode_findings, decode_shipment, encode
@@ -121,15 +121,17 @@ class NatsFleet:
         self._generations, self._note, self._keep = generations, note, keep
         self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock)
         self._hosts: dict[str, _Host] = {}
-        # Messages with when they were sent by the hub's clock, and when by ours, as far as that can be told.
+        # Messages with when they were sent by the hub's clock, and when they came by ours.
         self._inbox: deque[tuple[Message, float, float, Shipment | None]] = deque()
         self._unsettled: deque[Message] = deque()
         self._rows = Together(SILENT_S + FETCH_S)
         self._counted = ReadCounts()
         self._last_seq: dict[Incarnation, int] = {}
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
-        self._newest_s = 0.0
-        self._delivered = 0
+        # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
+        self._delivered = self._before = self._consumer = 0
+        self._stream: object = None
+        self._open: dict[int, Message] = {}
         self._refused: dict[str, int] = {}
         hub.start(self._consume())
 
@@ -410,16 +412,22 @@ class NatsFleet:
         last = None
         while self._unsettled and not self._unsettled[0].rows and self._unsettled[0].reports <= 0:
             last = self._unsettled.popleft()
-        if last is not None and not self.lost:
+            self._open.pop(last.sequence, None)
+        # (a consumer is told nothing of what it has not given: what comes again is acknowledged with what follows it)
+        if last is not None and last.consumer == self._consumer and not self.lost:
             self._hub.start(self._hub.client.publish(last.reply, b"+ACK"))
 
     async def _consume(self) -> None:
         from nats.errors import TimeoutError as NothingError
+        from nats.js.errors import NotFoundError
 
-        consumer = None
+        consumer, connected_s = None, None
         while not self.lost:
             try:
-                consumer = consumer or await taken_up(self._hub, self._places)
+                if consumer is None or connected_s != self._hub.connected_s:
+                    # (what was on its way when a connection broke comes by no other way)
+                    connected_s = self._hub.connected_s
+                    consumer = await self._take_up()
                 if len(self._inbox) > MAX_WAITING:
                     await asyncio.sleep(AGAIN_S / 20)
                     continue
@@ -429,19 +437,39 @@ class NatsFleet:
                 continue
             except Exception as error:
                 log.debug("nothing comes from the hub: %s", error)
+                consumer = None
+                if isinstance(error, NotFoundError):
+                    await self._make_again()
                 await asyncio.sleep(AGAIN_S)
+
+    async def _take_up(self) -> Any:
+        stream = (await self._hub.js.stream_info(self._places.stream)).created
+        if self._stream not in (None, stream):
+            # The hub has lost the one before, and what was in it: its numbers begin anew.
+            self._before = self._delivered
+        self._stream, self._consumer = stream, self._consumer + 1
+        first = min(list(self._open), default=self._delivered + 1) - self._before
+        return await taken_up(self._hub, self._places, max(1, first))
+
+    async def _make_again(self) -> None:
+        """The hub has lost all that it had."""
+        log.warning("the hub has lost what it had of this job; what was on its way is lost, and the job is watched on")
+        try:
+            await make_places(self._hub, self._places, self._lease.run_id)
+            self._asking.write_again()
+        except Exception as error:
+            log.debug("nothing can be made on the hub: %s", error)
 
     async def _receive(self, received: Any) -> None:
         about = received.metadata
-        sequence, sent_s = about.sequence.stream, about.timestamp.timestamp()
-        # (what was said last of all was said just now; what comes again to a new controller may be old)
-        self._newest_s = max(self._newest_s, sent_s)
-        at_s = self._clock() - (self._newest_s - sent_s)
+        sequence, sent_s = self._before + about.sequence.stream, about.timestamp.timestamp()
         if sequence <= self._delivered:
+            if (known := self._open.get(sequence)) is not None:
+                known.reply, known.consumer = received.reply, self._consumer
             return
         self._delivered = sequence
         agent = received.subject.rpartition(".")[2]
-        message = Message(agent, sequence, received.reply)
+        message = self._open[sequence] = Message(agent, sequence, received.reply, self._consumer)
         try:
             shipment = decode_shipment(received.data)
             if shipment.agent != agent:
@@ -451,7 +479,7 @@ class NatsFleet:
                 log.warning("a message of host %s is not taken: %s", agent, error)
             self._refused[agent] = self._refused.get(agent, 0) + 1
             shipment = None
-        self._inbox.append((message, sent_s, at_s, shipment))
+        self._inbox.append((message, sent_s, self._clock(), shipment))
 
 
 def _ahead_s(host: _Host, shipment: Shipment, sent_s: float) -> float:

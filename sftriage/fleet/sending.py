@@ -81,12 +81,16 @@ class Sending:
 
     async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
         """Put a capture onto the hub; False where that is to be tried again."""
-        from nats.js.errors import APIError
+        from nats.js.errors import APIError, NotFoundError
 
         if self._hub.connected_s is None:
             return False
         try:
             traces = await _outgoing(self._hub.js, self._places.traces)
+            with contextlib.suppress(NotFoundError):
+                # (told again, and there still)
+                await traces.get_info(f"{capture_id}/")
+                return True
             if files:
                 room_bytes = (await traces.status()).stream_info.config.max_bytes or -1
                 _check_room(sum(path.stat().st_size for path in files.values()), room_bytes, files)

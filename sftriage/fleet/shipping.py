@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from sftriage.errors import SftriageError
 from sftriage.fleet.hub import Hub, HubError, Places, token
@@ -35,7 +35,7 @@ from sftriage.fleet.wire import (
     parts,
 )
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import ENDED, Report, WantedCapture
+from sftriage.records import ENDED, CaptureRequest, CaptureResult, Report, WantedCapture
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -45,6 +45,10 @@ log = logging.getLogger("sftriage")
 SHIP_S, POLL_S, LOOK_S = 1.0, 0.25, 5.0
 """How often it is told, how often captures are looked at, and how often what is wanted is asked for unbidden."""
 PUBLISH_S, AGAIN_S = 5.0, 1.0
+SLOWEST_BYTES_PER_S = 32 << 10
+"""A link that is slower than that is none: what is on its way is sent again after so long."""
+TELL_AGAIN_S = 10.0
+"""After so long, what has become of a capture is told again where it is wanted still: the hub may have lost it."""
 MAX_REPORTS = 32
 LAST_ANSWER_S = 15.0
 """How long after the end of the job's part here captures may take to end that its trainers leave behind."""
@@ -88,6 +92,7 @@ class HostEnd:
         speaker: Speaker,
     ) -> None:
         self._agent, self._hub, self._places = agent, hub, places
+        self._name = name
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
         self._begun_file, self._speaker, self._said_away = begun, speaker, False
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
@@ -104,8 +109,10 @@ class HostEnd:
         self._sending = 0
         self._away_since_s = time.monotonic()
         self._said: set[str] = set()
-        # Captures that have ended; from when on the host's part of the job is over, and whether that was told.
-        self._ended: set[str] = set()
+        # Captures that are not begun, for that could not be noted; what was told of those that have ended, and when.
+        self._refused: set[str] = set()
+        self._told: dict[str, tuple[Report, float]] = {}
+        # From when on the host's part of the job is over, and whether that was told.
         self._over_s, self._told_over = float("inf"), False
         # When a trace has last moved.
         self._moved_s = 0.0
@@ -147,15 +154,11 @@ class HostEnd:
         """Do what is wanted, hear what has become of it, and fill the outbox once that is empty and it is time."""
         orders = self._orders
         if orders is not None:
-            self._agent.want([self._wanted(one.wanted, one.of) for one in orders.captures])
+            wanted = [self._wanted(one.wanted, one.of) for one in orders.captures]
+            self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
+            self._tell_again({one.wanted.request.capture_id for one in orders.captures})
         for report in self._agent.reports():
-            if report.result.state in ENDED:
-                self._ended.add(report.result.capture_id)
-            if report.result.state == "stored":
-                self._sending += 1
-                self._hub.start(self._send(report))
-            else:
-                self._reports.append(report)
+            self._tell(report)
         if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
             self._hub.start(self._hub.client.publish(self._gpu_asks.popleft()[1], encode(found)))
         self._tell_if_away()
@@ -168,17 +171,50 @@ class HostEnd:
         if capture_id in self._begun_before:
             wanted = replace(wanted, resumed=True)
         elif capture_id not in self._begun and not wanted.resumed:
-            self._begun.add(capture_id)
-            with self._begun_file.open("a", encoding="ascii") as file:
-                file.write(f"{capture_id}\n")
+            self._note_begun(wanted.request)
         if of is None:
             return wanted
         its = (info.attempt for info in self._agent.rings if Incarnation.of(self._boot_id, info) == of)
         return replace(wanted, generation=next(its, NO_GENERATION))
 
+    def _note_begun(self, request: CaptureRequest) -> None:
+        """Note that a capture begins. Where that cannot be, it is refused: the next agent might begin it again."""
+        capture_id = request.capture_id
+        try:
+            with self._begun_file.open("a", encoding="ascii") as file:
+                # (what a full disk has left of a line is none of this one)
+                file.write(f"\n{capture_id}\n")
+            self._begun.add(capture_id)
+        except OSError as error:
+            if capture_id not in self._refused:
+                self._refused.add(capture_id)
+                why = f"it cannot be noted on {self._name} that it begins: {error.strerror}"
+                self._tell(Report(CaptureResult(capture_id, request.rank, "refused", why)))
+
+    def _tell(self, report: Report) -> None:
+        """Have the controller told, of what is stored once that has it within its reach."""
+        if report.result.state == "stored":
+            self._sending += 1
+            self._hub.start(self._send(report))
+        else:
+            self._queue(report)
+
+    def _queue(self, report: Report) -> None:
+        if report.result.state in ENDED:
+            self._told[report.result.capture_id] = report, time.monotonic()
+        self._reports.append(report)
+
+    def _tell_again(self, wanted: set[str]) -> None:
+        for capture_id, (report, told_s) in list(self._told.items()):
+            if capture_id not in wanted:
+                del self._told[capture_id]
+            elif time.monotonic() > told_s + TELL_AGAIN_S and report not in self._reports:
+                del self._told[capture_id]
+                self._tell(report)
+
     def _fill(self) -> None:
-        ordered = {one.wanted.request.capture_id for one in self._orders.captures} if self._orders else set()
-        grace_s = 0.0 if ordered <= self._ended else LAST_ANSWER_S
+        # (what has ended and is wanted still, the controller has not heard of)
+        grace_s = LAST_ANSWER_S if self._orders is not None and self._orders.captures else 0.0
         over = time.monotonic() >= self._over_s + grace_s and not self._sending
         infos: dict[int, dict[int, RingInfo]] = {}
         found = self._agent.rows()
@@ -261,7 +297,8 @@ class HostEnd:
             self._say(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
             return True
         try:
-            await self._hub.js.publish(self._places.up(self._token), data, timeout=PUBLISH_S)
+            patience_s = PUBLISH_S + len(data) / SLOWEST_BYTES_PER_S
+            await self._hub.js.publish(self._places.up(self._token), data, timeout=patience_s)
         except Exception as error:
             self._hub.problem = str(error) or type(error).__name__
             log.debug("not sent", exc_info=True)
@@ -318,7 +355,7 @@ class HostEnd:
         """Have a capture that is stored here where the controller finds it, and report it then."""
         run = RunName() if self._orders is None else self._orders.run
         try:
-            self._reports.append(await self._traces.sent(report, run))
+            self._queue(await self._traces.sent(report, run))
         finally:
             self._sending -= 1
 

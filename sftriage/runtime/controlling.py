@@ -264,12 +264,18 @@ class JobController:
             known = msgspec.json.decode(path.read_bytes(), type=Known) if path.exists() else Known()
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: {error}") from error
+
+        def note(generations: Generations) -> None:
+            text = msgspec.json.encode(generations.known).decode()
+            # (a disk that takes nothing now keeps no steps from being told)
+            self._disk.do(partial(write_atomically, path, text), path.name, latest=True)
+
         return NatsFleet(
             hub,
             self._places,
             lease,
             Generations(known),
-            lambda generations: write_atomically(path, msgspec.json.encode(generations.known).decode()),
+            note,
             KeptRows(self.directory.steps, kept, self._disk.do),
             Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name),
         )

@@ -43,8 +43,8 @@ KEPT = KeptSteps(256 << 20, 86400.0)
 FLUSH_S = 60.0
 """How long what is left may take to be sent."""
 LEAVE_S, HURRY_S, SOON_S = 8.0, 6.0, 13.0
-"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, what is left to be sent, and
-the hosts altogether, before the controller waits no longer."""
+"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, what is left to be sent,
+and the hosts altogether, before the controller waits no longer."""
 RESTART_S, LEFT_S = 60.0, 5.0
 """How long after its trainers a host is over: they may be started again; and where all have taken their leave."""
 LOOK_S = 0.5
@@ -247,9 +247,9 @@ class Host:
             time.sleep(LOOK_S)
             if self.trains:
                 seen_s = time.monotonic()
-            elif known and launcher_of(self._rings) is None:
-                return
-            elif seen_s is not None and time.monotonic() > seen_s + LEFT_S and trainers_left(self._rings):
+                continue
+            left = seen_s is not None and time.monotonic() > seen_s + LEFT_S and trainers_left(self._rings)
+            if left or (known and launcher_of(self._rings) is None):
                 return
 
     def left_within(self, patience_s: float) -> bool:

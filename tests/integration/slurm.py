@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.namespaces import BOTH, DEVICE, TwoHosts, two_hosts
+from tests.integration.namespaces import BOTH, DEVICE, Hosts, two_hosts
 from tests.integration.processes import DEADLINE_S, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "nsenter")
@@ -65,7 +65,7 @@ class Cluster:
         apart: a directory that every node has for itself.
     """
 
-    def __init__(self, hosts: TwoHosts, place: Path, environment: dict[str, str]) -> None:
+    def __init__(self, hosts: Hosts, place: Path, environment: dict[str, str]) -> None:
         self._hosts, self._place = hosts, place
         self.apart = place / "apart"
         self.environment = {**environment, "SLURM_CONF": str(place / "slurm.conf"), "GLOO_SOCKET_IFNAME": DEVICE}

@@ -1,0 +1,304 @@
+"""A job on two hosts with all that watches it, each part a process that a supervisor starts again when it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+
+from sftriage.runs.directory import RunDirectory
+from sftriage.runtime.hub_server import make_secret
+from tests.chaos.hosts import ApartHosts, SlowLink
+from tests.chaos.planning import WORLD_SIZE, Action, Fault, faults
+from tests.disks import SmallDisk
+from tests.integration.namespaces import BOTH
+from tests.integration.processes import DEADLINE_S, wait_until
+
+SIMULATED = Path(__file__).parents[1] / "integration" / "jobs" / "simulated.py"
+HUB_PORT, LINK_PORT = 7422, 7423
+STEP_S, BEGIN_IN_S = 0.04, 2.0
+SLOW_DELAY_S, SLOW_BYTES_PER_S = 0.3, 200e3
+AGAIN_S = 1.0
+"""How long a supervisor waits before it starts again what has ended by itself."""
+POLICY = """
+apiVersion: sftriage.dev/v1alpha1
+kind: TriagePolicy
+metadata: {name: chaos}
+spec:
+  detection: {window_steps: 40, stride_steps: 20, warmup_steps: 5}
+  rules:
+    - name: slow
+      match: {scope: [rank], gain: ">= 20%"}
+      capture: {profiler: stacks, steps: 4, control_ranks: 0, max_seconds: 10}
+      cooldown: 10m
+  limits: {captures_per_hour: 10000, concurrent_ranks: 4, overhead_budget: 100%}
+"""
+
+
+class Part:
+    """A process that is to be there until it has ended well.
+
+    Attributes:
+        process: the newest one.
+        ends: of those that have ended, with what status.
+    """
+
+    def __init__(self, name: str, start: Callable[[], subprocess.Popen]) -> None:
+        self.name, self._start = name, start
+        self.ends: list[int] = []
+        self.process = start()
+        self._not_before_s, self._held, self._noted = 0.0, False, False
+        self._lock = threading.Lock()
+
+    def kill(self, for_s: float, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it, to be started again after a while."""
+        with self._lock:
+            self._not_before_s = time.monotonic() + for_s
+            with contextlib.suppress(ProcessLookupError):
+                self.process.send_signal(how)
+
+    def keep(self) -> None:
+        """Start it again if it has ended, but for one that has ended well."""
+        with self._lock:
+            status = self.process.poll()
+            if status is None:
+                return
+            if not self._noted:
+                self._noted = True
+                self.ends.append(status)
+                self._not_before_s = max(self._not_before_s, time.monotonic() + AGAIN_S)
+            if status != 0 and not self._held and time.monotonic() >= self._not_before_s:
+                self.process, self._noted = self._start(), False
+
+    def hold(self) -> None:
+        """Start it no more."""
+        with self._lock:
+            self._held = True
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start of the job's trainers, with step 0 at ``begin_s`` (epoch): what is slow in it, and its processes."""
+
+    begin_s: float
+    faults: tuple[Fault, ...]
+    pids: frozenset[int]
+
+
+@dataclass(slots=True)
+class Log:
+    """What was done, and when: seconds since the begin."""
+
+    begin_s: float = field(default_factory=time.monotonic)
+    lines: list[str] = field(default_factory=list)
+
+    def say(self, what: object) -> None:
+        self.lines.append(f"{time.monotonic() - self.begin_s:6.1f} s  {what}")
+
+
+class World:
+    """A job's hosts, its hub, its controller, its agents and its trainers."""
+
+    def __init__(
+        self, directory: Path, environment: dict[str, str], hosts: ApartHosts, disks: dict[str, SmallDisk], seed: int
+    ) -> None:
+        self.directory, self.environment, self.hosts, self.disks = directory, environment, hosts, disks
+        self._faults = faults(seed)
+        self.run = directory / "run" / "run"
+        self.secret, self.release, self.policy = (directory / one for one in ("secret", "release", "chaos.yaml"))
+        self.policy.write_text(POLICY, encoding="utf-8")
+        make_secret(self.secret)
+        for number in range(2):
+            (directory / f"rings-{number}").mkdir()
+            self.host(number).joinpath("rings").symlink_to(directory / f"rings-{number}")
+        self.log, self.starts = Log(), list[Start]()
+        self.link = SlowLink(hosts, LINK_PORT, HUB_PORT, directory)
+        self.hub = Part("hub", self._hub)
+        self.controller = Part("controller", self._controller)
+        self.agents = [Part(f"agent {number}", lambda number=number: self._agent(number)) for number in range(2)]
+        wait_until((directory / "hub.pid").exists)
+        self.trainers: list[subprocess.Popen] = []
+        self.train()
+        self._ending = threading.Event()
+        self._supervisor = threading.Thread(target=self._supervise, name="supervisor")
+        self._supervisor.start()
+
+    def host(self, number: int) -> Path:
+        """What is a host's own."""
+        return self.directory / f"host-{number}"
+
+    def train(self) -> None:
+        """Start the trainers, where there are none."""
+        if any(one.poll() is None for one in self.trainers):
+            return
+        begin_s = time.time() + BEGIN_IN_S
+        slow = tuple(takewhile(lambda one: one.last_step < 100_000, (next(self._faults) for _ in range(400))))
+        self.trainers = []
+        for number in range(2):
+            own_begin_s = begin_s + self.hosts.wall_apart_s[number]
+            about = (self.host(number), 2 * number, 2, WORLD_SIZE, own_begin_s, STEP_S, ",".join(map(str, slow)))
+            self.trainers.append(self._run(number, "trainers", sys.executable, SIMULATED, *about, self.release))
+        self.starts.append(Start(begin_s, slow, frozenset(one.pid for one in self.trainers)))
+
+    def step(self) -> int:
+        """The step that the job is in."""
+        return max(0, int((time.time() - self.starts[-1].begin_s) / STEP_S))
+
+    def act(self, action: Action) -> Callable[[], None] | None:
+        """Do what befalls the job; what mends it, if it is not mended by itself."""
+        self.log.say(action)
+        host, for_s = action.host, action.for_s
+        agent = self.agents[host]
+        parts = {"agent": agent, "controller": self.controller, "hub": self.hub}
+        verb, _, what = action.kind.partition(" ")
+        if action.kind == "kill trainers":
+            for one in self.trainers:
+                one.kill()
+                one.wait(DEADLINE_S)
+            return self.train
+        if action.kind == "kill hub" or action.kind == "lose hub's store":
+            self._kill_hub(for_s)
+            if action.kind != "kill hub":
+                shutil.rmtree(self.directory / "nats", ignore_errors=True)
+            return None
+        if action.kind == "restart hub":
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._hub_pid, signal.SIGTERM)
+            return None
+        if action.kind == "lose consumer":
+            # As of a controller that is killed when it has removed the consumer of the one before it.
+            self.controller.kill(for_s)
+            self.at_hub("lose-consumer")
+            return None
+        if verb == "kill":
+            parts[what].kill(for_s)
+            return None
+        if verb == "stop":
+            return self._stopped(self._hub_pid if what == "hub" else parts[what].process.pid)
+        if action.kind == "cut link":
+            self.hosts.cut(whole=False)
+            return lambda: self.hosts.cut(whole=True)
+        if action.kind == "slow link":
+            self.link.slow(SLOW_DELAY_S, SLOW_BYTES_PER_S)
+            return lambda: self.link.slow(0.0, 1e9)
+        disk = self.disks[f"host-{host}" if "agent" in what else "run"]
+        disk.fill()
+        return disk.empty
+
+    def at_hub(self, what: str) -> str:
+        """Do something at the hub, if that is there; what it says."""
+        script = Path(__file__).with_name("at_hub.py")
+        said = self.directory / "said-at-hub-0"
+        before = said.stat().st_size if said.exists() else 0
+        self._run(0, "at hub", sys.executable, script, self.url, self.secret, what).wait(DEADLINE_S)
+        return said.read_text()[before:]
+
+    def end(self) -> None:
+        """Let the job end, and wait until all that watched it has."""
+        last_step = self.step() + 25
+        partial = self.release.with_suffix(".new")
+        partial.write_text(str(last_step))
+        partial.rename(self.release)
+        self.last_step = last_step
+        for trainer in self.trainers:
+            assert trainer.wait(DEADLINE_S) == 0
+        self.log.say(f"the trainers have ended after step {last_step}")
+        for agent in self.agents:
+            agent.hold()
+            agent.process.terminate()
+        for agent in self.agents:
+            agent.process.wait(DEADLINE_S)
+        self.log.say("the agents have ended")
+        wait_until(lambda: self.controller.ends[-1:] == [0], 120.0)
+        self.log.say("the controller has ended")
+
+    def close(self) -> None:
+        self._ending.set()
+        self._supervisor.join()
+        for part in (self.hub, self.controller, *self.agents):
+            part.hold()
+        with contextlib.suppress(ProcessLookupError, OSError, ValueError):
+            os.kill(self._hub_pid, signal.SIGKILL)
+        for process in self.hosts.started:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.wait(DEADLINE_S)
+
+    @property
+    def said(self) -> str:
+        """What all parts have said."""
+        return "".join(f"--- {path.name}\n{path.read_text()}" for path in sorted(self.directory.glob("said-*")))
+
+    @property
+    def _hub_pid(self) -> int:
+        return int((self.directory / "hub.pid").read_text())
+
+    @property
+    def url(self) -> str:
+        return f"nats://{BOTH[0]}:{HUB_PORT}"
+
+    def _run(self, number: int, name: str, *command: object) -> subprocess.Popen:
+        said = self.directory / f"said-{name.replace(' ', '-')}-{number}"
+        return self.hosts.start(number, [*command], self.environment, said)
+
+    def _sftriage(self, number: int, name: str, *options: object) -> subprocess.Popen:
+        url = self.url if number == 0 else f"nats://127.0.0.1:{LINK_PORT}"
+        where = ("--job-id", "job", "--nats", url, "--creds", self.secret)
+        return self._run(number, name, sys.executable, "-m", "sftriage", name, *where, *options)
+
+    def _hub(self) -> subprocess.Popen:
+        script = Path(__file__).with_name("hub.py")
+        where = (BOTH[0], HUB_PORT, self.directory / "nats", self.secret, self.directory / "hub.pid")
+        return self._run(0, "hub", sys.executable, script, *where)
+
+    def _controller(self) -> subprocess.Popen:
+        if RunDirectory(self.run).info_file.exists():
+            return self._sftriage(0, "controller", "--run", self.run)
+        shutil.rmtree(self.run, ignore_errors=True)
+        return self._sftriage(0, "controller", "--out", self.run, "--policy", self.policy)
+
+    def _agent(self, number: int) -> subprocess.Popen:
+        host = self.host(number)
+        where = ("--rings", host / "rings", "--directory", host, "--name", f"host-{number}")
+        return self._sftriage(number, "agent", *where)
+
+    def _supervise(self) -> None:
+        while not self._ending.wait(0.05):
+            for part in (self.hub, self.controller, *self.agents):
+                part.keep()
+
+    def _kill_hub(self, for_s: float) -> None:
+        pid = self._hub_pid
+        self.hub.kill(for_s)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not Path(f"/proc/{pid}/exe").exists())
+
+    def _stopped(self, pid: int) -> Callable[[], None]:
+        def go_on() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+        return go_on
+
+
+@contextlib.contextmanager
+def world_of(*arguments: object) -> Iterator[World]:
+    """A job on hosts, all of whose parts have ended when this does."""
+    world = World(*arguments)  # type: ignore[arg-type]
+    try:
+        yield world
+    finally:
+        world.close()
