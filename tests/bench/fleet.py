@@ -23,13 +23,13 @@ import resource
 import select
 import signal
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sftriage.events import CaptureChanged, WindowJudged
 from sftriage.runtime.hub_server import HubServer, end, make_secret
-from tests.bench.fleet_parts.job import SLOW_SHARE, SLOW_STAGE, SCHEMA, Shape
+from tests.bench.fleet_parts.job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
 from tests.bench.fleet_parts.measuring import Follower, Line, Use, exponent, quantile
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -130,7 +130,8 @@ class Fleet:
         """Wait until the controller leads, and all agents are connected."""
         deadline_s = time.monotonic() + START_S
         while not self.run.is_dir():
-            assert self.controller.poll() is None and time.monotonic() < deadline_s, self.said.read_text()
+            if self.controller.poll() is not None or time.monotonic() > deadline_s:
+                raise RuntimeError(self.said.read_text())
             time.sleep(0.1)
         for process in self.agents:
             assert self._line(process, deadline_s) == "ready\n"
@@ -144,8 +145,7 @@ class Fleet:
     def seen(self) -> list[dict[str, Any]]:
         """What the agents have seen, once they are through."""
         deadline_s = time.monotonic() + self.options.seconds + START_S
-        found = [json.loads(self._line(process, deadline_s)) for process in self.agents]
-        return found
+        return [json.loads(self._line(process, deadline_s)) for process in self.agents]
 
     def end(self) -> int:
         """Let the agents go, and the controller end by itself; what that ends with."""
@@ -165,7 +165,8 @@ class Fleet:
     def _line(self, process: subprocess.Popen[str], deadline_s: float) -> str:
         assert process.stdout is not None
         there, _, _ = select.select([process.stdout], [], [], max(0.0, deadline_s - time.monotonic()))
-        assert there and process.poll() is None, "the agents hang, or have ended"
+        if not there or process.poll() is not None:
+            raise RuntimeError("the agents hang, or have ended")
         return process.stdout.readline()
 
     def _environment(self) -> dict[str, str]:
@@ -281,7 +282,7 @@ def lags(windows: list[tuple[Line, WindowJudged]], ends_s: list[float]) -> tuple
 
 def grown(found: list[dict[str, Any]]) -> dict[str, list[float | None]]:
     """From each size to the next, the power of the number of ranks by which the figures grow."""
-    pairs = list(zip(found, found[1:], strict=False))
+    pairs = list(pairwise(found))
 
     def powers(name: str) -> list[float | None]:
         some = [exponent((a["ranks"], b["ranks"]), (a.get(name), b.get(name))) for a, b in pairs]

@@ -36,7 +36,8 @@ class Use:
         status = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
         # (in KiB)
         peak_bytes = int(status["VmHWM"].split()[0]) * 1024
-        return cls(sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"), peak_bytes, len(os.listdir(f"/proc/{pid}/fd")))
+        n_open = sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir())
+        return cls(sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK"), peak_bytes, n_open)
 
 
 @dataclass(frozen=True)
