@@ -33,10 +33,11 @@ class Generations:
 
     Attributes:
         newest: the newest one, -1 before there is any.
+        changes: how often anything has changed.
     """
 
     def __init__(self, known: Known = NOTHING_KNOWN) -> None:
-        self.newest, self._began_s = known.newest, known.began_s
+        self.newest, self._began_s, self.changes = known.newest, known.began_s, 0
         self._of: dict[Incarnation, int] = dict(known.of)
         self._members: dict[int, Incarnation] = {one.rank: one for one, of in known.of if of == known.newest}
 
@@ -70,7 +71,9 @@ class Generations:
                 if one.rank not in self._members:
                     self._join(one)
                     moved = True
-        return moved or before != (self.newest, len(self._of), self._began_s)
+        changed = moved or before != (self.newest, len(self._of), self._began_s)
+        self.changes += changed
+        return changed
 
     def _open(self, now_s: float) -> None:
         self.newest, self._began_s = self.newest + 1, now_s

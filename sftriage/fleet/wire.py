@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
@@ -29,7 +29,7 @@ from sftriage.records import GpuFindings, JobStatus, Report, StageSchema, Wanted
 from sftriage.traces.manifest import CONTROL
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
-from sftriage.windows.slots import UNKNOWN, slot_words
+from sftriage.windows.slots import FLAGS, KIND, KIND_REST, READY, SEQ, START, STEP, UNKNOWN, WORK, slot_words
 
 VERSION = 1
 MAX_MESSAGE_BYTES = 1_000_000
@@ -371,32 +371,49 @@ def _check_status(status: JobStatus) -> None:
 def _checked_block(found: _Block) -> Block:
     if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT or len(found.rings) > MAX_RANKS:
         raise WireError(f"a world of {found.world_size} ranks, or a time that cannot be")
-    schema = StageSchema(found.stages, found.sync)
-    infos = {ring.rank: _info(ring, found.world_size, found.generation, schema) for ring in found.rings}
-    here = np.fromiter(infos, np.int64, len(infos))
-    steps = _unpacked(found.steps, schema, here)
+    schema = _schema(found.stages, found.sync)
+    rings = {ring.rank: _ring(ring, found.world_size, found.generation, schema) for ring in found.rings}
+    infos = {rank: info for rank, (info, _) in rings.items()}
+    steps = _unpacked(found.steps, schema, infos.keys())
     if not set(found.device_over) <= set(infos):
         raise WireError("device times of ranks that are not there")
     rows = Rows(
         generation=found.generation,
         schema=schema,
         world_size=found.world_size,
-        ranks={rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()},
+        ranks={rank: location for rank, (_, location) in rings.items()},
         steps=steps,
-        device_steps=None if found.device is None else _unpacked(found.device, schema, here),
+        device_steps=None if found.device is None else _unpacked(found.device, schema, infos.keys()),
         device_over=found.device_over,
         wall_ns=found.wall_ns,
     )
     return Block(infos, rows)
 
 
-@lru_cache(maxsize=1 << 15)
-def _info(ring: _Ring, world_size: int, generation: int, schema: StageSchema) -> RingInfo:
+@lru_cache(maxsize=MAX_RANKS)
+def _ring(ring: _Ring, world_size: int, generation: int, schema: StageSchema) -> tuple[RingInfo, RankLocation]:
     # (the same with every message, and much to check)
-    return RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
+    info = RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
+    return info, RankLocation(info.host, info.cohort)
 
 
-def _unpacked(columns: _Columns, schema: StageSchema, here: IntArray) -> StepArrays:
+@lru_cache(maxsize=64)
+def _schema(stages: tuple[str, ...], sync: tuple[str, ...]) -> StageSchema:
+    return StageSchema(stages, sync)
+
+
+@lru_cache(maxsize=64)
+def _bounds(schema: StageSchema) -> tuple[IntArray, IntArray]:
+    """The least and the most that each word of a slot can be (W, 1), but for its checksum."""
+    least_W, most_W = np.zeros(slot_words(schema) - 1, np.int64), np.full(slot_words(schema) - 1, MAX_NS - 1)
+    least_W[SEQ], least_W[READY] = 1, UNKNOWN
+    least_W[STEP], most_W[[SEQ, STEP, START]] = 1 - MAX_COUNT, MAX_COUNT - 1
+    anything = np.iinfo(np.int64)
+    least_W[[FLAGS, KIND, KIND_REST]], most_W[[FLAGS, KIND, KIND_REST, WORK, READY]] = anything.min, anything.max
+    return least_W[:, None], most_W[:, None]
+
+
+def _unpacked(columns: _Columns, schema: StageSchema, here: Set[int]) -> StepArrays:
     """Steps that hold what can be, of ranks that are there; no arithmetic further on meets anything else."""
     rank_B = np.frombuffer(columns.ranks, "<i4").astype(np.int64)
     n_words, n_steps = slot_words(schema) - 1, len(rank_B)
@@ -404,13 +421,8 @@ def _unpacked(columns: _Columns, schema: StageSchema, here: IntArray) -> StepArr
     slots_BW = np.zeros((n_steps, n_words + 1), dtype=np.int64)
     slots_BW[:, :-1] = words_WB.T
     steps = StepArrays(schema, rank_B, slots_BW, _counted(columns, n_steps))
-    sound = np.isin(rank_B, here).all() and ((steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)).all()
-    sound = sound and (np.abs(steps.step_B.astype(np.float64)) < MAX_COUNT).all()
-    sound = sound and ((steps.start_ns_B >= 0) & (steps.start_ns_B < MAX_COUNT)).all()
-    sound = sound and ((steps.between_ns_B >= 0) & (steps.between_ns_B < MAX_NS)).all()
-    sound = sound and ((steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)).all()
-    sound = sound and ((steps.times_ns_BV >= 0) & (steps.times_ns_BV < MAX_NS)).all()
-    if not sound:
+    least_W, most_W = _bounds(schema)
+    if not (set(rank_B.tolist()) <= here and ((words_WB >= least_W) & (words_WB <= most_W)).all()):
         raise WireError("steps that cannot be")
     return steps
 

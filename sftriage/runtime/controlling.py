@@ -7,15 +7,13 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from sftriage.agent.keeping import RankLog
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import InputError, UsageError
 from sftriage.fleet.fetching import taker
@@ -23,20 +21,18 @@ from sftriage.fleet.generations import Generations, Known
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import Leader, Lease, make_places, remove_places
 from sftriage.fleet.over_nats import NatsFleet
-from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
 from sftriage.runtime.indexing import SharedIndexing
+from sftriage.runtime.kept_rows import KeptRows
 from sftriage.runtime.local import Keeping, MakeSinks
 from sftriage.runtime.rings import make_rings_directory, own
 from sftriage.runtime.triage import POLL_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
-from sftriage.traces.disk import Disk, Do
+from sftriage.traces.disk import Disk
 from sftriage.traces.files import write_atomically
 from sftriage.traces.store import LocalStore
-from sftriage.windows.decoding import StepArrays
-from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.steplog import KeptSteps, blocks_of
+from sftriage.windows.steplog import KeptSteps
 
 CONNECT_S = 20.0
 OVER_S = 3.0
@@ -113,7 +109,11 @@ class JobController:
             self._fleet = self._made(hub, lease, info)
             kept: list[Sink] = [sink for sink in (self.uploads, self.indexing) if sink is not None]
             self._triage = Triage(
-                self.directory, info, self.files, self._fleet, [*sinks(info), *kept], resume=resume, disk=self._disk
+                *(self.directory, info, self.files, self._fleet, [*sinks(info), *kept]),
+                resume=resume,
+                # (they are here by then, and take no reading)
+                reads_s=POLL_S,
+                disk=self._disk,
             )
             held.pop_all()
 
@@ -190,35 +190,10 @@ class JobController:
             lease,
             Generations(known),
             lambda generations: write_atomically(path, msgspec.json.encode(generations.known).decode()),
-            KeptRows(self.directory.steps, kept, self._disk.do),
+            KeptRows(self.directory.steps, kept, self._disk),
             taker(LocalStore(self.directory.path), info.run_id),
             self.directory.spool,
         )
-
-
-class KeptRows:
-    """Keeps the steps of all hosts in the run directory, as one host's are kept there."""
-
-    def __init__(
-        self, steps: Path, kept: KeptSteps | None, do: Do, say: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self._log = partial(RankLog, steps, kept=kept, do=do, say=say)
-        self._logs: dict[tuple[int, int, str], RankLog] = {}
-        self._blocks: dict[int, set[int]] = {}
-
-    def __call__(self, info: RingInfo, steps: StepArrays, device: StepArrays | None) -> None:
-        """Keep steps of one rank; see `sftriage.fleet.over_nats.Keep`."""
-        if steps.capturing_B.any():
-            self._blocks.setdefault(info.attempt, set()).update(blocks_of(steps))
-        for kind, some in (("steps", steps), (LOG_KIND, device)):
-            if some is None:
-                continue
-            at = (info.attempt, info.rank, kind)
-            if at not in self._logs:
-                for old in [one for one in self._logs if one[0] < info.attempt - 1]:
-                    self._logs.pop(old).close()
-                self._logs[at] = self._log(info=info, kind=kind)
-            self._logs[at].take(some, self._blocks.get(info.attempt, set()), info.cohort)
 
 
 def job_of(directory: Path) -> str:

@@ -100,6 +100,7 @@ class Disk:
         self._late, self._lost = Counter[str](), Counter[str]()
         self._lost_steps: tuple[int, int] | None = None
         self._news: deque[DiskFailed | DiskRecovered] = deque()
+        self._held_back: list[Callable[[], None]] = []
 
     @property
     def well(self) -> bool:
@@ -144,12 +145,23 @@ class Disk:
             while not (task.done or lane in self._refused or self._ending or self._gave_up()):
                 self._changed.wait(0.05 if self._under_way is None else self._left_s())
 
+    def holds_back(self, ask: Callable[[], None]) -> None:
+        """Somebody asks for many things at once, now and then; ``ask`` has what is held back asked for now."""
+        self._held_back.append(ask)
+
+    def ask_all(self) -> None:
+        """Have all asked for that is held back."""
+        for ask in self._held_back:
+            ask()
+
     def settle(self) -> None:
-        """Wait until what was asked for so far is done, no longer than the disk answers."""
+        """Wait until what was to be done so far is done, no longer than the disk answers."""
+        self.ask_all()
         self.do(lambda: None, "settle", latest=True)
 
     def drain(self, grace_s: float) -> None:
         """Wait until all is done that waits, for no longer than that."""
+        self.ask_all()
         with self._changed:
             self._changed.wait_for(lambda: not self._lanes, grace_s)
 

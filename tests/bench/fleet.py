@@ -96,7 +96,7 @@ class Fleet:
             command = [sys.executable, "-m", "sftriage", "controller", "--job-id", "job", "--nats", url]
             command += ["--creds", secret, "--out", self.run, "--policy", policy]
             self.said = directory / "controller.log"
-            limits = (options.open_files, options.open_files)
+            limits = (options.open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
             with self.said.open("wb") as said:
                 self.controller = subprocess.Popen(
                     [str(one) for one in command],
@@ -180,8 +180,8 @@ class Meter:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
-        self.first: tuple[float, Use, Use] | None = None
-        self.last: tuple[float, Use, Use] | None = None
+        self.first: tuple[float, Use, Use, float] | None = None
+        self.last: tuple[float, Use, Use, float] | None = None
 
     def told(self, line: Line) -> None:
         if self.first is None and isinstance(line.event, WindowJudged):
@@ -190,8 +190,9 @@ class Meter:
     def stop(self) -> None:
         self.last = self._now()
 
-    def _now(self) -> tuple[float, Use, Use]:
-        return time.time(), Use.of(self._fleet.controller.pid), Use.of(self._fleet.server.pid)
+    def _now(self) -> tuple[float, Use, Use, float]:
+        agents_s = sum(Use.of(one.pid).cpu_s for one in self._fleet.agents)
+        return time.time(), Use.of(self._fleet.controller.pid), Use.of(self._fleet.server.pid), agents_s
 
 
 def measure(options: Options) -> dict[str, Any]:
@@ -242,6 +243,7 @@ def report(
         for name, at in (("controller", 1), ("server", 2)):
             cpu_s = meter.last[at].cpu_s - meter.first[at].cpu_s
             found |= {f"{name}_cores": round(cpu_s / wall_s, 4), f"{name}_peak_mib": meter.last[at].peak_bytes >> 20}
+        found["agents_cores"] = round((meter.last[3] - meter.first[3]) / wall_s, 4)
         found["controller_cpu_before_s"] = round(meter.first[1].cpu_s - at_start.cpu_s, 2)
         found["controller_open_files"] = meter.last[1].open_files
     for name, values_s in (
