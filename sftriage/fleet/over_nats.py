@@ -49,7 +49,8 @@ class Keep(Protocol):
         position: int,
         generation: int,
         infos: Mapping[int, RingInfo],
-        parts: Sequence[StepArrays | None],
+        steps: StepArrays,
+        device: StepArrays | None,
     ) -> None:
         """Keep new steps of an agent's ranks of a generation, of its message of a position, and their device times."""
 
@@ -225,7 +226,7 @@ class NatsFleet:
         whole = len(of) == len(rows.ranks)
         if device is not None and not whole:
             device = device[np.isin(device.rank_B, list(of))]
-        self._keep.take(agent, message.sequence, members.generation, members.infos, (steps, device))
+        self._keep.take(agent, message.sequence, members.generation, members.infos, steps, device)
         message.rows |= len(steps) > 0 or (device is not None and len(device) > 0)
         mine = replace(
             rows,

@@ -27,7 +27,8 @@ from sftriage.windows.steplog import KeptSteps, blocks_of
 
 LOGS_PER_SECOND = 256
 """So many logs are written a second, if there are so many."""
-BURST_LOGS = 1024
+MAX_LANES = 128
+"""While the disk has so much to do, nothing is asked of it that has time."""
 MAX_HELD_BYTES = 32 << 20
 """Of what waits for its turn: with more, others are written sooner than that."""
 
@@ -36,6 +37,7 @@ MAX_HELD_BYTES = 32 << 20
 class _Held:
     """What waits to be written of one agent's ranks, in one generation: the first of it was at ``position``."""
 
+    agent: str
     generation: int
     position: int
     infos: Mapping[int, RingInfo]
@@ -66,7 +68,7 @@ class KeptRows:
         self._steps, self._kept, self._disk, self._say, self._clock = steps, kept, disk, say, clock
         self._held: OrderedDict[tuple[int, str], _Held] = OrderedDict()
         self._held_bytes = 0
-        self._room, self._looked_s = float(BURST_LOGS), clock()
+        self._room, self._looked_s = float(LOGS_PER_SECOND), clock()
         self._blocks: defaultdict[int, set[int]] = defaultdict(set)
         # Of the disk's thread: the logs that are written to, all that were, and those that an earlier controller left.
         self._logs: dict[tuple[int, int, str], RankLog] = {}
@@ -88,7 +90,8 @@ class KeptRows:
         position: int,
         generation: int,
         infos: Mapping[int, RingInfo],
-        parts: Sequence[StepArrays | None],
+        steps: StepArrays,
+        device: StepArrays | None,
     ) -> None:
         """Take steps, and device times where there are any, of ranks of one agent, which are of one generation."""
         with self._lock:
@@ -97,23 +100,25 @@ class KeptRows:
                 self._have_written([self._pop((generation, agent))])
                 held = None
             if held is None:
-                held = self._held[generation, agent] = _Held(generation, position, infos)
-            for kind, part in zip(("steps", LOG_KIND), parts, strict=True):
+                held = self._held[generation, agent] = _Held(agent, generation, position, infos)
+            for kind, part in (("steps", steps), (LOG_KIND, device)):
                 if part is None:
                     continue
                 held.parts.setdefault(kind, []).append(part)
                 held.n_steps += len(part)
                 held.size_bytes += part.slots_BW.nbytes
                 self._held_bytes += part.slots_BW.nbytes
-                if kind == "steps" and part.capturing_B.any():
-                    self._blocks[generation] |= blocks_of(part)
+            if steps.capturing_B.any():
+                self._blocks[generation] |= blocks_of(steps)
+                # These are looked into once the capture is stored.
+                self._have_written([self._pop((generation, agent))], last=False)
 
     def turn(self) -> None:
         """Have written what is due."""
         now_s = self._clock()
-        self._room = min(BURST_LOGS, self._room + (now_s - self._looked_s) * LOGS_PER_SECOND)
+        self._room = min(LOGS_PER_SECOND, self._room + (now_s - self._looked_s) * LOGS_PER_SECOND)
         self._looked_s = now_s
-        self._room -= self._write(self._room)
+        self._room -= self._write(self._room if self._disk.lanes < MAX_LANES else 0)
 
     def _write_all(self) -> None:
         self._write(float("inf"))
@@ -134,11 +139,12 @@ class KeptRows:
         self._held_bytes -= held.size_bytes
         return held
 
-    def _have_written(self, some: Sequence[_Held]) -> None:
+    def _have_written(self, some: Sequence[_Held], *, last: bool = True) -> None:
         for held in some:
             counted = Counted("steps", held.n_steps, held.size_bytes)
             blocks = frozenset(self._blocks[held.generation])
-            self._disk.do(partial(self._append, held, blocks), "steps", counted, waits=False)
+            lane = f"steps of {held.agent} in {held.generation}"
+            self._disk.do(partial(self._append, held, blocks), lane, counted, waits=False, last=last)
 
     def _append(self, held: _Held, blocks: frozenset[int]) -> None:
         """In the disk's thread. What the disk refuses is tried again, and what is in a log by then is left out."""

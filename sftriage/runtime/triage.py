@@ -373,8 +373,6 @@ class Triage:
             found = self._reproduced(result, attempt)
             remarks = tuple(self._evidence.remarks.get(result.rank, ()))
             slowed = self._evidence.slowed.get(result.rank)
-            # Its steps are looked into, and those of its peers.
-            self._disk.ask_all()
             self._annotate(partial(self._annotations.stored, result.capture_id, found, remarks, attempt, slowed))
             # Before the capture counts as ended: whoever takes over then looks into it again.
             self._tell_causes()

@@ -36,6 +36,7 @@ from sftriage.records import CaptureRequest, CaptureResult, Report, WantedCaptur
 from sftriage.traces.manifest import MANIFEST_NAME, CaptureInfo, Manifest, TriggerInfo, may_contain
 from sftriage.traces.store import LocalStore
 from sftriage.windows.shipped import RankLocation, ReadCounts, Rows
+from sftriage.windows.slots import CAPTURING, FLAGS
 from tests.bench.fleet_parts.job import BOOTED_S, S_NS, SCHEMA, Job, Shape
 
 CONNECTING = 32
@@ -65,6 +66,8 @@ class Agent:
         self._shipped = 0
         self._reports: list[Report] = []
         self._captures: dict[str, CaptureRequest] = {}
+        # Whose steps a profiler has touched, from which one on, and before which.
+        self._captured: list[tuple[int, int, int]] = []
         self._store = LocalStore(store / self._name)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -107,6 +110,9 @@ class Agent:
         if last:
             steps = job.steps(self._ranks, first, last) if last > first else job.steps(self._ranks, last - 1, last)[:0]
             wall_ns = round((job.begin_s - BOOTED_S) * S_NS)
+            for rank, begin, end in self._captured:
+                touched_B = (steps.rank_B == rank) & (steps.step_B >= begin) & (steps.step_B < end)
+                steps.slots_BW[touched_B, FLAGS] |= CAPTURING
             rows = Rows(0, SCHEMA, n_ranks, self._located, steps, wall_ns=wall_ns)
             blocks: tuple[Block, ...] = (Block({one.rank: one for one in self._infos}, rows),)
         else:
@@ -155,11 +161,13 @@ class Agent:
     async def _capture(self, wanted: WantedCapture) -> None:
         """Go through the states of a capture, and store a small trace."""
         request, step_s = wanted.request, 1 / self._job.shape.steps_per_second
-        states = ("accepted", "armed", "running")
-        for state in states:
+        first = max(len(self._job.ends_s) + 1, request.first_step)
+        self._captured.append((request.rank, first, first + request.steps))
+        for state in ("accepted", "armed", "running"):
             self._reports.append(Report(CaptureResult(request.capture_id, request.rank, state)))
-            await asyncio.sleep(request.steps * step_s / len(states))
-        first = max(len(self._job.ends_s) - request.steps, 0)
+            await asyncio.sleep(step_s)
+        while len(self._job.ends_s) < first + request.steps:
+            await asyncio.sleep(step_s)
         result = CaptureResult(
             *(request.capture_id, request.rank, "stored"), first_step=first, last_step=first + request.steps - 1
         )
