@@ -79,7 +79,8 @@ class Host:
                 stepping = set(newest.rows.steps.rank_B.tolist())
                 changed = generations.take(here, [one for one in here if one.rank in stepping], sent_s)
         for block in blocks:
-            self.rings.setdefault(block.rows.generation, {}).update(block.infos)
+            if self._still(block, generations) is None:
+                self.rings.setdefault(block.rows.generation, {}).update(block.infos)
         for old in [one for one in self.rings if one <= self.newest.rows.generation - KEPT_GENERATIONS]:
             del self.rings[old]
             self._known.pop(old, None)
@@ -135,7 +136,7 @@ class Host:
         known = self._known.get(block.rows.generation)
         if known is None or (known.boot_id, known.changes) != (self.boot_id, generations.changes):
             return None
-        return known.members if known.infos == block.infos else None
+        return known.members if known.infos is block.infos or known.infos == block.infos else None
 
 
 def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float) -> JobStatus | None:

@@ -73,8 +73,8 @@ class _Held(NamedTuple):
 
 def _span(rows: Rows) -> tuple[int, int]:
     """The first and the last step of rows, by whichever clock; without any, what is told at once."""
-    some = [one.step_B for one in (rows.steps, rows.device_steps) if one is not None and len(one)]
-    return min((int(one.min()) for one in some), default=_NEVER), max((int(one.max()) for one in some), default=_NEVER)
+    some = rows.steps.step_B.tolist() + ([] if rows.device_steps is None else rows.device_steps.step_B.tolist())
+    return min(some, default=_NEVER), max(some, default=_NEVER)
 
 
 def _parted(rows: Rows, last_step: int) -> tuple[Rows, Rows]:

@@ -41,6 +41,8 @@ even where nothing packs."""
 MAX_RANKS = 1 << 17
 MAX_BLOCKS, MAX_TOLD, MAX_TEXT = 64, 1024, 2000
 MAX_NS = 1 << 56
+MAX_KNOWN_BYTES = 8 << 10
+"""Rings are remembered as they are packed, up to so many of one host."""
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
 
@@ -146,12 +148,14 @@ class _Ring(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Block(msgspec.Struct, frozen=True, array_like=True):
+    """The ``rings`` are packed `_Ring` that are made something of once: the same come with every message."""
+
     generation: int
     stages: tuple[str, ...]
     sync: tuple[str, ...]
     world_size: int
     wall_ns: int
-    rings: tuple[_Ring, ...]
+    rings: msgspec.Raw
     steps: _Columns
     device: _Columns | None = None
     device_over: tuple[int, ...] = ()
@@ -171,6 +175,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
 
 
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
+_RINGS = msgspec.msgpack.Decoder(tuple[_Ring, ...])
 _FINDINGS = msgspec.msgpack.Decoder(GpuFindings)
 _PACKER = msgspec.msgpack.Encoder()
 _SHIPMENTS = msgspec.msgpack.Decoder(_Shipment)
@@ -298,7 +303,7 @@ def _plain_block(block: Block) -> _Block:
         sync=rows.schema.sync,
         world_size=rows.world_size,
         wall_ns=rows.wall_ns,
-        rings=tuple(rings),
+        rings=msgspec.Raw(_PACKER.encode(tuple(rings))),
         steps=_packed(rows.steps),
         device=None if rows.device_steps is None else _packed(rows.device_steps),
         device_over=rows.device_over,
@@ -369,11 +374,11 @@ def _check_status(status: JobStatus) -> None:
 
 
 def _checked_block(found: _Block) -> Block:
-    if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT or len(found.rings) > MAX_RANKS:
+    if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT:
         raise WireError(f"a world of {found.world_size} ranks, or a time that cannot be")
-    schema = _schema(found.stages, found.sync)
-    rings = {ring.rank: _ring(ring, found.world_size, found.generation, schema) for ring in found.rings}
-    infos = {rank: info for rank, (info, _) in rings.items()}
+    schema, packed = _schema(found.stages, found.sync), bytes(found.rings)
+    of = _rings if len(packed) <= MAX_KNOWN_BYTES else _rings.__wrapped__
+    infos, locations = of(packed, found.world_size, found.generation, schema)
     steps = _unpacked(found.steps, schema, infos.keys())
     if not set(found.device_over) <= set(infos):
         raise WireError("device times of ranks that are not there")
@@ -381,7 +386,7 @@ def _checked_block(found: _Block) -> Block:
         generation=found.generation,
         schema=schema,
         world_size=found.world_size,
-        ranks={rank: location for rank, (_, location) in rings.items()},
+        ranks=locations,
         steps=steps,
         device_steps=None if found.device is None else _unpacked(found.device, schema, infos.keys()),
         device_over=found.device_over,
@@ -390,11 +395,17 @@ def _checked_block(found: _Block) -> Block:
     return Block(infos, rows)
 
 
-@lru_cache(maxsize=MAX_RANKS)
-def _ring(ring: _Ring, world_size: int, generation: int, schema: StageSchema) -> tuple[RingInfo, RankLocation]:
-    # (the same with every message, and much to check)
-    info = RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
-    return info, RankLocation(info.host, info.cohort)
+@lru_cache(maxsize=1 << 14)
+def _rings(
+    packed: bytes, world_size: int, generation: int, schema: StageSchema
+) -> tuple[Mapping[int, RingInfo], Mapping[int, RankLocation]]:
+    """The rings of some ranks, and where these are."""
+    found = (
+        RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
+        for ring in _RINGS.decode(packed)
+    )
+    infos = {info.rank: info for info in found}
+    return infos, {rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()}
 
 
 @lru_cache(maxsize=64)
@@ -434,6 +445,8 @@ def _counted(columns: _Columns, n_steps: int) -> FloatArray | None:
     counted_CB = _in_order(columns.counted, len(columns.counters), n_steps, "<f8")
     if (counted_CB < 0).any() or np.isinf(counted_CB).any():
         raise WireError("counters that cannot be")
+    if columns.counters == COUNTERS:
+        return np.ascontiguousarray(counted_CB.T)
     counted_BC = np.full((n_steps, len(COUNTERS)), np.nan)
     for name, column_B in zip(columns.counters, counted_CB, strict=True):
         if name in PLACE:
