@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from pathlib import Path
 
@@ -27,16 +27,24 @@ class RankLog:
         kept: how much of it is kept; by default all.
         do: who writes.
         say: told of what cannot be kept at all.
+        there: its files, where they are known (see `StepLog`).
 
     Attributes:
         info: the ring's; with the stages that an earlier agent's log of it has, if that could be opened.
     """
 
     def __init__(
-        self, steps: Path, info: RingInfo, kind: str, kept: KeptSteps | None, do: Do, say: Callable[[str], None]
+        self,
+        steps: Path,
+        info: RingInfo,
+        kind: str,
+        kept: KeptSteps | None,
+        do: Do,
+        say: Callable[[str], None],
+        there: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
         self._kind, self._do, self._say = kind, do, say
-        self._make = partial(StepLog, steps, info, kind=kind, kept=kept)
+        self._make = partial(StepLog, steps, info, kind=kind, kept=kept, there=there)
         self._lane = f"{kind} of {info.rank}.{info.attempt}"
         self._log: StepLog | None = None
         self._broken: RingError | None = None
@@ -48,12 +56,17 @@ class RankLog:
         """Why nothing can be kept here, whatever the disk takes."""
         return self._broken
 
-    def take(self, steps: StepArrays, blocks: set[int], cohort: str) -> None:
+    def take(self, steps: StepArrays, blocks: Set[int], cohort: str) -> None:
         """Keep steps of the rank, which is of a cohort by now; ``blocks`` of them stay where others are thinned."""
         if len(steps):
             size_bytes = len(steps) * slot_bytes(self.info.schema)
             counted = Counted("steps" if self._kind == "steps" else "device times", len(steps), size_bytes)
             self._do(partial(self._append, steps, frozenset(blocks), cohort), self._lane, counted, waits=False)
+
+    def rest(self) -> None:
+        """Keep no file open until there is more to be written."""
+        if self._log is not None:
+            self._log.close()
 
     def close(self) -> None:
         """Close it, after what waits to be written."""

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
+import numpy as np
+
 from sftriage.events import Span
 from sftriage.records import Window
 from sftriage.windows.decoding import together
@@ -68,9 +70,11 @@ class WindowAssembly:
         next_step = (window.attempt, window.first_step + self._shape.stride_steps - self._shape.warmup_steps)
         positions: dict[str, int] = {}
         needed: list[tuple[tuple[int, int], str, int]] = []
+        waiting: set[str] = set()
         for last_step, agent, position in self._needed:
-            if last_step >= next_step or any(agent == other for _, other, _ in needed):
+            if last_step >= next_step or agent in waiting:
                 needed.append((last_step, agent, position))
+                waiting.add(agent)
             else:
                 positions[agent] = position
         self._needed = needed
@@ -107,12 +111,14 @@ class WindowAssembly:
         if not sent:
             return
         for rows in sent:
-            self._times.note(rows.generation, rows.steps, rows.wall_ns)
             for rank, place in rows.ranks.items():
                 gatherer.describe(rank, place.host, place.cohort)
             if rows.away:
                 gatherer.away(rows.away)
         steps = together([rows.steps for rows in sent])
+        self._times.note(
+            first.generation, steps, np.repeat([rows.wall_ns for rows in sent], [len(rows.steps) for rows in sent])
+        )
         of_devices = [rows.device_steps for rows in sent if rows.device_steps is not None]
         if not of_devices:
             gatherer.add(steps)

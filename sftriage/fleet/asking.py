@@ -92,6 +92,8 @@ class Asking:
         self._lock = threading.Lock()
         self._to_write: dict[str, tuple[bytes, bytes]] = {}
         self._written: dict[str, tuple[bytes, float]] = {}
+        # Agents of which nothing is wanted.
+        self._idle: set[str] = set()
         # Reports with their messages, which are settled once what was told is on record.
         self._reports: deque[tuple[Report, Message | None]] = deque()
         self._told: list[Message] = []
@@ -115,7 +117,8 @@ class Asking:
         for message in self._told_before:
             message.reports -= 1
         self._told_before, self._told = self._told, []
-        orders: dict[str, list[Order]] = {agent: [] for agent in over}
+        # (of most agents nothing is wanted, and that is written already)
+        orders: dict[str, list[Order]] = {agent: [] for agent in over if agent not in self._idle}
         for one in wanted:
             asked = self._asked.get(one.request.capture_id) or self._ask(one, now_s)
             if not asked.agent:
@@ -134,9 +137,10 @@ class Asking:
             elif asked.agent and self._gone(asked.agent, asked.of) and not self._pending(asked):
                 self._end(asked, "failed", "its host is gone, and the job has started again without it")
             elif asked.agent:
-                orders[asked.agent].append(Order(one, asked.of))
+                orders.setdefault(asked.agent, []).append(Order(one, asked.of))
         for agent, some in orders.items():
             self._document(agent, some)
+        self._idle = {agent for agent in over if not orders.get(agent)}
 
     def heard(self, report: Report, message: Message) -> None:
         """A report has come."""

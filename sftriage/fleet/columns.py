@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -13,7 +15,7 @@ from sftriage.errors import InputError
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import StageSchema
 from sftriage.windows.decoding import FloatArray, IntArray, StepArrays
-from sftriage.windows.slots import UNKNOWN, slot_words
+from sftriage.windows.slots import FLAGS, KIND, KIND_REST, READY, SEQ, START, STEP, UNKNOWN, WORK, slot_words
 
 MAX_NS, MAX_COUNTERS = 1 << 56, 256
 
@@ -40,7 +42,7 @@ def packed(steps: StepArrays) -> Columns:
     return Columns(ranks, words, shuffled(steps.counted_BC.T.astype("<f8")), COUNTERS)
 
 
-def unpacked(columns: Columns, schema: StageSchema, here: IntArray) -> StepArrays:
+def unpacked(columns: Columns, schema: StageSchema, here: Set[int]) -> StepArrays:
     """Steps that hold what can be, of ranks that are there; no arithmetic further on meets anything else.
 
     Raises:
@@ -52,15 +54,21 @@ def unpacked(columns: Columns, schema: StageSchema, here: IntArray) -> StepArray
     slots_BW = np.zeros((n_steps, n_words + 1), dtype=np.int64)
     slots_BW[:, :-1] = words_WB.T
     steps = StepArrays(schema, rank_B, slots_BW, _counted(columns, n_steps))
-    sound = np.isin(rank_B, here).all() and ((steps.seq_B >= 1) & (steps.seq_B < MAX_COUNT)).all()
-    sound = sound and (np.abs(steps.step_B.astype(np.float64)) < MAX_COUNT).all()
-    sound = sound and ((steps.start_ns_B >= 0) & (steps.start_ns_B < MAX_COUNT)).all()
-    sound = sound and ((steps.between_ns_B >= 0) & (steps.between_ns_B < MAX_NS)).all()
-    sound = sound and ((steps.work_B >= 0) & (steps.ready_ns_B >= UNKNOWN)).all()
-    sound = sound and ((steps.times_ns_BV >= 0) & (steps.times_ns_BV < MAX_NS)).all()
-    if not sound:
+    least_W, most_W = _bounds(schema)
+    if not (set(rank_B.tolist()) <= here and ((words_WB >= least_W) & (words_WB <= most_W)).all()):
         raise InputError("steps that cannot be")
     return steps
+
+
+@lru_cache(maxsize=64)
+def _bounds(schema: StageSchema) -> tuple[IntArray, IntArray]:
+    """The least and the most that each word of a slot can be (W, 1), but for its checksum."""
+    least_W, most_W = np.zeros(slot_words(schema) - 1, np.int64), np.full(slot_words(schema) - 1, MAX_NS - 1)
+    least_W[SEQ], least_W[READY] = 1, UNKNOWN
+    least_W[STEP], most_W[[SEQ, STEP, START]] = 1 - MAX_COUNT, MAX_COUNT - 1
+    anything = np.iinfo(np.int64)
+    least_W[[FLAGS, KIND, KIND_REST]], most_W[[FLAGS, KIND, KIND_REST, WORK, READY]] = anything.min, anything.max
+    return least_W[:, None], most_W[:, None]
 
 
 def shuffled(values_VB: IntArray | FloatArray) -> bytes:
@@ -85,6 +93,8 @@ def _counted(columns: Columns, n_steps: int) -> FloatArray | None:
     counted_CB = _in_order(columns.counted, len(columns.counters), n_steps, "<f8")
     if (counted_CB < 0).any() or np.isinf(counted_CB).any():
         raise InputError("counters that cannot be")
+    if columns.counters == COUNTERS:
+        return np.ascontiguousarray(counted_CB.T)
     counted_BC = np.full((n_steps, len(COUNTERS)), np.nan)
     for name, column_B in zip(columns.counters, counted_CB, strict=True):
         if name in PLACE:

@@ -72,10 +72,11 @@ class Generations:
 
     Attributes:
         newest: the newest one, -1 before there is any.
+        changes: how often anything has changed.
     """
 
     def __init__(self, known: Known = NOTHING_KNOWN) -> None:
-        self.newest, self._opened_s = known.newest, known.opened_s
+        self.newest, self._opened_s, self.changes = known.newest, known.opened_s, 0
         self._of = {member.one: member for member in known.members}
         self._stepped_s = dict(known.stepped_s)
         # Of each generation, by rank.
@@ -94,40 +95,41 @@ class Generations:
         member = self._of.get(one)
         return None if member is None else member.generation
 
-    def take(self, teller: Teller, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
-        """Take note of the ranks of one of a host's starts, its older starts first. Whether anything is new."""
-        new = [rank for rank, one in ones.items() if one not in self._of]
-        new.sort(key=lambda rank: infos[rank].started_mono_ns)
-        return any([self._place(teller, infos[rank], ones[rank]) for rank in new])  # noqa: C419  # all of them
+    def goes_on(self, generation: int) -> bool:
+        """Whether a generation is the newest one, and takes steps: its ranks have nothing new to say."""
+        return generation == self.newest and generation in self._stepped_s
 
-    def stepped(self, ones: Iterable[Incarnation], first_s: Callable[[], float], now_s: float) -> bool:
-        """Take note that processes take steps, the first of which ended at ``first_s``. Whether anything is new."""
-        changed = False
+    def take(self, teller: Teller, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> None:
+        """Take note of the ranks of one of a host's starts, its older starts first."""
+        new = [rank for rank, one in ones.items() if one not in self._of]
+        for rank in sorted(new, key=lambda rank: infos[rank].started_mono_ns):
+            self._place(teller, infos[rank], ones[rank])
+
+    def stepped(self, ones: Iterable[Incarnation], first_s: Callable[[], float], now_s: float) -> None:
+        """Take note that processes take steps, the first of which ended at ``first_s``."""
         for one in ones:
             member = self._of.get(one)
             if member is None:
                 continue
             if member.generation not in self._stepped_s and not member.moved:
                 self._stepped_s[member.generation] = first_s()
-                changed = True
+                self.changes += 1
             if member.generation < self.newest and now_s > self._opened_s + GOES_ON_S:
-                changed |= self._goes_on(member)
-        return changed
+                self._move(member)
 
-    def _goes_on(self, member: Member) -> bool:
+    def _move(self, member: Member) -> None:
         """A rank takes steps though others have started again long ago: it is together with these now."""
         newest = self._members[self.newest]
         other = newest.get(member.one.rank)
         if other is not None:
             self._say_two(member, other)
         if other is not None or member.world_size != next(iter(newest.values())).world_size:
-            return False
+            return
         del self._members[member.generation][member.one.rank]
         self._join(msgspec.structs.replace(member, generation=self.newest, moved=True))
-        return True
 
-    def _place(self, teller: Teller, info: RingInfo, one: Incarnation) -> bool:
-        """Have a process that was never seen join the others of its generation; whether it has any."""
+    def _place(self, teller: Teller, info: RingInfo, one: Incarnation) -> None:
+        """Have a process that was never seen join the others of its generation, if it has any."""
         began_s = info.started_mono_ns / 1e9 + teller.ahead_s
         new = Member(one, self.newest, teller.agent, info.attempt, info.world_size, began_s)
         fitting = [generation for generation in self._members if generation >= 0 and self._fits(new, generation)]
@@ -138,9 +140,8 @@ class Generations:
             self._open(began_s)
             new = msgspec.structs.replace(new, generation=self.newest)
         else:
-            return False
+            return
         self._join(new)
-        return True
 
     def _fits(self, new: Member, generation: int) -> bool:
         """Whether a process can be of a generation."""
@@ -175,6 +176,7 @@ class Generations:
             self._stepped_s.pop(old, None)
 
     def _join(self, member: Member) -> None:
+        self.changes += 1
         self._of[member.one] = member
         self._members[member.generation][member.one.rank] = member
 

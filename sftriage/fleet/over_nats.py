@@ -7,89 +7,59 @@ controller that was killed had not put on record comes again to the next one.
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
-from operator import attrgetter
-from typing import Any
+from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 
-from sftriage.errors import SftriageError
 from sftriage.fleet.asking import Asking, Message
 from sftriage.fleet.fetching import Fetching
-from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
+from sftriage.fleet.generations import Generations
+from sftriage.fleet.hosts import Host, Members, status_of_all
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
-from sftriage.fleet.leading import Lease, make_places, taken_up
+from sftriage.fleet.incoming import FETCH_S, Incoming
+from sftriage.fleet.leading import Lease
+from sftriage.fleet.once import Once
 from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
-from sftriage.fleet.wire import Block, Incarnation, Shipment, decode_findings, decode_shipment, encode
+from sftriage.fleet.wire import Block, Incarnation, decode_findings, encode
 from sftriage.recorder.layout import RingInfo
-from sftriage.records import (
-    GpuFindings,
-    JobStatus,
-    Report,
-    WantedCapture,
-)
+from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.decoding import StepArrays
 from sftriage.windows.shipped import ReadCounts, Rows
-
-log = logging.getLogger("sftriage")
 
 SILENT_S = 10.0
 """An agent that says nothing for so long has its ranks waited for no longer."""
 GONE_S = 60.0
 """After so long, the job goes on without its host, or has ended there."""
-MAX_WAITING = 8192
-"""Messages that wait here to be taken in; the others wait on the hub."""
 GPUS_S = 10.0
-CLOCK_DRIFT = 1e-4
-"""By how much of a second a host's clock may go wrong in one."""
-FETCH, FETCH_S, AGAIN_S = 256, 1.0, 1.0
-
-Keep = Callable[[RingInfo, StepArrays, "StepArrays | None"], None]
-"""Keeps new steps of one rank, and device times; the info has the controller's count of starts."""
 
 
-@dataclass(slots=True)
-class _Host:
-    """What is known of one agent: on our clock, its newest message is of ``seen_s``, and its status of ``status_s``."""
+class Keep(Protocol):
+    """Keeps steps."""
 
-    seen_s: float = 0.0
-    boot_id: str = ""
-    process: str = ""
-    # What the hub's clock is ahead of the host's monotonic one, as of the newest message.
-    ahead_s: float = float("inf")
-    sent_s: float = 0.0
-    status: JobStatus | None = None
-    status_s: float = 0.0
-    # Rings by the host's own count of starts, and the newest rows of that, for what they say of the ranks.
-    infos: dict[tuple[int, int], RingInfo] = field(default_factory=dict)
-    newest: Block | None = None
-    counts: dict[str, ReadCounts] = field(default_factory=dict)
-    over: bool = False
-    silent: bool = False
-    waiting: deque[Message] = field(default_factory=deque)
+    def take(
+        self,
+        agent: str,
+        position: int,
+        generation: int,
+        infos: Mapping[int, RingInfo],
+        steps: StepArrays,
+        device: StepArrays | None,
+    ) -> None:
+        """Keep new steps of an agent's ranks of a generation, of its message of a position, and their device times."""
+
+    def turn(self) -> None:
+        """Have written what is due."""
 
     @property
-    def away(self) -> Sequence[RingInfo]:
-        """Ranks of its newest start that take no more steps, as far as is known."""
-        if self.newest is None or (self.status is None and not self.silent):
-            return []
-        infos = self.newest.infos
-        if self.silent or self.over or self.status is None:
-            return list(infos.values())
-        left = (one.rank for one in self.status.ranks if one.closed or one.alive is False)
-        return [infos[rank] for rank in left if rank in infos]
-
-    def quiet_s(self, now_s: float, connected_s: float) -> float:
-        """For how long nothing has come from it, though something could."""
-        return now_s - max(self.seen_s, connected_s)
+    def position(self) -> int | None:
+        """The first message of which something waits to be written; None where nothing does."""
 
 
 class NatsFleet:
@@ -119,21 +89,14 @@ class NatsFleet:
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
+        self._noted = generations.changes
         self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock)
-        self._hosts: dict[str, _Host] = {}
-        # Messages with when they were sent by the hub's clock, and when they came by ours.
-        self._inbox: deque[tuple[Message, float, float, Shipment | None]] = deque()
+        self._hosts: dict[str, Host] = {}
+        self._incoming = Incoming(hub, places, lease, self._asking.write_again, clock)
         self._unsettled: deque[Message] = deque()
         self._rows = Together(SILENT_S + FETCH_S)
-        self._counted = ReadCounts()
-        self._last_seq: dict[Incarnation, int] = {}
+        self._once = Once()
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
-        # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
-        self._delivered = self._before = self._consumer = 0
-        self._stream: object = None
-        self._open: dict[int, Message] = {}
-        self._refused: dict[str, int] = {}
-        hub.start(self._consume())
 
     @property
     def lost(self) -> str:
@@ -147,11 +110,11 @@ class NatsFleet:
         One without which the job has started again is waited for no longer than it is to be heard of.
         """
         now_s, connected_s = self._clock(), self._hub.connected_s
-        if connected_s is None or not self._hosts or self._inbox or self._asking.busy:
+        if connected_s is None or not self._hosts or self._incoming or self._asking.busy:
             return False
         quiet = ((host, host.quiet_s(now_s, connected_s)) for host in self._hosts.values())
         return all(
-            host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not self._takes_part(host))
+            host.over or quiet_s > GONE_S or (quiet_s > SILENT_S and not host.takes_part(self._generations))
             for host, quiet_s in quiet
         )
 
@@ -166,53 +129,27 @@ class NatsFleet:
     def rows(self) -> Sequence[Rows]:
         """See `Fleet`: steps that come twice are told once; of ranks that are silent, that they are."""
         self._take_in()
-        told = self._rows.told(self._clock(), [rank for host in self._hosts.values() for rank in self._away(host)])
+        told = self._rows.told(
+            self._clock(), [rank for host in self._hosts.values() for rank in host.away(self._generations)]
+        )
         for host in self._hosts.values():
             if host.silent or host.newest is None or not self._is_silent(host):
                 continue
             host.silent = True
-            newest, away = host.newest.rows, tuple(self._away(host))
+            newest, away = host.newest.rows, tuple(host.away(self._generations))
             if away:
                 empty = replace(newest, steps=newest.steps[:0], device_steps=None, device_over=(), agent="")
                 told.append(replace(empty, generation=self._generations.newest, away=away))
         return told
 
-    def _takes_part(self, host: _Host) -> bool:
-        """Whether a host has ranks of the newest generation, or none at all yet."""
-        infos = {} if host.newest is None else host.newest.infos
-        of = [self._generations.of(Incarnation.of(host.boot_id, info)) for info in infos.values()]
-        return not of or self._generations.newest in of
-
-    def _away(self, host: _Host) -> list[int]:
-        """The ranks of the newest generation that are a host's and take no more steps."""
-        of = ((info.rank, self._generations.of(Incarnation.of(host.boot_id, info))) for info in host.away)
-        return [rank for rank, generation in of if generation == self._generations.newest]
-
     def statuses(self) -> JobStatus | None:
         """See `Fleet`; None while the hub is away, and nobody knows."""
         self._take_in()
-        connected_s, now_s, newest = self._hub.connected_s, self._clock(), self._generations.newest
+        connected_s = self._hub.connected_s
         if connected_s is None:
             return None
-        told: list[JobStatus] = []
-        for host in self._hosts.values():
-            status = host.status
-            if status is None or host.seen_s < connected_s or self._is_silent(host):
-                continue
-            older_ns = int((now_s - host.status_s) * 1e9)
-            ranks = tuple(
-                replace(one, stage_age_ns=one.stage_age_ns + older_ns, step_age_ns=one.step_age_ns + older_ns)
-                for one in status.ranks
-                if (info := host.infos.get((status.attempt, one.rank))) is not None
-                and self._generations.of(Incarnation.of(host.boot_id, info)) == newest
-            )
-            if ranks:
-                told.append(replace(status, ranks=ranks, attempt=newest))
-        if not told:
-            return None
-        alike = [status for status in told if replace(status, ranks=told[0].ranks) == told[0]]
-        ranks = tuple(sorted((rank for status in alike for rank in status.ranks), key=attrgetter("rank")))
-        return replace(told[0], ranks=ranks)
+        heard = [one for one in self._hosts.values() if one.seen_s >= connected_s and not self._is_silent(one)]
+        return status_of_all(heard, self._generations, self._clock())
 
     def want(self, wanted: Sequence[WantedCapture]) -> None:
         """See `Fleet`. What nobody begins in time is called off, and what nobody ends is given up."""
@@ -233,8 +170,8 @@ class NatsFleet:
             for count in host.counts.values()
             for what, how in count.problems.items()
         }
-        problems |= {f"messages of {agent}": f"{number} refused" for agent, number in self._refused.items()}
-        return ReadCounts(self._counted.steps, self._counted.missed, sum(one.torn for one in counts), problems)
+        problems |= {f"messages of {agent}": f"{n} refused" for agent, n in self._incoming.refused.items()}
+        return ReadCounts(self._once.steps, self._once.missed, sum(one.torn for one in counts), problems)
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
         """See `Fleet`. A host that does not answer is one whose drivers say nothing."""
@@ -262,119 +199,60 @@ class NatsFleet:
         self._lease.let_go()
         self._hub.close()
 
-    def _is_silent(self, host: _Host) -> bool:
+    def _is_silent(self, host: Host) -> bool:
         connected_s = self._hub.connected_s
         return connected_s is not None and host.quiet_s(self._clock(), connected_s) > SILENT_S
 
     def _take_in(self) -> None:
         """Take what has come, in the order of the stream."""
-        for _ in range(len(self._inbox)):
-            message, sent_s, at_s, shipment = self._inbox.popleft()
+        for arrived in self._incoming.taken():
+            message, shipment = arrived.message, arrived.shipment
             self._unsettled.append(message)
             if shipment is None:
                 continue
-            host = self._hosts.setdefault(shipment.agent, _Host())
-            host.seen_s = at_s
-            if shipment.process != host.process:
-                # It reads the rings again from their beginning, or others, whose starts are counted anew.
-                host.newest, host.status, host.ahead_s = None, None, float("inf")
-                host.counts.clear()
-            host.boot_id, host.process = shipment.boot_id, shipment.process
-            host.over, host.silent = shipment.over, False
-            host.ahead_s, host.sent_s = _ahead_s(host, shipment, sent_s), sent_s
-            if shipment.blocks or shipment.status is not None:
-                host.counts[shipment.process] = shipment.counts
-            self._take_rows(host, shipment, message, sent_s)
-            if shipment.status is not None:
-                host.status, host.status_s = shipment.status, host.seen_s
+            host = self._hosts.setdefault(shipment.agent, Host())
+            host.heard(shipment, arrived.sent_s, arrived.at_s)
+            for block in sorted(shipment.blocks, key=lambda block: block.rows.generation):
+                self._take_rows(host, shipment.agent, block, message)
             for report in shipment.reports:
                 self._asking.heard(report, message)
             if message.rows:
                 host.waiting.append(message)
+        if self._noted != self._generations.changes:
+            self._note(self._generations)
+            self._noted = self._generations.changes
+        self._keep.turn()
         self._acknowledge()
 
-    def _take_rows(self, host: _Host, shipment: Shipment, message: Message, sent_s: float) -> None:
-        blocks = sorted(shipment.blocks, key=lambda block: block.rows.generation)
-        if not blocks:
-            return
-        if host.newest is None or blocks[-1].rows.generation >= host.newest.rows.generation:
-            host.newest = blocks[-1]
-        teller = Teller(shipment.agent, shipment.boot_id, host.ahead_s)
-        for block in blocks:
-            infos = block.infos
-            ones = {rank: Incarnation.of(shipment.boot_id, info) for rank, info in infos.items()}
-            if self._placed(teller, block, ones, sent_s):
-                self._note(self._generations)
-            host.infos.update(((block.rows.generation, rank), info) for rank, info in infos.items())
-            for old in [at for at in host.infos if at[0] <= host.newest.rows.generation - KEPT_GENERATIONS]:
-                del host.infos[old]
-            of_generation: dict[int, dict[int, Incarnation]] = {}
-            for rank, one in ones.items():
-                generation = self._generations.of(one)
-                if generation is not None:
-                    of_generation.setdefault(generation, {})[rank] = one
-                else:
-                    # (of a start of the job that is long over, or that never was)
-                    self._counted.missed += int((block.rows.steps.rank_B == rank).sum())
-            for generation, ranks in of_generation.items():
-                self._add(shipment.agent, block, generation, ranks, message)
+    def _take_rows(self, host: Host, agent: str, block: Block, message: Message) -> None:
+        members = host.take(agent, block, self._generations)
+        if sum(len(some.of) for some in members) < len(block.infos):
+            # (of a start of the job that is long over, or that never was)
+            known = {rank for some in members for rank in some.of}
+            self._once.missed += sum(rank not in known for rank in block.rows.steps.rank_B.tolist())
+        for some in members:
+            self._add(agent, block, some, message)
 
-    def _placed(self, teller: Teller, block: Block, ones: Mapping[int, Incarnation], sent_s: float) -> bool:
-        """Take note of whose rows these are. Whether anything is new."""
-        steps = block.rows.steps
-        changed = self._generations.take(teller, block.infos, ones)
-        if not len(steps):
-            return changed
-        stepping = [ones[rank] for rank in set(steps.rank_B.tolist())]
-
-        def first_s() -> float:
-            return teller.ahead_s + int((steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)).min()) / 1e9
-
-        return self._generations.stepped(stepping, first_s, sent_s) or changed
-
-    def _add(
-        self, agent: str, block: Block, generation: int, ranks: Mapping[int, Incarnation], message: Message
-    ) -> None:
+    def _add(self, agent: str, block: Block, members: Members, message: Message) -> None:
         """Add the rows of some ranks, which are of one generation, but for those that have come before."""
-        rows = block.rows
-        new = [self._new(rows.steps[rows.steps.rank_B == rank], one) for rank, one in ranks.items()]
-        keep_B = np.zeros(len(rows.steps), dtype=np.bool_)
-        for rank, first_seq in zip(ranks, new, strict=True):
-            keep_B |= (rows.steps.rank_B == rank) & (rows.steps.seq_B >= first_seq)
-        steps, device = rows.steps[keep_B], rows.device_steps
-        if device is not None:
-            device = device[np.isin(device.rank_B, list(ranks))]
-        self._counted.steps += len(steps)
-        for rank in ranks:
-            info = block.infos[rank]
-            info = info if info.attempt == generation else replace(info, attempt=generation)
-            its = None if device is None else device[device.rank_B == rank]
-            self._keep(info, steps[steps.rank_B == rank], its)
+        rows, of = block.rows, members.of
+        steps, device = self._once.new(rows.steps, of), rows.device_steps
+        whole = len(of) == len(rows.ranks)
+        if device is not None and not whole:
+            device = device[np.isin(device.rank_B, list(of))]
+        self._keep.take(agent, message.sequence, members.generation, members.infos, steps, device)
         message.rows |= len(steps) > 0 or (device is not None and len(device) > 0)
         mine = replace(
             rows,
-            generation=generation,
-            ranks={rank: rows.ranks[rank] for rank in ranks},
+            generation=members.generation,
+            ranks=rows.ranks if whole else {rank: rows.ranks[rank] for rank in of},
             steps=steps,
             device_steps=device,
-            device_over=tuple(rank for rank in rows.device_over if rank in ranks),
+            device_over=rows.device_over if whole else tuple(rank for rank in rows.device_over if rank in of),
             agent=agent,
             position=message.sequence,
         )
         self._rows.add(mine, self._clock())
-
-    def _new(self, steps: StepArrays, one: Incarnation) -> int:
-        """The first sequence number of a rank's steps that has not come before; what is not there is counted."""
-        last = self._last_seq.get(one)
-        if not len(steps):
-            return 1 if last is None else last + 1
-        seq_B = steps.seq_B
-        first = int(seq_B.min()) if last is None else last + 1
-        fresh_B = seq_B[seq_B >= first]
-        if len(fresh_B):
-            self._last_seq[one] = int(fresh_B.max())
-            self._counted.missed += int(fresh_B.max()) - first + 1 - len(fresh_B)
-        return first
 
     def _holds(self, message: Message) -> bool:
         return self._rows.holds(message.agent, message.sequence)
@@ -394,10 +272,9 @@ class NatsFleet:
     def _who_has(self, rank: int, generation: int) -> tuple[str, Incarnation | None]:
         """The agent that has a rank of a generation, and its process there; "" where none has."""
         for agent, host in self._hosts.items():
-            for info in host.infos.values():
-                one = Incarnation.of(host.boot_id, info)
-                if info.rank == rank and self._generations.of(one) == generation:
-                    return agent, one
+            one = host.process_of(rank, generation, self._generations)
+            if one is not None:
+                return agent, one
         return "", None
 
     async def _ask_gpus(self, agent: str, ranks: tuple[int, ...]) -> GpuFindings:
@@ -409,82 +286,9 @@ class NatsFleet:
 
     def _acknowledge(self) -> None:
         """Tell the hub up to where everything is on record."""
-        last = None
+        settled, position = [], self._keep.position
         while self._unsettled and not self._unsettled[0].rows and self._unsettled[0].reports <= 0:
-            last = self._unsettled.popleft()
-            self._open.pop(last.sequence, None)
-        # (a consumer is told nothing of what it has not given: what comes again is acknowledged with what follows it)
-        if last is not None and last.consumer == self._consumer and not self.lost:
-            self._hub.start(self._hub.client.publish(last.reply, b"+ACK"))
-
-    async def _consume(self) -> None:
-        from nats.errors import TimeoutError as NothingError
-        from nats.js.errors import NotFoundError
-
-        consumer, connected_s = None, None
-        while not self.lost:
-            try:
-                if consumer is None or connected_s != self._hub.connected_s:
-                    # (what was on its way when a connection broke comes by no other way)
-                    connected_s = self._hub.connected_s
-                    consumer = await self._take_up()
-                if len(self._inbox) > MAX_WAITING:
-                    await asyncio.sleep(AGAIN_S / 20)
-                    continue
-                for one in await consumer.fetch(FETCH, FETCH_S):
-                    await self._receive(one)
-            except NothingError:
-                continue
-            except Exception as error:
-                log.debug("nothing comes from the hub: %s", error)
-                consumer = None
-                if isinstance(error, NotFoundError):
-                    await self._make_again()
-                await asyncio.sleep(AGAIN_S)
-
-    async def _take_up(self) -> Any:
-        stream = (await self._hub.js.stream_info(self._places.stream)).created
-        if self._stream not in (None, stream):
-            # The hub has lost the one before, and what was in it: its numbers begin anew.
-            self._before = self._delivered
-        self._stream, self._consumer = stream, self._consumer + 1
-        first = min(list(self._open), default=self._delivered + 1) - self._before
-        return await taken_up(self._hub, self._places, max(1, first))
-
-    async def _make_again(self) -> None:
-        """The hub has lost all that it had."""
-        log.warning("the hub has lost what it had of this job; what was on its way is lost, and the job is watched on")
-        try:
-            await make_places(self._hub, self._places, self._lease.run_id)
-            self._asking.write_again()
-        except Exception as error:
-            log.debug("nothing can be made on the hub: %s", error)
-
-    async def _receive(self, received: Any) -> None:
-        about = received.metadata
-        sequence, sent_s = self._before + about.sequence.stream, about.timestamp.timestamp()
-        if sequence <= self._delivered:
-            if (known := self._open.get(sequence)) is not None:
-                known.reply, known.consumer = received.reply, self._consumer
-            return
-        self._delivered = sequence
-        agent = received.subject.rpartition(".")[2]
-        message = self._open[sequence] = Message(agent, sequence, received.reply, self._consumer)
-        try:
-            shipment = decode_shipment(received.data)
-            if shipment.agent != agent:
-                raise SftriageError("it says that it is another's")
-        except SftriageError as error:
-            if agent not in self._refused:
-                log.warning("a message of host %s is not taken: %s", agent, error)
-            self._refused[agent] = self._refused.get(agent, 0) + 1
-            shipment = None
-        self._inbox.append((message, sent_s, self._clock(), shipment))
-
-
-def _ahead_s(host: _Host, shipment: Shipment, sent_s: float) -> float:
-    """What the hub's clock is ahead of a host's: no more than the message that was quickest there says."""
-    if not shipment.mono_ns:
-        # (of a release that does not say; by the host's own wall clock)
-        return min((block.rows.wall_ns / 1e9 for block in shipment.blocks), default=host.ahead_s)
-    return min(sent_s - shipment.mono_ns / 1e9, host.ahead_s + (sent_s - host.sent_s) * CLOCK_DRIFT)
+            if position is not None and self._unsettled[0].sequence >= position:
+                break
+            settled.append(self._unsettled.popleft())
+        self._incoming.settle(settled)

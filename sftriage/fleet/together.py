@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,7 +24,8 @@ class Together:
 
     def __init__(self, hold_s: float) -> None:
         self._hold_s = hold_s
-        self._held: deque[tuple[float, Rows]] = deque()
+        # With when they came, and the first and the last step in them.
+        self._held: deque[_Held] = deque()
         self._generation = -1
         self._latest_R = np.zeros(0, dtype=np.int64)
 
@@ -35,33 +37,49 @@ class Together:
         if rows.generation == self._generation and len(rows.steps):
             here_B = rows.steps.rank_B < len(self._latest_R)
             np.maximum.at(self._latest_R, rows.steps.rank_B[here_B], rows.steps.step_B[here_B])
-        self._held.append((now_s, rows))
+        self._held.append(_Held(now_s, rows, *_span(rows)))
 
     def told(self, now_s: float, away: Iterable[int] = ()) -> list[Rows]:
         """The rows that need not wait any longer; for the ranks that are ``away`` nobody waits."""
         told: list[Rows] = []
-        held: deque[tuple[float, Rows]] = deque()
+        held: deque[_Held] = deque()
         here_R = np.ones(len(self._latest_R), dtype=np.bool_)
         here_R[[rank for rank in away if rank < len(here_R)]] = False
         common = int(self._latest_R.min(initial=MAX_COUNT, where=here_R))
-        for came_s, rows in self._held:
-            if rows.generation < self._generation or now_s >= came_s + self._hold_s:
+        for one in self._held:
+            rows = one.rows
+            # (before all ranks of a generation have come, hosts may have to tell of the one before it yet)
+            is_due = one.last_step <= common != _NEVER
+            if is_due or rows.generation < self._generation or now_s >= one.came_s + self._hold_s:
                 told.append(rows)
-                continue
-            # Before all ranks of a generation have come, hosts may have to tell of the one before it yet.
-            now, later = (None, rows) if common == _NEVER else _parted(rows, common)
-            told += [] if now is None else [now]
-            if later is not None:
-                held.append((came_s, later))
+            elif one.first_step > common or common == _NEVER:
+                held.append(one)
+            else:
+                now, later = _parted(rows, common)
+                told.append(now)
+                held.append(_Held(one.came_s, later, *_span(later)))
         self._held = held
         return told
 
     def holds(self, agent: str, position: int) -> bool:
         """Whether rows of an agent are held back, of a message up to that position."""
-        return any(rows.agent == agent and rows.position <= position for _, rows in self._held)
+        return any(one.rows.agent == agent and one.rows.position <= position for one in self._held)
 
 
-def _parted(rows: Rows, last_step: int) -> tuple[Rows | None, Rows | None]:
+class _Held(NamedTuple):
+    came_s: float
+    rows: Rows
+    first_step: int
+    last_step: int
+
+
+def _span(rows: Rows) -> tuple[int, int]:
+    """The first and the last step of rows, by whichever clock; without any, what is told at once."""
+    some = rows.steps.step_B.tolist() + ([] if rows.device_steps is None else rows.device_steps.step_B.tolist())
+    return min(some, default=_NEVER), max(some, default=_NEVER)
+
+
+def _parted(rows: Rows, last_step: int) -> tuple[Rows, Rows]:
     """The part up to a step, and the one after it, to which belongs what is said once: the message, and what is over.
 
     What has been told of the first part is no reason to take the message for settled: it is as far as that before it.
@@ -69,8 +87,6 @@ def _parted(rows: Rows, last_step: int) -> tuple[Rows | None, Rows | None]:
     device = rows.device_steps
     upto_B = rows.steps.step_B <= last_step
     device_upto_B = np.zeros(0, dtype=np.bool_) if device is None else device.step_B <= last_step
-    if upto_B.all() and device_upto_B.all():
-        return rows, None
 
     def part(upto: bool) -> Rows:
         return replace(
@@ -79,6 +95,4 @@ def _parted(rows: Rows, last_step: int) -> tuple[Rows | None, Rows | None]:
             device_steps=None if device is None else device[device_upto_B == upto],
         )
 
-    if not (upto_B.any() or device_upto_B.any()):
-        return None, rows
     return replace(part(True), device_over=(), position=rows.position - 1), part(False)

@@ -40,6 +40,8 @@ even where nothing packs."""
 MAX_RANKS, MAX_RINGS = 1 << 17, 1 << 12
 MAX_BLOCKS, MAX_TOLD, MAX_TEXT, MAX_NAME, MAX_DEPTH = 64, 1024, 2000, 100, 8
 MAX_SECONDS = 1e12
+MAX_KNOWN_BYTES = 8 << 10
+"""Rings are remembered as they are packed, up to so many of one host."""
 _MAGIC = b"SFT"
 _PRELUDE = struct.Struct("3sB")
 
@@ -152,12 +154,14 @@ class _Ring(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Block(msgspec.Struct, frozen=True, array_like=True):
+    """The ``rings`` are packed `_Ring` that are made something of once: the same come with every message."""
+
     generation: int
     stages: tuple[str, ...]
     sync: tuple[str, ...]
     world_size: int
     wall_ns: int
-    rings: tuple[_Ring, ...]
+    rings: msgspec.Raw
     steps: Columns
     device: Columns | None = None
     device_over: tuple[int, ...] = ()
@@ -178,6 +182,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
 
 
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
+_RINGS = msgspec.msgpack.Decoder(tuple[_Ring, ...])
 _FINDINGS = msgspec.msgpack.Decoder(GpuFindings)
 _PACKER = msgspec.msgpack.Encoder()
 _SHIPMENTS = msgspec.msgpack.Decoder(_Shipment)
@@ -324,7 +329,7 @@ def _plain_block(block: Block) -> _Block:
         sync=rows.schema.sync,
         world_size=rows.world_size,
         wall_ns=rows.wall_ns,
-        rings=tuple(rings),
+        rings=msgspec.Raw(_PACKER.encode(tuple(rings))),
         steps=packed(rows.steps),
         device=None if rows.device_steps is None else packed(rows.device_steps),
         device_over=rows.device_over,
@@ -412,28 +417,41 @@ def _check_status(status: JobStatus) -> None:
 
 
 def _checked_block(found: _Block) -> Block:
-    if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT or len(found.rings) > MAX_RINGS:
+    if not 0 < found.world_size <= MAX_RANKS or abs(found.wall_ns) >= MAX_COUNT:
         raise WireError(f"a world of {found.world_size} ranks, or a time that cannot be")
-    schema = StageSchema(found.stages, found.sync)
-    infos = {ring.rank: _info(ring, found.world_size, found.generation, schema) for ring in found.rings}
-    here = np.fromiter(infos, np.int64, len(infos))
-    steps = unpacked(found.steps, schema, here)
+    schema, as_sent = _schema(found.stages, found.sync), bytes(found.rings)
+    of = _rings if len(as_sent) <= MAX_KNOWN_BYTES else _rings.__wrapped__
+    infos, locations = of(as_sent, found.world_size, found.generation, schema)
+    steps = unpacked(found.steps, schema, infos.keys())
     if not set(found.device_over) <= set(infos):
         raise WireError("device times of ranks that are not there")
     rows = Rows(
         generation=found.generation,
         schema=schema,
         world_size=found.world_size,
-        ranks={rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()},
+        ranks=locations,
         steps=steps,
-        device_steps=None if found.device is None else unpacked(found.device, schema, here),
+        device_steps=None if found.device is None else unpacked(found.device, schema, infos.keys()),
         device_over=found.device_over,
         wall_ns=found.wall_ns,
     )
     return Block(infos, rows)
 
 
-@lru_cache(maxsize=1 << 15)
-def _info(ring: _Ring, world_size: int, generation: int, schema: StageSchema) -> RingInfo:
+@lru_cache(maxsize=1 << 14)
+def _rings(
+    as_sent: bytes, world_size: int, generation: int, schema: StageSchema
+) -> tuple[Mapping[int, RingInfo], Mapping[int, RankLocation]]:
+    """The rings of some ranks, and where these are."""
     # (the same with every message, and much to check)
-    return RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring))
+    rings = _RINGS.decode(as_sent)
+    if len(rings) > MAX_RINGS:
+        raise WireError(f"{len(rings)} rings")
+    found = (RingInfo(world_size=world_size, attempt=generation, schema=schema, **_asdict(ring)) for ring in rings)
+    infos = {info.rank: info for info in found}
+    return infos, {rank: RankLocation(info.host, info.cohort) for rank, info in infos.items()}
+
+
+@lru_cache(maxsize=64)
+def _schema(stages: tuple[str, ...], sync: tuple[str, ...]) -> StageSchema:
+    return StageSchema(stages, sync)

@@ -71,8 +71,8 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
         return None
     if trigger.stage is not None and trigger.stage not in stages:
         return None
-    walks, complete_N = walked(window)
     roles = roles_of(window)
+    walks, complete_N = walked(window, roles.some_X)
     replays = replay(walks, roles, len(stages))
     over_NXS = np.sum([one.over_NXS(ranks, roles, len(complete_N)) for one in replays], axis=0)
     over_NS = medians(over_NXS, axis=1)

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 
-from sftriage.agent.keeping import RankLog
 from sftriage.controller.policies import PolicyFiles
 from sftriage.errors import InputError, UsageError
 from sftriage.fleet.fetching import Fetching, taker
@@ -26,23 +25,21 @@ from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.permissions import CONTROLLER_FILE
 from sftriage.fleet.roll_call import RollCall
 from sftriage.fleet.wire import RunName
-from sftriage.recorder import RingInfo
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick
 from sftriage.runtime.hosting import SOON_S
 from sftriage.runtime.indexing import SharedIndexing
+from sftriage.runtime.kept_rows import KeptRows
 from sftriage.runtime.local import Keeping, MakeSinks
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
 from sftriage.runtime.triage import POLL_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
-from sftriage.traces.disk import Disk, Do
+from sftriage.traces.disk import Disk
 from sftriage.traces.files import write_atomically
 from sftriage.traces.store import LocalStore
-from sftriage.windows.decoding import StepArrays
-from sftriage.windows.logs import LOG_KIND
-from sftriage.windows.steplog import KeptSteps, blocks_of
+from sftriage.windows.steplog import KeptSteps
 from sftriage.words.amounts import place
 
 log = logging.getLogger("sftriage")
@@ -139,7 +136,11 @@ class JobController:
             self._fleet = self._made(hub, lease, info)
             kept: list[Sink] = [sink for sink in (self.uploads, self.indexing) if sink is not None]
             self._triage = Triage(
-                self.directory, info, self.files, self._fleet, [*sinks(info), *kept], resume=resume, disk=self._disk
+                *(self.directory, info, self.files, self._fleet, [*sinks(info), *kept]),
+                resume=resume,
+                # (they are here by then, and take no reading)
+                reads_s=POLL_S,
+                disk=self._disk,
             )
             held.pop_all()
 
@@ -276,34 +277,9 @@ class JobController:
             lease,
             Generations(known),
             note,
-            KeptRows(self.directory.steps, kept, self._disk.do),
+            KeptRows(self.directory.steps, kept, self._disk),
             Fetching(taker(LocalStore(self.directory.path), name, quick), self.directory.spool, name),
         )
-
-
-class KeptRows:
-    """Keeps the steps of all hosts in the run directory, as one host's are kept there."""
-
-    def __init__(
-        self, steps: Path, kept: KeptSteps | None, do: Do, say: Callable[[str], None] = lambda _: None
-    ) -> None:
-        self._log = partial(RankLog, steps, kept=kept, do=do, say=say)
-        self._logs: dict[tuple[int, int, str], RankLog] = {}
-        self._blocks: dict[int, set[int]] = {}
-
-    def __call__(self, info: RingInfo, steps: StepArrays, device: StepArrays | None) -> None:
-        """Keep steps of one rank; see `sftriage.fleet.over_nats.Keep`."""
-        if steps.capturing_B.any():
-            self._blocks.setdefault(info.attempt, set()).update(blocks_of(steps))
-        for kind, some in (("steps", steps), (LOG_KIND, device)):
-            if some is None:
-                continue
-            at = (info.attempt, info.rank, kind)
-            if at not in self._logs:
-                for old in [one for one in self._logs if one[0] < info.attempt - 1]:
-                    self._logs.pop(old).close()
-                self._logs[at] = self._log(info=info, kind=kind)
-            self._logs[at].take(some, self._blocks.get(info.attempt, set()), info.cohort)
 
 
 def job_of(directory: Path) -> str:

@@ -105,6 +105,7 @@ class Triage:
         fleet: the job's agents; closed with this.
         sinks: subscribers to what happens.
         resume: go on from where an earlier triage of this run has left it.
+        reads_s: how often steps are asked for at least.
         clock: the time.
         disk: who writes into the run directory; closed with this.
 
@@ -122,6 +123,7 @@ class Triage:
         sinks: Sequence[Sink] = (),
         *,
         resume: bool = False,
+        reads_s: float = SEEN_S,
         clock: Clock = Clock(),
         disk: Disk | None = None,
     ) -> None:
@@ -154,7 +156,7 @@ class Triage:
         self._asks: deque[tuple[Path, ManualRequest]] = deque()
         self._said: set[str] = set()
         self._reports: list[Report] = []
-        self._reads, self._read_s = True, -TIDY_S
+        self._reads, self._read_s, self._reads_s = True, -TIDY_S, reads_s
         # What the ranks were doing when that was last looked at.
         self._job: JobStatus | None = None
         self._alive = False
@@ -217,8 +219,8 @@ class Triage:
             self._take_over(self._left)
         while not self._stopping.is_set():
             began_s = time.monotonic()
-            # Steps are read as often as there is a window of them, and once a second at least.
-            due_s = self._read_s + min(self._shape.stride_steps * self._step_s, SEEN_S) - POLL_S / 2
+            # Steps are read as often as there is a window of them, or more often.
+            due_s = self._read_s + min(self._shape.stride_steps * self._step_s, self._reads_s) - POLL_S / 2
             self.turn(reads=began_s >= due_s)
             self._stopping.wait(max(0.0, began_s + POLL_S - time.monotonic()))
 

@@ -68,7 +68,12 @@ class _Task:
     act: Callable[[], object]
     counted: Counted
     patience_s: float
+    last: bool = False
     done: bool = False
+
+    @property
+    def turn(self) -> tuple[bool, int]:
+        return self.last, self.number
 
     @property
     def size_bytes(self) -> int:
@@ -88,8 +93,8 @@ class Disk:
         self._changed = threading.Condition()
         self._lanes: dict[str, deque[_Task]] = {}
         self._numbers, self._waiting_bytes = count(), 0
-        # The first task of each lane, by its number, but for that under way, and those that were refused.
-        self._ready: list[tuple[int, str]] = []
+        # The first task of each lane, by when its turn is, but for that under way, and those that were refused.
+        self._ready: list[tuple[tuple[bool, int], str]] = []
         # Lanes whose first task was refused, until when they are left alone; the task under way, and since when.
         self._refused: set[str] = set()
         self._again_s = 0.0
@@ -100,6 +105,7 @@ class Disk:
         self._late, self._lost = Counter[str](), Counter[str]()
         self._lost_steps: tuple[int, int] | None = None
         self._news: deque[DiskFailed | DiskRecovered] = deque()
+        self._held_back: list[Callable[[], None]] = []
 
     @property
     def well(self) -> bool:
@@ -110,6 +116,11 @@ class Disk:
     def hangs(self) -> bool:
         """Whether nobody waits any longer for what it is doing."""
         return self._left_s() <= 0.0
+
+    @property
+    def lanes(self) -> int:
+        """In how many lanes something is still to be done."""
+        return len(self._lanes)
 
     def news(self) -> Iterator[DiskFailed | DiskRecovered]:
         """What has become of the disk since the last call."""
@@ -125,6 +136,7 @@ class Disk:
         latest: bool = False,
         waits: bool = True,
         patience_s: float = PATIENCE_S,
+        last: bool = False,
     ) -> None:
         """Have something done, after all else of its lane. What goes wrong is no error of who asks.
 
@@ -136,20 +148,32 @@ class Disk:
             latest: it takes the place of what waits in the lane.
             waits: return once it is done, or the disk refuses it or hangs.
             patience_s: how long it may take before the disk hangs.
+            last: whatever else is to be done, in other lanes, is done before it.
         """
         with self._changed:
-            task = self._put(_Task(next(self._numbers), act, counted, patience_s), lane, latest=latest)
+            task = self._put(_Task(next(self._numbers), act, counted, patience_s, last), lane, latest=latest)
             if task is None or not waits or threading.current_thread() is self._thread:
                 return
             while not (task.done or lane in self._refused or self._ending or self._gave_up()):
                 self._changed.wait(0.05 if self._under_way is None else self._left_s())
 
+    def holds_back(self, ask: Callable[[], None]) -> None:
+        """Somebody asks for many things at once, now and then; ``ask`` has what is held back asked for now."""
+        self._held_back.append(ask)
+
+    def ask_all(self) -> None:
+        """Have all asked for that is held back."""
+        for ask in self._held_back:
+            ask()
+
     def settle(self) -> None:
-        """Wait until what was asked for so far is done, no longer than the disk answers."""
-        self.do(lambda: None, "settle", latest=True)
+        """Wait until what was to be done so far is done, no longer than the disk answers."""
+        self.ask_all()
+        self.do(lambda: None, "settle", latest=True, last=True)
 
     def drain(self, grace_s: float) -> None:
         """Wait until all is done that waits, for no longer than that."""
+        self.ask_all()
         with self._changed:
             self._changed.wait_for(lambda: not self._lanes, grace_s)
 
@@ -177,7 +201,7 @@ class Disk:
             return None
         if lane not in self._lanes:
             self._lanes[lane] = deque()
-            heappush(self._ready, (task.number, lane))
+            heappush(self._ready, (task.turn, lane))
         self._lanes[lane].append(task)
         self._waiting_bytes += task.size_bytes
         if self._thread is None:
@@ -217,7 +241,7 @@ class Disk:
                 now_s = time.monotonic()
                 if now_s >= self._again_s:
                     for lane in self._refused:
-                        heappush(self._ready, (self._lanes[lane][0].number, lane))
+                        heappush(self._ready, (self._lanes[lane][0].turn, lane))
                     self._refused.clear()
                 if self._ready:
                     _, lane = heappop(self._ready)
@@ -245,7 +269,7 @@ class Disk:
         task.done = True
         self._lanes[lane].popleft()
         if self._lanes[lane]:
-            heappush(self._ready, (self._lanes[lane][0].number, lane))
+            heappush(self._ready, (self._lanes[lane][0].turn, lane))
         else:
             del self._lanes[lane]
         self._waiting_bytes -= task.size_bytes

@@ -11,7 +11,7 @@ import numpy as np
 from sftriage.events import Span
 from sftriage.recorder.layout import MAX_COUNT
 from sftriage.records import StageSchema, Window
-from sftriage.windows.decoding import StepArrays, together
+from sftriage.windows.decoding import IntArray, StepArrays, together
 from sftriage.windows.rows import StepRows
 
 MAX_GAP_STEPS = 10_000
@@ -263,20 +263,21 @@ class StepTimes:
         self._attempt = 0
         self._spans: dict[int, Span] = {}
 
-    def note(self, attempt: int, steps: StepArrays, wall_ns: int = 0) -> None:
-        """Take steps that have been read; ``wall_ns`` is what their clock lags behind nanoseconds since the epoch."""
+    def note(self, attempt: int, steps: StepArrays, wall_ns_B: int | IntArray = 0) -> None:
+        """Take steps that have been read; ``wall_ns_B`` is what their clocks lag behind nanoseconds since the epoch."""
         if attempt < self._attempt:
             return
         if attempt > self._attempt:
             self._attempt, self._spans = attempt, {}
         if not len(steps):
             return
-        steps = steps.in_order()
-        first_X = np.flatnonzero(np.diff(steps.step_B, prepend=steps.step_B[0] - 1))
-        start_X = (np.minimum.reduceat(steps.start_ns_B, first_X) + wall_ns).tolist()
-        ends_B = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
-        end_X = (np.maximum.reduceat(ends_B, first_X) + wall_ns).tolist()
-        for step, start_ns, end_ns in zip(steps.step_B[first_X].tolist(), start_X, end_X, strict=True):
+        order_B = np.argsort(steps.step_B, kind="stable")
+        step_B, start_ns_B = steps.step_B[order_B], (steps.start_ns_B + wall_ns_B)[order_B]
+        end_ns_B = start_ns_B + steps.durations_ns_BS.sum(axis=1)[order_B]
+        first_X = np.flatnonzero(np.diff(step_B, prepend=step_B[0] - 1))
+        start_X, end_X = np.minimum.reduceat(start_ns_B, first_X), np.maximum.reduceat(end_ns_B, first_X)
+        found_X = zip(step_B[first_X].tolist(), start_X.tolist(), end_X.tolist(), strict=True)
+        for step, start_ns, end_ns in found_X:
             known = self._spans.get(step)
             if known is not None:
                 start_ns, end_ns = min(start_ns, known.start_ns), max(end_ns, known.end_ns)

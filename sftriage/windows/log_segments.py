@@ -13,14 +13,14 @@ import os
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 from zlib import crc32
 
 from sftriage.errors import RingError
-from sftriage.recorder.files import OpenFile
+from sftriage.recorder.files import OpenFile, open_regular
 from sftriage.recorder.layout import HEADER_BYTES, MAX_COUNT, WORD_BYTES, RingInfo, decode_header, encode_header
 from sftriage.records import StageSchema
 
@@ -57,13 +57,13 @@ def find_segments(directory: Path) -> Iterator[tuple[SegmentName, Path]]:
     return _named(directory, "rank-")
 
 
-def segments_of(directory: Path, info: RingInfo, kind: str) -> list[tuple[SegmentName, Path]]:
+def segments_of(directory: Path, info: RingInfo, kind: str) -> list[Path]:
     """The files of one log of a rank, oldest first.
 
     Raises:
         OSError: the directory cannot be read.
     """
-    return [(name, path) for name, path in _named(directory, f"rank-{info.rank}.{info.attempt}.") if name.kind == kind]
+    return [path for name, path in _named(directory, f"rank-{info.rank}.{info.attempt}.") if name.kind == kind]
 
 
 def _named(directory: Path, beginning: str) -> Iterator[tuple[SegmentName, Path]]:
@@ -162,6 +162,15 @@ class _Segment(OpenFile):
     end = HEADER_BYTES
     _record_bytes, _time_at = WORD_BYTES, 0
 
+    def wake(self) -> None:
+        """Open it again where it was closed.
+
+        Raises:
+            RingError: it cannot be opened.
+        """
+        if self._descriptor < 0:
+            self._descriptor = open_regular(self.path, os.O_RDWR)
+
     def header(self) -> bytes:
         return self._read_at(HEADER_BYTES, 0)
 
@@ -233,6 +242,7 @@ class SegmentedLog:
         info: the ring's info.
         layout: what it holds.
         limits: from where on segments are old; None keeps one segment and all of it.
+        there: its files, oldest first, where that is known; by default the directory is looked through for them.
 
     Attributes:
         info: what its headers say: an earlier agent's log has the stages and the cohort that were known then.
@@ -242,11 +252,18 @@ class SegmentedLog:
         RingError: the log cannot be written, or belongs to another writer.
     """
 
-    def __init__(self, directory: Path, info: RingInfo, layout: LogFormat, limits: LogLimits | None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        info: RingInfo,
+        layout: LogFormat,
+        limits: LogLimits | None,
+        there: Sequence[Path] | None = None,
+    ) -> None:
         self._directory, self._format, self._limits = directory, layout, limits
         self.info = info
         try:
-            paths = [path for _, path in segments_of(directory, info, layout.kind)]
+            paths = segments_of(directory, info, layout.kind) if there is None else list(there)
         except OSError as error:
             raise RingError(f"{directory}: cannot be read: {error.strerror}") from error
         self._newest = _Segment(paths[-1] if paths else self._path(0), os.O_RDWR | os.O_CREAT)
@@ -284,6 +301,7 @@ class SegmentedLog:
             RingError: the disk did not take them. Those up to `last` are in the log.
         """
         size, at = self._record_bytes, 0
+        self._newest.wake()
         while at < len(raw):
             if self._is_full(raw, at):
                 self._begin(raw, at)
@@ -329,7 +347,7 @@ class SegmentedLog:
         return self._limits is not None and self._last_ns - time_ns > self._limits.age_ns
 
     def close(self) -> None:
-        """Close the newest segment. A second call does nothing."""
+        """Close the newest segment, until something is appended. A second call does nothing."""
         self._newest.close()
 
     def _path(self, first: int) -> Path:

@@ -8,7 +8,7 @@ many in a row that windows can be judged over them.
 from __future__ import annotations
 
 import os
-from collections.abc import Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,7 @@ class StepLog:
         info: the ring's info.
         kind: ``steps``, or ``device-steps`` for the log of device times.
         kept: how much of it is kept; by default all.
+        there: its files, and those of what is thinned, by kind and oldest first, where they are known.
 
     Attributes:
         info: what its header says: an earlier agent's log has the stages and the cohort that were known then.
@@ -81,9 +82,15 @@ class StepLog:
     """
 
     def __init__(
-        self, directory: Path | str, info: RingInfo, *, kind: str = "steps", kept: KeptSteps | None = None
+        self,
+        directory: Path | str,
+        info: RingInfo,
+        *,
+        kind: str = "steps",
+        kept: KeptSteps | None = None,
+        there: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
-        self._directory, self._kind, self._kept = Path(directory), kind, kept
+        self._directory, self._kind, self._kept, self._there = Path(directory), kind, kept, there
         self._whole = self._log(kind, info, None if kept is None else kept.whole(info.world_size))
         self.info = self._whole.info
         self._thinned: SegmentedLog | None = None
@@ -128,13 +135,15 @@ class StepLog:
         self.info = self._whole.info
 
     def close(self) -> None:
-        """Close the files. A second call does nothing."""
+        """Close the files, until steps are appended. A second call does nothing."""
         for log in (self._whole, self._thinned):
             if log is not None:
                 log.close()
 
     def _log(self, kind: str, info: RingInfo, limits: LogLimits | None) -> SegmentedLog:
-        return SegmentedLog(self._directory, info, LogFormat(kind, MAGICS[self._kind], slot_bytes, START), limits)
+        there = None if self._there is None else self._there.get(kind, ())
+        layout = LogFormat(kind, MAGICS[self._kind], slot_bytes, START)
+        return SegmentedLog(self._directory, info, layout, limits, there)
 
     def _thin(self, path: Path, blocks: Set[int]) -> None:
         """Take over what is kept of a segment that goes."""

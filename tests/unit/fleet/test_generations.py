@@ -24,12 +24,16 @@ class Job:
     def take(self, host, ranks, began_s, start=0, world_size=4):
         """What a host tells of one of its starts: whether anything is new."""
         some = {rank: process(host, rank, began_s, start, world_size) for rank in ranks}
-        return self.generations.take(teller(host), some, {rank: one(host, info) for rank, info in some.items()})
+        before = self.generations.changes
+        self.generations.take(teller(host), some, {rank: one(host, info) for rank, info in some.items()})
+        return self.generations.changes > before
 
     def step(self, host, ranks, first_s, began_s, now_s=0.0, start=0, world_size=4):
-        """A host tells of steps."""
+        """A host tells of steps: whether anything is new."""
         stepping = [one(host, process(host, rank, began_s, start, world_size)) for rank in ranks]
-        return self.generations.stepped(stepping, lambda: EPOCH_S + first_s, EPOCH_S + now_s)
+        before = self.generations.changes
+        self.generations.stepped(stepping, lambda: EPOCH_S + first_s, EPOCH_S + now_s)
+        return self.generations.changes > before
 
     def of(self, host, ranks, began_s, start=0, world_size=4):
         """The generations of the ranks of one of a host's starts."""

@@ -59,6 +59,14 @@ def test_the_truth_table(situation, faults, wanted, expected):
     assert found.expected_s == wanted.gain_s
 
 
+def test_it_is_told_in_a_job_whose_levels_are_those_of_a_sample():
+    # GIVEN more ranks than are looked at for what is typical of them
+    large = Job(n_ranks=1200, n_steps=3).run(Fault("data", 700, 0.03), first_step=100)
+    # THEN the fault is found in the rank that has it, and in no other one
+    assert reproduced(large, trigger(ranks=(700,))).answer == "yes"
+    assert reproduced(large, trigger(ranks=(701,))).answer == "no"
+
+
 @pytest.mark.parametrize(
     ("faults", "wanted", "steps"),
     [

@@ -1,0 +1,197 @@
+"""What a controller knows of each host of its job, by what the host's agent has told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+
+from sftriage.fleet.asking import Message
+from sftriage.fleet.generations import KEPT_GENERATIONS, Generations, Teller
+from sftriage.fleet.wire import Block, Incarnation, Shipment
+from sftriage.recorder.layout import RingInfo
+from sftriage.records import JobStatus, RankStatus
+from sftriage.windows.shipped import ReadCounts
+
+CLOCK_DRIFT = 1e-4
+"""By how much of a second a host's clock may go wrong in one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Members:
+    """Ranks of a host that are of one generation: their processes, and rings that have the controller's count."""
+
+    generation: int
+    of: Mapping[int, Incarnation]
+    infos: Mapping[int, RingInfo]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Known:
+    """The members that some rings come to, for as long as neither they nor the generations change."""
+
+    boot_id: str
+    infos: Mapping[int, RingInfo]
+    changes: int
+    members: Sequence[Members]
+
+
+@dataclass(slots=True)
+class Host:
+    """What is known of one agent: on our clock, its newest message is of ``seen_s``, and its status of ``status_s``."""
+
+    seen_s: float = 0.0
+    boot_id: str = ""
+    process: str = ""
+    # What the hub's clock is ahead of the host's monotonic one, as of the newest message.
+    ahead_s: float = float("inf")
+    sent_s: float = 0.0
+    status: JobStatus | None = None
+    status_s: float = 0.0
+    # The rings by the host's own count of starts, and the newest rows, for what they say of the ranks.
+    rings: dict[int, dict[int, RingInfo]] = field(default_factory=dict)
+    newest: Block | None = None
+    counts: dict[str, ReadCounts] = field(default_factory=dict)
+    over: bool = False
+    silent: bool = False
+    waiting: deque[Message] = field(default_factory=deque)
+    _known: dict[int, _Known] = field(default_factory=dict)
+    # Ranks that take no more steps, by the newest status.
+    _left: tuple[int, ...] = ()
+    # Those of the newest generation, and what that was told by.
+    _in_newest: tuple[tuple[int, int, str, int] | None, Collection[int]] = None, ()
+
+    def heard(self, shipment: Shipment, sent_s: float, at_s: float) -> None:
+        """A message has come, that was sent by the hub's clock and came by ours; what is in it beside rows."""
+        if shipment.process != self.process:
+            # It reads the rings again from their beginning, or others, whose starts are counted anew.
+            self.newest, self.status, self._left, self.ahead_s = None, None, (), float("inf")
+            self.counts.clear()
+        self.seen_s, self.boot_id, self.process = at_s, shipment.boot_id, shipment.process
+        self.over, self.silent = shipment.over, False
+        self.ahead_s, self.sent_s = _ahead_s(self, shipment, sent_s), sent_s
+        if shipment.blocks or shipment.status is not None:
+            self.counts[shipment.process] = shipment.counts
+        if shipment.status is not None:
+            self.status, self.status_s = shipment.status, at_s
+            self._left = tuple(one.rank for one in shipment.status.ranks if one.closed or one.alive is False)
+
+    def take(self, agent: str, block: Block, generations: Generations) -> Sequence[Members]:
+        """Take note of the ranks in a block of rows, of which those of older starts come first.
+
+        Those by the controller's generations; the ones that are of none are left out.
+        """
+        generation = block.rows.generation
+        if self.newest is None or generation >= self.newest.rows.generation:
+            self.newest = block
+        known = self._still(block, generations)
+        of_any = known is not None and sum(len(some.of) for some in known) == len(block.infos)
+        if known is not None and of_any and all(generations.goes_on(some.generation) for some in known):
+            return known
+        ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in block.infos.items()}
+        generations.take(Teller(agent, self.boot_id, self.ahead_s), block.infos, ones)
+        steps = block.rows.steps
+        generations.stepped(
+            [ones[rank] for rank in set(steps.rank_B.tolist())],
+            lambda: self.ahead_s + int((steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)).min()) / 1e9,
+            self.sent_s,
+        )
+        self.rings.setdefault(generation, {}).update(block.infos)
+        for old in [one for one in self.rings if one <= self.newest.rows.generation - KEPT_GENERATIONS]:
+            del self.rings[old]
+            self._known.pop(old, None)
+        known = _members(self.boot_id, block.infos, generations)
+        self._known[generation] = _Known(self.boot_id, block.infos, generations.changes, known)
+        return known
+
+    def takes_part(self, generations: Generations) -> bool:
+        """Whether it has ranks of the newest generation, or none at all yet."""
+        infos = {} if self.newest is None else self.newest.infos
+        of = [generations.of(Incarnation.of(self.boot_id, info)) for info in infos.values()]
+        return not of or generations.newest in of
+
+    def process_of(self, rank: int, generation: int, generations: Generations) -> Incarnation | None:
+        """The process that is a rank of one of the controller's generations here."""
+        of = (Incarnation.of(self.boot_id, infos[rank]) for infos in self.rings.values() if rank in infos)
+        return next((one for one in of if generations.of(one) == generation), None)
+
+    def away(self, generations: Generations) -> list[int]:
+        """The ranks of the newest generation that are the host's and take no more steps, as far as is known."""
+        if self.newest is None or not (self.silent or (self.status is not None and (self.over or self._left))):
+            return []
+        infos = self.newest.infos
+        left: Iterable[int] = infos if self.silent or self.over else [rank for rank in self._left if rank in infos]
+        of = ((rank, generations.of(Incarnation.of(self.boot_id, infos[rank]))) for rank in left)
+        return [rank for rank, generation in of if generation == generations.newest]
+
+    def doing(self, generations: Generations, now_s: float) -> Iterator[RankStatus]:
+        """What the ranks of the newest generation are doing, as old as that is by now."""
+        status = self.status
+        if status is None:
+            return
+        rings = self.rings.get(status.attempt, {})
+        key = status.attempt, len(rings), self.boot_id, generations.changes
+        if self._in_newest[0] != key:
+            found = _members(self.boot_id, rings, generations)
+            self._in_newest = key, {rank for one in found if one.generation == generations.newest for rank in one.of}
+        older_ns = int((now_s - self.status_s) * 1e9)
+        for one in status.ranks:
+            if one.rank in self._in_newest[1]:
+                # (a few times as fast as `replace`, of what is all ranks of a job every second)
+                yield RankStatus(
+                    *(one.rank, one.host, one.stage, one.stage_age_ns + older_ns, one.step, one.step_age_ns + older_ns),
+                    *(one.published, one.closed, one.alive, one.special),
+                )
+
+    def quiet_s(self, now_s: float, connected_s: float) -> float:
+        """For how long nothing has come from it, though something could."""
+        return now_s - max(self.seen_s, connected_s)
+
+    def _still(self, block: Block, generations: Generations) -> Sequence[Members] | None:
+        """The members of a block, if it has those that were found before."""
+        known = self._known.get(block.rows.generation)
+        if known is None or (known.boot_id, known.changes) != (self.boot_id, generations.changes):
+            return None
+        return known.members if known.infos is block.infos or known.infos == block.infos else None
+
+
+def status_of_all(hosts: Iterable[Host], generations: Generations, now_s: float) -> JobStatus | None:
+    """What the ranks of the newest generation are doing, on all hosts that agree on the stages; None without any."""
+    first: JobStatus | None = None
+    found: list[RankStatus] = []
+    for host in hosts:
+        ranks = list(host.doing(generations, now_s))
+        if not ranks or host.status is None:
+            continue
+        first = first or host.status
+        if (host.status.schema, host.status.world_size) == (first.schema, first.world_size):
+            found += ranks
+    if first is None:
+        return None
+    return replace(first, ranks=tuple(sorted(found, key=attrgetter("rank"))), attempt=generations.newest)
+
+
+def _ahead_s(host: Host, shipment: Shipment, sent_s: float) -> float:
+    """What the hub's clock is ahead of a host's: no more than the message that was quickest there says."""
+    if not shipment.mono_ns:
+        # (of a release that does not say; by the host's own wall clock)
+        return min((block.rows.wall_ns / 1e9 for block in shipment.blocks), default=host.ahead_s)
+    return min(sent_s - shipment.mono_ns / 1e9, host.ahead_s + (sent_s - host.sent_s) * CLOCK_DRIFT)
+
+
+def _members(boot_id: str, infos: Mapping[int, RingInfo], generations: Generations) -> Sequence[Members]:
+    found: dict[int, dict[int, Incarnation]] = {}
+    for rank, info in infos.items():
+        one = Incarnation.of(boot_id, info)
+        generation = generations.of(one)
+        if generation is not None:
+            found.setdefault(generation, {})[rank] = one
+
+    def counted(rank: int, generation: int) -> RingInfo:
+        info = infos[rank]
+        return info if info.attempt == generation else replace(info, attempt=generation)
+
+    return [
+        Members(generation, of, {rank: counted(rank, generation) for rank in of}) for generation, of in found.items()
+    ]

@@ -1,0 +1,145 @@
+"""What agents tell, as it comes from the hub's stream: read by the hub's thread, and taken in order by the triage's."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sftriage.errors import SftriageError
+from sftriage.fleet.asking import Message
+from sftriage.fleet.hub import Hub, Places
+from sftriage.fleet.leading import Lease, make_places, taken_up
+from sftriage.fleet.wire import Shipment, decode_shipment
+
+log = logging.getLogger("sftriage")
+
+MAX_WAITING = 8192
+"""Messages that wait here to be taken in; the others wait on the hub."""
+FETCH, FETCH_S, AGAIN_S = 512, 0.25, 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arrived:
+    """A message: when it was sent by the hub's clock, and when it came by ours.
+
+    One that is nothing that its agent sends has no shipment.
+    """
+
+    message: Message
+    sent_s: float
+    at_s: float
+    shipment: Shipment | None
+
+
+class Incoming:
+    """What has come, and is to be taken.
+
+    Args:
+        hub: connected.
+        places: of the job.
+        lease: while it is held.
+        lost_all: called once the hub has lost what it had of the job, and it is made anew.
+        clock: seconds on a clock that only goes on.
+
+    Attributes:
+        refused: how many messages of each agent were none.
+    """
+
+    def __init__(
+        self, hub: Hub, places: Places, lease: Lease, lost_all: Callable[[], None], clock: Callable[[], float]
+    ) -> None:
+        self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
+        self._lost_all = lost_all
+        self.refused: dict[str, int] = {}
+        self._waiting: deque[Arrived] = deque()
+        # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
+        self._delivered = self._before = self._consumer = 0
+        self._stream: object = None
+        # Those that are not settled.
+        self._open: dict[int, Message] = {}
+        hub.start(self._consume())
+
+    def __bool__(self) -> bool:
+        """Whether anything waits."""
+        return bool(self._waiting)
+
+    def taken(self) -> Iterator[Arrived]:
+        """What has come by now, in the order of the stream."""
+        for _ in range(len(self._waiting)):
+            yield self._waiting.popleft()
+
+    def settle(self, messages: Sequence[Message]) -> None:
+        """All that came of these, which are in the order of the stream, is on record: tell the hub so."""
+        for message in messages:
+            self._open.pop(message.sequence, None)
+        # (a consumer is told nothing of what it has not given: what comes again is acknowledged with what follows it)
+        if messages and messages[-1].consumer == self._consumer and not self._lease.lost:
+            self._hub.start(self._hub.client.publish(messages[-1].reply, b"+ACK"))
+
+    async def _consume(self) -> None:
+        from nats.errors import TimeoutError as NothingError
+        from nats.js.errors import NotFoundError
+
+        consumer, connected_s = None, None
+        while not self._lease.lost:
+            try:
+                if consumer is None or connected_s != self._hub.connected_s:
+                    # (what was on its way when a connection broke comes by no other way)
+                    connected_s = self._hub.connected_s
+                    consumer = await self._take_up()
+                if len(self._waiting) > MAX_WAITING:
+                    await asyncio.sleep(AGAIN_S / 20)
+                    continue
+                for one in await consumer.fetch(FETCH, FETCH_S):
+                    self._receive(one)
+            except NothingError:
+                continue
+            except Exception as error:
+                log.debug("nothing comes from the hub: %s", error)
+                consumer = None
+                if isinstance(error, NotFoundError):
+                    await self._make_again()
+                await asyncio.sleep(AGAIN_S)
+
+    async def _take_up(self) -> Any:
+        stream = (await self._hub.js.stream_info(self._places.stream)).created
+        if self._stream not in (None, stream):
+            # The hub has lost the one before, and what was in it: its numbers begin anew.
+            self._before = self._delivered
+        self._stream, self._consumer = stream, self._consumer + 1
+        first = min(list(self._open), default=self._delivered + 1) - self._before
+        return await taken_up(self._hub, self._places, max(1, first))
+
+    async def _make_again(self) -> None:
+        """The hub has lost all that it had."""
+        log.warning("the hub has lost what it had of this job; what was on its way is lost, and the job is watched on")
+        try:
+            await make_places(self._hub, self._places, self._lease.run_id)
+            self._lost_all()
+        except Exception as error:
+            log.debug("nothing can be made on the hub: %s", error)
+
+    def _receive(self, received: Any) -> None:
+        about = received.metadata
+        sequence, sent_s = self._before + about.sequence.stream, about.timestamp.timestamp()
+        if sequence <= self._delivered:
+            if (known := self._open.get(sequence)) is not None:
+                known.reply, known.consumer = received.reply, self._consumer
+            return
+        self._delivered = sequence
+        agent = received.subject.rpartition(".")[2]
+        message = self._open[sequence] = Message(agent, sequence, received.reply, self._consumer)
+        try:
+            shipment = decode_shipment(received.data)
+            if shipment.agent != agent:
+                raise SftriageError("it says that it is another's")
+        except SftriageError as error:
+            if agent not in self.refused:
+                log.warning("a message of host %s is not taken: %s", agent, error)
+            self.refused[agent] = self.refused.get(agent, 0) + 1
+            shipment = None
+        self._waiting.append(Arrived(message, sent_s, self._clock(), shipment))
