@@ -60,11 +60,20 @@ NOTHING_KNOWN = Known()
 
 @dataclass(frozen=True, slots=True)
 class Teller:
-    """Who tells of processes: an agent, by whose messages the hub's clock is ``ahead_s`` of its monotonic one."""
+    """Who tells of processes: an agent, by whose messages the hub's clock is ``ahead_s`` of its monotonic one.
+
+    It counts the starts of which it has the rings.
+    """
 
     agent: str
     boot_id: str
     ahead_s: float
+    rings_id: str = ""
+
+    @property
+    def host(self) -> str:
+        """What has one count of starts."""
+        return f"{self.agent}:{self.rings_id}"
 
 
 class Generations:
@@ -131,7 +140,7 @@ class Generations:
     def _place(self, teller: Teller, info: RingInfo, one: Incarnation) -> None:
         """Have a process that was never seen join the others of its generation, if it has any."""
         began_s = info.started_mono_ns / 1e9 + teller.ahead_s
-        new = Member(one, self.newest, teller.agent, info.attempt, info.world_size, began_s)
+        new = Member(one, self.newest, teller.host, info.attempt, info.world_size, began_s)
         fitting = [generation for generation in self._members if generation >= 0 and self._fits(new, generation)]
         if fitting:
             nearest = min(sorted(fitting, reverse=True), key=lambda generation: self._apart_s(new, generation))
@@ -182,12 +191,13 @@ class Generations:
 
     def _say_two(self, one: Member, other: Member) -> None:
         """Two processes are one rank, and both go on."""
-        if one.host != other.host and (one.host, other.host) not in self._said:
-            self._said.add((one.host, other.host))
+        hosts = one.host.partition(":")[0], other.host.partition(":")[0]
+        if hosts[0] != hosts[1] and hosts not in self._said:
+            self._said.add(hosts)
             log.warning(
                 "hosts %s and %s both have a rank %d that takes steps; the newer one counts. Are these two jobs under"
                 " one --job-id, or launchers that do not know of each other?",
-                *(one.host, other.host, one.one.rank),
+                *(*hosts, one.one.rank),
             )
 
 

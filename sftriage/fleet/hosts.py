@@ -44,6 +44,7 @@ class Host:
     seen_s: float = 0.0
     boot_id: str = ""
     process: str = ""
+    rings_id: str = ""
     # What the hub's clock is ahead of the host's monotonic one, as of the newest message.
     ahead_s: float = float("inf")
     sent_s: float = 0.0
@@ -69,6 +70,7 @@ class Host:
             self.newest, self.status, self._left, self.ahead_s = None, None, (), float("inf")
             self.counts.clear()
         self.seen_s, self.boot_id, self.process = at_s, shipment.boot_id, shipment.process
+        self.rings_id = shipment.rings_id
         self.over, self.silent = shipment.over, False
         self.ahead_s, self.sent_s = _ahead_s(self, shipment, sent_s), sent_s
         if shipment.blocks or shipment.status is not None:
@@ -90,7 +92,7 @@ class Host:
         if known is not None and of_any and all(generations.goes_on(some.generation) for some in known):
             return known
         ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in block.infos.items()}
-        generations.take(Teller(agent, self.boot_id, self.ahead_s), block.infos, ones)
+        generations.take(Teller(agent, self.boot_id, self.ahead_s, self.rings_id), block.infos, ones)
         steps = block.rows.steps
         generations.stepped(
             [ones[rank] for rank in set(steps.rank_B.tolist())],

@@ -75,6 +75,7 @@ class HostEnd:
         places: of the job.
         name: of this host: another one than those of the job's other hosts.
         boot_id: of its kernel.
+        rings_id: of the directory of its rings.
         begun: a file in which captures are noted before they begin, so that none is begun twice.
         kept: the captures that were stored here.
         speaker: lets one of the job's hosts say what all of them see.
@@ -87,12 +88,13 @@ class HostEnd:
         places: Places,
         name: str,
         boot_id: str,
+        rings_id: str,
         begun: Path,
         kept: KeptCaptures,
         speaker: Speaker,
     ) -> None:
         self._agent, self._hub, self._places = agent, hub, places
-        self._name = name
+        self._name, self._rings_id = name, rings_id
         self._token, self._boot_id, self._process = token(name), boot_id, secrets.token_hex(8)
         self._begun_file, self._speaker, self._said_away = begun, speaker, False
         self._begun_before = frozenset(begun.read_text(encoding="ascii").split()) if begun.exists() else frozenset()
@@ -292,7 +294,7 @@ class HostEnd:
         if self._hub.connected_s is None:
             return False
         # (an outage may lie between its making and its sending)
-        data = encode(replace(message, mono_ns=time.monotonic_ns()))
+        data = encode(replace(message, mono_ns=time.monotonic_ns(), rings_id=self._rings_id))
         if len(data) > MAX_MESSAGE_BYTES:
             self._say(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
             return True

@@ -91,6 +91,7 @@ class Shipment:
         over: the host's part of the job has ended, and this is the last there is to tell.
         release: of sftriage.
         mono_ns: what the host's monotonic clock shows as the message is sent; 0 where that is not said.
+        rings_id: which rings it reads: by others of the same host, starts are counted anew.
     """
 
     agent: str
@@ -103,6 +104,7 @@ class Shipment:
     over: bool = False
     release: str = __version__
     mono_ns: int = 0
+    rings_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +181,7 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     over: bool = False
     release: str = ""
     mono_ns: int = 0
+    rings_id: str = ""
 
 
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
@@ -317,6 +320,7 @@ def _plain(message: Shipment) -> _Shipment:
         over=message.over,
         release=message.release,
         mono_ns=message.mono_ns,
+        rings_id=message.rings_id,
     )
 
 
@@ -339,7 +343,7 @@ def _plain_block(block: Block) -> _Block:
 def _checked(found: _Shipment) -> Shipment:
     if len(found.blocks) > MAX_BLOCKS or max(len(found.reports), len(found.problems)) > MAX_TOLD:
         raise WireError("more than one message tells")
-    if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.release)):
+    if not all(_is_name(name) for name in (found.agent, found.boot_id, found.process, found.release, found.rings_id)):
         raise WireError("names that cannot be")
     if min(*found.counts, found.mono_ns) < 0 or max(*found.counts, found.mono_ns) >= MAX_COUNT:
         raise WireError("counts that cannot be")
@@ -357,6 +361,7 @@ def _checked(found: _Shipment) -> Shipment:
         over=found.over,
         release=found.release,
         mono_ns=found.mono_ns,
+        rings_id=found.rings_id,
     )
 
 

@@ -211,7 +211,7 @@ class Host:
             if rings.stat().st_uid not in (0, os.getuid()):
                 raise UsageError(f"{rings} is another user's: give the trainers' rings a directory of your own")
             _link(rings / SPOOL, self.spool)
-            boot_id = BOOT_ID.read_text(encoding="ascii").strip()
+            boot_id, rings_id = BOOT_ID.read_text(encoding="ascii").strip(), f"{rings.stat().st_ino:x}"
             self._held.enter_context(holding(RunDirectory(directory)))
             note = HostNote(name, str(rings.absolute()), job, boot_id)
             write_atomically(directory / NOTE, msgspec.json.encode(note).decode())
@@ -229,7 +229,7 @@ class Host:
         places, agent_token = Places.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))
-        self._end = HostEnd(agent, hub, places, name, boot_id, directory / "begun", store, self._speaker)
+        self._end = HostEnd(agent, hub, places, name, boot_id, rings_id, directory / "begun", store, self._speaker)
 
     def start(self) -> None:
         """Begin."""
