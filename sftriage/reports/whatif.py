@@ -34,6 +34,7 @@ MIN_UNEXPLAINED = 0.05
 
 def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]) -> dict[str, Any]:
     """All figures as JSON values; None for what is not shared out, as S is too small."""
+    by_worker = found.by_worker()
     return {
         "S": found.s,
         "M_W": None if found.m_w is None else found.m_w.share,
@@ -48,14 +49,14 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
             for slowdown in [float(replayed_s) / found.ideal_s]
         ],
         "workers": [
-            {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": found.of_worker(dp, pp)}
+            {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": by_worker.get((dp, pp))}
             for pp in operations.pp_ranks
             for dp in operations.dp_ranks
         ],
         "worst_workers": [{"dp": dp, "pp": pp} for dp, pp in found.worst],
-        "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in (found.by_dp or {}).items()],
-        "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in (found.by_pp or {}).items()],
-        "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in (found.by_part or {}).items()],
+        "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in found.by_dp.items()],
+        "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in found.by_pp.items()],
+        "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in found.by_part.items()],
         "kinds": [
             {
                 "kind": kind.code,
@@ -92,7 +93,7 @@ def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[Kind])
 
 def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
     """Whose the slowdown is: by worker, and by type of operation. None where there is none to share out."""
-    if found.by_dp is None or found.by_pp is None or found.by_part is None:
+    if found.m_w is None:
         return
     yield _heat_map(operations, found)
     slowest = sorted(found.by_part.items(), key=lambda one: -one[1])[:MAX_PARTS]
@@ -105,12 +106,13 @@ def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
 
 
 def _heat_map(operations: Operations, found: Slowdown) -> Table:
-    dps, pps = _slowest(found.by_dp or {}, MAX_DP), _slowest(found.by_pp or {}, MAX_STAGES)
+    dps, pps = _slowest(found.by_dp, MAX_DP), _slowest(found.by_pp, MAX_STAGES)
     shown, there = len(dps) * len(pps), len(operations.dp_ranks) * len(operations.pp_ranks)
     title = "Slowdown by worker" + (f", the slowest {shown} of {there}" if shown < there else "")
     table = titled(title, ["stage"], [f"dp {dp}" for dp in dps])
+    by_worker = found.by_worker()
     for pp in pps:
-        table.add_row(f"pp {pp}", *(_cell(found.of_worker(dp, pp) or 1.0) for dp in dps))
+        table.add_row(f"pp {pp}", *(_cell(by_worker[dp, pp]) for dp in dps))
     return table
 
 

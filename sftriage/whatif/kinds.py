@@ -75,7 +75,7 @@ def _places(operations: Operations, found: Slowdown, m_w: float, m_s: float) -> 
     if m_w >= MIN_MAIN_SHARE and not alone:
         yield Kind("slow_worker", m_w, {"M_W": m_w}, _as_slow(found))
     if len(operations.pp_ranks) > 1 and m_s >= MIN_MAIN_SHARE:
-        worst_TW = _of_workers(operations, found.worst)
+        worst_TW = operations.of_workers(found.worst)
         beyond = m_s if alone else mended(operations, found, worst_TW | (operations.pp_TW == last)).share - m_w
         if beyond >= MIN_SHARE:
             yield Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
@@ -83,15 +83,9 @@ def _places(operations: Operations, found: Slowdown, m_w: float, m_s: float) -> 
 
 def _as_slow(found: Slowdown) -> tuple[Worker, ...]:
     """Of the worst workers those that are slow, and not there to make up their number."""
-    slowdowns = {worker: (found.of_worker(*worker) or 1.0) - 1.0 for worker in found.worst}
-    return tuple(worker for worker, over in slowdowns.items() if over >= max(slowdowns.values()) / 2)
-
-
-def _of_workers(operations: Operations, workers: tuple[Worker, ...]) -> BoolArray:
-    of_TW: BoolArray = np.zeros((1, 1), dtype=np.bool_)
-    for dp, pp in workers:
-        of_TW = of_TW | ((operations.dp_TW == dp) & (operations.pp_TW == pp))
-    return of_TW
+    by_worker = found.by_worker()
+    over = {worker: by_worker[worker] - 1.0 for worker in found.worst}
+    return tuple(worker for worker in over if over[worker] >= max(over.values()) / 2)
 
 
 def _layers(operations: Operations, phase: str) -> dict[tuple[int, int], IndexArray]:
@@ -195,10 +189,11 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
 def _transfers(operations: Operations, found: Slowdown) -> Iterator[Kind]:
     """Transfers and collectives that take longer than they mostly do."""
     indices = [index for index, one in enumerate(operations.types) if one.communication]
-    if not indices or found.by_part is None:
+    if not indices:
         return
     share = mended(operations, found, operations.of_types(*indices)).share
     if share >= MIN_SHARE:
         parts = {operations.types[index].part for index in indices}
-        worst = max(parts, key=lambda part: (found.by_part or {}).get(part, 1.0))
-        yield Kind("communication", share, {"slowdown": found.by_part[worst]}, part=worst)
+        slowdowns = {part: slowdown for part, slowdown in found.by_part.items() if part in parts}
+        worst = max(slowdowns, key=lambda part: slowdowns[part])
+        yield Kind("communication", share, {"slowdown": slowdowns[worst]}, part=worst)
