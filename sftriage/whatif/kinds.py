@@ -57,28 +57,58 @@ def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
     """The kinds, what accounts for most first; none where the slowdown is too small to be shared out."""
     if found.m_w is None or found.m_s is None:
         return ()
+    varying = [*_lengths(operations, found), *_stalls(operations, found)]
     named = [
-        *_places(operations, found, found.m_w.share, found.m_s.share),
-        *_lengths(operations, found),
-        *_stalls(operations, found),
+        *varying,
+        *_places(operations, found, found.m_w.share, found.m_s.share, varying=bool(varying)),
         *_transfers(operations, found),
     ]
     return tuple(sorted(named, key=lambda kind: -kind.share))
 
 
-def _places(operations: Operations, found: Slowdown, m_w: float, m_s: float) -> Iterator[Kind]:
-    """A slow worker, and a last stage that is slow also where its workers are not the slowest ones."""
-    last = operations.pp_ranks[-1]
-    only_last = len(operations.pp_ranks) > 1 and all(pp == last for _, pp in found.worst)
+def _places(operations: Operations, found: Slowdown, m_w: float, m_s: float, *, varying: bool) -> Iterator[Kind]:
+    """A slow worker, and a last stage that is slow also where its workers are not the slowest ones.
+
+    Where durations vary from microbatch to microbatch, somebody is always the worst. There a place has to be slow in
+    what it mostly takes, too.
+    """
+    last, several = operations.pp_ranks[-1], len(operations.pp_ranks) > 1
     # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
-    alone = only_last and len(operations.dp_ranks) == 1
+    alone = several and len(operations.dp_ranks) == 1 and all(pp == last for _, pp in found.worst)
     if m_w >= MIN_MAIN_SHARE and not alone:
-        yield Kind("slow_worker", m_w, {"M_W": m_w}, _as_slow(found))
-    if len(operations.pp_ranks) > 1 and m_s >= MIN_MAIN_SHARE:
-        worst_TW = operations.of_workers(found.worst)
-        beyond = m_s if alone else mended(operations, found, worst_TW | (operations.pp_TW == last)).share - m_w
-        if beyond >= MIN_SHARE:
+        workers = _as_slow(found)
+        if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
+            yield Kind("slow_worker", m_w, {"M_W": m_w}, workers)
+    if several and m_s >= MIN_MAIN_SHARE:
+        mended_too = operations.of_workers(found.worst) | (operations.pp_TW == last)
+        beyond = m_s if alone else mended(operations, found, mended_too).share - m_w
+        workers = tuple((dp, last) for dp in operations.dp_ranks)
+        if beyond >= MIN_SHARE and (not varying or _steadily(operations, found, workers, of_stage=True) >= MIN_SHARE):
             yield Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+
+
+def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ...], *, of_stage: bool) -> float:
+    """What it would recover if their median computation took what that of others does, and varied as it does now.
+
+    The others are those of the same stage; of a whole stage, or where there are none, those of other stages.
+    """
+    work_TNW = operations.work_TNW.copy()
+    dps = operations.dp_TW[0].tolist()
+    across = of_stage or len(dps) == 1
+    for phase in ("forward", "backward"):
+        layers = _layers(operations, phase)
+        ops_of = {pp: np.concatenate([ops_M for layer, ops_M in layers.items() if layer[0] == pp]) for pp, _ in layers}
+        median_W = {pp: np.median(operations.work_TNW[ops_M], axis=(0, 1)) for pp, ops_M in ops_of.items()}
+        for dp, pp in workers:
+            column = dps.index(dp)
+            same_W = np.delete(median_W[pp], column) if pp in median_W else np.zeros(0)
+            others = [its_W for at, its_W in median_W.items() if at != pp] if across else [same_W]
+            if pp not in median_W or not others:
+                continue
+            usual_s, own_s = float(np.median(np.concatenate(others))), float(median_W[pp][column])
+            if own_s > usual_s:
+                work_TNW[ops_of[pp], :, column] *= usual_s / own_s
+    return replaced(operations, found, work_TNW).share
 
 
 def _as_slow(found: Slowdown) -> tuple[Worker, ...]:

@@ -201,7 +201,7 @@ class Job:
         """The recording, a row an operation."""
         start, end = self.times()
         optypes = list(TYPES)
-        n_ops, n_steps, n_dps = start.shape
+        n_dps = start.shape[2]
         op, step, dp = (one.ravel() for one in np.indices(start.shape))
         if shuffled:
             order = self.random.permutation(op.size)
@@ -254,7 +254,7 @@ class Job:
             hit = self.random.random((len(forwards), self.steps, self.dps)) < 1.0 / every
             self.work[forwards] += pause_s * hit
 
-    def communication(self, ratio=20.0, every=2):
+    def communication(self, ratio=20.0, every=3):
         """In every so many steps, the collectives over gradients take long for everybody."""
         scatters = self.ops(kind="grads-reduce-scatter")
         self.work[scatters[:, None], np.arange(0, self.steps, every)] *= ratio

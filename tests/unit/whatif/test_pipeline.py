@@ -32,7 +32,7 @@ def jobs(draw):
 
 @given(jobs())
 def test_a_recorded_job_is_replayed_as_it_ran(job):
-    # GIVEN the recording of a job, its rows in any order: stages, data-parallel ranks, chunks, collectives early or late
+    # GIVEN the recording of a job of any shape, its rows in any order
     operations = arranged(job.rows(shuffled=True))
     # WHEN it is replayed as it was measured
     replayed = operations.replay(np.ones((1, 1), dtype=np.bool_))
