@@ -8,14 +8,14 @@ that stall now here, now there, as Python's garbage collector makes them; transf
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from sftriage.whatif.graph import AnyFloat, BoolArray, FloatArray, IndexArray
 from sftriage.whatif.operations import Operations
-from sftriage.whatif.slowdown import Slowdown, mended, replaced
+from sftriage.whatif.slowdown import Slowdown, mended, replaced, slowdown_of
 
 Code: TypeAlias = Literal["slow_worker", "last_stage", "sequence_lengths", "garbage_collection", "communication"]
 
@@ -23,6 +23,8 @@ MIN_MAIN_SHARE = 0.5
 """From here on M_W is a worker's fault, and M_S the last stage's."""
 MIN_SHARE = 0.25
 """So much of the slowdown another kind has to account for, to be named."""
+MIN_OF_ALL = 0.1
+"""What shows only once other kinds are mended is named from this share of the whole slowdown on."""
 MIN_CORRELATION = 0.9
 """From here on a microbatch's forward and backward vary together, as the lengths of its sequences make them."""
 
@@ -43,7 +45,8 @@ class Kind:
     """A kind of stragglers that the job has.
 
     ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
-    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation, where it is about one.
+    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation, where it is about one. ``hidden_by``
+    are the kinds that have to be mended first, for it to be seen.
     """
 
     code: Code
@@ -51,40 +54,75 @@ class Kind:
     numbers: Mapping[str, float] = field(default_factory=dict)
     workers: tuple[Worker, ...] = ()
     part: str = ""
+    hidden_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A kind, and what all operations would take were it mended."""
+
+    kind: Kind
+    mended_TNW: AnyFloat
 
 
 def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
-    """The kinds, what accounts for most first; none where the slowdown is too small to be shared out."""
-    if found.m_w is None or found.m_s is None:
-        return ()
+    """The kinds, what accounts for most first; none where the slowdown is too small to be shared out.
+
+    One kind hides another: as long as one worker is slow, even microbatches on all others gain nothing. So what
+    accounts for most is mended, and what is left is looked at anew.
+    """
+    named: dict[str, Kind] = {}
+    mended: set[str] = set()
+    lost_s = found.lost_s
+    while found.m_w is not None:
+        candidates = [
+            one
+            for one in _candidates(operations, found)
+            if one.kind.code not in mended and one.kind.share * found.lost_s >= MIN_OF_ALL * lost_s
+        ]
+        if not candidates:
+            break
+        candidates.sort(key=lambda one: -one.kind.share)
+        for one in candidates:
+            share = one.kind.share * found.lost_s / lost_s
+            named.setdefault(one.kind.code, replace(one.kind, share=share, hidden_by=tuple(sorted(mended))))
+        mended.add(candidates[0].kind.code)
+        operations = replace(operations, work_TNW=candidates[0].mended_TNW)
+        found = slowdown_of(operations)
+    return tuple(named.values())
+
+
+def _candidates(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     varying = [*_lengths(operations, found), *_stalls(operations, found)]
-    named = [
-        *varying,
-        *_places(operations, found, found.m_w.share, found.m_s.share, varying=bool(varying)),
-        *_transfers(operations, found),
-    ]
-    return tuple(sorted(named, key=lambda kind: -kind.share))
+    yield from varying
+    yield from _places(operations, found, varying=bool(varying))
+    yield from _transfers(operations, found)
 
 
-def _places(operations: Operations, found: Slowdown, m_w: float, m_s: float, *, varying: bool) -> Iterator[Kind]:
+def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterator[_Candidate]:
     """A slow worker, and a last stage that is slow also where its workers are not the slowest ones.
 
     Where durations vary from microbatch to microbatch, somebody is always the worst. There a place has to be slow in
     what it mostly takes, too.
     """
+    assert found.m_w is not None
+    assert found.m_s is not None
+    m_w, m_s = found.m_w.share, found.m_s.share
     last, several = operations.pp_ranks[-1], len(operations.pp_ranks) > 1
     # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
     alone = several and len(operations.dp_ranks) == 1 and all(pp == last for _, pp in found.worst)
     if m_w >= MIN_MAIN_SHARE and not alone:
         workers = _as_slow(found)
         if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
-            yield Kind("slow_worker", m_w, {"M_W": m_w}, workers)
+            kind = Kind("slow_worker", m_w, {"M_W": m_w}, workers)
+            yield _Candidate(kind, operations.at_ideal(operations.of_workers(found.worst)))
     if several and m_s >= MIN_MAIN_SHARE:
-        mended_too = operations.of_workers(found.worst) | (operations.pp_TW == last)
-        beyond = m_s if alone else mended(operations, found, mended_too).share - m_w
+        of_last = operations.pp_TW == last
+        beyond = m_s if alone else mended(operations, found, operations.of_workers(found.worst) | of_last).share - m_w
         workers = tuple((dp, last) for dp in operations.dp_ranks)
         if beyond >= MIN_SHARE and (not varying or _steadily(operations, found, workers, of_stage=True) >= MIN_SHARE):
-            yield Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+            kind = Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+            yield _Candidate(kind, operations.at_ideal(of_last))
 
 
 def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ...], *, of_stage: bool) -> float:
@@ -143,7 +181,7 @@ def _pairs(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
             yield ops_M2[:, 0], ops_M2[:, 1]
 
 
-def _lengths(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     """Microbatches of one worker that differ, forward and backward alike."""
     correlations = []
     for forward_M, backward_M in _pairs(operations):
@@ -158,7 +196,8 @@ def _lengths(operations: Operations, found: Slowdown) -> Iterator[Kind]:
             work_TNW[ops_M] = operations.work_TNW[ops_M].mean(axis=(0, 1), keepdims=True, dtype=np.float64)
     share = replaced(operations, found, work_TNW).share
     if share >= MIN_SHARE:
-        yield Kind("sequence_lengths", share, {"forward_backward_correlation": correlation})
+        kind = Kind("sequence_lengths", share, {"forward_backward_correlation": correlation})
+        yield _Candidate(kind, work_TNW)
 
 
 def _over_mean(work_MNW: AnyFloat) -> FloatArray:
@@ -167,7 +206,7 @@ def _over_mean(work_MNW: AnyFloat) -> FloatArray:
     return np.asarray(work_MNW / np.where(mean_11W > 0.0, mean_11W, 1.0) - 1.0)
 
 
-def _stalls(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+def _stalls(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     """Forward computations that take long now and then, the backward of the same microbatch not, on many workers."""
     work_TNW = operations.work_TNW.copy()
     n_columns = operations.shape[2]
@@ -201,7 +240,7 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[Kind]:
     if share >= MIN_SHARE:
         hit = sum(1 for lost_s in stalled_s.values() if lost_s > 0.0) / len(stalled_s)
         numbers = {"of_steps": float(steps_N.mean()), "of_workers": hit, "most_of_one_worker": most}
-        yield Kind("garbage_collection", share, numbers)
+        yield _Candidate(Kind("garbage_collection", share, numbers), work_TNW)
 
 
 def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
@@ -216,14 +255,16 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
     return np.asarray(median_11W), np.asarray(spikes_MNW & (backward_ratio < forward_ratio / 2))
 
 
-def _transfers(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     """Transfers and collectives that take longer than they mostly do."""
     indices = [index for index, one in enumerate(operations.types) if one.communication]
     if not indices:
         return
-    share = mended(operations, found, operations.of_types(*indices)).share
+    of_communication = operations.of_types(*indices)
+    share = mended(operations, found, of_communication).share
     if share >= MIN_SHARE:
         parts = {operations.types[index].part for index in indices}
         slowdowns = {part: slowdown for part, slowdown in found.by_part.items() if part in parts}
         worst = max(slowdowns, key=lambda part: slowdowns[part])
-        yield Kind("communication", share, {"slowdown": slowdowns[worst]}, part=worst)
+        kind = Kind("communication", share, {"slowdown": slowdowns[worst]}, part=worst)
+        yield _Candidate(kind, operations.at_ideal(of_communication))
