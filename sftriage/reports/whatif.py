@@ -14,7 +14,10 @@ from sftriage.whatif.kinds import Kind
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.slowdown import MIN_SLOWDOWN, Slowdown
 from sftriage.words.whatif import (
+    BEHIND,
     NO_KIND,
+    OF_PLACES,
+    ONE_RANK,
     REMEDIES,
     cost_sentence,
     fidelity_sentence,
@@ -63,6 +66,7 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
                 "share": kind.share,
                 "numbers": dict(kind.numbers),
                 "workers": [{"dp": dp, "pp": pp} for dp, pp in kind.workers],
+                "hidden_by": list(kind.hidden_by),
                 "operation": kind.part or None,
                 "says": _sentence(operations, kind),
                 "remedy": REMEDIES[kind.code],
@@ -75,7 +79,10 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
 
 def _sentence(operations: Operations, kind: Kind) -> str:
     who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
-    return kind_sentence(kind.code, kind.share, kind.numbers, who, kind.part)
+    said = kind_sentence(kind.code, kind.share, kind.numbers, who, kind.part)
+    if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
+        said = f"{said} {ONE_RANK}"
+    return f"{BEHIND} {said}" if kind.hidden_by else said
 
 
 def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[Kind]) -> Iterator[str]:
@@ -97,7 +104,7 @@ def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
         return
     yield _heat_map(operations, found)
     slowest = sorted(found.by_part.items(), key=lambda one: -one[1])[:MAX_PARTS]
-    table = titled("Slowdown of a step if only this were as measured", ["operations"], ["slowdown", "a step"])
+    table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "a step"])
     for part, slowdown in slowest:
         table.add_row(escape(part), f"{slowdown:.3f}", step(slowdown * found.ideal_s))
     table.add_section()

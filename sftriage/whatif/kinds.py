@@ -45,7 +45,7 @@ class Kind:
     """A kind of stragglers that the job has.
 
     ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
-    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation, where it is about one. ``hidden_by``
+    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation in which it shows most. ``hidden_by``
     are the kinds that have to be mended first, for it to be seen.
     """
 
@@ -114,7 +114,7 @@ def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterat
     if m_w >= MIN_MAIN_SHARE and not alone:
         workers = _as_slow(found)
         if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
-            kind = Kind("slow_worker", m_w, {"M_W": m_w}, workers)
+            kind = Kind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
             yield _Candidate(kind, operations.at_ideal(operations.of_workers(found.worst)))
     if several and m_s >= MIN_MAIN_SHARE:
         of_last = operations.pp_TW == last
@@ -154,6 +154,18 @@ def _as_slow(found: Slowdown) -> tuple[Worker, ...]:
     by_worker = found.by_worker()
     over = {worker: by_worker[worker] - 1.0 for worker in found.worst}
     return tuple(worker for worker in over if over[worker] >= max(over.values()) / 2)
+
+
+def _slow_in(operations: Operations, workers: tuple[Worker, ...]) -> str:
+    """The type of operation on which workers spend most over the ideal."""
+    of_TW = np.broadcast_to(operations.of_workers(workers), (len(operations.type_T), operations.shape[2]))
+    measured_TW = operations.work_TNW.mean(axis=1, dtype=np.float64)
+    over_T = np.where(of_TW, measured_TW - operations.ideal_T[:, None], 0.0).sum(axis=1)
+    parts: dict[str, float] = {}
+    for index, over_s in zip(operations.type_T, over_T, strict=True):
+        part = operations.types[index].part
+        parts[part] = parts.get(part, 0.0) + float(over_s)
+    return max(parts, key=lambda part: parts[part])
 
 
 def _layers(operations: Operations, phase: str) -> dict[tuple[int, int], IndexArray]:

@@ -90,6 +90,18 @@ def test_two_kinds_at_once_are_both_named(plants, expected):
     assert expected <= set(kinds), {code: kind.share for code, kind in kinds.items()}
 
 
+def test_what_others_hide_is_found_once_they_are_mended():
+    # GIVEN a job in which one worker is twice as slow, and microbatches differ so much that mending it alone wins little
+    job = Job(stages=4, dps=4, steps=8, seed=1)
+    slow = job.slow_worker(2.0)
+    job.sequence_lengths(0.6)
+    # WHEN it is analysed, THEN both are named, the one behind the other, and together they are about all there is
+    first, second = named(job).values()
+    assert (first.code, first.hidden_by) == ("sequence_lengths", ())
+    assert (second.code, second.workers, second.hidden_by) == ("slow_worker", (slow,), ("sequence_lengths",))
+    assert first.share + second.share == pytest.approx(1.0, abs=0.1)
+
+
 def test_a_slow_worker_of_the_last_stage_is_not_the_stage():
     # GIVEN a job in which one worker of the last stage is slow, and its peers there are not
     job = Job(stages=4, dps=4, seed=2)

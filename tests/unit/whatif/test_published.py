@@ -16,7 +16,7 @@ from sftriage.whatif.kinds import kinds_of
 from sftriage.whatif.slowdown import slowdown_of
 from tests.needs import NO_REAL_TRACES
 
-pytest.importorskip("arro3.io", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
+pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
 
 REPOSITORY = Path(__file__).parents[3]
 DATA = Path(os.environ.get("SFTRIAGE_TEST_DATA") or REPOSITORY.parent / "shared" / "data") / "straggler-analysis"
