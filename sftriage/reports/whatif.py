@@ -14,7 +14,10 @@ from sftriage.whatif.kinds import Kind
 from sftriage.whatif.operations import Operations
 from sftriage.whatif.slowdown import MIN_SLOWDOWN, Slowdown
 from sftriage.words.whatif import (
+    BEHIND,
     NO_KIND,
+    OF_PLACES,
+    ONE_RANK,
     REMEDIES,
     cost_sentence,
     fidelity_sentence,
@@ -34,6 +37,7 @@ MIN_UNEXPLAINED = 0.05
 
 def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]) -> dict[str, Any]:
     """All figures as JSON values; None for what is not shared out, as S is too small."""
+    by_worker = found.by_worker()
     return {
         "S": found.s,
         "M_W": None if found.m_w is None else found.m_w.share,
@@ -48,20 +52,21 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
             for slowdown in [float(replayed_s) / found.ideal_s]
         ],
         "workers": [
-            {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": found.of_worker(dp, pp)}
+            {"dp": dp, "pp": pp, "rank": operations.ranks.get((dp, pp)), "slowdown": by_worker.get((dp, pp))}
             for pp in operations.pp_ranks
             for dp in operations.dp_ranks
         ],
         "worst_workers": [{"dp": dp, "pp": pp} for dp, pp in found.worst],
-        "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in (found.by_dp or {}).items()],
-        "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in (found.by_pp or {}).items()],
-        "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in (found.by_part or {}).items()],
+        "dp_ranks": [{"dp": dp, "slowdown": slowdown} for dp, slowdown in found.by_dp.items()],
+        "stages": [{"pp": pp, "slowdown": slowdown} for pp, slowdown in found.by_pp.items()],
+        "operations": [{"type": part, "slowdown": slowdown} for part, slowdown in found.by_part.items()],
         "kinds": [
             {
                 "kind": kind.code,
                 "share": kind.share,
                 "numbers": dict(kind.numbers),
                 "workers": [{"dp": dp, "pp": pp} for dp, pp in kind.workers],
+                "hidden_by": list(kind.hidden_by),
                 "operation": kind.part or None,
                 "says": _sentence(operations, kind),
                 "remedy": REMEDIES[kind.code],
@@ -74,7 +79,10 @@ def whatif_values(operations: Operations, found: Slowdown, kinds: Sequence[Kind]
 
 def _sentence(operations: Operations, kind: Kind) -> str:
     who = [worker(dp, pp, operations.ranks.get((dp, pp))) for dp, pp in kind.workers]
-    return kind_sentence(kind.code, kind.share, kind.numbers, who, kind.part)
+    said = kind_sentence(kind.code, kind.share, kind.numbers, who, kind.part)
+    if kind.code in OF_PLACES and len(operations.dp_ranks) == 1 and len(operations.pp_ranks) > 1:
+        said = f"{said} {ONE_RANK}"
+    return f"{BEHIND} {said}" if kind.hidden_by else said
 
 
 def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[Kind]) -> Iterator[str]:
@@ -92,11 +100,11 @@ def whatif_lines(operations: Operations, found: Slowdown, kinds: Sequence[Kind])
 
 def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
     """Whose the slowdown is: by worker, and by type of operation. None where there is none to share out."""
-    if found.by_dp is None or found.by_pp is None or found.by_part is None:
+    if found.m_w is None:
         return
     yield _heat_map(operations, found)
     slowest = sorted(found.by_part.items(), key=lambda one: -one[1])[:MAX_PARTS]
-    table = titled("Slowdown of a step if only this were as measured", ["operations"], ["slowdown", "a step"])
+    table = titled("Slowdown by operation, all others at their ideal", ["operations"], ["slowdown", "a step"])
     for part, slowdown in slowest:
         table.add_row(escape(part), f"{slowdown:.3f}", step(slowdown * found.ideal_s))
     table.add_section()
@@ -105,12 +113,13 @@ def whatif_tables(operations: Operations, found: Slowdown) -> Iterator[Table]:
 
 
 def _heat_map(operations: Operations, found: Slowdown) -> Table:
-    dps, pps = _slowest(found.by_dp or {}, MAX_DP), _slowest(found.by_pp or {}, MAX_STAGES)
+    dps, pps = _slowest(found.by_dp, MAX_DP), _slowest(found.by_pp, MAX_STAGES)
     shown, there = len(dps) * len(pps), len(operations.dp_ranks) * len(operations.pp_ranks)
     title = "Slowdown by worker" + (f", the slowest {shown} of {there}" if shown < there else "")
     table = titled(title, ["stage"], [f"dp {dp}" for dp in dps])
+    by_worker = found.by_worker()
     for pp in pps:
-        table.add_row(f"pp {pp}", *(_cell(found.of_worker(dp, pp) or 1.0) for dp in dps))
+        table.add_row(f"pp {pp}", *(_cell(by_worker[dp, pp]) for dp in dps))
     return table
 
 

@@ -62,49 +62,52 @@ def read_rows(path: Path) -> Rows:
     if magic != MAGIC:
         raise InputError(f"{path}: not a Parquet file")
     try:
-        from arro3.io import read_parquet
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise UsageError(f"{path}: a trace in Parquet needs arro3-io: pip install 'sftriage[whatif]'") from None
+        raise UsageError(f"{path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'") from None
     names: list[str] = []
-    parts: dict[str, list[NDArray[Any]]] = {column: [] for column in COLUMNS | RANK}
+    parts: dict[str, list[NDArray[Any]]] = {}
     try:
-        batches: Any = read_parquet(str(path), batch_size=ROWS_AT_A_TIME)
-        there = [field.name for field in batches.schema]
-        if absent := [column for column in COLUMNS if column not in there]:
-            raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(there)})")
-        for batch in batches:
-            for column in (column for column in parts if column in there):
-                values = batch.column(column)
-                if values.null_count:
-                    raise InputError(f"{path}: {column}: {values.null_count} values missing")
-                parts[column].append(_texts(values, names) if column == "optype" else values.to_numpy())
-    except InputError:
-        raise
-    except Exception as error:  # of a damaged file, whatever of it the reader came upon
-        raise InputError(f"{path}: not a readable Parquet file: {error}") from error
-    if not parts["step"]:
-        raise InputError(f"{path}: no operations")
-    columns = {column: np.concatenate(arrays) for column, arrays in parts.items() if arrays}
+        with ParquetFile(path) as file:
+            there = file.schema_arrow.names
+            if absent := [column for column in COLUMNS if column not in there]:
+                raise InputError(f"{path}: column {', '.join(absent)} missing (columns there: {', '.join(there)})")
+            wanted = [column for column in COLUMNS | RANK if column in there]
+            for batch in file.iter_batches(ROWS_AT_A_TIME, columns=wanted, use_threads=False):
+                for column in wanted:
+                    values_E = _values(batch.column(column), names if column == "optype" else None)
+                    parts.setdefault(column, []).append(values_E)
+    except (ArrowException, OSError) as error:
+        raise InputError(f"{path}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
+    except _MissingError as error:
+        raise InputError(f"{path}: {column}: {error}") from error
+    if not parts:
+        raise InputError("no operations")
+    columns = {column: np.concatenate(arrays) for column, arrays in parts.items()}
     for column, values_E in columns.items():
-        wanted = "f" if column in ("start_ts", "duration") else "iu"
-        if values_E.dtype.kind not in wanted:
-            raise InputError(
-                f"{path}: {column}: {values_E.dtype}, and not {'seconds' if wanted == 'f' else 'whole numbers'}"
-            )
+        seconds = column in ("start_ts", "duration")
+        if values_E.dtype.kind not in ("f" if seconds else "iu"):
+            meant = "seconds" if seconds else "whole numbers"
+            raise InputError(f"{path}: {column}: {values_E.dtype}, and not {meant}")
     return Rows.of(columns, names)
 
 
-def _texts(values: Any, names: list[str]) -> NDArray[Any]:
-    """A column of texts as indices into ``names``, to which those not yet there are added."""
-    from arro3.core import DataType, dictionary_dictionary, dictionary_indices
+class _MissingError(Exception):
+    """A column has rows without a value."""
 
-    encoded: bool = DataType.is_dictionary(values.type)
-    if not encoded:
-        values = values.cast(DataType.dictionary(DataType.int32(), DataType.string()))
-    texts = dictionary_dictionary(values).to_pylist()
+
+def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
+    """A column's values; of texts, where they are in ``names``, to which those not yet there are added."""
+    if column.null_count:
+        raise _MissingError(f"{column.null_count} values missing")
+    if names is None:
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    encoded = column.dictionary_encode()
+    texts = [str(text) for text in encoded.dictionary.to_pylist()]
     names.extend(text for text in texts if text not in names)
     place = np.array([names.index(text) for text in texts], dtype=np.int16)
-    return np.asarray(place[dictionary_indices(values).to_numpy()])
+    return np.asarray(place[encoded.indices.to_numpy(zero_copy_only=False)])
 
 
 def _longest(path: Path) -> Window:

@@ -8,14 +8,14 @@ that stall now here, now there, as Python's garbage collector makes them; transf
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from sftriage.whatif.graph import AnyFloat, BoolArray, FloatArray, IndexArray
 from sftriage.whatif.operations import Operations
-from sftriage.whatif.slowdown import Slowdown, mended, replaced
+from sftriage.whatif.slowdown import Slowdown, mended, replaced, slowdown_of
 
 Code: TypeAlias = Literal["slow_worker", "last_stage", "sequence_lengths", "garbage_collection", "communication"]
 
@@ -23,6 +23,8 @@ MIN_MAIN_SHARE = 0.5
 """From here on M_W is a worker's fault, and M_S the last stage's."""
 MIN_SHARE = 0.25
 """So much of the slowdown another kind has to account for, to be named."""
+MIN_OF_ALL = 0.1
+"""What shows only once other kinds are mended is named from this share of the whole slowdown on."""
 MIN_CORRELATION = 0.9
 """From here on a microbatch's forward and backward vary together, as the lengths of its sequences make them."""
 
@@ -43,7 +45,8 @@ class Kind:
     """A kind of stragglers that the job has.
 
     ``share`` of the slowdown would go if it were mended alone; shares of several kinds overlap. ``numbers`` decided.
-    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation, where it is about one.
+    ``workers`` (dp, pp) are those it is about; ``part`` is the type of operation in which it shows most. ``hidden_by``
+    are the kinds that have to be mended first, for it to be seen.
     """
 
     code: Code
@@ -51,47 +54,118 @@ class Kind:
     numbers: Mapping[str, float] = field(default_factory=dict)
     workers: tuple[Worker, ...] = ()
     part: str = ""
+    hidden_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Candidate:
+    """A kind, and what all operations would take were it mended."""
+
+    kind: Kind
+    mended_TNW: AnyFloat
 
 
 def kinds_of(operations: Operations, found: Slowdown) -> tuple[Kind, ...]:
-    """The kinds, what accounts for most first; none where the slowdown is too small to be shared out."""
-    if found.m_w is None or found.m_s is None:
-        return ()
-    named = [
-        *_places(operations, found, found.m_w.share, found.m_s.share),
-        *_lengths(operations, found),
-        *_stalls(operations, found),
-        *_transfers(operations, found),
-    ]
-    return tuple(sorted(named, key=lambda kind: -kind.share))
+    """The kinds, what accounts for most first; none where the slowdown is too small to be shared out.
+
+    One kind hides another: as long as one worker is slow, even microbatches on all others gain nothing. So what
+    accounts for most is mended, and what is left is looked at anew.
+    """
+    named: dict[str, Kind] = {}
+    mended: set[str] = set()
+    lost_s = found.lost_s
+    while found.m_w is not None:
+        candidates = [
+            one
+            for one in _candidates(operations, found)
+            if one.kind.code not in mended and one.kind.share * found.lost_s >= MIN_OF_ALL * lost_s
+        ]
+        if not candidates:
+            break
+        candidates.sort(key=lambda one: -one.kind.share)
+        for one in candidates:
+            share = one.kind.share * found.lost_s / lost_s
+            named.setdefault(one.kind.code, replace(one.kind, share=share, hidden_by=tuple(sorted(mended))))
+        mended.add(candidates[0].kind.code)
+        operations = replace(operations, work_TNW=candidates[0].mended_TNW)
+        found = slowdown_of(operations)
+    return tuple(named.values())
 
 
-def _places(operations: Operations, found: Slowdown, m_w: float, m_s: float) -> Iterator[Kind]:
-    """A slow worker, and a last stage that is slow also where its workers are not the slowest ones."""
-    last = operations.pp_ranks[-1]
-    only_last = len(operations.pp_ranks) > 1 and all(pp == last for _, pp in found.worst)
+def _candidates(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
+    varying = [*_lengths(operations, found), *_stalls(operations, found)]
+    yield from varying
+    yield from _places(operations, found, varying=bool(varying))
+    yield from _transfers(operations, found)
+
+
+def _places(operations: Operations, found: Slowdown, *, varying: bool) -> Iterator[_Candidate]:
+    """A slow worker, and a last stage that is slow also where its workers are not the slowest ones.
+
+    Where durations vary from microbatch to microbatch, somebody is always the worst. There a place has to be slow in
+    what it mostly takes, too.
+    """
+    assert found.m_w is not None
+    assert found.m_s is not None
+    m_w, m_s = found.m_w.share, found.m_s.share
+    last, several = operations.pp_ranks[-1], len(operations.pp_ranks) > 1
     # With one data-parallel rank the last stage is one worker; far more often it has too much to do than is broken.
-    alone = only_last and len(operations.dp_ranks) == 1
+    alone = several and len(operations.dp_ranks) == 1 and all(pp == last for _, pp in found.worst)
     if m_w >= MIN_MAIN_SHARE and not alone:
-        yield Kind("slow_worker", m_w, {"M_W": m_w}, _as_slow(found))
-    if len(operations.pp_ranks) > 1 and m_s >= MIN_MAIN_SHARE:
-        worst_TW = _of_workers(operations, found.worst)
-        beyond = m_s if alone else mended(operations, found, worst_TW | (operations.pp_TW == last)).share - m_w
-        if beyond >= MIN_SHARE:
-            yield Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+        workers = _as_slow(found)
+        if not varying or _steadily(operations, found, workers, of_stage=False) >= MIN_SHARE:
+            kind = Kind("slow_worker", m_w, {"M_W": m_w}, workers, _slow_in(operations, workers))
+            yield _Candidate(kind, operations.at_ideal(operations.of_workers(found.worst)))
+    if several and m_s >= MIN_MAIN_SHARE:
+        of_last = operations.pp_TW == last
+        beyond = m_s if alone else mended(operations, found, operations.of_workers(found.worst) | of_last).share - m_w
+        workers = tuple((dp, last) for dp in operations.dp_ranks)
+        if beyond >= MIN_SHARE and (not varying or _steadily(operations, found, workers, of_stage=True) >= MIN_SHARE):
+            kind = Kind("last_stage", m_s, {"M_S": m_s, "beyond_worst_workers": beyond})
+            yield _Candidate(kind, operations.at_ideal(of_last))
+
+
+def _steadily(operations: Operations, found: Slowdown, workers: tuple[Worker, ...], *, of_stage: bool) -> float:
+    """What it would recover if their median computation took what that of others does, and varied as it does now.
+
+    The others are those of the same stage; of a whole stage, or where there are none, those of other stages.
+    """
+    work_TNW = operations.work_TNW.copy()
+    dps = operations.dp_TW[0].tolist()
+    across = of_stage or len(dps) == 1
+    for phase in ("forward", "backward"):
+        layers = _layers(operations, phase)
+        ops_of = {pp: np.concatenate([ops_M for layer, ops_M in layers.items() if layer[0] == pp]) for pp, _ in layers}
+        median_W = {pp: np.median(operations.work_TNW[ops_M], axis=(0, 1)) for pp, ops_M in ops_of.items()}
+        for dp, pp in workers:
+            column = dps.index(dp)
+            same_W = np.delete(median_W[pp], column) if pp in median_W else np.zeros(0)
+            others = [its_W for at, its_W in median_W.items() if at != pp] if across else [same_W]
+            if pp not in median_W or not others:
+                continue
+            usual_s, own_s = float(np.median(np.concatenate(others))), float(median_W[pp][column])
+            if own_s > usual_s:
+                work_TNW[ops_of[pp], :, column] *= usual_s / own_s
+    return replaced(operations, found, work_TNW).share
 
 
 def _as_slow(found: Slowdown) -> tuple[Worker, ...]:
     """Of the worst workers those that are slow, and not there to make up their number."""
-    slowdowns = {worker: (found.of_worker(*worker) or 1.0) - 1.0 for worker in found.worst}
-    return tuple(worker for worker, over in slowdowns.items() if over >= max(slowdowns.values()) / 2)
+    by_worker = found.by_worker()
+    over = {worker: by_worker[worker] - 1.0 for worker in found.worst}
+    return tuple(worker for worker in over if over[worker] >= max(over.values()) / 2)
 
 
-def _of_workers(operations: Operations, workers: tuple[Worker, ...]) -> BoolArray:
-    of_TW: BoolArray = np.zeros((1, 1), dtype=np.bool_)
-    for dp, pp in workers:
-        of_TW = of_TW | ((operations.dp_TW == dp) & (operations.pp_TW == pp))
-    return of_TW
+def _slow_in(operations: Operations, workers: tuple[Worker, ...]) -> str:
+    """The type of operation on which workers spend most over the ideal."""
+    of_TW = np.broadcast_to(operations.of_workers(workers), (len(operations.type_T), operations.shape[2]))
+    measured_TW = operations.work_TNW.mean(axis=1, dtype=np.float64)
+    over_T = np.where(of_TW, measured_TW - operations.ideal_T[:, None], 0.0).sum(axis=1)
+    parts: dict[str, float] = {}
+    for index, over_s in zip(operations.type_T, over_T, strict=True):
+        part = operations.types[index].part
+        parts[part] = parts.get(part, 0.0) + float(over_s)
+    return max(parts, key=lambda part: parts[part])
 
 
 def _layers(operations: Operations, phase: str) -> dict[tuple[int, int], IndexArray]:
@@ -119,7 +193,7 @@ def _pairs(operations: Operations) -> Iterator[tuple[IndexArray, IndexArray]]:
             yield ops_M2[:, 0], ops_M2[:, 1]
 
 
-def _lengths(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+def _lengths(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     """Microbatches of one worker that differ, forward and backward alike."""
     correlations = []
     for forward_M, backward_M in _pairs(operations):
@@ -134,7 +208,8 @@ def _lengths(operations: Operations, found: Slowdown) -> Iterator[Kind]:
             work_TNW[ops_M] = operations.work_TNW[ops_M].mean(axis=(0, 1), keepdims=True, dtype=np.float64)
     share = replaced(operations, found, work_TNW).share
     if share >= MIN_SHARE:
-        yield Kind("sequence_lengths", share, {"forward_backward_correlation": correlation})
+        kind = Kind("sequence_lengths", share, {"forward_backward_correlation": correlation})
+        yield _Candidate(kind, work_TNW)
 
 
 def _over_mean(work_MNW: AnyFloat) -> FloatArray:
@@ -143,7 +218,7 @@ def _over_mean(work_MNW: AnyFloat) -> FloatArray:
     return np.asarray(work_MNW / np.where(mean_11W > 0.0, mean_11W, 1.0) - 1.0)
 
 
-def _stalls(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+def _stalls(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     """Forward computations that take long now and then, the backward of the same microbatch not, on many workers."""
     work_TNW = operations.work_TNW.copy()
     n_columns = operations.shape[2]
@@ -177,7 +252,7 @@ def _stalls(operations: Operations, found: Slowdown) -> Iterator[Kind]:
     if share >= MIN_SHARE:
         hit = sum(1 for lost_s in stalled_s.values() if lost_s > 0.0) / len(stalled_s)
         numbers = {"of_steps": float(steps_N.mean()), "of_workers": hit, "most_of_one_worker": most}
-        yield Kind("garbage_collection", share, numbers)
+        yield _Candidate(Kind("garbage_collection", share, numbers), work_TNW)
 
 
 def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, BoolArray]:
@@ -192,13 +267,16 @@ def _spikes(forward_MNW: AnyFloat, backward_MNW: AnyFloat) -> tuple[FloatArray, 
     return np.asarray(median_11W), np.asarray(spikes_MNW & (backward_ratio < forward_ratio / 2))
 
 
-def _transfers(operations: Operations, found: Slowdown) -> Iterator[Kind]:
+def _transfers(operations: Operations, found: Slowdown) -> Iterator[_Candidate]:
     """Transfers and collectives that take longer than they mostly do."""
     indices = [index for index, one in enumerate(operations.types) if one.communication]
-    if not indices or found.by_part is None:
+    if not indices:
         return
-    share = mended(operations, found, operations.of_types(*indices)).share
+    of_communication = operations.of_types(*indices)
+    share = mended(operations, found, of_communication).share
     if share >= MIN_SHARE:
         parts = {operations.types[index].part for index in indices}
-        worst = max(parts, key=lambda part: (found.by_part or {}).get(part, 1.0))
-        yield Kind("communication", share, {"slowdown": found.by_part[worst]}, part=worst)
+        slowdowns = {part: slowdown for part, slowdown in found.by_part.items() if part in parts}
+        worst = max(slowdowns, key=lambda part: slowdowns[part])
+        kind = Kind("communication", share, {"slowdown": slowdowns[worst]}, part=worst)
+        yield _Candidate(kind, operations.at_ideal(of_communication))

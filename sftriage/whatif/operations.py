@@ -95,6 +95,17 @@ class Operations:
         """The operations of some types (T × 1)."""
         return np.isin(self.type_T, indices)[:, None]
 
+    def of_workers(self, workers: Sequence[tuple[int, int]]) -> BoolArray:
+        """The operations of some workers (dp, pp), as they broadcast to T × W."""
+        of_TW: BoolArray = np.zeros((1, 1), dtype=np.bool_)
+        for dp, pp in workers:
+            of_TW = of_TW | ((self.dp_TW == dp) & (self.pp_TW == pp))
+        return of_TW
+
+    def at_ideal(self, mended_TW: BoolArray) -> AnyFloat:
+        """What was measured, with some operations at their ideal (T × N × W)."""
+        return np.where(mended_TW[:, None, :], self.ideal_T.astype(self.work_TNW.dtype)[:, None, None], self.work_TNW)
+
     def replay(self, kept_TW: BoolArray, work_TNW: AnyFloat | None = None) -> Spans:
         """Replay all steps: what is in ``kept_TW`` as it was measured, all else at its ideal.
 

@@ -7,8 +7,9 @@ others (T_rem), what mending it would recover: (T_ori - T_rem) / (T_ori - T_idea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
+from typing import TypeVar
 
 import numpy as np
 
@@ -38,7 +39,8 @@ class Slowdown:
         steps, measured_N, replayed_N: each step as it was recorded, and replayed without the gaps that no operation
             accounts for: data loading, launches.
         ideal_s: any step without stragglers.
-        by_part, by_dp, by_pp: S if only they were as measured; None where S is too small to be shared out.
+        by_part_N, by_dp_N, by_pp_N: each step's slowdown if only they were as measured; None where S is too small to be
+            shared out.
         worst: the workers (dp, pp) that M_W is of, the worst first.
         m_w, m_s: what mending these, and what mending the last stage would recover.
     """
@@ -47,9 +49,7 @@ class Slowdown:
     measured_N: FloatArray
     replayed_N: FloatArray
     ideal_s: float
-    by_part: dict[str, float] | None = None
-    by_dp: dict[int, float] | None = None
-    by_pp: dict[int, float] | None = None
+    by_part_N: dict[str, FloatArray] | None = None
     by_dp_N: dict[int, FloatArray] | None = None
     by_pp_N: dict[int, FloatArray] | None = None
     worst: tuple[tuple[int, int], ...] = ()
@@ -71,9 +71,32 @@ class Slowdown:
         """A measured step over a replayed one, less 1: how far the replay is off."""
         return float(self.measured_N.mean() / self.replayed_N.mean()) - 1.0
 
-    def of_worker(self, dp: int, pp: int) -> float | None:
-        """S_w: a worker's slowdown, of which that of its rank and that of its stage are bounds."""
-        return None if self.by_dp is None or self.by_pp is None else min(self.by_dp[dp], self.by_pp[pp])
+    @property
+    def by_part(self) -> dict[str, float]:
+        """S_t: the slowdown by type of operation; empty where it is not shared out."""
+        return _means(self.by_part_N)
+
+    @property
+    def by_dp(self) -> dict[int, float]:
+        """The slowdown by data-parallel rank; empty where it is not shared out."""
+        return _means(self.by_dp_N)
+
+    @property
+    def by_pp(self) -> dict[int, float]:
+        """The slowdown by stage; empty where it is not shared out."""
+        return _means(self.by_pp_N)
+
+    def by_worker(self) -> dict[tuple[int, int], float]:
+        """S_w by (dp, pp): what of both its data-parallel rank's slowdown and its stage's may be the worker's."""
+        by_dp, by_pp = self.by_dp, self.by_pp
+        return {(dp, pp): min(by_dp[dp], by_pp[pp]) for pp in by_pp for dp in by_dp}
+
+
+Key = TypeVar("Key", int, str)
+
+
+def _means(slowdowns: dict[Key, FloatArray] | None) -> dict[Key, float]:
+    return {key: float(slowdown_N.mean()) for key, slowdown_N in (slowdowns or {}).items()}
 
 
 def slowdown_of(operations: Operations) -> Slowdown:
@@ -83,23 +106,17 @@ def slowdown_of(operations: Operations) -> Slowdown:
     found = Slowdown(operations.steps, operations.measured_N, replayed_N, operations.ideal_step_s())
     if not found.s >= MIN_SLOWDOWN:
         return found
-    by_dp_N, by_pp_N = _by_dp(operations), _by_pp(operations)
-    ideal_s = found.ideal_s
-    by_dp = {dp: float(step_N.mean()) / ideal_s for dp, step_N in by_dp_N.items()}
-    by_pp = {pp: float(step_N.mean()) / ideal_s for pp, step_N in by_pp_N.items()}
-    worst = _worst(by_dp, by_pp)
-    worst_TW = np.zeros(np.broadcast_shapes(operations.dp_TW.shape, operations.pp_TW.shape), dtype=np.bool_)
-    for dp, pp in worst:
-        worst_TW |= (operations.dp_TW == dp) & (operations.pp_TW == pp)
-    return Slowdown(
-        **{name: getattr(found, name) for name in ("steps", "measured_N", "replayed_N", "ideal_s")},
-        by_part={part: float(step_N.mean()) / ideal_s for part, step_N in _by_part(operations).items()},
-        by_dp=by_dp,
-        by_pp=by_pp,
-        by_dp_N={dp: step_N / ideal_s for dp, step_N in by_dp_N.items()},
-        by_pp_N={pp: step_N / ideal_s for pp, step_N in by_pp_N.items()},
+    found = replace(
+        found,
+        by_part_N={part: step_N / found.ideal_s for part, step_N in _by_part(operations).items()},
+        by_dp_N={dp: step_N / found.ideal_s for dp, step_N in _by_dp(operations).items()},
+        by_pp_N={pp: step_N / found.ideal_s for pp, step_N in _by_pp(operations).items()},
+    )
+    worst = _worst(found.by_worker())
+    return replace(
+        found,
         worst=worst,
-        m_w=mended(operations, found, worst_TW),
+        m_w=mended(operations, found, operations.of_workers(worst)),
         m_s=mended(operations, found, operations.pp_TW == operations.pp_ranks[-1]),
     )
 
@@ -137,9 +154,7 @@ def _by_part(operations: Operations) -> dict[str, FloatArray]:
     return {part: operations.replay(operations.of_types(*indices)).finish_N for part, indices in parts.items()}
 
 
-def _worst(by_dp: dict[int, float], by_pp: dict[int, float]) -> tuple[tuple[int, int], ...]:
-    """The slowest of the workers; of equals the one of the first stage, and in that of the first rank."""
-    workers = [(dp, pp) for pp in by_pp for dp in by_dp]
-    # Global ranks go through the data-parallel ranks of one stage, and then to the next stage.
-    slowest = sorted(workers, key=lambda worker: -min(by_dp[worker[0]], by_pp[worker[1]]))
-    return tuple(slowest[: ceil(len(workers) * WORST_PERCENT / 100)])
+def _worst(by_worker: dict[tuple[int, int], float]) -> tuple[tuple[int, int], ...]:
+    """The slowest of the workers; of equals the first: global ranks go through all of one stage, and to the next."""
+    slowest = sorted(by_worker, key=lambda worker: -by_worker[worker])
+    return tuple(slowest[: ceil(len(by_worker) * WORST_PERCENT / 100)])

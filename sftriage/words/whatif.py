@@ -42,7 +42,8 @@ def kind_sentence(code: str, share_of_cost: float, numbers: Mapping[str, float],
     named = ", ".join(who[:SHOWN_WORKERS]) + (f" and {more} more" if more > 0 else "")
     of_it = share(share_of_cost)
     if code == "slow_worker":
-        return f"One slow worker, or few: {named}. Mending them would win back {of_it} of that."
+        who_it_is, them = ("One slow worker", "it") if len(who) == 1 else ("Few slow workers", "them")
+        return f"{who_it_is}: {named}, most of all in {part}. Mending {them} would win back {of_it} of that."
     if code == "last_stage":
         return f"Last stage: all its workers take longer than the others'. Mending it would win back {of_it} of that."
     if code == "sequence_lengths":
@@ -60,8 +61,8 @@ def kind_sentence(code: str, share_of_cost: float, numbers: Mapping[str, float],
 
 
 REMEDIES: Mapping[str, str] = {
-    "slow_worker": "Look at that host and its GPU (clocks, temperature, errors, other processes): sftriage evidence; "
-    "take it out of the job if it stays slow.",
+    "slow_worker": "Capture it, to see why it is slow there: sftriage capture --rank. Where all that it computes is "
+    "slow alike, look at its host and GPU (clocks, temperature, errors): sftriage evidence; replace it if it stays so.",
     "last_stage": "Give the last stage fewer layers, or the loss and the output layer a stage of their own: it "
     "computes these on top of its layers.",
     "sequence_lengths": "Pack microbatches by the cost of their sequences (the sum of squared lengths where attention "
@@ -72,6 +73,12 @@ REMEDIES: Mapping[str, str] = {
     "at what shares it: sftriage capture on both ends.",
 }
 """What to do about each kind."""
+
+BEHIND = "Once that is mended:"
+"""Before a kind that others hide."""
+
+OF_PLACES = frozenset({"slow_worker", "last_stage"})
+ONE_RANK = "With one data-parallel rank, a slow worker and a stage with more to compute look alike."
 
 NO_KIND = "No single kind accounts for it: look at the workers and operations below."
 

@@ -89,7 +89,7 @@ def test_operations_that_wait_for_one_another_in_a_circle_are_refused_by_name():
     # GIVEN two transfers each of which one worker begins only after the other
     dependencies, groups = [(0, 1), (2, 3)], [[0, 3], [1, 2]]
     # WHEN they are put in order, THEN that is refused, and says of one of them what it is
-    with pytest.raises(InputError, match="4 operations|2 operations"):
+    with pytest.raises(InputError, match="2 operations wait for one another"):
         graph_of(4, dependencies, groups, [False, False], lambda op: f"op {op}")
     with pytest.raises(InputError, match="op 0 among them"):
         graph_of(2, [(0, 1), (1, 0)], [], [], lambda op: f"op {op}")

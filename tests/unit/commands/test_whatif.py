@@ -1,0 +1,236 @@
+"""`sftriage whatif`: what a program reads, what a person reads, and what bad input gets."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from sftriage.frontier.accounting import anchored
+from sftriage.runtime.whatif_inputs import operations_of
+from sftriage.whatif.arranging import COLUMNS
+from sftriage.windows.npz import load_npz
+from tests.unit.commands.test_analyze import STAGES, recorded
+from tests.unit.recorded import run_at
+from tests.unit.whatif.planted import Job
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """Write a job's operations as Parquet, and say where."""
+    arrow = pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
+    from pyarrow import parquet
+
+    def write(job, *, encoded=True, rows_in_a_group=1000, **changed):
+        rows = job.rows()
+        columns = {name: getattr(rows, field) for name, field in COLUMNS.items()}
+        optypes = arrow.array([rows.optypes[index] for index in rows.optype_E])
+        columns |= {"optype": optypes.dictionary_encode() if encoded else optypes, "rank": rows.rank_E} | changed
+        path = tmp_path / "trace.parquet"
+        table = arrow.table({name: values for name, values in columns.items() if values is not None})
+        parquet.write_table(table, path, row_group_size=rows_in_a_group)
+        return path
+
+    return write
+
+
+def test_json_is_one_object_with_the_documented_fields(sftriage, traced):
+    # GIVEN the trace of a job in which one worker is slow
+    job = Job(stages=3, dps=4, steps=5)
+    dp, pp = job.slow_worker()
+    # WHEN it is asked what it would run at without
+    outcome = sftriage("whatif", traced(job), "--json")
+    assert (outcome.code, outcome.err) == (0, "")
+    found = json.loads(outcome.out)
+    # THEN S is its mean step over one without stragglers, and each step's is its own
+    assert found["S"] == pytest.approx(found["step_s"] / found["ideal_step_s"])
+    assert [one["step"] for one in found["steps"]] == [7, 10, 13, 16, 19]
+    assert np.mean([one["replayed_s"] for one in found["steps"]]) == pytest.approx(found["step_s"])
+    assert np.mean([one["slowdown"] for one in found["steps"]]) == pytest.approx(found["S"])
+    # AND every worker has its slowdown, the slow one the most
+    assert {(one["dp"], one["pp"], one["rank"]) for one in found["workers"]} == {
+        (dp, pp, pp * 4 + dp) for dp in range(4) for pp in range(3)
+    }
+    slowest = max(found["workers"], key=lambda one: one["slowdown"])
+    assert (slowest["dp"], slowest["pp"]) == (dp, pp)
+    assert [one["pp"] for one in found["stages"]] == [0, 1, 2]
+    # AND the kind is there, with what to do about it
+    (kind,) = found["kinds"]
+    assert (kind["kind"], kind["workers"]) == ("slow_worker", [{"dp": dp, "pp": pp}])
+    assert kind["operation"] == "backward-compute"
+    assert kind["share"] == found["M_W"] > 0.5
+    assert f"rank {pp * 4 + dp} (data-parallel rank {dp}, stage {pp})" in kind["says"]
+    assert kind["remedy"]
+
+
+def test_a_person_gets_the_sentence_first_and_a_heat_map(sftriage, traced):
+    # GIVEN the trace of a job whose last stage has more to compute
+    job = Job(stages=3, dps=2)
+    job.last_stage()
+    # WHEN a person asks
+    outcome = sftriage("whatif", traced(job, encoded=False))
+    # THEN first comes what it would run at, then why and what to do, then who
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("Without stragglers a step would take ")
+    assert lines[1].startswith("Last stage: all its workers take longer than the others'.")
+    assert "fewer layers" in lines[2]
+    assert "Slowdown by worker" in outcome.out
+    assert "dp 1" in outcome.out
+    assert "backward-compute" in outcome.out
+
+
+def test_a_healthy_job_is_said_to_be_one(sftriage, traced):
+    # GIVEN a job that nothing slows down, WHEN a person asks, THEN one line says so, and nobody is shown
+    outcome = sftriage("whatif", traced(Job(stages=2, dps=2)))
+    assert outcome.out.startswith("Stragglers cost next to nothing: ")
+    assert len(outcome.out.splitlines()) == 1
+    found = json.loads(sftriage("whatif", traced(Job(stages=2, dps=2)), "--json").out)
+    assert (found["M_W"], found["M_S"], found["kinds"], found["stages"]) == (None, None, [], [])
+
+
+def test_a_wide_job_shows_its_slowest_part(sftriage, traced):
+    # GIVEN a job of 40 data-parallel ranks, WHEN a person asks, THEN the map has the slowest, and says of how many
+    job = Job(stages=2, dps=40, steps=3, microbatches=4)
+    dp, _ = job.slow_worker()
+    out = sftriage("whatif", traced(job)).out
+    assert "Slowdown by worker, the slowest 24 of 80" in out
+    assert f"dp {dp} " in out
+
+
+def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tmp_path):
+    # GIVEN four ranks, one of which is 20 ms late in data
+    path = recorded(tmp_path / "job.npz")
+    found = json.loads(sftriage("whatif", path, "--json").out)
+    # THEN it is the worker, and data is where
+    assert [(one["kind"], one["workers"], one["operation"]) for one in found["kinds"]] == [
+        ("slow_worker", [{"dp": 2, "pp": 0}], "data")
+    ]
+    # AND what the steps took is what the frontier's accounting exposes, less the ends of the recording: the first step up
+    # to its sync, and what came after the last one's
+    window = load_npz(path)
+    ends_s = window.durations_NRS[0, :, :3].sum(axis=1).max() + window.durations_NRS[-1, :, 3:].sum(axis=1).max()
+    measured_s = operations_of(window).measured_N.sum()
+    assert measured_s == pytest.approx(anchored(window).exposed_s - ends_s, rel=1e-12)
+    assert found["step_s"] == pytest.approx(measured_s / 59, rel=1e-9)
+
+
+def test_cohorts_are_the_stages_of_a_pipeline(sftriage, tmp_path):
+    # GIVEN four ranks of two roles, of which the second has more to do
+    path = recorded(tmp_path / "job.npz", slow_s=0.0)
+    arrays = dict(np.load(path))
+    durations = arrays["durations_s"]
+    durations[:, 2:, 1] += 0.04
+    durations[:, :2, 2] += 0.04
+    np.savez(path, **{**arrays, "durations_s": durations, "cohorts": ["encoder", "encoder", "decoder", "decoder"]})
+    # WHEN analysed, THEN it is the last stage
+    found = json.loads(sftriage("whatif", path, "--json").out)
+    assert {(one["dp"], one["pp"]): one["rank"] for one in found["workers"]} == {
+        (0, 0): 0,
+        (1, 0): 1,
+        (0, 1): 2,
+        (1, 1): 3,
+    }
+    assert [one["kind"] for one in found["kinds"]] == ["last_stage"]
+
+
+def test_steps_of_another_kind_and_those_without_all_ranks_are_left_out(sftriage, tmp_path):
+    # GIVEN a recording with a long evaluation, and a step that one rank did not record
+    path = recorded(tmp_path / "job.npz")
+    arrays = dict(np.load(path))
+    arrays["durations_s"][20] *= 50.0
+    arrays["durations_s"][40, 1] = np.nan
+    np.savez(path, **arrays, kinds=["evaluation" if step == 20 else "" for step in range(60)])
+    # WHEN analysed, THEN neither these nor the steps after them, which begin with what came after theirs, are in it
+    outcome = sftriage("whatif", path, "--json")
+    found = json.loads(outcome.out)
+    assert not {20, 21, 40, 41} & {one["step"] for one in found["steps"]}
+    assert len(found["steps"]) == 55
+    assert outcome.err == f"sftriage: {path}: 4 of 59 steps left out: not complete, or of another kind\n"
+    assert found["S"] == pytest.approx(1.14, abs=0.01)
+
+
+def test_a_run_directory_is_read_as_it_was_recorded(sftriage, tmp_path):
+    # GIVEN a run in whose data stage rank 2 is late; the others wait for it in backward
+    def took(rank, step):
+        return {"data": 50.0 if rank == 2 else 10.0, "forward": 30.0, "backward": 60.0 if rank == 2 else 100.0}
+
+    run = run_at(tmp_path / "run")
+    run.directory.policy_file.unlink()
+    run.record(4, range(200), took)
+    # WHEN analysed
+    found = json.loads(sftriage("whatif", run.directory.path, "--json").out)
+    # THEN a step takes 140 ms, and 110 with data at its mean, which the late rank is part of
+    assert found["step_s"] == pytest.approx(0.140, rel=0.01)
+    assert found["ideal_step_s"] == pytest.approx(0.110, rel=0.01)
+    assert [one["kind"] for one in found["kinds"]] == ["slow_worker"]
+    assert len(found["steps"]) == 199
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "not a Parquet file"),
+        (b"durations", "not a Parquet file"),
+        (b"PAR1 and nothing else", "not a readable Parquet file"),
+    ],
+)
+def test_a_damaged_file_is_refused_by_name(sftriage, tmp_path, content, said):
+    # GIVEN something that is no such file
+    pytest.importorskip("pyarrow", reason="no reader of Parquet here: pip install 'sftriage[whatif]'")
+    path = tmp_path / "trace.parquet"
+    path.write_bytes(content)
+    # WHEN analysed, THEN one line says which and what, and the exit code that it is the person's to mend
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"sftriage: {path}: {said}")
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_column_that_is_missing_is_named(sftriage, traced):
+    path = traced(Job(stages=2, dps=2, steps=1), seq_id=None)
+    outcome = sftriage("whatif", path)
+    assert outcome.code == 2
+    assert outcome.err.startswith(f"sftriage: {path}: column seq_id missing (columns there: dp_rank, stage, step")
+
+
+@pytest.mark.parametrize(
+    ("column", "of_rows", "said"),
+    [
+        ("start_ts", lambda n: ["soon"] * n, "start_ts: object, and not seconds"),
+        ("step", lambda n: [1.5] * n, "step: float64, and not whole numbers"),
+        ("duration", lambda n: [None, *[0.1] * (n - 1)], "duration: 1 values missing"),
+        ("optype", lambda n: ["mine"] * n, "optype mine: not one of forward-compute"),
+    ],
+)
+def test_a_column_of_another_sort_is_named(sftriage, traced, column, of_rows, said):
+    # GIVEN a trace in which one column is not what it has to be
+    job = Job(stages=2, dps=2, steps=1)
+    path = traced(job, **{column: of_rows(len(job.rows().step_E))})
+    # WHEN analysed, THEN it says which column, and what is in it
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"sftriage: {path}: {said}")
+
+
+def test_what_is_not_there_is_said(sftriage, tmp_path):
+    for name in ("none.parquet", "none.npz", "none"):
+        outcome = sftriage("whatif", tmp_path / name)
+        assert (outcome.code, outcome.err.splitlines()[0].lower().split(": ")[-1]) == (2, "no such file or directory")
+
+
+def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tmp_path, monkeypatch):
+    # GIVEN an installation without the extra
+    path = traced(Job(stages=2, dps=2, steps=1))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    # WHEN a trace in Parquet is to be read, THEN it says what to install, and everything else goes on working
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err == (f"sftriage: {path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'\n")
+    assert sftriage("whatif", recorded(tmp_path / "job.npz")).code == 0
+
+
+def test_a_recording_too_short_to_have_a_step_is_refused(sftriage, tmp_path):
+    path = tmp_path / "job.npz"
+    np.savez(path, durations_s=np.ones((1, 2, len(STAGES))), stages=STAGES, sync=["backward"])
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, outcome.err) == (2, f"sftriage: {path}: no two complete, ordinary steps in a row\n")

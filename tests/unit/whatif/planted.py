@@ -1,0 +1,260 @@
+"""Traces of jobs whose stragglers are known: a hybrid-parallel job that never ran, with faults planted in it.
+
+Which operation waits for which is written here from what such a job does (which microbatch goes where), and not from
+the order and the times of a recording, which is all that sftriage has of one.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sftriage.whatif.arranging import Rows
+from sftriage.whatif.graph import graph_of, timeline
+from sftriage.whatif.pipeline import TYPES
+
+FORWARD_S, BACKWARD_S, TRANSFER_S, COLLECTIVE_S = 0.010, 0.020, 0.0005, 0.003
+FORWARD_SIDE = {"forward": (1, -1), "backward": (-1, 1)}
+
+
+@dataclass
+class Job:
+    """A job of some shape, and what its operations take: (operations, steps, data-parallel ranks), seconds.
+
+    ``overlap``: gradients leave while backward still computes. ``ragged``: transfers that go nowhere are partly not
+    recorded, and some are that were never made, before all others and after them.
+    """
+
+    stages: int = 4
+    dps: int = 4
+    microbatches: int = 8
+    chunks: int = 1
+    steps: int = 6
+    overlap: bool = False
+    ragged: bool = False
+    jitter: float = 0.01
+    seed: int = 0
+    names: list = field(default_factory=list)
+    dependencies: list = field(default_factory=list)
+    groups: list = field(default_factory=list)
+    joined: list = field(default_factory=list)
+
+    def __post_init__(self):
+        self.random = np.random.default_rng(self.seed)
+        self.at = {}
+        # Of each operation its type, stage, sequence number, chunk and microbatch.
+        for stage in range(self.stages):
+            self._stage(stage)
+        self._pair_up()
+        shape = (len(self.names), self.steps, self.dps)
+        nominal = np.array([self._nominal(*one) for one in self.names])[:, None, None]
+        self.work = nominal * self.random.uniform(1 - self.jitter, 1 + self.jitter, shape)
+
+    def _nominal(self, kind, stage, seq, chunk, microbatch):
+        if kind.endswith("-compute"):
+            return (FORWARD_S if kind.startswith("forward") else BACKWARD_S) / self.chunks
+        if kind == "gc":
+            return 0.0
+        return TRANSFER_S if kind.endswith(("send", "recv")) else COLLECTIVE_S
+
+    def schedule(self, stage):
+        """What a stage computes, in order: (forward or backward, chunk, microbatch); one forward, one backward."""
+        total, width = self.microbatches * self.chunks, self.stages * self.chunks
+
+        def virtual(number, way):
+            if self.chunks == 1:
+                return way, 0, number
+            chunk = number % width // self.stages
+            return (
+                way,
+                chunk if way == "forward" else self.chunks - 1 - chunk,
+                number // width * self.stages + number % self.stages,
+            )
+
+        ahead = self.stages - stage - 1
+        warm_up = min(total, ahead if self.chunks == 1 else 2 * ahead + (self.chunks - 1) * self.stages)
+        order = [virtual(number, "forward") for number in range(warm_up)]
+        for number in range(total - warm_up):
+            order += [virtual(warm_up + number, "forward"), virtual(number, "backward")]
+        return order + [virtual(number, "backward") for number in range(total - warm_up, total)]
+
+    def add(self, kind, stage, seq, chunk=-1, microbatch=-1, *before):
+        index = len(self.names)
+        self.names.append((kind, stage, seq, chunk, microbatch))
+        self.at[kind, stage, seq] = index
+        self.dependencies += [(one, index) for one in before if one is not None]
+        return index
+
+    def _last(self, kind, stage, seq):
+        return self.at.get((kind, stage, seq - 1))
+
+    def _stage(self, stage):
+        gathers = []
+        for chunk in range(self.chunks):
+            gathers.append(self.add("params-all-gather", stage, chunk, chunk, -1, *gathers[-1:]))
+            self._alone(gathers[-1], joined=True)
+        counts, before, computed = {"forward": 0, "backward": 0}, None, []
+        last_of_chunk, scatters = {}, []
+        if self.ragged:
+            self._never_made("backward-send", stage)
+        for way, chunk, microbatch in self.schedule(stage):
+            seq = counts[way]
+            counts[way] += 1
+            kind = f"{way}-compute"
+            earlier = self.at.get((kind, stage, seq - 1))
+            index = self.add(kind, stage, seq, chunk, microbatch, before)
+            if way == "forward" and not any(self.names[one][3] == chunk for one in computed):
+                self.dependencies.append((gathers[chunk], index))
+            # Of one chunk nothing is recorded past the ends of the pipeline; of several all is, also what goes nowhere.
+            for side, distance in zip(("send", "recv"), FORWARD_SIDE[way], strict=True):
+                layer = chunk * self.stages + stage
+                if not 0 <= layer + distance < self.stages * self.chunks and (
+                    self.chunks == 1 or (self.ragged and (way, seq) in (("forward", 0), ("forward", self._last_seq)))
+                ):
+                    continue
+                comm = f"{way}-{side}"
+                n_th = self.at.get(("count", comm, stage), 0)
+                self.at["count", comm, stage] = n_th + 1
+                one = self.add(comm, stage, n_th, -1, -1, self._last(comm, stage, n_th))
+                if side == "send":
+                    self.dependencies.append((index, one))
+                else:
+                    self.dependencies.append((one, index))
+                    self.dependencies += [(earlier, one)] if earlier is not None else []
+                if way == "backward" and seq == 0:
+                    firsts = [at for at in computed if self.names[at][0] == "forward-compute"]
+                    if len(computed) >= 2:
+                        self.dependencies.append((firsts[-2], one))
+                self.at["of", way, side, stage, chunk, microbatch] = one
+            before = index
+            computed.append(index)
+            last_of_chunk[way, chunk] = index
+        if self.ragged:
+            self._never_made("forward-recv", stage, last_of_chunk["forward", self.chunks - 1])
+        end = self.add("gc", stage, 0, -1, -1, before)
+        norm = self.add("layernorm-grads-all-reduce", stage, 0, -1, -1, end)
+        embedding = norm
+        if stage in (0, self.stages - 1):
+            embedding = self.add("embedding-grads-all-reduce", stage, 0, -1, -1, norm)
+        for seq in range(self.chunks):
+            chunk = self.chunks - 1 - seq
+            first = [last_of_chunk["backward", chunk]] if self.overlap else [embedding] if not seq else []
+            scatters.append(
+                self.add("grads-reduce-scatter", stage, seq, chunk, -1, *first, *(scatters[-1:] or gathers[-1:]))
+            )
+            self._alone(scatters[-1], joined=True)
+        tail = scatters[-1]
+        if self.overlap:
+            self.dependencies.append((scatters[-1], norm))
+            tail = self.add("separate-grads-all-reduce", stage, 0, -1, -1, embedding)
+            self._alone(tail, joined=True)
+        clip = self.add("optimizer-clip-main-grad", stage, 0, -1, -1, tail)
+        self.add("optimizer", stage, 0, -1, -1, clip)
+
+    @property
+    def _last_seq(self):
+        return self.microbatches * self.chunks - 1
+
+    def _never_made(self, kind, stage, *before):
+        n_th = self.at.get(("count", kind, stage), 0)
+        self.at["count", kind, stage] = n_th + 1
+        self._alone(self.add(kind, stage, n_th, -1, -1, self._last(kind, stage, n_th), *before))
+
+    def _alone(self, index, *, joined=False):
+        self.groups.append([index])
+        self.joined.append(joined)
+
+    def _pair_up(self):
+        paired = set()
+        for key, sender in list(self.at.items()):
+            if key[:1] != ("of",) or key[2] != "send":
+                continue
+            _, way, _, stage, chunk, microbatch = key
+            layer = chunk * self.stages + stage + FORWARD_SIDE[way][0]
+            if 0 <= layer < self.stages * self.chunks:
+                to = ("of", way, "recv", layer % self.stages, layer // self.stages, microbatch)
+                self.groups.append([sender, self.at[to]])
+                self.joined.append(False)
+                paired |= {sender, self.at[to]}
+        for key, one in list(self.at.items()):
+            if key[:1] == ("of",) and one not in paired:
+                self._alone(one)
+        ends = {self.at["embedding-grads-all-reduce", stage, 0] for stage in (0, self.stages - 1)}
+        self.groups += [sorted(ends), [self.at["optimizer-clip-main-grad", stage, 0] for stage in range(self.stages)]]
+        self.joined += [False, True]
+
+    def ops(self, way=None, stage=None, kind=None):
+        """Which operations: computations of a way, of a stage, of a type."""
+        return np.array(
+            [
+                index
+                for index, (its, pp, *_) in enumerate(self.names)
+                if (way is None or its == f"{way}-compute") and stage in (None, pp) and kind in (None, its)
+            ]
+        )
+
+    def times(self):
+        """When each operation begins and ends."""
+        graph = graph_of(len(self.names), self.dependencies, self.groups, self.joined)
+        return timeline(graph, self.work)
+
+    def rows(self, shuffled=False):
+        """The recording, a row an operation."""
+        start, end = self.times()
+        optypes = list(TYPES)
+        n_dps = start.shape[2]
+        op, step, dp = (one.ravel() for one in np.indices(start.shape))
+        if shuffled:
+            order = self.random.permutation(op.size)
+            op, step, dp = op[order], step[order], dp[order]
+        kind, pp, seq, chunk, microbatch = (
+            np.array(one) for one in zip(*[(optypes.index(name), *more) for name, *more in self.names], strict=True)
+        )
+        chunk_of, pp_of = chunk[op], pp[op]
+        computes = np.isin(kind[op], [optypes.index("forward-compute"), optypes.index("backward-compute")])
+        return Rows(
+            optypes=optypes,
+            optype_E=kind[op].astype(np.int8),
+            dp_E=dp.astype(np.int8),
+            pp_E=pp_of.astype(np.int8),
+            step_E=(7 + 3 * step).astype(np.int64),
+            start_E=start[op, step, dp],
+            duration_E=(end - start)[op, step, dp],
+            seq_E=seq[op].astype(np.int32),
+            chunk_E=chunk_of.astype(np.int8),
+            microbatch_E=microbatch[op].astype(np.int16),
+            model_chunk_E=np.where(computes, chunk_of * self.stages + pp_of, -1).astype(np.int16),
+            rank_E=(pp_of * n_dps + dp).astype(np.int16),
+        )
+
+    # What may be planted.
+
+    def slow_worker(self, ratio=1.6):
+        """One worker that takes longer for all it computes."""
+        dp, pp = int(self.random.integers(self.dps)), int(self.random.integers(self.stages))
+        for way in ("forward", "backward"):
+            self.work[self.ops(way, pp), :, dp] *= ratio
+        return dp, pp
+
+    def last_stage(self, ratio=1.5):
+        """A last stage that has more to compute."""
+        for way in ("forward", "backward"):
+            self.work[self.ops(way, self.stages - 1)] *= ratio
+
+    def sequence_lengths(self, spread=0.6):
+        """Microbatches that are long and short on all stages, and their own on each data-parallel rank."""
+        lengths = self.random.lognormal(0.0, spread, (self.microbatches, self.steps, self.dps))
+        for way in ("forward", "backward"):
+            for op in self.ops(way):
+                self.work[op] *= lengths[self.names[op][4]]
+
+    def garbage_collection(self, pause_s=0.060, every=12):
+        """Every worker stops now and then, each when its own time has come, while it launches a forward."""
+        for stage in range(self.stages):
+            forwards = self.ops("forward", stage)
+            hit = self.random.random((len(forwards), self.steps, self.dps)) < 1.0 / every
+            self.work[forwards] += pause_s * hit
+
+    def communication(self, ratio=20.0, every=3):
+        """In every so many steps, the collectives over gradients take long for everybody."""
+        scatters = self.ops(kind="grads-reduce-scatter")
+        self.work[scatters[:, None], np.arange(0, self.steps, every)] *= ratio
