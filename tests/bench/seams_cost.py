@@ -58,13 +58,14 @@ def starts(how_often: int, command: str, directory: Path) -> dict[str, float]:
         took: dict[str, list[tuple[float, float]]] = {"without": [], "with": []}
         for turn in range(how_often + 2):
             for which, environment in random.sample([("without", plain), ("with", there)], 2):
-                found = started_ms(command, environment)
+                one = started_ms(command, environment)
                 if turn > 1:  # (the first ones write what is compiled)
-                    took[which].append(found)
-    found = {}
+                    took[which].append(one)
+    found: dict[str, float] = {}
     for at, name in enumerate(("wall", "cpu")):
         more = [one[at] - other[at] for one, other in zip(took["with"], took["without"], strict=True)]
-        found |= {f"{name}_ms": statistics.median(one[at] for one in took["without"]), **spread(f"more_{name}_ms", more)}
+        found[f"{name}_ms"] = statistics.median(one[at] for one in took["without"])
+        found |= spread(f"more_{name}_ms", more)
     return found
 
 

@@ -75,7 +75,7 @@ def _go_on():
     sys.path[:] = [entry for entry in sys.path if entry != _HERE]
     ours = sys.modules.pop("sitecustomize")
     try:
-        import sitecustomize  # noqa: F401
+        __import__("sitecustomize")
     except ModuleNotFoundError as error:
         if error.name != "sitecustomize":
             raise
