@@ -131,16 +131,22 @@ class Seams:
             self._set(self._torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
 
     def _optimizer_begins(self, optimizer: Any, args: object, kwargs: object) -> None:
-        if "optimizer" in self.on and not self.tracing():
-            with self.guarded("optimizer"):
-                if self.steps.monitor is None:
-                    self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-                self.steps.optimizer_begins(id(optimizer))
+        if self.tracing() or "optimizer" not in self.on:
+            return
+        try:
+            if self.steps.monitor is None:
+                self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+            self.steps.optimizer_begins(id(optimizer))
+        except Exception as error:
+            self.fail("optimizer", error)
 
     def _optimizer_ended(self, optimizer: Any, args: object, kwargs: object) -> None:
-        if "optimizer" in self.on and not self.tracing():
-            with self.guarded("optimizer"):
-                self.steps.optimizer_ended(id(optimizer))
+        if self.tracing() or "optimizer" not in self.on:
+            return
+        try:
+            self.steps.optimizer_ended(id(optimizer))
+        except Exception as error:
+            self.fail("optimizer", error)
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""

@@ -90,9 +90,10 @@ class Steps:
             if self._thread or stage not in ("backward", "optimizer"):
                 return False
             self._thread = get_ident()
-        if stage in self.opened:
+        opened = self.opened
+        if stage in opened:
             return False
-        self.opened.append(stage)
+        opened.append(stage)
         self.entered[stage] += 1
         span = self._spans.get(stage)
         if span is not None:
@@ -101,11 +102,12 @@ class Steps:
 
     def leave(self, stage: str) -> None:
         """Leave a stage, and whatever is still open in it."""
-        if stage not in self.opened or get_ident() != self._thread:
+        opened = self.opened
+        if stage not in opened or get_ident() != self._thread:
             return
         left = None
         while left != stage:
-            left = self.opened.pop()
+            left = opened.pop()
             span = self._spans.get(left)
             if span is not None:
                 span.__exit__(None, None, None)

@@ -13,7 +13,7 @@ from tests.integration.runs import captures, named, verdicts
 
 UNEDITED = Path(__file__).parent / "jobs" / "unedited"
 TORCHRUN = (Path(sys.executable).parent / "torchrun", "--standalone", "--nproc-per-node", 2)
-FORKED_TWICE = (*FORKED, 2)
+THREE_FORKED = (*FORKED, 3)
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -31,10 +31,10 @@ _EVALUATED_AND_SAVED = {40: "eval+checkpoint", 80: "eval+checkpoint"}
 SLOWED = {
     # script: its launcher, samples a step, the stage in which they are taken, sync stages, kinds of its steps by rank
     "ddp": (TORCHRUN, 8, "data", ("backward",), _EVALUATED_AND_SAVED, _EVALUATED),
-    "accumulate": (FORKED_TWICE, 16, "data", ("backward",), {}, {}),
+    "accumulate": (THREE_FORKED, 16, "data", ("backward",), {}, {}),
     "fsdp2": (TORCHRUN, 8, "data", ("forward", "backward", "optimizer"), {31: "checkpoint"}, {31: "checkpoint"}),
     "gpt": (
-        FORKED_TWICE,
+        THREE_FORKED,
         8,
         "other",
         ("backward",),
@@ -42,7 +42,7 @@ SLOWED = {
         {},
     ),
 }
-SLOW_FROM, SLOW_S = 40, 0.02
+SLOW_FROM, SLOW_S = 40, 0.03
 
 
 def steps_of(run: Path, rank: int):
@@ -79,7 +79,7 @@ def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_a
     assert not (tmp_path / "run" / "auto").exists()
     trained = torch.load(tmp_path / "trained.pt")
     plain = subprocess.run(
-        [*map(str, FORKED_TWICE), UNEDITED / f"{script}.py", tmp_path],
+        [*map(str, FORKED), str(launcher[-1]), UNEDITED / f"{script}.py", tmp_path],
         env=environment,
         capture_output=True,
         text=True,

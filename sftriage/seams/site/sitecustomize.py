@@ -9,7 +9,7 @@ A process that never imports torch pays for this file and for one look at the na
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 (pathlib is not imported yet)
+_HERE = os.path.dirname(__file__)  # noqa: PTH120 (pathlib is not imported yet)
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 
 
@@ -72,15 +72,15 @@ def _find_package():
 
 def _go_on():
     """Import the sitecustomize that this one has taken the place of, if there is one, under its name."""
-    sys.path[:] = [entry for entry in sys.path if not entry or os.path.abspath(entry) != _HERE]  # noqa: PTH100
-    for finder in sys.meta_path:
-        spec = None if finder is _Torch else finder.find_spec("sitecustomize", None)
-        if spec is not None and spec.loader is not None:
-            from importlib.util import module_from_spec
-
-            sys.modules["sitecustomize"] = module = module_from_spec(spec)
-            spec.loader.exec_module(module)
-            return
+    sys.path[:] = [entry for entry in sys.path if entry != _HERE]
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        __import__("sitecustomize")
+    except ModuleNotFoundError as error:
+        if error.name != "sitecustomize":
+            raise
+    finally:
+        sys.modules.setdefault("sitecustomize", ours)
 
 
 if os.environ.get("SFTRIAGE_RINGS") and os.environ.get("SFTRIAGE_SEAMS") != "off":

@@ -20,7 +20,7 @@ def main(directory):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    dataset = samples(2 * 4 * MICRO_BATCHES * STEPS, 64)
+    dataset = samples(dist.get_world_size() * 4 * MICRO_BATCHES * STEPS, 64)
     batches = iter(DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset)))
     model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 4)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
