@@ -136,6 +136,17 @@ def test_what_has_not_ended_when_the_job_does_on_its_host_has_failed(asked):
     assert asked.turn(over=over) == [("failed", "the trainer ended during the capture")]
 
 
+def test_what_was_asked_of_a_host_without_which_the_job_has_started_again_has_failed(asked):
+    asked.turn()
+    asked.says("accepted")
+    assert asked.turn() == [("accepted", "")]
+    asked.gone.add("node-b")
+    assert asked.turn() == [("failed", "its host is gone, and the job has started again without it")]
+    # AND what that says after all counts no more
+    asked.says("failed")
+    assert asked.turn() == []
+
+
 def test_a_capture_that_was_under_way_before_this_controller_is_asked_of_its_host_once_that_is_heard_of(asked):
     # GIVEN a report that comes before it is known what is gone on with
     asked.says("accepted")

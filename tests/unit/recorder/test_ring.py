@@ -406,6 +406,21 @@ def test_what_dead_attempts_left_is_swept_but_for_the_last_ones(tmp_path, make_i
         ring.close()
 
 
+@pytest.mark.parametrize(("ended", "pid", "attempt"), [(True, 7, 3), (False, 7, 2), (True, None, 2)])
+def test_ranks_that_start_together_have_one_attempt_whatever_numbers_they_had(tmp_path, make_info, ended, pid, attempt):
+    # GIVEN the ring of another rank of attempt 2, of another process that has ended, or goes on, or of this one
+    about = {} if pid is None else {"pid": pid}
+    other = RingFile(tmp_path, make_info(rank=0, attempt=2, **about), 4)
+    if ended:
+        other.close()
+    # WHEN a rank that has no ring here yet begins, whose launcher counts no restart
+    ring = claim(tmp_path, make_info(rank=1), 4)
+    # THEN it is of the attempt after that which is over, or of the one that goes on
+    assert ring.info.attempt == attempt
+    for one in (ring, other):
+        one.close()
+
+
 def test_a_zombie_is_not_alive():
     # GIVEN a child that has ended, and whose parent has not looked yet
     child = os.fork()
