@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -206,6 +208,37 @@ def test_a_job_that_starts_again_with_another_host_is_another_generation(hosts):
     window = max(load_recording(hosts.run).windows(Shape(steps, steps, 0)), key=lambda one: one.attempt)
     assert (window.attempt, window.hosts) == (1, ("host-0", "host-0", "host-2", "host-2"))
     assert not np.isnan(window.durations_NRS).any()
+
+
+def test_a_job_that_starts_again_while_nobody_looks_is_known_for_that(hosts):
+    # GIVEN a job on two hosts
+    hosts.judged(40)
+    # WHEN the controller is killed, and an agent, and meanwhile the job starts again, each host with the other's ranks
+    for one in (hosts.controller, hosts.agents[1], *hosts.trainers):
+        one.kill()
+        one.wait()
+    hosts.trainers.clear()
+    hosts.train(1, 0)
+    hosts.agents[1] = hosts.start_agent(1)
+    hosts.controller = hosts.start_controller("--run", hosts.run)
+    wait_until(lambda: [one for one in hosts.windows if one["attempt"] == 1], 60.0)
+    hosts.judged(40)
+    steps = hosts.end()
+    # THEN its steps are on record as of two generations, with the ranks on the hosts where they were
+    before, after = (list(some) for _, some in groupby(whole(hosts.run), attrgetter("attempt")))
+    assert {one.hosts for one in before} == {("host-0", "host-0", "host-1", "host-1")}
+    assert {one.hosts for one in after} == {("host-1", "host-1", "host-0", "host-0")}
+    assert len(after) == steps
+    assert all(np.isfinite(one.durations_NRS).all() for one in after)
+    # AND every window of the second was judged, once, and of all ranks
+    again = [one for one in hosts.windows if one["attempt"] == 1]
+    assert [one["first_step"] for one in again] == list(range(SHAPE.warmup_steps, steps - 39, SHAPE.stride_steps))
+    assert {one["numbers"]["coverage"] for one in again} == {1.0}
+
+
+def whole(run):
+    """Every step that is on record, as a window of its own."""
+    return list(load_recording(run).windows(Shape(1, 1, 0)))
 
 
 def garbage(url, secret, places, agents):
