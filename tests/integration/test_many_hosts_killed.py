@@ -20,6 +20,7 @@ from sftriage.fleet.hub import HubAddress, Places
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.windows.gather import Shape
+from sftriage.windows.logs import LogReader
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import named, verdicts
 from tests.journals import entries
@@ -104,6 +105,11 @@ class Hosts:
     @property
     def windows(self) -> list[dict]:
         return verdicts(self.run) if (self.run / "decisions.jsonl").exists() else []
+
+    def kept(self, number: int, name: str) -> None:
+        """Wait until a host has kept steps in a log."""
+        steps = self.host(number) / "steps"
+        wait_until(lambda: [one for one in steps.glob(f"{name}.steps") if len(LogReader(one).read())], 60.0)
 
     def judged(self, more: int) -> None:
         """Wait until so many steps more are judged than there are now."""
@@ -213,25 +219,34 @@ def test_a_job_that_starts_again_with_another_host_is_another_generation(hosts):
 def test_a_job_that_starts_again_while_nobody_looks_is_known_for_that(hosts):
     # GIVEN a job on two hosts
     hosts.judged(40)
-    # WHEN the controller is killed, and an agent, and meanwhile the job starts again, each host with the other's ranks
-    for one in (hosts.controller, hosts.agents[1], *hosts.trainers):
+    # WHEN the controller is killed, and an agent, and meanwhile the job starts again twice, the second time each host
+    # with the ranks of the other one
+    for one in (hosts.controller, hosts.agents[1]):
         one.kill()
         one.wait()
-    hosts.trainers.clear()
-    hosts.train(1, 0)
+    for numbers in ((0, 1), (1, 0)):
+        for trainer in hosts.trainers:
+            trainer.kill()
+            trainer.wait()
+        hosts.trainers.clear()
+        hosts.train(*numbers)
+        hosts.kept(0, "rank-0.1" if numbers == (0, 1) else "rank-2.*")
     hosts.agents[1] = hosts.start_agent(1)
     hosts.controller = hosts.start_controller("--run", hosts.run)
-    wait_until(lambda: [one for one in hosts.windows if one["attempt"] == 1], 60.0)
+    wait_until(lambda: [one for one in hosts.windows if one["attempt"] == 2], 60.0)
     hosts.judged(40)
     steps = hosts.end()
-    # THEN its steps are on record as of two generations, with the ranks on the hosts where they were
-    before, after = (list(some) for _, some in groupby(whole(hosts.run), attrgetter("attempt")))
-    assert {one.hosts for one in before} == {("host-0", "host-0", "host-1", "host-1")}
-    assert {one.hosts for one in after} == {("host-1", "host-1", "host-0", "host-0")}
-    assert len(after) == steps
-    assert all(np.isfinite(one.durations_NRS).all() for one in after)
-    # AND every window of the second was judged, once, and of all ranks
-    again = [one for one in hosts.windows if one["attempt"] == 1]
+    # THEN its steps are on record as of three generations, with the ranks on the hosts where they were
+    found = {attempt: list(some) for attempt, some in groupby(whole(hosts.run), attrgetter("attempt"))}
+    assert [{one.hosts for one in some} for some in found.values()] == [
+        {("host-0", "host-0", "host-1", "host-1")},
+        {("host-0", "host-0", "host-1", "host-1")},
+        {("host-1", "host-1", "host-0", "host-0")},
+    ]
+    assert len(found[2]) == steps
+    assert all(np.isfinite(one.durations_NRS).all() for one in found[2])
+    # AND every window of the newest was judged, once, and of all ranks
+    again = [one for one in hosts.windows if one["attempt"] == 2]
     assert [one["first_step"] for one in again] == list(range(SHAPE.warmup_steps, steps - 39, SHAPE.stride_steps))
     assert {one["numbers"]["coverage"] for one in again} == {1.0}
 
