@@ -32,7 +32,7 @@ spec:
   limits: {overhead_budget: "50%"}
 """
 A, B, C = range(3)
-WAIT_S, WARMUP_STEPS = 90.0, 10
+WARMUP_STEPS = 10
 
 
 class Job:
@@ -98,7 +98,7 @@ class Job:
             return len([one for one in self.windows if one["attempt"] == attempt])
 
         wanted = of_attempt() + more
-        wait_until(lambda: of_attempt() >= wanted, WAIT_S)
+        wait_until(lambda: of_attempt() >= wanted)
 
     @property
     def captures(self):
@@ -111,12 +111,12 @@ class Job:
         """Ask for a capture that lasts; its id once it is under way."""
         about = ["--rank", rank, "--profiler", "stacks", "--steps", 1000, "--reason", "asked for"]
         start("capture", "--run", self.run, *about)
-        wait_until(lambda: any(one[-1].state == "running" for one in self.captures.values()), WAIT_S)
+        wait_until(lambda: any(one[-1].state == "running" for one in self.captures.values()))
         return next(reversed(self.captures))
 
     def ended(self, capture_id):
         """Wait until a capture has ended: how, and why."""
-        wait_until(lambda: self.captures[capture_id][-1].state in ENDED, WAIT_S)
+        wait_until(lambda: self.captures[capture_id][-1].state in ENDED)
         return self.captures[capture_id][-1].state, self.captures[capture_id][-1].detail
 
     def end(self):
@@ -197,7 +197,7 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         # WHEN a rank becomes slow
         job.say("slow-node-b", "forward 0.05")
         # THEN it is captured
-        wait_until(lambda: captures(job.run), WAIT_S)
+        wait_until(lambda: captures(job.run))
         job.end()
         assert_captured(job, start, 1, "node-b", "forward")
         assert_never_mixed(job, start)
@@ -207,7 +207,7 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         job.go_on("again")
         job.judged(0, more=2)
         job.say("slow-node-a", "data 0.05")
-        wait_until(lambda: captures(job.run), WAIT_S)
+        wait_until(lambda: captures(job.run))
         job.end()
         # THEN that is a run of its own, with the job's own numbers of its steps
         assert_captured(job, start, 0, "node-a", "data")
@@ -222,7 +222,7 @@ def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environmen
         job = Job(hosts, tmp_path, environment, nodes="1:2", head=B)
         job.say("checkpoint", "1000")
         job.start(B, C)
-        wait_until(lambda: job.starts and len(job.starts[-1]) == 2, WAIT_S)
+        wait_until(lambda: job.starts and len(job.starts[-1]) == 2)
         job.judged(len(job.starts) - 1)
         asked = job.ask(start, 1)
         # WHEN that host is killed, with its agent
@@ -230,15 +230,15 @@ def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environmen
         hosts.kill(C)
         del job.running[C]
         # THEN the job goes on alone, and the capture has failed
-        wait_until(lambda: len(job.starts[-1]) == 1, WAIT_S)
+        wait_until(lambda: len(job.starts[-1]) == 1)
         job.judged(len(job.starts) - 1)
         assert job.ended(asked) == ("failed", "its host is gone, and the job has started again without it")
         # WHEN another host takes its place, whose address comes first
         job.start(A)
-        wait_until(lambda: len(job.starts[-1]) == 2, WAIT_S)
+        wait_until(lambda: len(job.starts[-1]) == 2)
         job.judged(len(job.starts) - 1)
         job.say("slow-node-b", "data 0.05")
-        wait_until(lambda: captures(job.run), WAIT_S)
+        wait_until(lambda: captures(job.run))
         job.end()
     # THEN the rank that was 0 and is 1 by now is named, and was captured
     hosts_by_rank = [[one["host"] for _, one in sorted(of.items())] for of in job.starts]

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, MARGIN_S, Generations, Known, Teller
+from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known, Teller
 from sftriage.fleet.wire import Incarnation
 from tests.unit.fleet.shipments import info
 
@@ -176,37 +176,55 @@ def test_a_controller_that_takes_over_knows_the_generations():
 
 
 @st.composite
-def starts(draw):
+def starts(draw, replaced=True):
     """A job's starts: of each which hosts have which ranks, from when on; and what each host tells, in its order."""
     told, truth, counts = {host: [] for host in "abcd"}, [], dict.fromkeys("abcd", 0)
+    always = draw(st.integers(1, 4))
     for number in range(draw(st.integers(1, 5))):
         hosts = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
+        if not replaced:
+            hosts = draw(st.permutations("abcd"[:always]))
         truth.append({})
         for place, host in enumerate(hosts):
-            # (nobody ends a first step before all have begun)
+            # (nobody ends a first step before all have begun; not every start comes to a step)
             began_s = 100.0 * number + draw(st.floats(0.0, 20.0))
             about = (place,), began_s, counts[host], len(hosts)
             truth[-1][host] = about
-            told[host] += [("take", host, *about), ("step", host, *about, 100.0 * number + 20.0 + MARGIN_S)]
+            told[host].append(("take", host, *about))
+            if draw(st.booleans()):
+                told[host].append(("step", host, *about, 100.0 * number + 25.0))
             counts[host] += 1
     return told, truth
 
 
-@settings(max_examples=300)
-@given(job=starts(), data=st.data())
-def test_generations_are_the_same_in_whatever_order_hosts_are_heard_of(job, data):
-    # GIVEN hosts of which each tells in its order, and that are not heard of before all others have told of the start
-    # before the one before
-    told, truth = job
+def generations_of(told, truth, draw_next):
+    """The generations of each start, where what hosts tell comes in an order that is drawn."""
     found = Job()
-    while left := [host for host, some in told.items() if some]:
-        earliest_s = min(told[host][0][3] for host in left)
-        near = [host for host in left if told[host][0][3] < earliest_s + 70.0]
-        what, host, ranks, began_s, start, world_size, *first_s = told[data.draw(st.sampled_from(near))].pop(0)
+    while left := {host: some[0] for host, some in told.items() if some}:
+        what, host, ranks, began_s, start, world_size, *first_s = told[draw_next(left)].pop(0)
         if what == "take":
             found.take(host, ranks, began_s, start, world_size)
         else:
-            found.step(host, ranks, first_s[0], began_s, now_s=first_s[0], start=start, world_size=world_size)
+            found.step(host, ranks, first_s[0], began_s, first_s[0], start, world_size)
+    return [{number for host, about in some.items() for number in found.of(host, *about)} for some in truth]
+
+
+@settings(max_examples=200)
+@given(job=starts(replaced=False), data=st.data())
+def test_generations_are_the_same_in_whatever_order_hosts_are_heard_of(job, data):
+    # GIVEN hosts whose ranks are numbered anew with each start, and that are heard of as early or late as may be
+    found = generations_of(*job, lambda left: data.draw(st.sampled_from(sorted(left))))
     # THEN each start is a generation
-    generations = [{number for host, about in some.items() for number in found.of(host, *about)} for some in truth]
-    assert generations == [{number} for number in range(len(truth))]
+    assert found == [{number} for number in range(len(found))]
+
+
+@settings(max_examples=200)
+@given(job=starts(), data=st.data())
+def test_hosts_may_come_and_go_with_each_generation(job, data):
+    # GIVEN hosts that are lost and replaced, and heard of before others have begun again twice
+    def draw_next(left):
+        earliest_s = min(began_s for _, _, _, began_s, *_ in left.values())
+        return data.draw(st.sampled_from(sorted(host for host, some in left.items() if some[3] < earliest_s + 70.0)))
+
+    found = generations_of(*job, draw_next)
+    assert found == [{number} for number in range(len(found))]
