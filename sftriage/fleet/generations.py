@@ -126,8 +126,11 @@ class Generations:
         new.sort(key=lambda rank: infos[rank].started_mono_ns)
         return any([self._place(teller, infos[rank], ones[rank]) for rank in new])  # noqa: C419  # all of them
 
-    def stepped(self, ones: Iterable[Incarnation], first_s: Callable[[], float], now_s: float) -> bool:
-        """Take note that processes take steps, the first of which ended at ``first_s``. Whether anything is new."""
+    def stepped(self, ones: Iterable[Incarnation], ended_s: Callable[[], tuple[float, float]]) -> bool:
+        """Take note that processes have taken steps, of which ``ended_s`` is when the first and the last have ended.
+
+        Whether anything is new.
+        """
         changed = False
         for one in ones:
             member = self._of.get(one)
@@ -135,9 +138,9 @@ class Generations:
                 continue
             generation = self._generations[member.generation]
             if generation.stepped_s == inf and not member.moved:
-                generation.stepped_s = first_s()
+                generation.stepped_s = ended_s()[0]
                 changed = True
-            if member.generation < self.newest and now_s > self._opened_s + GOES_ON_S:
+            if member.generation < self.newest and ended_s()[1] > self._opened_s + GOES_ON_S:
                 changed |= self._goes_on(member)
         return changed
 

@@ -277,7 +277,7 @@ class NatsFleet:
             host.ahead_s, host.sent_s = _ahead_s(host, shipment, sent_s), sent_s
             if shipment.blocks or shipment.status is not None:
                 host.counts[shipment.process] = shipment.counts
-            self._take_rows(host, shipment, message, sent_s)
+            self._take_rows(host, shipment, message)
             if shipment.status is not None:
                 host.status, host.status_s = shipment.status, host.seen_s
             for report in shipment.reports:
@@ -286,7 +286,7 @@ class NatsFleet:
                 host.waiting.append(message)
         self._acknowledge()
 
-    def _take_rows(self, host: _Host, shipment: Shipment, message: Message, sent_s: float) -> None:
+    def _take_rows(self, host: _Host, shipment: Shipment, message: Message) -> None:
         blocks = sorted(shipment.blocks, key=lambda block: block.rows.generation)
         if not blocks:
             return
@@ -296,7 +296,7 @@ class NatsFleet:
         for block in blocks:
             infos = block.infos
             ones = {rank: Incarnation.of(shipment.boot_id, info) for rank, info in infos.items()}
-            if self._placed(teller, block, ones, sent_s):
+            if self._placed(teller, block, ones):
                 self._note(self._generations)
             host.infos.update(((block.rows.generation, rank), info) for rank, info in infos.items())
             for old in [at for at in host.infos if at[0] <= host.newest.rows.generation - KEPT_GENERATIONS]:
@@ -312,7 +312,7 @@ class NatsFleet:
             for generation, ranks in of_generation.items():
                 self._add(shipment.agent, block, generation, ranks, message)
 
-    def _placed(self, teller: Teller, block: Block, ones: Mapping[int, Incarnation], sent_s: float) -> bool:
+    def _placed(self, teller: Teller, block: Block, ones: Mapping[int, Incarnation]) -> bool:
         """Take note of whose rows these are. Whether anything is new."""
         steps = block.rows.steps
         changed = self._generations.take(teller, block.infos, ones)
@@ -320,10 +320,11 @@ class NatsFleet:
             return changed
         stepping = [ones[rank] for rank in set(steps.rank_B.tolist())]
 
-        def first_s() -> float:
-            return teller.ahead_s + int((steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)).min()) / 1e9
+        def ended_s() -> tuple[float, float]:
+            ended_ns_B = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
+            return teller.ahead_s + int(ended_ns_B.min()) / 1e9, teller.ahead_s + int(ended_ns_B.max()) / 1e9
 
-        return self._generations.stepped(stepping, first_s, sent_s) or changed
+        return self._generations.stepped(stepping, ended_s) or changed
 
     def _add(
         self, agent: str, block: Block, generation: int, ranks: Mapping[int, Incarnation], message: Message

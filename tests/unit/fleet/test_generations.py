@@ -26,10 +26,10 @@ class Job:
         some = {rank: process(host, rank, began_s, start, world_size) for rank in ranks}
         return self.generations.take(teller(host), some, {rank: one(host, info) for rank, info in some.items()})
 
-    def step(self, host, ranks, first_s, began_s, now_s=0.0, start=0, world_size=4):
+    def step(self, host, ranks, first_s, began_s, last_s=0.0, start=0, world_size=4):
         """A host tells of steps."""
         stepping = [one(host, process(host, rank, began_s, start, world_size)) for rank in ranks]
-        return self.generations.stepped(stepping, lambda: EPOCH_S + first_s, EPOCH_S + now_s)
+        return self.generations.stepped(stepping, lambda: (EPOCH_S + first_s, EPOCH_S + last_s))
 
     def of(self, host, ranks, began_s, start=0, world_size=4):
         """The generations of the ranks of one of a host's starts."""
@@ -140,9 +140,9 @@ def test_a_rank_that_goes_on_is_of_the_generation_that_goes_on():
     job.take("b", (2,), 30.0, start=1)
     assert job.of("b", (2,), 30.0, 1) == {1}
     # WHEN the others take steps long after
-    assert not job.step("a", (0, 1), 1.0, 0.0, now_s=30.0 + GOES_ON_S)
-    assert job.step("a", (0, 1), 1.0, 0.0, now_s=30.1 + GOES_ON_S)
-    assert job.step("b", (3,), 1.0, 0.0, now_s=30.1 + GOES_ON_S)
+    assert not job.step("a", (0, 1), 1.0, 0.0, last_s=30.0 + GOES_ON_S)
+    assert job.step("a", (0, 1), 1.0, 0.0, last_s=30.1 + GOES_ON_S)
+    assert job.step("b", (3,), 1.0, 0.0, last_s=30.1 + GOES_ON_S)
     # THEN all are together
     assert job.of("a", (0, 1), 0.0) == job.of("b", (3,), 0.0) == {1}
 
@@ -151,8 +151,8 @@ def test_two_jobs_under_one_name_are_said_once(caplog):
     job = Job()
     job.take("a", (0, 1), 0.0)
     job.take("b", (0, 1), 1.0)
-    for now_s in (5.0, 20.0, 30.0):
-        job.step("a", (0, 1), 2.0, 0.0, now_s=now_s)
+    for last_s in (5.0, 20.0, 30.0):
+        job.step("a", (0, 1), 2.0, 0.0, last_s)
     # THEN the newer one counts
     assert (job.of("a", (0, 1), 0.0), job.of("b", (0, 1), 1.0)) == ({0}, {1})
     assert [record.message[:50] for record in caplog.records] == ["hosts a and b both have a rank 0 that takes steps;"]
