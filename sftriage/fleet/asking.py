@@ -26,6 +26,8 @@ BEGIN_GRACE_S = 15.0
 """How long after it should have begun a capture's host may take to say that it has."""
 END_GRACE_S = 480.0
 """How long after its time-box a capture's host may take to say what has become of it."""
+UNHEARD_S = 60.0
+"""How long a controller that takes over waits for word of the host of a capture that is gone on with."""
 LOOK_S, AGAIN_S, CLOSE_S = 0.05, 1.0, 2.0
 
 Place = Callable[[WantedCapture], "tuple[str, Incarnation | None]"]
@@ -49,11 +51,15 @@ class Message:
 
 @dataclass(slots=True)
 class _Asked:
-    """A capture that is wanted, and of which agent. ``begin_s`` is None once that has said anything of it."""
+    """A capture that is wanted since ``at_s``, and of which agent: "" while none that has its rank is heard of.
+
+    ``begin_s`` is None once that has said anything of it.
+    """
 
     request: CaptureRequest
     agent: str
     of: Incarnation | None
+    at_s: float
     begin_s: float | None
     end_s: float
     ended: bool = False
@@ -134,6 +140,8 @@ class Asking:
                 self._end(asked, "expired", "nothing was heard of it from its host, long past its time-box")
             elif over.get(asked.agent) and not self._pending(asked):
                 self._end(asked, "failed", "the job ended on its host before it did")
+            elif not asked.agent and now_s > asked.at_s + UNHEARD_S:
+                self._end(asked, "failed", "nothing is heard any more of the host that it was asked of")
             elif asked.agent and self._gone(asked.agent, asked.of) and not self._pending(asked):
                 self._end(asked, "failed", "its host is gone, and the job has started again without it")
             elif asked.agent:
@@ -189,7 +197,7 @@ class Asking:
         if wanted.expires_s is not None:
             begin_s = now_s + wanted.expires_s + BEGIN_GRACE_S
         end_s = now_s + (wanted.expires_s or 0.0) + request.max_seconds + END_GRACE_S
-        asked = self._asked[request.capture_id] = _Asked(request, *self._place(wanted), begin_s, end_s)
+        asked = self._asked[request.capture_id] = _Asked(request, *self._place(wanted), now_s, begin_s, end_s)
         # (of one that is gone on with, the host may be yet to be heard of by this controller)
         if not asked.agent and not wanted.resumed:
             self._end(asked, "failed", f"no host of the job has rank {request.rank}")

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import inf
 
 import msgspec
 
@@ -31,7 +32,7 @@ MARGIN_S = 5.0
 """How far hosts may be wrong about when something was on the hub's clock."""
 
 
-class Member(msgspec.Struct, frozen=True):
+class Member(msgspec.Struct, frozen=True, array_like=True):
     """A process of a generation, of the ``start``-th start on its host, that began at ``began_s``.
 
     One that has ``moved`` was of an earlier generation before, and has begun long ago.
@@ -44,6 +45,26 @@ class Member(msgspec.Struct, frozen=True):
     world_size: int
     began_s: float
     moved: bool = False
+
+
+@dataclass(slots=True)
+class _Generation:
+    """The members of a generation by rank, when the first and the last of them began, and when one ended a step."""
+
+    world_size: int
+    first_s: float = inf
+    last_s: float = -inf
+    stepped_s: float = inf
+    members: dict[int, Member] = field(default_factory=dict)
+
+    def add(self, member: Member) -> None:
+        self.members[member.one.rank] = member
+        if not member.moved:
+            self.first_s, self.last_s = min(self.first_s, member.began_s), max(self.last_s, member.began_s)
+
+    def apart_s(self, began_s: float) -> float:
+        """By how much a process that began then did so before, or after, all others."""
+        return max(self.first_s - began_s, began_s - self.last_s, 0.0)
 
 
 class Known(msgspec.Struct, frozen=True):
@@ -86,18 +107,23 @@ class Generations:
 
     def __init__(self, known: Known = NOTHING_KNOWN) -> None:
         self.newest, self._opened_s, self.changes = known.newest, known.opened_s, 0
-        self._of = {member.one: member for member in known.members}
-        self._stepped_s = dict(known.stepped_s)
-        # Of each generation, by rank.
-        self._members: dict[int, dict[int, Member]] = {known.newest: {}}
-        for member in known.members:
-            self._members.setdefault(member.generation, {})[member.one.rank] = member
+        self._of: dict[Incarnation, Member] = {}
+        self._generations: dict[int, _Generation] = {}
+        # Of each host, the generations of its starts.
+        self._starts: dict[str, dict[int, int]] = {}
         self._said: set[tuple[str, str]] = set()
+        for member in known.members:
+            self._generations.setdefault(member.generation, _Generation(member.world_size))
+            self._join(member)
+        for generation, stepped_s in known.stepped_s.items():
+            if generation in self._generations:
+                self._generations[generation].stepped_s = stepped_s
 
     @property
     def known(self) -> Known:
         """What there is to keep."""
-        return Known(self.newest, self._opened_s, tuple(self._of.values()), self._stepped_s)
+        stepped_s = {number: one.stepped_s for number, one in self._generations.items() if one.stepped_s < inf}
+        return Known(self.newest, self._opened_s, tuple(self._of.values()), stepped_s)
 
     def of(self, one: Incarnation) -> int | None:
         """The generation of a process; None where it is not known any more, or was never seen."""
@@ -106,88 +132,89 @@ class Generations:
 
     def goes_on(self, generation: int) -> bool:
         """Whether a generation is the newest one, and takes steps: its ranks have nothing new to say."""
-        return generation == self.newest and generation in self._stepped_s
+        return generation == self.newest and self._generations[generation].stepped_s < inf
 
-    def take(self, teller: Teller, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> None:
-        """Take note of the ranks of one of a host's starts, its older starts first."""
+    def take(self, teller: Teller, infos: Mapping[int, RingInfo], ones: Mapping[int, Incarnation]) -> bool:
+        """Take note of the ranks of one of a host's starts, its older starts first. Whether anything is new."""
         new = [rank for rank, one in ones.items() if one not in self._of]
-        for rank in sorted(new, key=lambda rank: infos[rank].started_mono_ns):
-            self._place(teller, infos[rank], ones[rank])
+        new.sort(key=lambda rank: infos[rank].started_mono_ns)
+        changed = sum([self._place(teller, infos[rank], ones[rank]) for rank in new])
+        self.changes += changed
+        return changed > 0
 
-    def stepped(self, ones: Iterable[Incarnation], first_s: Callable[[], float], now_s: float) -> None:
-        """Take note that processes take steps, the first of which ended at ``first_s``."""
+    def stepped(self, ones: Iterable[Incarnation], ended_s: Callable[[], tuple[float, float]]) -> bool:
+        """Take note that processes have taken steps, of which ``ended_s`` is when the first and the last have ended.
+
+        Whether anything is new.
+        """
+        changed = False
         for one in ones:
             member = self._of.get(one)
             if member is None:
                 continue
-            if member.generation not in self._stepped_s and not member.moved:
-                self._stepped_s[member.generation] = first_s()
-                self.changes += 1
-            if member.generation < self.newest and now_s > self._opened_s + GOES_ON_S:
-                self._move(member)
+            generation = self._generations[member.generation]
+            if generation.stepped_s == inf and not member.moved:
+                generation.stepped_s = ended_s()[0]
+                changed = True
+            if member.generation < self.newest and ended_s()[1] > self._opened_s + GOES_ON_S:
+                changed |= self._moved(member)
+        self.changes += changed
+        return changed
 
-    def _move(self, member: Member) -> None:
+    def _moved(self, member: Member) -> bool:
         """A rank takes steps though others have started again long ago: it is together with these now."""
-        newest = self._members[self.newest]
-        other = newest.get(member.one.rank)
+        newest = self._generations[self.newest]
+        other = newest.members.get(member.one.rank)
         if other is not None:
             self._say_two(member, other)
-        if other is not None or member.world_size != next(iter(newest.values())).world_size:
-            return
-        del self._members[member.generation][member.one.rank]
+        if other is not None or member.world_size != newest.world_size:
+            return False
+        del self._generations[member.generation].members[member.one.rank]
         self._join(msgspec.structs.replace(member, generation=self.newest, moved=True))
+        return True
 
-    def _place(self, teller: Teller, info: RingInfo, one: Incarnation) -> None:
-        """Have a process that was never seen join the others of its generation, if it has any."""
+    def _place(self, teller: Teller, info: RingInfo, one: Incarnation) -> bool:
+        """Have a process that was never seen join the others of its generation; whether it has any."""
         began_s = info.started_mono_ns / 1e9 + teller.ahead_s
         new = Member(one, self.newest, teller.host, info.attempt, info.world_size, began_s)
-        fitting = [generation for generation in self._members if generation >= 0 and self._fits(new, generation)]
+        fitting = [number for number in sorted(self._generations, reverse=True) if self._fits(new, number)]
         if fitting:
-            nearest = min(sorted(fitting, reverse=True), key=lambda generation: self._apart_s(new, generation))
+            nearest = min(fitting, key=lambda number: self._generations[number].apart_s(began_s))
             new = msgspec.structs.replace(new, generation=nearest)
-        elif self.newest < 0 or self._is_later(new):
-            self._open(began_s)
+        elif self.newest < 0 or began_s > self._generations[self.newest].last_s:
+            self._open(new)
             new = msgspec.structs.replace(new, generation=self.newest)
         else:
-            return
+            return False
         self._join(new)
+        return True
 
-    def _fits(self, new: Member, generation: int) -> bool:
+    def _fits(self, new: Member, number: int) -> bool:
         """Whether a process can be of a generation."""
-        others = self._members[generation]
-        if new.one.rank in others or any(other.world_size != new.world_size for other in others.values()):
+        generation, before = self._generations[number], self._generations.get(number - 1)
+        if new.one.rank in generation.members or new.world_size != generation.world_size:
             return False
-        of_host = [other for other in self._of.values() if other.host == new.host]
-        if any(_sign(other.start - new.start) != _sign(other.generation - generation) for other in of_host):
+        starts = self._starts.get(new.host, {})
+        if any(_sign(start - new.start) != _sign(of - number) for start, of in starts.items()):
             return False
-        before_s, stepped_s = self._stepped_s.get(generation - 1), self._stepped_s.get(generation)
-        if before_s is not None and new.began_s < before_s - MARGIN_S:
+        if before is not None and before.stepped_s < inf and new.began_s < before.stepped_s - MARGIN_S:
             return False
-        return stepped_s is None or new.began_s <= stepped_s + MARGIN_S
+        return new.began_s <= generation.stepped_s + MARGIN_S
 
-    def _is_later(self, new: Member) -> bool:
-        """Whether a process began after those of the newest generation."""
-        return all(new.began_s > other.began_s for other in self._members[self.newest].values())
-
-    def _apart_s(self, new: Member, generation: int) -> float:
-        """By how much a process began before, or after, those of a generation."""
-        began_s = [other.began_s for other in self._members[generation].values() if not other.moved]
-        if not began_s:
-            return 0.0
-        return max(min(began_s) - new.began_s, new.began_s - max(began_s), 0.0)
-
-    def _open(self, now_s: float) -> None:
-        self.newest, self._opened_s = self.newest + 1, now_s
-        self._members[self.newest] = {}
-        for old in [generation for generation in self._members if generation <= self.newest - KEPT_GENERATIONS]:
-            for member in self._members.pop(old).values():
+    def _open(self, first: Member) -> None:
+        self.newest, self._opened_s = self.newest + 1, first.began_s
+        self._generations[self.newest] = _Generation(first.world_size)
+        for old in [number for number in self._generations if number <= self.newest - KEPT_GENERATIONS]:
+            for member in self._generations.pop(old).members.values():
                 del self._of[member.one]
-            self._stepped_s.pop(old, None)
+        for host, starts in list(self._starts.items()):
+            self._starts[host] = {start: of for start, of in starts.items() if of in self._generations}
 
     def _join(self, member: Member) -> None:
-        self.changes += 1
         self._of[member.one] = member
-        self._members[member.generation][member.one.rank] = member
+        self._generations[member.generation].add(member)
+        if not member.moved:
+            self._starts.setdefault(member.host, {})[member.start] = member.generation
 
     def _say_two(self, one: Member, other: Member) -> None:
         """Two processes are one rank, and both go on."""

@@ -94,11 +94,12 @@ class Host:
         ones = {rank: Incarnation.of(self.boot_id, info) for rank, info in block.infos.items()}
         generations.take(Teller(agent, self.boot_id, self.ahead_s, self.rings_id), block.infos, ones)
         steps = block.rows.steps
-        generations.stepped(
-            [ones[rank] for rank in set(steps.rank_B.tolist())],
-            lambda: self.ahead_s + int((steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)).min()) / 1e9,
-            self.sent_s,
-        )
+
+        def ended_s() -> tuple[float, float]:
+            ended_ns_B = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
+            return self.ahead_s + int(ended_ns_B.min()) / 1e9, self.ahead_s + int(ended_ns_B.max()) / 1e9
+
+        generations.stepped([ones[rank] for rank in set(steps.rank_B.tolist())], ended_s)
         self.rings.setdefault(generation, {}).update(block.infos)
         for old in [one for one in self.rings if one <= self.newest.rows.generation - KEPT_GENERATIONS]:
             del self.rings[old]

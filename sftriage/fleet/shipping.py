@@ -233,7 +233,9 @@ class HostEnd:
             for part in parts(Block(infos.get(rows.generation, {}), rows))
         ]
         reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
-        alone = Shipment(self._token, self._boot_id, self._process, counts=self._agent.telemetry)
+        counts = self._agent.telemetry
+        counts = replace(counts, problems=dict(counts.problems))
+        alone = Shipment(self._token, self._boot_id, self._process, counts=counts)
         last = replace(
             alone,
             blocks=tuple(blocks[-1:]),

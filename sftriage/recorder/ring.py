@@ -39,7 +39,7 @@ WORDS_A_STEP = 16
 """Words of the log for each step that the ring is to hold: one of five stages has 13."""
 
 KEPT_RINGS = 8
-"""Rings of a rank's dead attempts that are left: an agent that comes late may still want their last steps."""
+"""Dead attempts whose rings are left: an agent that comes late may still want their last steps."""
 
 STALE_PARTIAL_S = 60.0
 """Age from which a file that never got its name is one whose maker was killed."""
@@ -169,13 +169,13 @@ def find_rings(directory: Path | str) -> tuple[Path, ...]:
 
 
 def _sweep(directory: Path, mine: RingInfo) -> None:
-    """Remove what dead attempts of this rank have left, but for the last, and what was never finished.
+    """Remove what dead attempts have left here, but for the last ones, and what this rank has never finished.
 
     Nobody takes up an attempt again, so that what is dead stays dead; whoever reads one of these files goes on reading.
     """
-    older = [path for path in find_rings(directory) if _attempt(path, mine.rank) in range(mine.attempt)]
-    dead = [path for path in older if writer_lives(path) is False]
-    for path in dead[: max(0, len(dead) - KEPT_RINGS)]:
+    dead = [path for path in find_rings(directory) if _attempt(path) < mine.attempt and writer_lives(path) is False]
+    kept = sorted({_attempt(path) for path in dead})[-KEPT_RINGS:]
+    for path in (path for path in dead if _attempt(path) not in kept):
         for kind in ("ring", "mailbox", "device"):
             path.with_suffix(f".{kind}").unlink(missing_ok=True)
     for partial in directory.glob(f".rank-{mine.rank}.*.partial"):

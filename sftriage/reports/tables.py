@@ -48,18 +48,26 @@ def frontier_table(verdict: Verdict) -> Table:
 
 def windows_table(verdicts: Iterable[Verdict]) -> Table:
     """A line a window."""
+    seen = list(verdicts)
     table = Table(title="Windows", title_justify="left")
-    for column in ("steps", "verdict", "exposed", "suspect", "gain", "how often"):
+    started_again = _started_again(one.attempt for one in seen)
+    for column in (*started_again, "steps", "verdict", "exposed", "suspect", "gain", "how often"):
         table.add_column(column, justify="right" if column in ("exposed", "gain", "how often") else "left")
-    for verdict in verdicts:
+    for verdict in seen:
         label = ": ".join(filter(None, (verdict.label, ", ".join(verdict.reasons))))
         table.add_row(
+            *(str(verdict.attempt + 1) for _ in started_again),
             f"{verdict.first_step} to {verdict.last_step}",
             f"[{LABEL_STYLES[verdict.label]}]{label}[/]",
             milliseconds(verdict.exposed_s),
             *(_suspected(verdict) if verdict.suspects else ()),
         )
     return table
+
+
+def _started_again(attempts: Iterable[int]) -> tuple[str, ...]:
+    """The column that says which attempt of its job a row is of: where there are others than the first."""
+    return ("attempt",) if any(attempts) else ()
 
 
 def _suspected(verdict: Verdict) -> tuple[str, str, str]:
@@ -76,10 +84,12 @@ _DISPENSABLE = frozenset({"reproduced", "size", "because of window", "created (U
 
 def decisions_table(decisions: Sequence[dict[str, Any]]) -> Table:
     """A line a decision, as `decision_values` gives them."""
-    table = titled("Decisions", ["time (UTC)", "steps", "label", "outcome", "reason"])
+    started_again = _started_again(one["attempt"] for one in decisions)
+    table = titled("Decisions", ["time (UTC)", *started_again, "steps", "label", "outcome", "reason"])
     for decision in decisions:
         table.add_row(
             f"{moment(decision['time_s']):%H:%M:%S}",
+            *(str(decision["attempt"] + 1) for _ in started_again),
             f"{decision['first_step']} to {decision['last_step']}",
             f"[{LABEL_STYLES.get(decision['label'], 'default')}]{decision['label']}[/]",
             f"[{OUTCOME_STYLES[decision['outcome']]}]{decision['outcome']}[/]",

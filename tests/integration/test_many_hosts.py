@@ -1,6 +1,7 @@
 """A real job under torchrun on two hosts, with one line on each: who is slow is named, captured there, fetched here."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SLOW_DATA = Path(__file__).parent / "jobs" / "slow_data.py"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+JOB = f"job/{os.getpid()}"
 SLOW = 3
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
@@ -47,7 +49,7 @@ def job(hosts, tmp_path, environment, *options):
     for number in range(2):
         launcher = [*TORCHRUN, "--nnodes", 2, "--node-rank", number, "--nproc-per-node", 2, *options]
         launcher += ["--master-addr", BOTH[0], "--master-port", 29511, SLOW_DATA, tmp_path / "release", 0.05]
-        run = [sys.executable, "-m", "sftriage", "run", "--job-id", "job/7", "--hub", BOTH[0]]
+        run = [sys.executable, "-m", "sftriage", "run", "--job-id", JOB, "--hub", BOTH[0]]
         run += ["--out", tmp_path / "run", "--creds", tmp_path / "secret", "--policy", tmp_path / "input.yaml"]
         # (each host has a working directory of its own)
         place = tmp_path / f"host-{number}"
@@ -72,12 +74,10 @@ def test_a_slow_rank_of_another_host_is_named_and_its_trace_is_fetched(hosts, tm
     # WHEN it ends
     (tmp_path / "release").touch()
     assert [one.wait(DEADLINE_S) for one in both] == [0, 0], said(tmp_path)
-    # THEN the rank is named, and its stage, and nobody else, for as much as the rule asks for (a busy machine makes any
-    # rank of a job with steps of 10 ms a little slower than the others, and other stages of this one as well)
+    # THEN the rank is named, and its stage, and nothing else, for as much as the rule asks for (less than that a busy
+    # machine may take from any rank of a job with steps of 10 ms)
     found = [named(one) for one in verdicts(run) if one["suspects"] and one["suspects"][0]["gain_s"] >= 0.01]
-    found = [one for one in found if one is not None]
-    assert {rank for rank, _ in found} == {SLOW}
-    assert (SLOW, "data") in found
+    assert {one for one in found if one is not None} == {(SLOW, "data")}
     # AND all windows have the steps of all ranks, though the hosts ship at moments of their own
     assert {one["numbers"]["coverage"] for one in verdicts(run)} == {1.0}
     # AND it was captured on its host, once

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from sftriage.fleet.hub import HubAddress, Places
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
 from sftriage.windows.gather import Shape
+from sftriage.windows.logs import LogReader
 from tests.integration.processes import DEADLINE_S, wait_until
 from tests.integration.runs import named, verdicts
 from tests.journals import entries
@@ -102,6 +105,11 @@ class Hosts:
     @property
     def windows(self) -> list[dict]:
         return verdicts(self.run) if (self.run / "decisions.jsonl").exists() else []
+
+    def kept(self, number: int, name: str) -> None:
+        """Wait until a host has kept steps in a log."""
+        steps = self.host(number) / "steps"
+        wait_until(lambda: [one for one in steps.glob(f"{name}.steps") if len(LogReader(one).read())], 60.0)
 
     def judged(self, more: int) -> None:
         """Wait until so many steps more are judged than there are now."""
@@ -206,6 +214,46 @@ def test_a_job_that_starts_again_with_another_host_is_another_generation(hosts):
     window = max(load_recording(hosts.run).windows(Shape(steps, steps, 0)), key=lambda one: one.attempt)
     assert (window.attempt, window.hosts) == (1, ("host-0", "host-0", "host-2", "host-2"))
     assert not np.isnan(window.durations_NRS).any()
+
+
+def test_a_job_that_starts_again_while_nobody_looks_is_known_for_that(hosts):
+    # GIVEN a job on two hosts
+    hosts.judged(40)
+    # WHEN the controller is killed, and an agent, and meanwhile the job starts again twice, the second time each host
+    # with the ranks of the other one
+    for one in (hosts.controller, hosts.agents[1]):
+        one.kill()
+        one.wait()
+    for numbers in ((0, 1), (1, 0)):
+        for trainer in hosts.trainers:
+            trainer.kill()
+            trainer.wait()
+        hosts.trainers.clear()
+        hosts.train(*numbers)
+        hosts.kept(0, "rank-0.1" if numbers == (0, 1) else "rank-2.*")
+    hosts.agents[1] = hosts.start_agent(1)
+    hosts.controller = hosts.start_controller("--run", hosts.run)
+    wait_until(lambda: [one for one in hosts.windows if one["attempt"] == 2], 60.0)
+    hosts.judged(40)
+    steps = hosts.end()
+    # THEN its steps are on record as of three generations, with the ranks on the hosts where they were
+    found = {attempt: list(some) for attempt, some in groupby(whole(hosts.run), attrgetter("attempt"))}
+    assert [{one.hosts for one in some} for some in found.values()] == [
+        {("host-0", "host-0", "host-1", "host-1")},
+        {("host-0", "host-0", "host-1", "host-1")},
+        {("host-1", "host-1", "host-0", "host-0")},
+    ]
+    assert len(found[2]) == steps
+    assert all(np.isfinite(one.durations_NRS).all() for one in found[2])
+    # AND every window of the newest was judged, once, and of all ranks
+    again = [one for one in hosts.windows if one["attempt"] == 2]
+    assert [one["first_step"] for one in again] == list(range(SHAPE.warmup_steps, steps - 39, SHAPE.stride_steps))
+    assert {one["numbers"]["coverage"] for one in again} == {1.0}
+
+
+def whole(run):
+    """Every step that is on record, as a window of its own."""
+    return list(load_recording(run).windows(Shape(1, 1, 0)))
 
 
 def garbage(url, secret, places, agents):

@@ -1,9 +1,9 @@
 """``elastic.py DIRECTORY``: trains under torchrun, whoever of it dies, until DIRECTORY/release is there.
 
-What its ranks do is told by other files there: ``die-HOST`` ends the ranks on a host once, ``slow-HOST`` has a stage and
-the seconds by which each of their steps is longer in it, and ``checkpoint`` the step from which on a job goes on. A rank
-that loses the others waits for its launcher to end it, or leaves, if there is a file ``leave``. In ``started`` every rank
-notes that it has taken a step, together with which others, as JSON.
+What its ranks do is told by other files there: ``die-HOST`` ends the ranks on a host once, ``slow-HOST`` has a stage
+and the seconds by which each of their steps is longer in it, and ``checkpoint`` the step from which on a job goes on. A
+rank that loses the others waits for its launcher to end it, or leaves, if there is a file ``leave``. In ``started``
+every rank notes that it has taken a step, together with which others, as JSON.
 """
 
 import contextlib

@@ -1,5 +1,7 @@
 """What an agent tells of its ranks' steps, and what it does about captures that are wanted of them."""
 
+import os
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -165,6 +167,23 @@ def test_a_capture_that_is_not_answered_is_given_up_and_the_rank_is_said_to_hang
     # AND once its rank answers after all, nobody takes that for a result
     train(only, steps=2)
     assert told(agent) == []
+
+
+def test_a_capture_of_a_process_that_has_ended_has_failed_though_its_rank_is_there_again(agent, monitor, places):
+    # GIVEN a capture of a rank that is killed
+    code = "import sftriage, time; held = sftriage.Monitor(rank=0, world_size=1); print(flush=True); time.sleep(60)"
+    environment = {**os.environ, "SFTRIAGE_RINGS": str(places["rings"])}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as trainer:
+        trainer.stdout.readline()
+        agent.want([wanted(0)])
+        assert [state for state, _ in told(agent)] == ["accepted", "armed"]
+        trainer.kill()
+    # WHEN its number is another process's
+    again = monitor(0, world_size=1)
+    assert again.info.attempt == 1
+    agent.want([wanted(0)])
+    # THEN the capture is of nobody any more
+    assert told(agent) == [("failed", "the trainer ended during the capture")]
 
 
 def test_what_is_in_the_store_already_is_not_made_again(agent, monitor, tmp_path, make_manifest, trace):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, Asking, Message
+from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, Asking, Message
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Places
 from sftriage.fleet.wire import decode_orders
@@ -136,6 +136,17 @@ def test_what_has_not_ended_when_the_job_does_on_its_host_has_failed(asked):
     assert asked.turn(over=over) == [("failed", "the trainer ended during the capture")]
 
 
+def test_what_was_asked_of_a_host_without_which_the_job_has_started_again_has_failed(asked):
+    asked.turn()
+    asked.says("accepted")
+    assert asked.turn() == [("accepted", "")]
+    asked.gone.add("node-b")
+    assert asked.turn() == [("failed", "its host is gone, and the job has started again without it")]
+    # AND what that says after all counts no more
+    asked.says("failed")
+    assert asked.turn() == []
+
+
 def test_a_capture_that_was_under_way_before_this_controller_is_asked_of_its_host_once_that_is_heard_of(asked):
     # GIVEN a report that comes before it is known what is gone on with
     asked.says("accepted")
@@ -144,6 +155,16 @@ def test_a_capture_that_was_under_way_before_this_controller_is_asked_of_its_hos
     # THEN it is told once that is
     assert asked.turn([going_on]) == [("accepted", "")]
     assert asked.ordered("node-b") == ["c-1"]
+
+
+def test_a_capture_that_was_under_way_on_a_host_that_is_not_heard_of_any_more_has_failed(asked):
+    going_on = replace(WANTED, request=replace(REQUEST, rank=9), expires_s=None, resumed=True)
+    assert asked.turn([going_on]) == []
+    asked.now_s += UNHEARD_S
+    assert asked.turn([going_on]) == []
+    asked.now_s += 0.1
+    assert asked.turn([going_on]) == [("failed", "nothing is heard any more of the host that it was asked of")]
+    assert asked.turn([going_on]) == []
 
 
 def test_what_is_written_changes_with_what_is_wanted_and_not_with_its_age(asked):

@@ -6,7 +6,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, MARGIN_S, Generations, Known, Teller
+from sftriage.fleet.generations import GOES_ON_S, KEPT_GENERATIONS, Generations, Known, Teller
 from sftriage.fleet.wire import Incarnation
 from tests.unit.fleet.shipments import info
 
@@ -24,16 +24,12 @@ class Job:
     def take(self, host, ranks, began_s, start=0, world_size=4):
         """What a host tells of one of its starts: whether anything is new."""
         some = {rank: process(host, rank, began_s, start, world_size) for rank in ranks}
-        before = self.generations.changes
-        self.generations.take(teller(host), some, {rank: one(host, info) for rank, info in some.items()})
-        return self.generations.changes > before
+        return self.generations.take(teller(host), some, {rank: one(host, info) for rank, info in some.items()})
 
-    def step(self, host, ranks, first_s, began_s, now_s=0.0, start=0, world_size=4):
-        """A host tells of steps: whether anything is new."""
+    def step(self, host, ranks, first_s, began_s, last_s=0.0, start=0, world_size=4):
+        """A host tells of steps."""
         stepping = [one(host, process(host, rank, began_s, start, world_size)) for rank in ranks]
-        before = self.generations.changes
-        self.generations.stepped(stepping, lambda: EPOCH_S + first_s, EPOCH_S + now_s)
-        return self.generations.changes > before
+        return self.generations.stepped(stepping, lambda: (EPOCH_S + first_s, EPOCH_S + last_s))
 
     def of(self, host, ranks, began_s, start=0, world_size=4):
         """The generations of the ranks of one of a host's starts."""
@@ -144,9 +140,9 @@ def test_a_rank_that_goes_on_is_of_the_generation_that_goes_on():
     job.take("b", (2,), 30.0, start=1)
     assert job.of("b", (2,), 30.0, 1) == {1}
     # WHEN the others take steps long after
-    assert not job.step("a", (0, 1), 1.0, 0.0, now_s=30.0 + GOES_ON_S)
-    assert job.step("a", (0, 1), 1.0, 0.0, now_s=30.1 + GOES_ON_S)
-    assert job.step("b", (3,), 1.0, 0.0, now_s=30.1 + GOES_ON_S)
+    assert not job.step("a", (0, 1), 1.0, 0.0, last_s=30.0 + GOES_ON_S)
+    assert job.step("a", (0, 1), 1.0, 0.0, last_s=30.1 + GOES_ON_S)
+    assert job.step("b", (3,), 1.0, 0.0, last_s=30.1 + GOES_ON_S)
     # THEN all are together
     assert job.of("a", (0, 1), 0.0) == job.of("b", (3,), 0.0) == {1}
 
@@ -155,8 +151,8 @@ def test_two_jobs_under_one_name_are_said_once(caplog):
     job = Job()
     job.take("a", (0, 1), 0.0)
     job.take("b", (0, 1), 1.0)
-    for now_s in (5.0, 20.0, 30.0):
-        job.step("a", (0, 1), 2.0, 0.0, now_s=now_s)
+    for last_s in (5.0, 20.0, 30.0):
+        job.step("a", (0, 1), 2.0, 0.0, last_s)
     # THEN the newer one counts
     assert (job.of("a", (0, 1), 0.0), job.of("b", (0, 1), 1.0)) == ({0}, {1})
     assert [record.message[:50] for record in caplog.records] == ["hosts a and b both have a rank 0 that takes steps;"]
@@ -180,37 +176,55 @@ def test_a_controller_that_takes_over_knows_the_generations():
 
 
 @st.composite
-def starts(draw):
+def starts(draw, replaced=True):
     """A job's starts: of each which hosts have which ranks, from when on; and what each host tells, in its order."""
     told, truth, counts = {host: [] for host in "abcd"}, [], dict.fromkeys("abcd", 0)
+    always = draw(st.integers(1, 4))
     for number in range(draw(st.integers(1, 5))):
         hosts = draw(st.permutations("abcd"))[: draw(st.integers(1, 4))]
+        if not replaced:
+            hosts = draw(st.permutations("abcd"[:always]))
         truth.append({})
         for place, host in enumerate(hosts):
-            # (nobody ends a first step before all have begun)
+            # (nobody ends a first step before all have begun; not every start comes to a step)
             began_s = 100.0 * number + draw(st.floats(0.0, 20.0))
             about = (place,), began_s, counts[host], len(hosts)
             truth[-1][host] = about
-            told[host] += [("take", host, *about), ("step", host, *about, 100.0 * number + 20.0 + MARGIN_S)]
+            told[host].append(("take", host, *about))
+            if draw(st.booleans()):
+                told[host].append(("step", host, *about, 100.0 * number + 25.0))
             counts[host] += 1
     return told, truth
 
 
-@settings(max_examples=300)
-@given(job=starts(), data=st.data())
-def test_generations_are_the_same_in_whatever_order_hosts_are_heard_of(job, data):
-    # GIVEN hosts of which each tells in its order, and that are not heard of before all others have told of the start
-    # before the one before
-    told, truth = job
+def generations_of(told, truth, draw_next):
+    """The generations of each start, where what hosts tell comes in an order that is drawn."""
     found = Job()
-    while left := [host for host, some in told.items() if some]:
-        earliest_s = min(told[host][0][3] for host in left)
-        near = [host for host in left if told[host][0][3] < earliest_s + 70.0]
-        what, host, ranks, began_s, start, world_size, *first_s = told[data.draw(st.sampled_from(near))].pop(0)
+    while left := {host: some[0] for host, some in told.items() if some}:
+        what, host, ranks, began_s, start, world_size, *first_s = told[draw_next(left)].pop(0)
         if what == "take":
             found.take(host, ranks, began_s, start, world_size)
         else:
-            found.step(host, ranks, first_s[0], began_s, now_s=first_s[0], start=start, world_size=world_size)
+            found.step(host, ranks, first_s[0], began_s, first_s[0], start, world_size)
+    return [{number for host, about in some.items() for number in found.of(host, *about)} for some in truth]
+
+
+@settings(max_examples=200)
+@given(job=starts(replaced=False), data=st.data())
+def test_generations_are_the_same_in_whatever_order_hosts_are_heard_of(job, data):
+    # GIVEN hosts whose ranks are numbered anew with each start, and that are heard of as early or late as may be
+    found = generations_of(*job, lambda left: data.draw(st.sampled_from(sorted(left))))
     # THEN each start is a generation
-    generations = [{number for host, about in some.items() for number in found.of(host, *about)} for some in truth]
-    assert generations == [{number} for number in range(len(truth))]
+    assert found == [{number} for number in range(len(found))]
+
+
+@settings(max_examples=200)
+@given(job=starts(), data=st.data())
+def test_hosts_may_come_and_go_with_each_generation(job, data):
+    # GIVEN hosts that are lost and replaced, and heard of before others have begun again twice
+    def draw_next(left):
+        earliest_s = min(began_s for _, _, _, began_s, *_ in left.values())
+        return data.draw(st.sampled_from(sorted(host for host, some in left.items() if some[3] < earliest_s + 70.0)))
+
+    found = generations_of(*job, draw_next)
+    assert found == [{number} for number in range(len(found))]

@@ -54,6 +54,19 @@ def test_a_generation_that_is_over_waits_for_nobody():
     assert last_steps(held.told(0.1)) == {"a": 9}
 
 
+def test_a_generation_is_not_told_of_before_all_of_its_ranks_have_come():
+    # GIVEN a host whose ranks have started again, and have taken steps or none
+    held = Together(HOLD_S)
+    held.add(sent("a", (0, 1), 0, 0, 1, generation=1), 0.0)
+    assert held.told(0.1) == []
+    held.add(sent("a", (0, 1), 0, 3, 2, generation=1), 1.0)
+    # THEN what the other host still has to tell of before comes first
+    held.add(sent("b", (2, 3), 0, 10, 3), 1.1)
+    assert last_steps(held.told(1.2)) == {"b": 9}
+    held.add(sent("b", (2, 3), 0, 2, 4, generation=1), 2.0)
+    assert last_steps(held.told(2.1)) == {"a": 1, "b": 1}
+
+
 @settings(max_examples=20)
 @given(data=st.data())
 def test_every_step_is_told_once_and_each_hosts_in_its_order(data):

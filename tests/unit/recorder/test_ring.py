@@ -387,7 +387,8 @@ def test_as_many_dead_attempts_as_are_kept_are_left(tmp_path, make_info, dead):
 
 
 def test_what_dead_attempts_left_is_swept_but_for_the_last_ones(tmp_path, make_info):
-    # GIVEN more rings of a rank's dead attempts than are kept, one that is held, one of another rank, and half a file
+    # GIVEN rings of more dead attempts than are kept, an old one of a number that no rank has any more among them, one
+    # that is held, and half a file
     dead = [RingFile(tmp_path, make_info(rank=0, attempt=attempt), 4) for attempt in range(KEPT_RINGS + 2)]
     held = RingFile(tmp_path, make_info(rank=0, attempt=KEPT_RINGS + 2), 4)
     other = RingFile(tmp_path, make_info(rank=1), 4)
@@ -401,9 +402,24 @@ def test_what_dead_attempts_left_is_swept_but_for_the_last_ones(tmp_path, make_i
     claimed = claim(tmp_path, make_info(rank=0, attempt=KEPT_RINGS + 3), 4)
     # THEN the oldest are gone, with what goes with them
     left = {path.stem for path in tmp_path.iterdir()}
-    assert left == {ring.path.stem for ring in (*dead[2:], held, other, claimed)}
+    assert left == {ring.path.stem for ring in (*dead[2:], held, claimed)}
     for ring in (claimed, held):
         ring.close()
+
+
+@pytest.mark.parametrize(("ended", "pid", "attempt"), [(True, 7, 3), (False, 7, 2), (True, None, 2)])
+def test_ranks_that_start_together_have_one_attempt_whatever_numbers_they_had(tmp_path, make_info, ended, pid, attempt):
+    # GIVEN the ring of another rank of attempt 2, of another process that has ended, or goes on, or of this one
+    about = {} if pid is None else {"pid": pid}
+    other = RingFile(tmp_path, make_info(rank=0, attempt=2, **about), 4)
+    if ended:
+        other.close()
+    # WHEN a rank that has no ring here yet begins, whose launcher counts no restart
+    ring = claim(tmp_path, make_info(rank=1), 4)
+    # THEN it is of the attempt after that which is over, or of the one that goes on
+    assert ring.info.attempt == attempt
+    for one in (ring, other):
+        one.close()
 
 
 def test_a_zombie_is_not_alive():
