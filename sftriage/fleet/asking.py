@@ -15,6 +15,7 @@ import msgspec
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.leading import Lease
+from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import Incarnation, Order, Orders, encode
 from sftriage.records import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 
@@ -66,6 +67,7 @@ class Asking:
         holds: whether steps are still to be told that came before a message.
         fetching: brings what is stored on other hosts here.
         clock: seconds on a clock that only goes on.
+        refusals: what agents report that cannot be so.
     """
 
     def __init__(
@@ -77,7 +79,9 @@ class Asking:
         holds: Callable[[Message], bool],
         fetching: Fetching,
         clock: Callable[[], float],
+        refusals: Refusals,
     ) -> None:
+        self._refusals = refusals
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._place, self._holds, self._fetching = place, holds, fetching
         self._asked: dict[str, _Asked] = {}
@@ -87,7 +91,7 @@ class Asking:
         self._to_write: dict[str, tuple[bytes, bytes]] = {}
         self._written: dict[str, tuple[bytes, float]] = {}
         # Reports with their messages, which are settled once what was told is on record.
-        self._reports: deque[tuple[Report, Message | None]] = deque()
+        self._reports: deque[tuple[Report, Message | None, bool]] = deque()
         self._told: list[Message] = []
         self._told_before: list[Message] = []
         # Captures that are on their way here, and those that have come.
@@ -130,7 +134,8 @@ class Asking:
     def heard(self, report: Report, message: Message) -> None:
         """A report has come."""
         message.reports += 1
-        self._reports.append((report, message))
+        # (before the first look it is not known what an earlier controller has asked for)
+        self._reports.append((report, message, self._begun))
 
     def reports(self) -> list[Report]:
         """See `Fleet.reports`."""
@@ -139,13 +144,16 @@ class Asking:
             return []
         told = []
         for _ in range(len(self._reports)):
-            report, message = self._reports.popleft()
+            report, message, known = self._reports.popleft()
             if message is not None and self._holds(message):
                 # Its steps are told first: whether the fault was in them is asked at once.
-                self._reports.append((report, message))
+                self._reports.append((report, message, known))
                 continue
             asked = self._asked.get(report.result.capture_id)
-            if asked is not None and not asked.ended:
+            why = "" if message is None else _unfit(asked, report, message.agent, known)
+            if message is not None and why:
+                self._refusals.note(message.agent, why)
+            elif asked is not None and not asked.ended:
                 if report.result.state == "stored" and report.result.capture_id not in self._fetched:
                     self._fetch_once(report, message)
                     continue
@@ -177,12 +185,12 @@ class Asking:
 
     def _end(self, asked: _Asked, state: CaptureState, why: str) -> None:
         result = CaptureResult(asked.request.capture_id, asked.request.rank, state, why)
-        self._reports.append((Report(result), None))
+        self._reports.append((Report(result), None, True))
 
     def _pending(self, asked: _Asked) -> bool:
         """Whether a report of it has come that is not told yet."""
         capture_id = asked.request.capture_id
-        told = any(report.result.capture_id == capture_id for report, _ in list(self._reports))
+        told = any(report.result.capture_id == capture_id for report, *_ in list(self._reports))
         return told or capture_id in self._under_way
 
     def _fetch_once(self, report: Report, message: Message | None) -> None:
@@ -197,7 +205,7 @@ class Asking:
     async def _fetch(self, report: Report, message: Message | None) -> None:
         report = await self._fetching.fetched(self._hub, self._places.traces, report)
         self._fetched.add(report.result.capture_id)
-        self._reports.append((report, message))
+        self._reports.append((report, message, True))
         self._under_way.discard(report.result.capture_id)
 
     def _document(self, agent: str, orders: Sequence[Order]) -> None:
@@ -228,3 +236,14 @@ class Asking:
                     self._written[agent] = same, self._clock()
                     if self._to_write[agent][1] == data:
                         del self._to_write[agent]
+
+
+def _unfit(asked: _Asked | None, report: Report, agent: str, known: bool) -> str:
+    """Why a report of an agent is not taken; "" where it is."""
+    if asked is None:
+        return f"it reports on capture {report.result.capture_id}, which nobody asked for" if known else ""
+    if asked.agent not in ("", agent):
+        return f"it reports on a capture that was asked of host {asked.agent}"
+    if asked.request.rank != report.result.rank:
+        return f"it reports on a capture of rank {asked.request.rank} as one of rank {report.result.rank}"
+    return ""

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from sftriage.errors import CaptureError, SftriageError
 from sftriage.fleet.hub import Hub
-from sftriage.records import Report
+from sftriage.records import CaptureResult, Report
 from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Manifest
 from sftriage.traces.store import FileToStore, LocalStore
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+    from nats.js.api import ObjectInfo
+    from nats.js.object_store import ObjectStore
 
 log = logging.getLogger("sftriage")
 
@@ -40,7 +47,9 @@ class Fetching:
         while True:
             try:
                 with tempfile.TemporaryDirectory(prefix="fetch-", dir=self.spool) as folder:
-                    manifest, files = await asyncio.wait_for(_files(hub, bucket, capture_id, Path(folder)), PATIENCE_S)
+                    manifest, files = await asyncio.wait_for(
+                        _files(hub, bucket, report.result, Path(folder)), PATIENCE_S
+                    )
                     stored_bytes = await loop.run_in_executor(None, self.take, manifest, files)
                 await _forget(hub, bucket, capture_id, files)
                 return replace(report, stored_bytes=stored_bytes)
@@ -49,6 +58,8 @@ class Fetching:
                 break
             except Exception as error:
                 problem = error
+                if _is_for_good(error):
+                    break
                 log.debug("capture %s was not fetched", capture_id, exc_info=True)
             if loop.time() > deadline_s:
                 break
@@ -82,25 +93,55 @@ def taker(store: LocalStore, run: str) -> Take:
     return take
 
 
-async def _files(hub: Hub, bucket: str, capture_id: str, folder: Path) -> tuple[bytes, dict[str, Path]]:
-    traces = await hub.js.object_store(bucket)
-    about = await traces.get_info(f"{capture_id}/")
-    if (about.size or 0) > MAX_MANIFEST_BYTES:
-        raise CaptureError(f"a manifest of {about.size} bytes")
-    data = (await traces.get(f"{capture_id}/")).data or b""
+class _Bounded(io.BufferedIOBase):
+    """What is written goes on, as far as it may: how much is sent is not told by what is said of it."""
+
+    def __init__(self, file: BinaryIO, most_bytes: int) -> None:
+        self._file, self._left_bytes = file, most_bytes
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self._left_bytes -= memoryview(data).nbytes
+        if self._left_bytes < 0:
+            raise CaptureError("more comes than its manifest says")
+        return self._file.write(data)
+
+
+def _is_for_good(error: Exception) -> bool:
+    """Whether it would be so again: what is there is not as it says."""
+    from nats.errors import Error
+    from nats.js.errors import BadObjectMetaError, DigestMismatchError
+
+    if isinstance(error, (BadObjectMetaError, DigestMismatchError)):
+        return True
+    return not isinstance(error, (Error, OSError, asyncio.TimeoutError))
+
+
+async def _info(traces: ObjectStore, name: str) -> ObjectInfo:
+    info = await traces.get_info(name)
+    if info.is_link() or info.name != name:
+        raise CaptureError("it is kept under another one's name")
+    return info
+
+
+async def _files(hub: Hub, bucket: str, result: CaptureResult, folder: Path) -> tuple[bytes, dict[str, Path]]:
+    traces, capture_id = await hub.js.object_store(bucket), result.capture_id
+    await _info(traces, f"{capture_id}/")
+    buffer = io.BytesIO()
+    await traces.get(f"{capture_id}/", writeinto=_Bounded(buffer, MAX_MANIFEST_BYTES))
+    data = buffer.getvalue()
     manifest = Manifest.from_json(data, "its manifest")
-    if manifest.capture_id != capture_id or len(manifest.artefacts) > MAX_FILES:
+    if (manifest.capture_id, manifest.capture.rank) != (capture_id, result.rank) or len(manifest.artefacts) > MAX_FILES:
         raise CaptureError("its manifest is another's")
     files = {}
     for number, artefact in enumerate(manifest.artefacts):
         name = f"{capture_id}/{artefact.name}"
-        info = await traces.get_info(name)
+        info = await _info(traces, name)
         if info.size != artefact.size_bytes or artefact.size_bytes > MAX_FILE_BYTES:
             raise CaptureError(f"{artefact.name} has {info.size} bytes; its manifest says {artefact.size_bytes}")
         files[artefact.name] = folder / str(number)
         log.info("fetching %s of capture %s: %d bytes", artefact.name, capture_id, artefact.size_bytes)
         with files[artefact.name].open("wb") as file:
-            await traces.get(name, writeinto=file)
+            await traces.get(name, writeinto=_Bounded(file, artefact.size_bytes))
     return data, files
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import Hub, HubError, Places
+from sftriage.recorder.layout import bounded_text
 
 if TYPE_CHECKING:
     from nats.js import JetStreamContext
@@ -79,9 +80,10 @@ class Lease:
             await asyncio.sleep(RENEW_S / 3)
 
     async def _taken(self, bucket: Any) -> str:
-        try:
-            other = msgspec.json.decode((await bucket.get(_KEY)).value or b"", type=Leader)
-        except Exception:
+        other = None
+        with contextlib.suppress(Exception):
+            other = _leader((await bucket.get(_KEY)).value)
+        if other is None:
             return "another controller leads this job; two jobs on one hub need a --job-id each"
         where = f"{other.host!r}, process {other.pid}"
         if other.run_id == self._leader.run_id:
@@ -105,12 +107,21 @@ class Lease:
 
     async def _retake(self, bucket: Any) -> None:
         """It has gone by itself while the hub was away: it is ours again unless somebody has been quicker."""
+        from nats.js.errors import KeyWrongLastSequenceError
+
         try:
             found = await bucket.get(_KEY)
             if found.value == self._value:
                 # (renewed, and the answer was lost)
                 self._revision = found.revision
                 return
+            if _leader(found.value) is None:
+                # (nobody leads by that)
+                self._revision = self.epoch = await bucket.update(_KEY, self._value, last=found.revision)
+                return
+        except KeyWrongLastSequenceError:
+            # Somebody has been quicker: who, is seen the next time.
+            return
         except Exception:
             with contextlib.suppress(Exception):
                 self._revision = self.epoch = await bucket.create(_KEY, self._value)
@@ -120,6 +131,15 @@ class Lease:
     async def _remove(self) -> None:
         bucket = await self._hub.js.key_value(self._places.lease)
         await bucket.delete(_KEY, last=self._revision)
+
+
+def _leader(value: bytes | None) -> Leader | None:
+    """Who leads by a lease; None where it says nothing of the sort."""
+    try:
+        found = msgspec.json.decode(value or b"", type=Leader)
+    except (ValueError, RecursionError):
+        return None
+    return msgspec.structs.replace(found, run_id=bounded_text(found.run_id), host=bounded_text(found.host))
 
 
 async def make_places(hub: Hub, places: Places, run_id: str) -> None:

@@ -22,11 +22,13 @@ import numpy as np
 
 from sftriage.errors import SftriageError
 from sftriage.fleet.asking import Asking, Message
+from sftriage.fleet.claims import Claims
 from sftriage.fleet.fetching import Fetching, Take
 from sftriage.fleet.generations import KEPT_GENERATIONS, Generations
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.in_process import of_all
 from sftriage.fleet.leading import Lease, taken_up
+from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.together import Together
 from sftriage.fleet.wire import Block, Incarnation, Shipment, decode_findings, decode_shipment, encode
 from sftriage.recorder.layout import RingInfo
@@ -45,8 +47,9 @@ SILENT_S = 10.0
 """An agent that says nothing for so long has its ranks waited for no longer."""
 GONE_S = 60.0
 """After so long, the job goes on without its host, or has ended there."""
-MAX_WAITING = 8192
-"""Messages that wait here to be taken in; the others wait on the hub."""
+MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20
+"""Messages, and rows in them, that wait here to be taken in; the others wait on the hub."""
+MAX_HOSTS = 1 << 14
 GPUS_S = 10.0
 FETCH, FETCH_S, AGAIN_S = 256, 1.0, 1.0
 
@@ -115,7 +118,9 @@ class NatsFleet:
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
-        self._asking = Asking(hub, places, lease, self._place, self._holds, Fetching(take, spool), clock)
+        self._refusals, self._claims = Refusals(), Claims()
+        fetching = Fetching(take, spool)
+        self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, clock, self._refusals)
         self._hosts: dict[str, _Host] = {}
         # Messages with when they were sent by the hub's clock, and when by ours, as far as that can be told.
         self._inbox: deque[tuple[Message, float, float, Shipment | None]] = deque()
@@ -126,7 +131,7 @@ class NatsFleet:
         self._gpus: tuple[tuple[int, ...], list[Future[GpuFindings]]] | None = None
         self._newest_s = 0.0
         self._delivered = 0
-        self._refused: dict[str, int] = {}
+        self._waiting_bytes = 0
         hub.start(self._consume())
 
     @property
@@ -205,7 +210,7 @@ class NatsFleet:
             for count in host.counts.values()
             for what, how in count.problems.items()
         }
-        problems |= {f"messages of {agent}": f"{number} refused" for agent, number in self._refused.items()}
+        problems |= self._refusals.problems
         return ReadCounts(self._counted.steps, self._counted.missed, sum(one.torn for one in counts), problems)
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
@@ -231,6 +236,7 @@ class NatsFleet:
     def close(self) -> None:
         """See `Fleet`: nothing is wanted any more; the lease is let go."""
         self._asking.close(self._hosts)
+        self._refusals.sum_up()
         self._lease.let_go()
         self._hub.close()
 
@@ -244,6 +250,11 @@ class NatsFleet:
             message, sent_s, at_s, shipment = self._inbox.popleft()
             self._unsettled.append(message)
             if shipment is None:
+                continue
+            self._waiting_bytes -= _row_bytes(shipment)
+            why = self._unfit(shipment, sent_s)
+            if why:
+                self._refusals.note(shipment.agent, why)
                 continue
             host = self._hosts.setdefault(shipment.agent, _Host())
             host.seen_s = at_s
@@ -261,6 +272,12 @@ class NatsFleet:
             if message.rows:
                 host.waiting.append(message)
         self._acknowledge()
+
+    def _unfit(self, shipment: Shipment, sent_s: float) -> str:
+        """Why nothing can be made of a message; "" where something can."""
+        if shipment.agent not in self._hosts and len(self._hosts) >= MAX_HOSTS:
+            return f"a job of more than {MAX_HOSTS} hosts"
+        return self._claims.refused(shipment, sent_s)
 
     def _take_rows(self, host: _Host, shipment: Shipment, message: Message, sent_s: float) -> None:
         blocks = sorted(shipment.blocks, key=lambda block: block.rows.generation)
@@ -375,6 +392,8 @@ class NatsFleet:
                     await asyncio.sleep(AGAIN_S / 20)
                     continue
                 for one in await consumer.fetch(FETCH, FETCH_S):
+                    while self._waiting_bytes > MAX_WAITING_BYTES:
+                        await asyncio.sleep(AGAIN_S / 20)
                     await self._receive(one)
             except NothingError:
                 continue
@@ -397,9 +416,13 @@ class NatsFleet:
             shipment = decode_shipment(received.data)
             if shipment.agent != agent:
                 raise SftriageError("it says that it is another's")
+            self._waiting_bytes += _row_bytes(shipment)
         except SftriageError as error:
-            if agent not in self._refused:
-                log.warning("a message of host %s is not taken: %s", agent, error)
-            self._refused[agent] = self._refused.get(agent, 0) + 1
+            self._refusals.note(agent, error)
             shipment = None
         self._inbox.append((message, sent_s, at_s, shipment))
+
+
+def _row_bytes(shipment: Shipment) -> int:
+    some = (steps for block in shipment.blocks for steps in (block.rows.steps, block.rows.device_steps))
+    return sum(steps.slots_BW.nbytes for steps in some if steps is not None)
