@@ -12,6 +12,7 @@ from sftriage.errors import UsageError
 from sftriage.fleet.hub import Hub, HubAddress, Places, token
 from sftriage.fleet.permissions import AGENTS_FILE, agent_file
 from sftriage.fleet.shipping import HostEnd
+from sftriage.recorder.layout import bounded_text
 from sftriage.runs.directory import DEFAULT_ROOT
 from sftriage.runs.liveness import trainers_alive
 from sftriage.traces.disk import Disk
@@ -36,7 +37,7 @@ def node_number(environment: Mapping[str, str]) -> int | None:
 def host_name(environment: Mapping[str, str]) -> str:
     """What this host is called among those of its job."""
     number = node_number(environment)
-    return socket.gethostname() + ("" if number is None else f"-{number}")
+    return bounded_text(socket.gethostname()) + ("" if number is None else f"-{number}")
 
 
 def host_directory(job_id: str, name: str) -> Path:
@@ -77,8 +78,9 @@ class Host:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         self._disk = Disk()
         steps = directory / "steps"
-        agent = Agent(rings, steps, self.spool, store, job=job, run=job_id, kept=KEPT, do=self._disk.do)
         # (names that are a launcher's or a person's are no part of what a server reads)
+        name, job, run = bounded_text(name), bounded_text(job), bounded_text(job_id)
+        agent = Agent(rings, steps, self.spool, store, job=job, run=run, kept=KEPT, do=self._disk.do)
         places, agent_token = Places.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))

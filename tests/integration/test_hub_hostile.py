@@ -4,15 +4,20 @@ import asyncio
 import hashlib
 import re
 import socket
+import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from sftriage import __version__
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import make_places
+from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.wire import VERSION, Orders, decode_orders, encode
 from sftriage.records import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
@@ -20,6 +25,7 @@ from sftriage.traces.manifest import Artefact
 from sftriage.traces.store import LocalStore
 from sftriage.windows.gather import Shape
 from tests.integration.flooding import flood
+from tests.integration.processes import wait_until
 from tests.integration.test_many_hosts_killed import Hosts
 from tests.unit.conftest import manifest_of
 
@@ -155,3 +161,53 @@ def flooded(hosts, count):
     (line,) = [line for line in said if "not taken: " in line and " messages of host " in line]
     counts = [int(number.replace(",", "")) for number in re.findall(r"([0-9,]+) messages", line)]
     assert sent / 4 < sum(counts) < sent
+
+
+OF_VERSION = """
+import sys
+from sftriage.commands import main
+from sftriage.fleet import wire
+wire.VERSION, sys.argv[0] = {version}, "sftriage"
+main()
+"""
+
+
+class HostsOfReleases(Hosts):
+    """Two hosts, the messages of the first of which are a version newer than the controller's, the second's two."""
+
+    def start_agent(self, number):
+        host, code = self.host(number), OF_VERSION.format(version=VERSION + 1 + number)
+        hub = ("--job-id", "job", "--nats", f"nats://127.0.0.1:{self.address[1]}", "--creds", self.secret)
+        about = ("--rings", host / "rings", "--directory", host, "--name", f"host-{number}")
+        return self.start(sys.executable, "-c", code, "agent", *hub, *about)
+
+
+def test_releases_that_are_one_version_apart_work_and_others_say_so(tmp_path, environment):
+    # GIVEN two hosts with newer releases than the controller's
+    hosts = HostsOfReleases(tmp_path, environment)
+    said = tmp_path / "said"
+    try:
+        # THEN what the nearer one ships is on record
+        wait_until(lambda: list((hosts.run / "steps").glob("*rank-1.*")), LONG_S)
+        # AND of the other one it is said once, in a line, what is wrong, and what is read
+        apart = f"messages of version {VERSION + 2}, where this sftriage ({__version__}) reads version {VERSION}"
+        wait_until(lambda: f"a message of host host-1 is not taken: {apart}" in said.read_text(), LONG_S)
+        assert said.read_text().count("messages of version") == 1
+        assert not list((hosts.run / "steps").glob("*rank-2.*"))
+    finally:
+        hosts.close()
+
+
+def test_an_agent_says_once_that_its_controller_is_of_another_release(hub, tmp_path, caplog):
+    # GIVEN an agent, and a controller whose messages are of other versions
+    end = HostEnd(None, hub, PLACES, "node-a", "boot", tmp_path / "begun", None)
+    whole = encode(Orders(7, agent="node-a"))
+    for version in (VERSION + 2, VERSION - 1, VERSION + 2, 255):
+        hub.call(end._heard(SimpleNamespace(data=whole[:3] + bytes([version]) + whole[4:])), LONG_S)
+    # THEN it takes what is one apart, and says of the others once, in a line, what is wrong
+    assert end._orders == decode_orders(whole)
+    apart = f"messages of version {VERSION + 2}, where this sftriage ({__version__}) reads version {VERSION}"
+    assert caplog.messages == [f"what the controller wants cannot be read: {apart}"]
+    # AND what is another agent's it does not take
+    hub.call(end._heard(SimpleNamespace(data=encode(Orders(9, agent="node-b")))), LONG_S)
+    assert end._orders.epoch == 7
