@@ -96,6 +96,7 @@ def controller(
     One a job; `sftriage run --hub` starts it by itself. What it finds is in its run directory, as of a job on one host.
     """
     from sftriage.policy.loading import find
+    from sftriage.recorder.layout import bounded_text
     from sftriage.runtime.controlling import Beginning, JobController, JobEndedError, job_of
     from sftriage.runtime.hosting import Copies, file_name
     from sftriage.runtime.indexing import checked_catalogue
@@ -122,7 +123,7 @@ def controller(
     )
     beginning = None
     if run is None:
-        name = job or options.job_id
+        name = bounded_text(job or options.job_id)
         where = copies_of(name, store, drop_local=drop_local)
         keeping = Keeping(None, where, drop_local, None, kept_steps(keep_steps, keep_steps_for))
         beginning = Beginning(name, [find(one) for one in policy or ["default"]], keeping, nsys)

@@ -15,6 +15,7 @@ import msgspec
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.leading import Lease
+from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import Incarnation, Order, Orders, encode
 from sftriage.records import ENDED, CaptureRequest, CaptureResult, CaptureState, Report, WantedCapture
 
@@ -77,6 +78,7 @@ class Asking:
         fetching: brings what is stored on other hosts here.
         gone: whether the job goes on without an agent's host, on others, since it had this process.
         clock: seconds on a clock that only goes on.
+        refusals: what agents report that cannot be so.
     """
 
     def __init__(
@@ -89,7 +91,9 @@ class Asking:
         fetching: Fetching,
         gone: Callable[[str, Incarnation | None], bool],
         clock: Callable[[], float],
+        refusals: Refusals,
     ) -> None:
+        self._refusals = refusals
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._place, self._holds, self._fetching, self._gone = place, holds, fetching, gone
         self._asked: dict[str, _Asked] = {}
@@ -101,7 +105,7 @@ class Asking:
         # Agents of which nothing is wanted.
         self._idle: set[str] = set()
         # Reports with their messages, which are settled once what was told is on record.
-        self._reports: deque[tuple[Report, Message | None]] = deque()
+        self._reports: deque[tuple[Report, Message | None, bool]] = deque()
         self._told: list[Message] = []
         self._told_before: list[Message] = []
         # Captures that are on their way here, and those that have come.
@@ -133,7 +137,7 @@ class Asking:
                 continue
             if one.request.capture_id in self._under_way:
                 # (that ends by itself: nothing comes to be here that was given up)
-                orders[asked.agent].append(Order(one, asked.of))
+                orders.setdefault(asked.agent, []).append(Order(one, asked.of))
             elif asked.begin_s is not None and now_s > asked.begin_s:
                 self._end(asked, "expired", "its host has not begun it in time")
             elif now_s > asked.end_s:
@@ -153,7 +157,8 @@ class Asking:
     def heard(self, report: Report, message: Message) -> None:
         """A report has come."""
         message.reports += 1
-        self._reports.append((report, message))
+        # (before the first look it is not known what an earlier controller has asked for)
+        self._reports.append((report, message, self._begun))
 
     def reports(self) -> list[Report]:
         """See `Fleet.reports`."""
@@ -162,13 +167,16 @@ class Asking:
             return []
         told = []
         for _ in range(len(self._reports)):
-            report, message = self._reports.popleft()
+            report, message, known = self._reports.popleft()
             if message is not None and self._holds(message):
                 # Its steps are told first: whether the fault was in them is asked at once.
-                self._reports.append((report, message))
+                self._reports.append((report, message, known))
                 continue
             asked = self._asked.get(report.result.capture_id)
-            if asked is not None and not asked.ended:
+            why = "" if message is None else _unfit(asked, report, message.agent, known)
+            if message is not None and why:
+                self._refusals.note(message.agent, why)
+            elif asked is not None and not asked.ended:
                 if report.result.state == "stored" and report.result.capture_id not in self._fetched:
                     self._fetch_once(report, message)
                     continue
@@ -205,12 +213,12 @@ class Asking:
 
     def _end(self, asked: _Asked, state: CaptureState, why: str) -> None:
         result = CaptureResult(asked.request.capture_id, asked.request.rank, state, why)
-        self._reports.append((Report(result), None))
+        self._reports.append((Report(result), None, True))
 
     def _pending(self, asked: _Asked) -> bool:
         """Whether a report of it has come that is not told yet."""
         capture_id = asked.request.capture_id
-        told = any(report.result.capture_id == capture_id for report, _ in list(self._reports))
+        told = any(report.result.capture_id == capture_id for report, *_ in list(self._reports))
         return told or capture_id in self._under_way
 
     def _fetch_once(self, report: Report, message: Message | None) -> None:
@@ -225,12 +233,12 @@ class Asking:
     async def _fetch(self, report: Report, message: Message | None) -> None:
         report = await self._fetching.fetched(self._hub, self._places.traces, report, self._tell)
         self._fetched.add(report.result.capture_id)
-        self._reports.append((report, message))
+        self._reports.append((report, message, True))
         self._under_way.discard(report.result.capture_id)
 
     def _tell(self, report: Report) -> None:
         """Something of a capture that goes on."""
-        self._reports.append((report, None))
+        self._reports.append((report, None, True))
 
     def _document(self, agent: str, orders: Sequence[Order]) -> None:
         """Have it written down what is wanted of an agent, if that is news, or else every so often."""
@@ -261,3 +269,14 @@ class Asking:
                     self._written[agent] = same, self._clock()
                     if self._to_write[agent][1] == data:
                         del self._to_write[agent]
+
+
+def _unfit(asked: _Asked | None, report: Report, agent: str, known: bool) -> str:
+    """Why a report of an agent is not taken; "" where it is."""
+    if asked is None:
+        return f"it reports on capture {report.result.capture_id}, which nobody asked for" if known else ""
+    if asked.agent not in ("", agent):
+        return f"it reports on a capture that was asked of host {asked.agent}"
+    if asked.request.rank != report.result.rank:
+        return f"it reports on a capture of rank {asked.request.rank} as one of rank {report.result.rank}"
+    return ""

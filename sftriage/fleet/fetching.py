@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sftriage.errors import CaptureError, SftriageError, StoreError, UsageError
 from sftriage.fleet.hub import Hub
@@ -20,6 +22,11 @@ from sftriage.traces.manifest import MAX_MANIFEST_BYTES, Artefact, Manifest
 from sftriage.traces.remote import RemoteStore
 from sftriage.traces.store import FileToStore, LocalStore
 from sftriage.traces.uploads import Upload
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+    from nats.js.api import ObjectInfo
+    from nats.js.object_store import ObjectStore
 
 log = logging.getLogger("sftriage")
 
@@ -64,6 +71,8 @@ class Fetching:
                 problem, deadline_s = error, min(deadline_s, loop.time() + LOST_S)
             except Exception as error:
                 problem = error
+                if _is_for_good(error):
+                    break
                 log.debug("capture %s was not fetched", capture_id, exc_info=True)
             if loop.time() > deadline_s:
                 break
@@ -134,14 +143,45 @@ def _put(store: LocalStore, manifest: Manifest, files: Mapping[str, Path], uploa
     store.put_files(manifest.capture_id, some, checked, upload)
 
 
+class _Bounded(io.BufferedIOBase):
+    """What is written goes on, as far as it may: how much is sent is not told by what is said of it."""
+
+    def __init__(self, file: io.BufferedIOBase, most_bytes: int) -> None:
+        self._file, self._left_bytes = file, most_bytes
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        self._left_bytes -= memoryview(data).nbytes
+        if self._left_bytes < 0:
+            raise CaptureError("more comes than its manifest says")
+        return self._file.write(data)
+
+
+def _is_for_good(error: Exception) -> bool:
+    """Whether it would be so again: what is there is not as it says."""
+    from nats.errors import Error
+    from nats.js.errors import BadObjectMetaError, DigestMismatchError
+
+    if isinstance(error, (BadObjectMetaError, DigestMismatchError)):
+        return True
+    return not isinstance(error, (Error, OSError, asyncio.TimeoutError))
+
+
+async def _info(traces: ObjectStore, name: str) -> ObjectInfo:
+    info = await traces.get_info(name)
+    if info.is_link() or info.name != name:
+        raise CaptureError("it is kept under another one's name")
+    return info
+
+
 async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell) -> tuple[bytes, dict[str, Path]]:
     traces, capture_id = await hub.js.object_store(bucket), report.result.capture_id
-    about = await traces.get_info(f"{capture_id}/")
-    if (about.size or 0) > MAX_MANIFEST_BYTES:
-        raise CaptureError(f"a manifest of {about.size} bytes")
-    data = (await traces.get(f"{capture_id}/")).data or b""
+    await _info(traces, f"{capture_id}/")
+    buffer = io.BytesIO()
+    await traces.get(f"{capture_id}/", writeinto=_Bounded(buffer, MAX_MANIFEST_BYTES))
+    data = buffer.getvalue()
     manifest = Manifest.from_json(data, "its manifest")
-    if manifest.capture_id != capture_id or len(manifest.artefacts) > MAX_FILES:
+    is_its = (manifest.capture_id, manifest.capture.rank) == (capture_id, report.result.rank)
+    if not is_its or len(manifest.artefacts) > MAX_FILES:
         raise CaptureError("its manifest is another's")
     files: dict[str, Path] = {}
     if report.elsewhere:
@@ -150,13 +190,13 @@ async def _files(hub: Hub, bucket: str, report: Report, folder: Path, tell: Tell
     transfer = Transfer(report.result, f"fetching from {manifest.capture.host}:", total_bytes, tell)
     for number, artefact in enumerate(manifest.artefacts):
         name = f"{capture_id}/{artefact.name}"
-        info = await traces.get_info(name)
+        info = await _info(traces, name)
         if info.size != artefact.size_bytes or artefact.size_bytes > MAX_FILE_BYTES:
             raise CaptureError(f"{artefact.name} has {info.size} bytes; its manifest says {artefact.size_bytes}")
         files[artefact.name] = folder / str(number)
         log.info("fetching %s of capture %s: %d bytes", artefact.name, capture_id, artefact.size_bytes)
         with files[artefact.name].open("wb") as file:
-            await traces.get(name, writeinto=transfer.writing(file))
+            await traces.get(name, writeinto=_Bounded(transfer.writing(file), artefact.size_bytes))
     return data, files
 
 

@@ -13,12 +13,13 @@ from sftriage.errors import SftriageError
 from sftriage.fleet.asking import Message
 from sftriage.fleet.hub import Hub, Places
 from sftriage.fleet.leading import Lease, make_places, taken_up
+from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import Shipment, decode_shipment
 
 log = logging.getLogger("sftriage")
 
-MAX_WAITING = 8192
-"""Messages that wait here to be taken in; the others wait on the hub."""
+MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20
+"""Messages, and rows in them, that wait here to be taken in; the others wait on the hub."""
 FETCH, FETCH_S, AGAIN_S = 512, 0.25, 1.0
 
 
@@ -44,18 +45,22 @@ class Incoming:
         lease: while it is held.
         lost_all: called once the hub has lost what it had of the job, and it is made anew.
         clock: seconds on a clock that only goes on.
-
-    Attributes:
-        refused: how many messages of each agent were none.
+        refusals: counts messages of agents that are none.
     """
 
     def __init__(
-        self, hub: Hub, places: Places, lease: Lease, lost_all: Callable[[], None], clock: Callable[[], float]
+        self,
+        hub: Hub,
+        places: Places,
+        lease: Lease,
+        lost_all: Callable[[], None],
+        clock: Callable[[], float],
+        refusals: Refusals,
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
-        self._lost_all = lost_all
-        self.refused: dict[str, int] = {}
+        self._lost_all, self._refusals = lost_all, refusals
         self._waiting: deque[Arrived] = deque()
+        self._waiting_bytes = 0
         # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
         self._delivered = self._before = self._consumer = 0
         self._stream: object = None
@@ -70,7 +75,9 @@ class Incoming:
     def taken(self) -> Iterator[Arrived]:
         """What has come by now, in the order of the stream."""
         for _ in range(len(self._waiting)):
-            yield self._waiting.popleft()
+            arrived = self._waiting.popleft()
+            self._waiting_bytes -= _row_bytes(arrived.shipment)
+            yield arrived
 
     def settle(self, messages: Sequence[Message]) -> None:
         """All that came of these, which are in the order of the stream, is on record: tell the hub so."""
@@ -95,6 +102,8 @@ class Incoming:
                     await asyncio.sleep(AGAIN_S / 20)
                     continue
                 for one in await consumer.fetch(FETCH, FETCH_S):
+                    while self._waiting_bytes > MAX_WAITING_BYTES:
+                        await asyncio.sleep(AGAIN_S / 20)
                     self._receive(one)
             except NothingError:
                 continue
@@ -138,8 +147,13 @@ class Incoming:
             if shipment.agent != agent:
                 raise SftriageError("it says that it is another's")
         except SftriageError as error:
-            if agent not in self.refused:
-                log.warning("a message of host %s is not taken: %s", agent, error)
-            self.refused[agent] = self.refused.get(agent, 0) + 1
+            self._refusals.note(agent, error)
             shipment = None
+        self._waiting_bytes += _row_bytes(shipment)
         self._waiting.append(Arrived(message, sent_s, self._clock(), shipment))
+
+
+def _row_bytes(shipment: Shipment | None) -> int:
+    blocks = () if shipment is None else shipment.blocks
+    some = (steps for block in blocks for steps in (block.rows.steps, block.rows.device_steps))
+    return sum(steps.slots_BW.nbytes for steps in some if steps is not None)

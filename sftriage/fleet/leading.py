@@ -12,6 +12,7 @@ import msgspec
 
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import Hub, HubError, Places
+from sftriage.recorder.layout import bounded_text
 
 if TYPE_CHECKING:
     from nats.js import JetStreamContext
@@ -88,9 +89,10 @@ class Lease:
             await asyncio.sleep(RENEW_S / 3)
 
     async def _taken(self, bucket: Any) -> TakenError:
-        try:
-            other = msgspec.json.decode((await bucket.get(_KEY)).value or b"", type=Leader)
-        except Exception:
+        other = None
+        with contextlib.suppress(Exception):
+            other = _leader((await bucket.get(_KEY)).value)
+        if other is None:
             why = "another controller leads this job; two jobs on one hub need a --job-id each"
             return TakenError(why, same_run=False)
         where = f"{other.host!r}, process {other.pid}"
@@ -130,16 +132,29 @@ class Lease:
             revision = await bucket.create(_KEY, self._value)
         except KeyWrongLastSequenceError:
             found = await bucket.get(_KEY)
-            if found.value != self._value:
+            if _leader(found.value) is None:
+                # (nobody leads by that)
+                revision = await bucket.update(_KEY, self._value, last=found.revision)
+            elif found.value != self._value:
                 self.lost = str(await self._taken(bucket))
                 return
-            # (renewed, and the answer was lost)
-            revision = found.revision
+            else:
+                # (renewed, and the answer was lost)
+                revision = found.revision
         await self._hold_from(revision)
 
     async def _remove(self) -> None:
         bucket = await self._hub.js.key_value(self._places.lease)
         await bucket.delete(_KEY, last=self._revision)
+
+
+def _leader(value: bytes | None) -> Leader | None:
+    """Who leads by a lease; None where it says nothing of the sort."""
+    try:
+        found = msgspec.json.decode(value or b"", type=Leader)
+    except (ValueError, RecursionError):
+        return None
+    return msgspec.structs.replace(found, run_id=bounded_text(found.run_id), host=bounded_text(found.host))
 
 
 async def make_places(hub: Hub, places: Places, run_id: str) -> None:

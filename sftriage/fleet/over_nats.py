@@ -17,6 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from sftriage.fleet.asking import Asking, Message
+from sftriage.fleet.claims import Claims
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hosts import Host, Members, status_of_all
@@ -25,9 +26,10 @@ from sftriage.fleet.in_process import of_all
 from sftriage.fleet.incoming import FETCH_S, Incoming
 from sftriage.fleet.leading import Lease
 from sftriage.fleet.once import Once
+from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.roll_call import HostLook
 from sftriage.fleet.together import Together
-from sftriage.fleet.wire import Block, Incarnation, decode_findings, encode
+from sftriage.fleet.wire import Block, Incarnation, Shipment, decode_findings, encode
 from sftriage.recorder.layout import RingInfo
 from sftriage.records import GpuFindings, JobStatus, Report, WantedCapture
 from sftriage.windows.decoding import StepArrays
@@ -37,6 +39,7 @@ SILENT_S = 10.0
 """An agent that says nothing for so long has its ranks waited for no longer."""
 GONE_S = 60.0
 """After so long, the job goes on without its host, or has ended there."""
+MAX_HOSTS = 1 << 14
 GPUS_S = 10.0
 
 
@@ -89,10 +92,10 @@ class NatsFleet:
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._generations, self._note, self._keep = generations, note, keep
-        self._noted = generations.changes
-        self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock)
+        self._noted, self._refusals, self._claims = generations.changes, Refusals(), Claims()
+        self._asking = Asking(hub, places, lease, self._place, self._holds, fetching, self._gone, clock, self._refusals)
         self._hosts: dict[str, Host] = {}
-        self._incoming = Incoming(hub, places, lease, self._asking.write_again, clock)
+        self._incoming = Incoming(hub, places, lease, self._asking.write_again, clock, self._refusals)
         self._unsettled: deque[Message] = deque()
         self._rows = Together(SILENT_S + FETCH_S)
         self._once = Once()
@@ -170,7 +173,7 @@ class NatsFleet:
             for count in host.counts.values()
             for what, how in count.problems.items()
         }
-        problems |= {f"messages of {agent}": f"{n} refused" for agent, n in self._incoming.refused.items()}
+        problems |= self._refusals.problems
         return ReadCounts(self._once.steps, self._once.missed, sum(one.torn for one in counts), problems)
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
@@ -196,6 +199,7 @@ class NatsFleet:
     def close(self) -> None:
         """See `Fleet`: nothing is wanted any more; the lease is let go."""
         self._asking.close(self._hosts)
+        self._refusals.sum_up()
         self._lease.let_go()
         self._hub.close()
 
@@ -210,6 +214,9 @@ class NatsFleet:
             self._unsettled.append(message)
             if shipment is None:
                 continue
+            if why := self._unfit(shipment, arrived.sent_s):
+                self._refusals.note(shipment.agent, why)
+                continue
             host = self._hosts.setdefault(shipment.agent, Host())
             host.heard(shipment, arrived.sent_s, arrived.at_s)
             for block in sorted(shipment.blocks, key=lambda block: block.rows.generation):
@@ -223,6 +230,12 @@ class NatsFleet:
             self._noted = self._generations.changes
         self._keep.turn()
         self._acknowledge()
+
+    def _unfit(self, shipment: Shipment, sent_s: float) -> str:
+        """Why nothing can be made of a message; "" where something can."""
+        if shipment.agent not in self._hosts and len(self._hosts) >= MAX_HOSTS:
+            return f"a job of more than {MAX_HOSTS} hosts"
+        return self._claims.refused(shipment, sent_s)
 
     def _take_rows(self, host: Host, agent: str, block: Block, message: Message) -> None:
         members = host.take(agent, block, self._generations)

@@ -9,7 +9,7 @@ from sftriage.fleet.hub import is_token
 
 log = logging.getLogger("sftriage")
 
-MAX_NAMED = 64
+MAX_NAMED = 16
 _OTHERS = "other names"
 
 
@@ -26,6 +26,12 @@ class Refusals:
         if agent not in self._counts:
             log.warning("a message of host %s is not taken: %s", agent, why)
         self._counts[agent] = self._counts.get(agent, 0) + 1
+
+    def sum_up(self) -> None:
+        """Say how many there were."""
+        counts = [f"{number:,} messages of host {agent}" for agent, number in self._counts.items()]
+        if counts:
+            log.warning("not taken: %s", ", ".join(counts))
 
     @property
     def problems(self) -> Mapping[str, str]:

@@ -338,7 +338,9 @@ class HostEnd:
 
     async def _asked(self, message: Msg) -> None:
         try:
-            self._gpu_asks.append((decode_ranks(message.data), message.reply))
+            ranks = decode_ranks(message.data)
+            if message.reply:
+                self._gpu_asks.append((ranks, message.reply))
         except SftriageError as error:
             self._say(f"what the controller asks cannot be read: {error}", "ask")
 

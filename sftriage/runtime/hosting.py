@@ -23,6 +23,7 @@ from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
 from sftriage.fleet.wire import RunName
+from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.spool import SPOOL
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
 from sftriage.runs.liveness import holding, launcher_of, trainers_alive, trainers_left
@@ -63,7 +64,7 @@ def node_number(environment: Mapping[str, str]) -> int | None:
 def host_name(environment: Mapping[str, str]) -> str:
     """What this host's agent is called among those of its job."""
     number = node_number(environment)
-    return socket.gethostname() + ("" if number is None else f"-{number}")
+    return bounded_text(socket.gethostname()) + ("" if number is None else f"-{number}")
 
 
 def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, new: bool = False) -> Path:
@@ -222,10 +223,9 @@ class Host:
         self._speaker = Speaker(directory.parent / ".speaker")
         steps = directory / "steps"
         nsys = place_in(RunDirectory(directory))
-        agent = Agent(
-            rings, steps, self.spool, store.local, job=job, run=job_id, nsys=nsys, kept=KEPT, do=self._disk.do
-        )
         # (names that are a launcher's or a person's are no part of what a server reads)
+        name, job, run = bounded_text(name), bounded_text(job), bounded_text(job_id)
+        agent = Agent(rings, steps, self.spool, store.local, job=job, run=run, nsys=nsys, kept=KEPT, do=self._disk.do)
         places, agent_token = Places.of(job_id), token(name)
         mine = address.of(agent_file(agent_token), AGENTS_FILE)
         hub = Hub(mine, f"sftriage agent {agent_token}", places.inbox(agent_token))

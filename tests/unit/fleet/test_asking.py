@@ -7,6 +7,7 @@ import pytest
 from sftriage.fleet.asking import BEGIN_GRACE_S, END_GRACE_S, REFRESH_S, UNHEARD_S, Asking, Message
 from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.hub import Places
+from sftriage.fleet.refusals import Refusals
 from sftriage.fleet.wire import decode_orders
 from sftriage.records import CaptureRequest, CaptureResult, Report, Trigger, WantedCapture
 
@@ -32,6 +33,7 @@ class Asked(Asking):
 
     def __init__(self, tmp_path):
         self.now_s, self.held, self.gone = 100.0, False, set()
+        self.refusals = Refusals()
         fetching = Fetching(lambda manifest, files: 1, tmp_path)
         where = {3: ("node-b", None)}
         super().__init__(
@@ -43,16 +45,17 @@ class Asked(Asking):
             fetching,
             lambda agent, one: agent in self.gone,
             lambda: self.now_s,
+            self.refusals,
         )
 
     def ordered(self, agent):
         """What is to be written of an agent."""
         return [one.wanted.request.capture_id for one in decode_orders(self._to_write[agent][1]).captures]
 
-    def says(self, state, detail=""):
+    def says(self, state, detail="", agent="node-b", capture_id="c-1", rank=3):
         """The host says so."""
-        message = Message("node-b", 1, "")
-        self.heard(Report(CaptureResult("c-1", 3, state, detail)), message)
+        message = Message(agent, 1, "")
+        self.heard(Report(CaptureResult(capture_id, rank, state, detail)), message)
         return message
 
     def turn(self, wanted=(WANTED,), over=HOSTS):
@@ -180,3 +183,35 @@ def test_what_is_written_changes_with_what_is_wanted_and_not_with_its_age(asked)
     assert list(asked._to_write) == ["node-b"]
     asked.turn([])
     assert asked.ordered("node-b") == []
+
+
+@pytest.mark.parametrize(
+    ("about", "why"),
+    [
+        ({"agent": "node-a"}, "it reports on a capture that was asked of host node-b"),
+        ({"rank": 4}, "it reports on a capture of rank 3 as one of rank 4"),
+        ({"capture_id": "c-2"}, "it reports on capture c-2, which nobody asked for"),
+    ],
+)
+def test_what_a_host_says_of_a_capture_that_it_was_not_asked_for_is_refused(asked, caplog, about, why):
+    # GIVEN a capture that was asked of a host
+    asked.turn()
+    # WHEN another host, or that one of something else, says a hundred times that it has failed
+    messages = [asked.says("failed", **about) for _ in range(100)]
+    # THEN that is not so, it is counted, and said once; and nothing of it is waited for
+    assert [asked.turn() for _ in range(3)] == [[], [], []]
+    assert {message.reports for message in messages} == {0}
+    agent = about.get("agent", "node-b")
+    assert asked.refusals.problems == {f"messages of {agent}": "100 refused"}
+    assert caplog.messages == [f"a message of host {agent} is not taken: {why}"]
+    # AND what its own host says counts
+    asked.says("accepted")
+    assert asked.turn() == [("accepted", "")]
+
+
+def test_what_was_reported_to_an_earlier_controller_is_no_news_and_no_offence(asked, caplog):
+    message = asked.says("stored", capture_id="c-0")
+    assert [asked.turn() for _ in range(2)] == [[], []]
+    asked.turn()
+    assert message.reports == 0
+    assert caplog.messages == []

@@ -1,0 +1,213 @@
+"""Garbage, lies and floods on every subject of a job: dropped, counted, said once, and the job is judged on."""
+
+import asyncio
+import hashlib
+import re
+import socket
+import sys
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from sftriage import __version__
+from sftriage.fleet.fetching import Fetching, taker
+from sftriage.fleet.hub import Hub, HubAddress, Places
+from sftriage.fleet.leading import make_places
+from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.wire import VERSION, Orders, decode_orders, encode
+from sftriage.records import CaptureResult, Report
+from sftriage.runs.recordings import load_recording
+from sftriage.runtime.hub_server import HubServer, make_secret
+from sftriage.traces.manifest import Artefact
+from sftriage.traces.store import LocalStore
+from sftriage.windows.gather import Shape
+from tests.integration.flooding import flood
+from tests.integration.processes import wait_until
+from tests.integration.test_many_hosts_killed import Hosts
+from tests.unit.conftest import manifest_of
+
+nats = pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+PLACES = Places.of("job")
+TRACE = b"a trace"
+ARTEFACT = Artefact(
+    name="trace.json",
+    role="trace",
+    media_type="application/json",
+    size_bytes=len(TRACE),
+    sha256=hashlib.sha256(TRACE).hexdigest(),
+)
+LONG_S = 60.0
+FLOOD, MOST_BYTES = 10_000, 400 << 20
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory):
+    """A hub with what a job has there, and a connection to it."""
+    directory = tmp_path_factory.mktemp("hub")
+    make_secret(directory / "secret")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HubServer(("127.0.0.1", port), directory / "nats", directory / "secret")
+    connection = Hub(HubAddress(f"nats://127.0.0.1:{port}", directory / "secret"), "test")
+    try:
+        connection.call(connection.connect(), LONG_S)
+        connection.call(make_places(connection, PLACES, "run-1"), LONG_S)
+        yield connection
+    finally:
+        connection.close()
+        server.close()
+
+
+def changed(manifest, **changes):
+    return manifest.model_copy(update=changes).to_json()
+
+
+CAPTURE = manifest_of("c-1", ARTEFACT, rank=3)
+LIES = {
+    "nothing": (b"", "not a manifest: document: Invalid JSON"),
+    "no manifest": (b"\x1b[31m{", "not a manifest"),
+    "of another capture": (changed(CAPTURE, capture_id="c-2"), "its manifest is another's"),
+    "of another rank": (manifest_of("c-1", ARTEFACT, rank=2).to_json(), "its manifest is another's"),
+    "a path": (CAPTURE.to_json().replace(b'"trace.json"', b'"../../trace"'), "not a manifest: artefacts.0.name"),
+    "a manifest of gigabytes": (b" " * (5 << 20), "more comes than its manifest says"),
+    "smaller than it is": (
+        changed(CAPTURE, artefacts=(ARTEFACT.model_copy(update={"size_bytes": 3}),)),
+        "trace.json has 7 bytes; its manifest says 3",
+    ),
+    "other bytes": (changed(CAPTURE, artefacts=(ARTEFACT.model_copy(update={"sha256": "0" * 64}),)), "damaged"),
+    "a link": (CAPTURE.to_json(), "another one's name"),
+    "more than it says": (CAPTURE.to_json(), "more comes than its manifest says"),
+    "garbage about it": (CAPTURE.to_json(), "could not be fetched"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_trace_that_is_not_what_it_says_is_refused(hub, tmp_path, lie):
+    # GIVEN a capture on the hub that is not what it says it is
+    manifest, why = LIES[lie]
+    spool, store = tmp_path / "spool", LocalStore(tmp_path / "run")
+    spool.mkdir()
+
+    async def put():
+        traces = await hub.js.object_store(PLACES.traces)
+        await traces.put("c-1/trace.json", TRACE)
+        await traces.put("c-1/", manifest)
+        about = await traces.get_info("c-1/trace.json")
+        meta = f"$O.{PLACES.traces}.M.Yy0xL3RyYWNlLmpzb24="
+        if lie == "a link":
+            about.options.link = nats.js.api.ObjectLink(bucket=PLACES.traces, name="c-1/")
+            await traces.put("c-1/trace.json", b"", about.meta)
+        if lie == "more than it says":
+            await hub.js.publish(f"$O.{PLACES.traces}.C.{about.nuid}", b"more of it")
+        if lie == "garbage about it":
+            await hub.js.publish(meta, b"\x1b[31m{garbage", headers={"Nats-Rollup": "sub"})
+
+    hub.call(put(), LONG_S)
+    # WHEN it is fetched
+    fetching = Fetching(taker(store, "run-1"), spool)
+    report = Report(CaptureResult("c-1", 3, "stored"))
+    found = hub.call(fetching.fetched(hub, PLACES.traces, report), LONG_S)
+    # THEN it is no capture of the run, for that reason, and nothing of it is left
+    assert found.result.state == "failed"
+    assert why in found.result.detail
+    assert found.result.detail.isprintable()
+    assert store.ids() == frozenset()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"] == []
+
+
+def peak_bytes(pid):
+    """The most memory that a process has ever had."""
+    (line,) = [one for one in Path(f"/proc/{pid}/status").read_text().splitlines() if one.startswith("VmHWM:")]
+    return int(line.split()[1]) << 10
+
+
+def test_a_flood_is_dropped_and_counted_and_the_job_is_judged_on(tmp_path, environment):
+    flooded(Hosts(tmp_path, environment), FLOOD)
+
+
+def flooded(hosts, count):
+    """A job whose hub is flooded."""
+    try:
+        # GIVEN a job on two hosts that is judged
+        hosts.judged(40)
+        # WHEN everybody in it is sent what is no message, and what lies
+        address = HubAddress(f"nats://127.0.0.1:{hosts.address[1]}", hosts.secret)
+        sent = asyncio.run(flood(address, PLACES, ("host-0", "host-1"), count))
+        # THEN it is judged on, in as much memory as before
+        hosts.judged(60)
+        most_bytes = [peak_bytes(process.pid) for process in (hosts.controller, *hosts.agents)]
+        steps = hosts.end()
+    finally:
+        hosts.close()
+    assert max(most_bytes) < MOST_BYTES
+    # AND it is as if nothing had been sent: every step of every rank is there, of its own host, and of one generation
+    assert {one["numbers"]["coverage"] for one in hosts.windows} == {1.0}
+    assert {one["attempt"] for one in hosts.windows} == {0}
+    (window,) = load_recording(hosts.run).windows(Shape(steps, steps, 0))
+    assert window.hosts == ("host-0", "host-0", "host-1", "host-1")
+    assert not np.isnan(window.durations_NRS).any()
+    # AND each thing is said once, by each process that it came to
+    said = (hosts.directory / "said").read_text(encoding="utf-8").splitlines()
+    assert all(line.isprintable() for line in said)
+    who = Counter(
+        line.split(" is not taken: ")[0].rpartition(" host ")[2] for line in said if " is not taken: " in line
+    )
+    assert who == dict.fromkeys(("host-0", "host-1", "nobody", "x-controller", "other names"), 1)
+    assert len([line for line in said if "cannot be read" in line]) == 4
+    # AND how many there were, at the end
+    (line,) = [line for line in said if "not taken: " in line and " messages of host " in line]
+    counts = [int(number.replace(",", "")) for number in re.findall(r"([0-9,]+) messages", line)]
+    assert sent / 4 < sum(counts) < sent
+
+
+OF_VERSION = """
+import sys
+from sftriage.commands import main
+from sftriage.fleet import wire
+wire.VERSION, sys.argv[0] = {version}, "sftriage"
+main()
+"""
+
+
+class HostsOfReleases(Hosts):
+    """Two hosts, the messages of the first of which are a version newer than the controller's, the second's two."""
+
+    def start_agent(self, number):
+        host, code = self.host(number), OF_VERSION.format(version=VERSION + 1 + number)
+        hub = ("--job-id", "job", "--nats", f"nats://127.0.0.1:{self.address[1]}", "--creds", self.secret)
+        about = ("--rings", host / "rings", "--directory", host, "--name", f"host-{number}")
+        return self.start(sys.executable, "-c", code, "agent", *hub, *about)
+
+
+def test_releases_that_are_one_version_apart_work_and_others_say_so(tmp_path, environment):
+    # GIVEN two hosts with newer releases than the controller's
+    hosts = HostsOfReleases(tmp_path, environment)
+    said = tmp_path / "said"
+    try:
+        # THEN what the nearer one ships is on record
+        wait_until(lambda: list((hosts.run / "steps").glob("*rank-1.*")), LONG_S)
+        # AND of the other one it is said once, in a line, what is wrong, and what is read
+        apart = f"messages of version {VERSION + 2}, where this sftriage ({__version__}) reads version {VERSION}"
+        wait_until(lambda: f"a message of host host-1 is not taken: {apart}" in said.read_text(), LONG_S)
+        assert said.read_text().count("messages of version") == 1
+        assert not list((hosts.run / "steps").glob("*rank-2.*"))
+    finally:
+        hosts.close()
+
+
+def test_an_agent_says_once_that_its_controller_is_of_another_release(hub, tmp_path, caplog):
+    # GIVEN an agent, and a controller whose messages are of other versions
+    end = HostEnd(None, hub, PLACES, "node-a", "boot", tmp_path / "begun", None)
+    whole = encode(Orders(7, agent="node-a"))
+    for version in (VERSION + 2, VERSION - 1, VERSION + 2, 255):
+        hub.call(end._heard(SimpleNamespace(data=whole[:3] + bytes([version]) + whole[4:])), LONG_S)
+    # THEN it takes what is one apart, and says of the others once, in a line, what is wrong
+    assert end._orders == decode_orders(whole)
+    apart = f"messages of version {VERSION + 2}, where this sftriage ({__version__}) reads version {VERSION}"
+    assert caplog.messages == [f"what the controller wants cannot be read: {apart}"]
+    # AND what is another agent's it does not take
+    hub.call(end._heard(SimpleNamespace(data=encode(Orders(9, agent="node-b")))), LONG_S)
+    assert end._orders.epoch == 7

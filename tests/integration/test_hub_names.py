@@ -1,0 +1,106 @@
+"""Names that are hostile as paths, on a hub and on a terminal, all the way from a host to what is read."""
+
+import sys
+import urllib.request
+
+import pytest
+
+from sftriage.fleet.hub import token
+from sftriage.runs.recordings import load_recording
+from sftriage.windows.gather import Shape
+from tests.integration.processes import DEADLINE_S, wait_until
+from tests.integration.runs import captures
+from tests.integration.test_many_hosts_killed import Hosts
+
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+ESCAPES = "\x1b[31m\x1b]0;owned\x07\r\n\u202e\u2066<script>"
+JOB_ID = f"../../x.*.> {ESCAPES}"
+JOB = f"'\"{{{ESCAPES}{'long' * 2500}"
+NAMES = (f"*.> host {ESCAPES}".replace("/", ""), "../../host-1 " + "long" * 2500)
+
+
+class HostileHosts(Hosts):
+    """Two hosts of a job, with everything called what nothing should be called."""
+
+    def host(self, number):
+        # (what the trainers say that their host is called, by the name of this directory)
+        return self.directory / (f"host-{number}{ESCAPES}" if number else "...")
+
+    def train(self, *numbers):
+        for number in numbers:
+            spool = self.place / "sftriage-runs" / f"{token(JOB_ID)}.hosts" / token(NAMES[number]) / "spool"
+            spool.mkdir(parents=True, exist_ok=True)
+            self.host(number).mkdir()
+            (self.host(number) / "spool").symlink_to(spool)
+        super().train(*numbers)
+
+    @property
+    def place(self):
+        """Where everybody works."""
+        return self.directory / "work" / "here"
+
+    def sftriage(self, name, *options):
+        hub = (
+            "--job-id",
+            JOB_ID,
+            "--job",
+            JOB,
+            "--nats",
+            f"nats://127.0.0.1:{self.address[1]}",
+            "--creds",
+            self.secret,
+        )
+        self.place.mkdir(parents=True, exist_ok=True)
+        return self.start("env", "-C", self.place, sys.executable, "-m", "sftriage", name, *hub, *options)
+
+    def start_controller(self, *options):
+        return super().start_controller(
+            *options, "--metrics-file", self.directory / "metrics.prom", "--metrics-per-rank"
+        )
+
+    def start_agent(self, number):
+        return self.sftriage("agent", "--rings", self.host(number) / "rings", "--name", NAMES[number])
+
+
+def harmless(text):
+    """Nothing in it moves a cursor, turns a line around, or is more than a person reads."""
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "long" * 500 not in text
+
+
+def test_no_name_leaves_its_place_or_reaches_a_terminal_as_it_is(tmp_path, environment, start, serve):
+    # GIVEN a job on two hosts, and a job id, a name, and names of hosts that are hostile
+    hosts = HostileHosts(tmp_path, environment)
+    try:
+        # WHEN it is judged, and its slow rank captured, to its end
+        wait_until(lambda: (hosts.run / "captures").is_dir() and captures(hosts.run), 90.0)
+        steps = hosts.end()
+    finally:
+        hosts.close()
+    (window,) = load_recording(hosts.run).windows(Shape(steps, steps, 0))
+    assert len(set(window.hosts)) == 2
+    # THEN nothing is anywhere but in its place, under names that are none of these
+    place = hosts.place / "sftriage-runs"
+    made = {path.relative_to(tmp_path) for path in tmp_path.rglob("*")}
+    ours = [path for path in made if path.parts[0] not in (hosts.host(0).name, hosts.host(1).name)]
+    assert all(part.isascii() and part.isprintable() and len(part) < 120 for path in ours for part in path.parts)
+    assert [path.name for path in (tmp_path / "work").iterdir()] == ["here"]
+    assert [path.name for path in place.parent.iterdir()] == ["sftriage-runs"]
+    assert len(list(next(place.glob("*.hosts")).iterdir())) == 2
+    # AND no escape has come to a terminal, nor to what is read later
+    harmless((tmp_path / "said").read_text(encoding="utf-8"))
+    harmless((tmp_path / "metrics.prom").read_text(encoding="utf-8"))
+    (capture,) = captures(hosts.run)
+    looking = ("watch --once", "decisions", "traces list", f"explain {capture.capture_id}")
+    reading = [
+        start(*command.split(), "--run", hosts.run) for command in (*looking, f"traces show {capture.capture_id}")
+    ]
+    for process in (*reading, start("report", hosts.run, "--format", "md")):
+        said, problem = process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0, problem
+        harmless(said + problem)
+    # AND a page shows names as text
+    _, url = serve("--run", hosts.run)
+    page = urllib.request.urlopen(url, timeout=DEADLINE_S).read().decode()
+    harmless(page)
+    assert "??<script>" not in page
