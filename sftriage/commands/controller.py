@@ -44,6 +44,7 @@ from sftriage.commands.options import (
     TlsOption,
 )
 from sftriage.commands.output import notices
+from sftriage.errors import UsageError
 from sftriage.words.amounts import place
 
 
@@ -82,20 +83,24 @@ def controller(
     from sftriage.policy.loading import find
     from sftriage.runs.directory import DEFAULT_ROOT
     from sftriage.runtime.controlling import Beginning, JobController, job_of
-    from sftriage.runtime.hosting import file_name
+    from sftriage.runtime.hosting import file_name, free
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping
     from sftriage.runtime.many_hosts import HubOptions, start_hub, tidy_hub
     from sftriage.sinks.terminal import Reporter
 
     options = HubOptions.of(job_of(run) if run is not None and job_id is None else job_id, hub, nats, creds, tls)
-    directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
+    directory = run or out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))
     server = None
     if options.leads_hub:
         # (of a run that is gone on with, the host that it was on may have gone too)
         server = start_hub(options, directory)
         atexit.register(server.close)
         server.keep()
+    elif hub is not None and options.leads and not options.secret.exists():
+        raise UsageError(
+            f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
+        )
     options.wait_for_secret(0.0)
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps

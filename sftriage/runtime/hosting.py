@@ -27,8 +27,8 @@ KEPT = KeptSteps(256 << 20, 86400.0)
 FLUSH_S = 60.0
 """How long what is left may take to be sent."""
 LEAVE_S, HURRY_S, SOON_S = 8.0, 6.0, 13.0
-"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, what is left to be sent, and
-the hosts altogether, before the controller waits no longer."""
+"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, then what is left to be
+sent, and both on all hosts before the controller waits no longer."""
 RESTART_S, LEFT_S = 60.0, 5.0
 """How long after its trainers a host is over: they may be started again; and where all have taken their leave."""
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
@@ -60,6 +60,11 @@ def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, ne
     while path.exists():
         before, path = path, next(found)
     return path if new else before
+
+
+def free(wanted: Path) -> Path:
+    """A directory of that name, or of one like it where there is one: a job may be queued again under its name."""
+    return next(path for path in numbered(wanted) if not path.exists())
 
 
 def numbered(wanted: Path) -> Iterator[Path]:
