@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import signal
 import time
 from pathlib import Path
@@ -127,10 +128,12 @@ def controller(
             signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
             watched.watch()
         except KeyboardInterrupt:
+            if server is not None and "SLURM_JOB_ID" in os.environ:
+                # (the job is over, though not all of its hosts have said so)
+                atexit.register(tidy_hub, options, server)
             reporter.say(f"let go of the job; go on with: sftriage controller --run {place(watched.directory.path)}")
             raise typer.Exit(128 + signal.SIGINT) from None
     if server is not None:
-        server.close()
         tidy_hub(options, server)
     say_summary(reporter, watched)
     finish(watched, reporter)

@@ -241,14 +241,23 @@ class HostEnd:
 
     async def _sent(self, message: bytes) -> bool:
         """Whether the hub has a message for certain. One that it may have is sent again, and known by its steps."""
-        if self._hub.connected_s is None:
+        since_s = self._hub.connected_s
+        if since_s is None:
             return False
+        sending = asyncio.ensure_future(self._hub.js.publish(self._places.up(self._token), message, timeout=PUBLISH_S))
         try:
-            await self._hub.js.publish(self._places.up(self._token), message, timeout=PUBLISH_S)
+            # (nobody answers on a connection that has broken since)
+            while not sending.done() and self._hub.connected_s == since_s:
+                await asyncio.wait({sending}, timeout=POLL_S)
+            if not sending.done():
+                return False
+            sending.result()
         except Exception as error:
             self._hub.problem = str(error) or type(error).__name__
             log.debug("not sent", exc_info=True)
             return False
+        finally:
+            sending.cancel()
         return True
 
     async def _look(self) -> None:

@@ -26,7 +26,7 @@ KEPT = KeptSteps(256 << 20, 86400.0)
 """What a host keeps of its own steps; all of them are kept where the controller is."""
 FLUSH_S = 60.0
 """How long what is left may take to be sent."""
-LEAVE_S, HURRY_S, SOON_S = 8.0, 6.0, 13.0
+LEAVE_S, HURRY_S, SOON_S = 8.0, 8.0, 13.0
 """Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, then what is left to be
 sent, and both on all hosts before the controller waits no longer."""
 RESTART_S, LEFT_S = 60.0, 5.0

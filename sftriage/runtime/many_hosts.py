@@ -238,7 +238,6 @@ class HostRun:
         if options.hub is not None:
             server = self._server = start_hub(options, directory)
             self._held.callback(tidy_hub, options, server)
-            self._held.callback(server.close)
         command = [sys.executable, "-m", "sftriage", "controller", *options.arguments()]
         command += ["--job", self._job, "--out", str(directory), *controlling]
         # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
@@ -272,7 +271,8 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
 
 
 def tidy_hub(options: HubOptions, server: HubServer) -> None:
-    """Remove what a job's hub has left that is closed, and is not gone on with."""
+    """Close a job's hub, and remove what it has left: it is not gone on with."""
+    server.close()
     if options.credentials is None:
         options.secret.unlink(missing_ok=True)
     shutil.rmtree(server.store, ignore_errors=True)

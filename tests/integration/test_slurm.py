@@ -34,29 +34,40 @@ def cluster(tmp_path_factory):
         yield found
 
 
-@pytest.fixture(autouse=True)
-def no_jobs_left(cluster):
-    yield
-    cluster.run(0, "scancel", "--signal=KILL", "--full", "--user", "root")
-    cluster.run(0, "scancel", "--user", "root")
-    wait_until(lambda: not cluster.run(0, "squeue", "-h").stdout.strip())
+@pytest.fixture
+def submit(cluster):
+    """Submits scripts; their jobs end with the test."""
+    jobs = []
+
+    def submit(script, *options):
+        jobs.append(cluster.submit(script, *options, cwd=script.parent))
+        return jobs[-1]
+
+    yield submit
+    for job in jobs:
+        if not cluster.ended(job):
+            cluster.run(0, "scancel", "--signal=KILL", "--full", job)
+            cluster.run(0, "scancel", job)
+            wait_until(lambda job=job: cluster.ended(job))
 
 
-def on_the_page(number, place):
+def on_the_page(number, place, train="slow_data.py release 0.05", hub="$HEAD"):
     """A script of the page, with a training script of ours and as many ranks as there is room for here."""
     script = re.findall(r"```bash\n(#!.*?)```", PAGE.read_text("utf-8"), re.S)[number]
     (place / "input.yaml").write_text(POLICY, encoding="utf-8")
     ours = {
         "--nproc-per-node 8": "--nproc-per-node 2",
         "--ntasks-per-node=8": "--ntasks-per-node=2",
-        "train.py": f"{JOBS / 'slow_data.py'} release 0.05",
+        "train.py": f"{JOBS}/{train}",
+        '--hub "$HEAD"': f'--hub "{hub}"',
         "sftriage run": "sftriage run --policy input.yaml",
         "sftriage controller": "sftriage controller --policy input.yaml",
     }
     for theirs, mine in ours.items():
         script = script.replace(theirs, mine)
-    (place / "train.sh").write_text(script)
-    return place / "train.sh"
+    file = place / f"train-{number}.sh"
+    file.write_text(script)
+    return file
 
 
 def said(place, job):
@@ -64,9 +75,9 @@ def said(place, job):
 
 
 @pytest.mark.parametrize("number", [0, 1], ids=["torchrun", "a task a rank"])
-def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace(cluster, tmp_path, number):
+def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace(cluster, submit, tmp_path, number):
     # GIVEN a job by a script of the page, whose rank 3, on the second node, becomes slow in data
-    job = cluster.submit(on_the_page(number, tmp_path), cwd=tmp_path)
+    job = submit(on_the_page(number, tmp_path))
     run = tmp_path / "sftriage-runs" / job
     wait_until(lambda: cluster.ended(job) or ((run / "captures").is_dir() and captures(run)))
     assert not cluster.ended(job), said(tmp_path, job)
@@ -97,11 +108,39 @@ def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace
     text = said(tmp_path, job)
     assert text.count("judged, 1 capture stored") == text.count("Capturing 2 steps of rank 3") == 1
     # AND nothing of it is left: no process, no rings, no password
-    assert not [*wait_until_nothing(cluster), *run.parent.glob("*.hub"), *run.parent.glob("*.nats")]
+    assert not left(cluster, run.parent)
 
 
-def wait_until_nothing(cluster, deadline_s=20.0):
-    """What is left of jobs, after a moment in which it may go."""
+def left(cluster, runs):
+    """What is left of jobs, after a moment in which it may go: processes, rings, passwords."""
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not cluster.left(), deadline_s)
-    return cluster.left()
+        wait_until(lambda: not cluster.left(), 10.0)
+    return [*cluster.left(), *runs.glob("*.hub"), *runs.glob("*.nats")]
+
+
+def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_again_works(cluster, submit, tmp_path):
+    # GIVEN a job of either script, without torch, whose ranks take steps
+    again = submit(on_the_page(0, tmp_path, "stepping.py release"))
+    cancelled = submit(on_the_page(1, tmp_path, "stepping.py release", "$HEAD:7500"))
+    runs = tmp_path / "sftriage-runs"
+    for job in (again, cancelled):
+        wait_until(lambda job=job: (runs / job / "decisions.jsonl").exists() and verdicts(runs / job))
+    # WHEN one is queued again, and the other one is cancelled
+    cluster.run(0, "scontrol", "requeue", again)
+    cluster.run(0, "scancel", cancelled)
+    wait_until(lambda: cluster.ended(cancelled) and cluster.about(again)["JobState"] == "PENDING")
+    # THEN nothing is left of them but what was found, and that it has ended
+    assert not left(cluster, runs), said(tmp_path, cancelled)
+    assert all(json.loads((runs / job / "run.json").read_text())["ended_at"] for job in (again, cancelled))
+    # WHEN SLURM starts the first one again, under the same number
+    cluster.run(0, "scontrol", "update", f"job={again}", "StartTime=now")
+    second = runs / f"{again}-2"
+    wait_until(lambda: (second / "decisions.jsonl").exists() and verdicts(second))
+    assert cluster.about(again)["Restarts"] == "1"
+    (tmp_path / "release").touch()
+    wait_until(lambda: cluster.ended(again))
+    # THEN it is watched as before, as a run of its own, and its hosts keep nothing of the first one in mind
+    assert cluster.about(again)["JobState"] == "COMPLETED", said(tmp_path, again)
+    assert {one["numbers"]["coverage"] for one in verdicts(second)} == {1.0}
+    assert len(list(runs.glob(f"{again}-2.hosts/*"))) == 2
+    assert not left(cluster, runs)
