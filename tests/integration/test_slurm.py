@@ -13,6 +13,7 @@ from tests.integration.processes import wait_until
 from tests.integration.runs import captures, named, verdicts
 from tests.integration.slurm import cluster_of_two
 from tests.integration.test_many_hosts import POLICY
+from tests.journals import entries
 
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -32,6 +33,43 @@ def cluster(tmp_path_factory):
     environment |= {"PATH": f"{place}:{environment['PATH']}", "PYTHONPATH": str(Path(__file__).parents[2])}
     with cluster_of_two(environment | {"USER": "somebody"}) as found:
         yield found
+
+
+ID, APART = '--job-id "$SLURM_JOB_ID"', "--chdir={apart}"
+MISTAKES = {
+    # options of sftriage run, and of sbatch; what is said
+    "no job": ('--job-id "$NONE" --hub "$HEAD:7610"', "", r"--job-id is missing: .* as \$SLURM_JOB_ID"),
+    "no head": (f'{ID} --hub "$NONE"', "", "--hub is empty: it is the name of the job's first host"),
+    "another host": (
+        f"{ID} --hub node-c",
+        "",
+        "node-c is none of this job's hosts, which are node-a, node-b: give it the",
+    ),
+    "port taken": (f'{ID} --hub "$HEAD:6818"', "", "on node-a:6818: address already in use, .*: --hub HOST:PORT"),
+    "tasks": (f'{ID} --hub "$HEAD:7620"', "--ntasks-per-node=2", "one `sftriage run` a host, .* --ntasks-per-node=1"),
+    "not shared": (f'{ID} --hub "$HEAD:7630"', APART, r"\d\.hub is not there: node-a makes it, .* with --creds"),
+    "": (f'{ID} --hub "$HEAD:7640" --creds "$SECRET"', APART, "0 captures stored"),
+}
+"""Mistakes, and the way out of the last one."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mistaken(cluster, tmp_path_factory):
+    """A job with each mistake; they are under way while others are looked at."""
+    place = tmp_path_factory.mktemp("mistaken")
+    (place / "secret").write_text("job:of-a-file-on-every-host\n")
+    cluster.environment["SECRET"] = str(place / "secret")
+    jobs = {}
+    for number, (what, (run, options, _)) in enumerate(MISTAKES.items()):
+        script, said = place / f"{number}.sh", place / f"{number}.out"
+        train = f"{JOBS / 'stepping.py'} {place / 'release'}"
+        lines = ['HEAD=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)']
+        lines += [f"srun --kill-on-bad-exit=1 sftriage run {run} -- python {train}"]
+        script.write_text("\n".join(["#!/bin/bash", *lines, ""]))
+        given = ["--ntasks-per-node=1", *options.format(apart=cluster.apart).split()]
+        jobs[what] = cluster.submit(script, "--nodes=2", f"--output={said}", *given, cwd=place), said
+    yield jobs
+    cluster.run(0, "scancel", *(job for job, _ in jobs.values()))
 
 
 @pytest.fixture
@@ -108,14 +146,21 @@ def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace
     text = said(tmp_path, job)
     assert text.count("judged, 1 capture stored") == text.count("Capturing 2 steps of rank 3") == 1
     # AND nothing of it is left: no process, no rings, no password
-    assert not left(cluster, run.parent)
+    assert not left(cluster, job, run.parent)
 
 
-def left(cluster, runs):
-    """What is left of jobs, after a moment in which it may go: processes, rings, passwords."""
+def left(cluster, job, runs):
+    """What is left of a job, after a moment in which it may go: processes, rings, passwords."""
+    names = [f"/{job}-node-", f"-{job}", *(json.loads(one.read_text())["run_id"] for one in runs.glob("*/run.json"))]
+
+    def found():
+        return [
+            what for of, what in cluster.left() if of == job or (not of and any(f"{name}" in what for name in names))
+        ]
+
     with contextlib.suppress(AssertionError):
-        wait_until(lambda: not cluster.left(), 10.0)
-    return [*cluster.left(), *runs.glob("*.hub"), *runs.glob("*.nats")]
+        wait_until(lambda: not found(), 10.0)
+    return [*found(), *runs.glob(f"{job}.hub"), *runs.glob(f"{job}*.nats")]
 
 
 def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_again_works(cluster, submit, tmp_path):
@@ -129,9 +174,12 @@ def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_aga
     cluster.run(0, "scontrol", "requeue", again)
     cluster.run(0, "scancel", cancelled)
     wait_until(lambda: cluster.ended(cancelled) and cluster.about(again)["JobState"] == "PENDING")
-    # THEN nothing is left of them but what was found, and that it has ended
-    assert not left(cluster, runs), said(tmp_path, cancelled)
-    assert all(json.loads((runs / job / "run.json").read_text())["ended_at"] for job in (again, cancelled))
+    # THEN nothing is left of them but what was found, which can be read
+    for job in (again, cancelled):
+        assert not left(cluster, job, runs), said(tmp_path, cancelled)
+        assert len(entries(runs / job / "decisions.jsonl", "window")) == len(verdicts(runs / job)) > 0
+        shown = cluster.run(0, "sftriage", "decisions", "--run", runs / job, "--json", cwd=tmp_path)
+        assert shown.returncode == 0, shown.stderr
     # WHEN SLURM starts the first one again, under the same number
     cluster.run(0, "scontrol", "update", f"job={again}", "StartTime=now")
     second = runs / f"{again}-2"
@@ -143,4 +191,19 @@ def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_aga
     assert cluster.about(again)["JobState"] == "COMPLETED", said(tmp_path, again)
     assert {one["numbers"]["coverage"] for one in verdicts(second)} == {1.0}
     assert len(list(runs.glob(f"{again}-2.hosts/*"))) == 2
-    assert not left(cluster, runs)
+    assert not left(cluster, again, runs)
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_what_may_be_amiss_is_said_in_a_line_with_what_to_do(cluster, mistaken, what):
+    # GIVEN a job with a mistake in it (or none)
+    job, file = mistaken[what]
+    if not what:
+        (file.parent / "release").touch()
+    # WHEN it has ended
+    wait_until(lambda: cluster.ended(job))
+    # THEN that is said in a line, with what to do, and no stack of calls is
+    text = file.read_text()
+    assert cluster.about(job)["JobState"] == ("FAILED" if what else "COMPLETED"), text
+    assert len({line for line in text.splitlines() if re.search(MISTAKES[what][-1], line)}) == 1, text
+    assert "Traceback" not in text
