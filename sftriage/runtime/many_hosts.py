@@ -215,7 +215,7 @@ class HostRun:
             elif told:
                 # (SLURM says it twice where time is up)
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            if not self._host.finish(HURRY_S if told else FLUSH_S):
+            if not self._host.finish(HURRY_S if told else FLUSH_S) and not told:
                 log.warning("the hub does not answer: the last of what %s has recorded stays here", self._name)
             if self._controller is not None:
                 self._see_off(self._controller, told)
