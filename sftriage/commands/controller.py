@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import shlex
 import signal
 import time
@@ -46,6 +47,7 @@ from sftriage.commands.options import (
     TlsOption,
 )
 from sftriage.commands.output import notices
+from sftriage.errors import UsageError
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, read_info
 from sftriage.words.amounts import place
 
@@ -98,7 +100,7 @@ def controller(
     from sftriage.policy.loading import find
     from sftriage.recorder.layout import bounded_text
     from sftriage.runtime.controlling import Beginning, JobController, JobEndedError, job_of
-    from sftriage.runtime.hosting import Copies, file_name
+    from sftriage.runtime.hosting import Copies, file_name, free
     from sftriage.runtime.indexing import checked_catalogue
     from sftriage.runtime.local import Keeping
     from sftriage.runtime.many_hosts import HubOptions, forget_hub, start_agents, start_hub
@@ -106,6 +108,8 @@ def controller(
 
     options = HubOptions.of(job_of(run) if run is not None and job_id is None else job_id, hub, nats, creds, tls)
     directory = run or out or Path(DEFAULT_ROOT) / file_name(options.job_id)
+    if not (run or out or standby):
+        directory = free(directory)
     reporter, held = Reporter(notices()), contextlib.ExitStack()
     atexit.register(held.close)
     server = None
@@ -114,6 +118,10 @@ def controller(
         server = start_hub(options, directory)
         held.callback(server.close)
         server.keep()
+    elif hub is not None and options.leads and not options.secret.exists():
+        raise UsageError(
+            f"the hub at {options.address.url} is not this job's: give this one a port of its own, by --hub HOST:PORT"
+        )
     options.wait_for_secret(0.0)
     if standby:
         run = directory
@@ -152,6 +160,9 @@ def controller(
             signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
             watched.watch(reporter.say)
         except KeyboardInterrupt:
+            if server is not None and "SLURM_JOB_ID" in os.environ:
+                # (the job is over, though not all of its hosts have said so)
+                atexit.register(forget_hub, options, server)
             again = shlex.join(["--run", place(watched.directory.path), *options.arguments()])
             reporter.say(f"let go of the job, which goes on; take it over again by: sftriage controller {again}")
             raise typer.Exit(128 + signal.SIGINT) from None

@@ -293,20 +293,29 @@ class HostEnd:
 
     async def _sent(self, message: Shipment) -> bool:
         """Whether the hub has a message for certain. One that it may have is sent again, and known by its steps."""
-        if self._hub.connected_s is None:
+        since_s = self._hub.connected_s
+        if since_s is None:
             return False
         # (an outage may lie between its making and its sending)
         data = encode(replace(message, mono_ns=time.monotonic_ns(), rings_id=self._rings_id))
         if len(data) > MAX_MESSAGE_BYTES:
             self._say(f"a message of more than {MAX_MESSAGE_BYTES} bytes cannot be sent", "size")
             return True
+        patience_s = PUBLISH_S + len(data) / SLOWEST_BYTES_PER_S
+        sending = asyncio.ensure_future(self._hub.js.publish(self._places.up(self._token), data, timeout=patience_s))
         try:
-            patience_s = PUBLISH_S + len(data) / SLOWEST_BYTES_PER_S
-            await self._hub.js.publish(self._places.up(self._token), data, timeout=patience_s)
+            # (nobody answers on a connection that has broken since)
+            while not sending.done() and self._hub.connected_s == since_s:
+                await asyncio.wait({sending}, timeout=POLL_S)
+            if not sending.done():
+                return False
+            sending.result()
         except Exception as error:
             self._hub.problem = str(error) or type(error).__name__
             log.debug("not sent", exc_info=True)
             return False
+        finally:
+            sending.cancel()
         return True
 
     async def _look(self) -> None:

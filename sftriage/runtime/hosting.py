@@ -43,9 +43,9 @@ KEPT = KeptSteps(256 << 20, 86400.0)
 """What a host keeps of its own steps; all of them are kept where the controller is."""
 FLUSH_S = 60.0
 """How long what is left may take to be sent."""
-LEAVE_S, HURRY_S, SOON_S = 8.0, 6.0, 13.0
-"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, what is left to be sent,
-and the hosts altogether, before the controller waits no longer."""
+LEAVE_S, HURRY_S, SOON_S = 8.0, 8.0, 13.0
+"""Where all are told to end, and SLURM kills them after 30 s: how long a launcher may take, then what is left to be
+sent, and both on all hosts before the controller waits no longer."""
 RESTART_S, LEFT_S = 60.0, 5.0
 """How long after its trainers a host is over: they may be started again; and where all have taken their leave."""
 LOOK_S = 0.5
@@ -80,6 +80,11 @@ def host_directory(job_id: str, name: str, environment: Mapping[str, str], *, ne
     while path.exists():
         before, path = path, next(found)
     return path if new else before
+
+
+def free(wanted: Path) -> Path:
+    """A directory of that name, or of one like it where there is one: a job may be queued again under its name."""
+    return next(path for path in numbered(wanted) if not path.exists())
 
 
 def numbered(wanted: Path) -> Iterator[Path]:
@@ -262,7 +267,8 @@ class Host:
     def finish(self, patience_s: float = FLUSH_S) -> bool:
         """The job is over here: send what is left; whether that was done."""
         done = self._end.finish(patience_s)
-        if not done and self._speaker.may_speak():
+        # (of a job that was told to end, nobody waits for it)
+        if not done and patience_s >= FLUSH_S and self._speaker.may_speak():
             log.warning("the hub does not answer: the last of what the job has recorded stays where it was recorded")
         return done
 

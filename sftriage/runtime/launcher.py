@@ -45,7 +45,6 @@ class Launcher:
         self._patience_s: float | None = None
         self.told = False
         self._before = {signum: signal.signal(signum, self._forward) for signum in FORWARDED}
-        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._late)
         try:
             self._process = subprocess.Popen(
                 command,
@@ -81,8 +80,8 @@ class Launcher:
         With patience, None where it has not ended so long after it was told to.
         """
         self._patience_s = patience_s
-        if patience_s is not None and self.told:
-            signal.setitimer(signal.ITIMER_REAL, patience_s)
+        if self.told:
+            self._hurry()
         try:
             status = self._ended()
         except _LateError:
@@ -103,6 +102,9 @@ class Launcher:
         """Wait for the child. Where Ctrl-Z stops it, we stop too: the shell gets its terminal, and lets both go on."""
         assert self._process is not None, "a launcher that could not start its command is none"
         while True:
+            # (who is interrupted in this has not taken the status from who waits again)
+            os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+            patience_s, self._patience_s = self._patience_s, None
             _, status = os.waitpid(self._process.pid, os.WUNTRACED)
             if not os.WIFSTOPPED(status):
                 self._process.returncode = os.waitstatus_to_exitcode(status)
@@ -113,6 +115,7 @@ class Launcher:
                 if _foreground_terminal() is not None:
                     _give_terminal(self._terminal, self._process.pid)
                 os.killpg(self._process.pid, signal.SIGCONT)
+            self._patience_s = patience_s
 
     def _take_back(self) -> None:
         if self._terminal is not None:
@@ -126,8 +129,14 @@ class Launcher:
             os.killpg(self._process.pid, signum)
         if signum == signal.SIGTERM and not self.told:
             self.told = True
-            if self._patience_s is not None:
-                signal.setitimer(signal.ITIMER_REAL, self._patience_s)
+            self._hurry()
+
+    def _hurry(self) -> None:
+        """From now on patience runs out, if there was a limit to it."""
+        if self._patience_s is not None:
+            before = signal.signal(signal.SIGALRM, self._late)
+            self._before.setdefault(signal.SIGALRM, before)
+            signal.setitimer(signal.ITIMER_REAL, self._patience_s)
 
     def _late(self, _signum: int, _frame: FrameType | None) -> None:
         if self._patience_s is not None:
@@ -135,8 +144,9 @@ class Launcher:
             raise _LateError
 
     def _let_go(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._patience_s = None
+        if signal.SIGALRM in self._before:
+            signal.setitimer(signal.ITIMER_REAL, 0.0)
         self._take_back()
         for signum, handler in self._before.items():
             signal.signal(signum, handler)

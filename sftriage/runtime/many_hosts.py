@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -30,13 +29,14 @@ from sftriage.runtime.hosting import (
     Copies,
     Host,
     file_name,
+    free,
     host_directory,
     host_name,
     left_behind,
     node_number,
-    numbered,
 )
 from sftriage.runtime.hub_server import HubServer, die_with_parent, end, is_here, listens_on, make_secret
+from sftriage.runtime.hub_waiting import SECRET_S, wait_for_secret
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.local import UnderNsys
 from sftriage.runtime.nsys_launch import NsysLaunch, remove_place, wrapped
@@ -44,8 +44,6 @@ from sftriage.runtime.rings import make_rings_directory, note_steps, remove_ring
 
 log = logging.getLogger("sftriage")
 
-SECRET_S = 60.0
-"""How long the host that leads may take to make the password that the others wait for."""
 SAY_AFTER_S = 20.0
 """For how long a person is not told that other hosts, or uploads, are waited for."""
 END_S = 30.0
@@ -81,6 +79,8 @@ class HubOptions:
         """
         if hub is None and nats is None:
             raise UsageError("where is the job's hub? give --hub HEAD, or --nats URL")
+        if hub == "":
+            raise UsageError("--hub is empty: it is the name of the job's first host")
         if hub is not None and nats is not None:
             raise UsageError("--hub starts a NATS server, and --nats uses another one: give one of them")
         if not job_id:
@@ -150,16 +150,8 @@ class HubOptions:
         Raises:
             UsageError: there is not.
         """
-        if self.hub is None:
-            return
-        deadline_s = time.monotonic() + patience_s
-        while not self.secret.is_file():
-            if time.monotonic() > deadline_s:
-                raise UsageError(
-                    f"{self.secret} is not there: {self.server[0]} makes it, in a directory that all hosts share;"
-                    " where they share none, put the same USER:PASSWORD into a file on each, and name that with --creds"
-                )
-            time.sleep(0.2)
+        if self.hub is not None:
+            wait_for_secret(self.secret, *self.server, patience_s, os.environ)
 
     def arguments(self) -> list[str]:
         """Where the hub is, as options of a command."""
@@ -197,6 +189,11 @@ class HostRun:
         *,
         auto: bool = False,
     ) -> None:
+        if os.environ.get("SLURM_LOCALID", "0") != "0":
+            raise UsageError(
+                "one `sftriage run` a host, which starts a launcher: give srun --ntasks-per-node=1; where srun starts"
+                " the ranks, `sftriage agent` goes beside them, as docs/slurm.md has it"
+            )
         if shutil.which(command[0]) is None:
             raise UsageError(f"cannot start {command[0]}: no such program")
         self._command, self._job, self._options = command, job, options
@@ -275,7 +272,7 @@ class HostRun:
 
     def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
         options = self._options
-        directory = out or _free(Path(DEFAULT_ROOT) / file_name(options.job_id))
+        directory = out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))
         if options.hub is not None:
             server = self._server = start_hub(options, directory)
             self._held.callback(forget_hub, options, server)
@@ -307,10 +304,21 @@ def start_hub(options: HubOptions, directory: Path) -> HubServer:
     Raises:
         UsageError: it cannot be started.
     """
-    make_secret(options.secret)
     store = directory.with_name(f"{directory.name}.nats").absolute()
     host, port = options.server
-    return HubServer((listens_on(host), port), store, options.secret, options.tls)
+    # (others wait for the password, and connect once it is there)
+    there = options.secret.exists() or options.credentials is not None
+    secret = options.secret if there else options.secret.with_suffix(".pending")
+    make_secret(secret)
+    try:
+        server = HubServer((listens_on(host), port), store, secret, options.tls)
+    except UsageError:
+        if not there:
+            secret.unlink()
+            shutil.rmtree(store, ignore_errors=True)
+        raise
+    secret.rename(options.secret)
+    return server
 
 
 def forget_hub(options: HubOptions, server: HubServer) -> None:
@@ -319,8 +327,3 @@ def forget_hub(options: HubOptions, server: HubServer) -> None:
     shutil.rmtree(server.store, ignore_errors=True)
     if options.credentials is None:
         options.secret.unlink(missing_ok=True)
-
-
-def _free(wanted: Path) -> Path:
-    """A directory of that name, or of one like it where there is one: a job may be queued again under its name."""
-    return next(path for path in numbered(wanted) if not path.exists())

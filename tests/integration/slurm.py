@@ -21,8 +21,8 @@ from tests.integration.processes import DEADLINE_S, wait_until
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue", "nsenter")
 NODES = ("node-a", "node-b")
 DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
-KILL_WAIT_S = 30
-"""Between SIGTERM and SIGKILL, as by default."""
+KILL_WAIT_S = 120
+"""Between SIGTERM and SIGKILL: 30 s by default, of a machine that does nothing else."""
 CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=node-a
@@ -130,17 +130,19 @@ class Cluster:
         shown = self.run(0, "scontrol", "show", "job", "-o", job).stdout
         return dict(re.findall(r"(\w+)=(\S*)", shown))
 
-    def left(self) -> list[str]:
-        """What there is on the nodes of jobs: files in their memory, and processes other than SLURM's own."""
+    def left(self) -> list[tuple[str, str]]:
+        """What there is of jobs on the nodes: files in their memory; and processes, with the job that each is of."""
         found = []
         for number, name in enumerate(self._hosts.names):
-            found += self.run(number, "find", "/dev/shm", "-mindepth", 1).stdout.split()
+            found += [("", path) for path in self.run(number, "find", "/dev/shm", "-mindepth", 1).stdout.split()]
             pids = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True)
             for pid in pids.stdout.split():
                 with contextlib.suppress(OSError):
                     process = Path(f"/proc/{pid}")
                     if process.joinpath("comm").read_text().strip() not in DAEMONS:
-                        found.append(process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode())
+                        words = process.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode()
+                        of = re.search(rb"SLURM_JOB_ID=(\d+)", process.joinpath("environ").read_bytes())
+                        found.append((of[1].decode() if of else "", words))
         return found
 
     def ended(self, job: str) -> bool:

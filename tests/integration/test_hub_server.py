@@ -1,6 +1,8 @@
 """The bundled hub: where it listens, whom it lets in, and what it says where it cannot start."""
 
+import os
 import shutil
+import signal
 import socket
 import subprocess
 
@@ -10,6 +12,8 @@ from sftriage.errors import UsageError
 from sftriage.fleet.hub import Hub, HubAddress, HubError
 from sftriage.runtime import hub_server
 from sftriage.runtime.hub_server import HubServer, listens_on, make_secret
+from sftriage.runtime.hub_waiting import is_up
+from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 
@@ -115,3 +119,25 @@ def test_what_is_told_is_encrypted_where_there_are_certificates(tmp_path, secret
         hub.close()
     finally:
         server.close()
+
+
+def test_a_server_that_is_ended_is_there_again_until_it_is_closed(tmp_path, secret):
+    # GIVEN a hub that is kept
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    server = HubServer(("127.0.0.1", port), tmp_path / "nats", secret)
+    server.keep()
+    before = server.pid
+    hub = Hub(HubAddress(f"nats://127.0.0.1:{port}", secret), "test")
+    try:
+        hub.call(hub.connect(), 10.0)
+        # WHEN somebody ends it, as SLURM does with all processes of a job
+        os.kill(before, signal.SIGTERM)
+        # THEN it is there again, and who was connected is so again
+        wait_until(lambda: server.pid != before)
+        wait_until(lambda: is_up("127.0.0.1", port) and hub.connected_s is not None)
+    finally:
+        hub.close()
+        server.close()
+    # AND once it is closed it stays away
+    assert not is_up("127.0.0.1", port)

@@ -48,6 +48,35 @@ def test_a_signal_while_the_job_is_being_started_is_kept_for_it(handlers, monkey
     assert handlers()
 
 
+def test_a_job_that_does_not_end_when_told_is_not_waited_for_beyond_patience(handlers):
+    # GIVEN a job that does not heed SIGTERM
+    reading, writing = os.pipe()
+    launcher = Launcher(
+        ("sh", "-c", "trap '' TERM; trap 'exit 7' HUP; echo up; while :; do sleep 0.02; done"), {}, writing
+    )
+    assert os.read(reading, 2) == b"up"
+    alarm = signal.getsignal(signal.SIGALRM)
+    # WHEN it is told to end
+    os.kill(os.getpid(), signal.SIGTERM)
+    # THEN who waits hears after a while that it has not
+    assert launcher.wait(0.2) is None
+    assert launcher.told
+    # AND may wait again, and pass on what comes
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert launcher.wait() == 7
+    assert handlers()
+    assert signal.getsignal(signal.SIGALRM) is alarm
+    os.close(reading)
+    os.close(writing)
+
+
+def test_a_job_that_ends_when_told_is_waited_for_as_ever(handlers):
+    launcher = Launcher(("sleep", "60"), {})
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert launcher.wait(60.0) == 128 + signal.SIGTERM
+    assert handlers()
+
+
 def test_a_command_that_cannot_be_started_leaves_signals_as_they_were(handlers):
     with pytest.raises(UsageError, match="cannot start /no/such/thing"):
         Launcher(("/no/such/thing",), {})
