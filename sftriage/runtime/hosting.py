@@ -42,6 +42,8 @@ LOOK_S = 0.5
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
 NOTE = "host.json"
 """In a host's directory: a `HostNote`."""
+SPEAKER = "speaker"
+"""Beside the directories of a job's hosts: held by the one that says what all of them see."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -191,7 +193,7 @@ class Host:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         store = HostCaptures(directory, copies)
         self._disk = Disk()
-        self._speaker = Speaker(directory.parent / ".speaker")
+        self._speaker = Speaker(directory.with_name(SPEAKER))
         steps = directory / "steps"
         nsys = place_in(RunDirectory(directory))
         agent = Agent(

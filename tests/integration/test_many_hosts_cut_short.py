@@ -1,5 +1,6 @@
 """Captures over a hub that are cut short, whatever ends in the middle of them: each ends once, and says why."""
 
+import socket
 from collections import Counter
 
 import pytest
@@ -18,8 +19,11 @@ from tests.journals import entries
 pytest.importorskip("torch")
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 RANK, LONG = 1, 40
-BOUNDED = "from sftriage.fleet import leading, sending; leading.MAX_TRACE_BYTES = sending.SLACK_BYTES + 64_000"
-"""The hub has room for stacks, and for no operators."""
+BOUNDED = """
+from sftriage.fleet import leading, sending, transfers
+leading.MAX_TRACE_BYTES, transfers.TELL_S = sending.SLACK_BYTES + 64_000, 0.0
+"""
+"""The hub has room for stacks, and for no operators; and how far they are is told, however quick they are."""
 
 
 @pytest.fixture
@@ -65,6 +69,11 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     # WHEN a small trace is asked for THEN it is stored
     small = ask(job, start, "stacks")
     assert small.wait(DEADLINE_S) == 0, small.stderr.read()
+    # AND how far it was on its way was on record
+    details = [one.detail.partition(":")[0] for one in states(job) if one.detail]
+    assert details == ["sending from host-0", f"fetching from {socket.gethostname()}"]
+    # AND no other agent carries out what is asked of this host
+    other = job.start_agent()
     # WHEN one is asked for that the hub has no room for
     large = ask(job, start, "torch", 30)
     # THEN that is said, where it lies, and what would help
@@ -104,3 +113,5 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     assert [one.state for one in found] == ["stored", "failed", "stored", "failed", "failed"]
     assert set(Counter(one.capture_id for one in found).values()) == {1}
     assert len(captures(job.run)) == 2
+    assert other.wait(DEADLINE_S) == 2
+    assert f"{job.host} is watched already" in job.said

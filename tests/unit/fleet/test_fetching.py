@@ -98,3 +98,15 @@ def test_a_host_puts_captures_into_the_store_of_their_run_alone(there, tmp_path,
         assert not host.copied("c-1", RunName("job", "run-7", store), transfer)
     assert [why in one.message for one in caplog.records] == [True]
     assert not (tmp_path / "store").exists()
+
+
+def test_with_nothing_to_be_kept_here_a_host_keeps_what_is_in_the_store_nowhere_else(there, tmp_path):
+    name = RunName("job", "run-7", (tmp_path / "store").as_uri())
+    host = HostCaptures(tmp_path / "there", Copies(name.store, drop_local=True))
+    host.manifest("c-1", name)
+    transfer = Transfer(CaptureResult("c-1", 0, "stored"), "uploading", 1, lambda _: None)
+    # WHEN it was put there, and is asked for once more, as after a restart
+    assert host.copied("c-1", name, transfer)
+    assert host.copied("c-1", name, transfer)
+    # THEN only the manifest is here
+    assert host.manifest("c-1", name)[1] == {}
