@@ -271,7 +271,8 @@ class Hub:
         self._refused |= "authorization" in str(error).lower()
         # (that there are no servers says less than why the last one is none)
         if not (isinstance(error, NoServersError) and self.problem):
-            self.problem = str(error).removeprefix("nats: ") or type(error).__name__
+            said = str(error).removeprefix("nats: ") or type(error).__name__
+            self.problem = "nothing listens there" if isinstance(error, ConnectionRefusedError) else said
         log.debug("hub: %s", self.problem)
 
     async def _lost(self) -> None:

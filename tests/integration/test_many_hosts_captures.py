@@ -36,6 +36,7 @@ store.create_bucket(Bucket="{BUCKET}")
 open(sys.argv[1], "w").close()
 moto._thread.join()
 """
+READ = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -96,6 +97,17 @@ class Job:
         assert typed.wait(DEADLINE_S) == 0, out.read_text()
         return out.read_text()
 
+    def page(self) -> str:
+        """What a browser is shown on the second host of the captures in the store."""
+        out = self.directory / "page"
+        command = [sys.executable, "-m", "sftriage", "ui", "--store", STORE, "--json"]
+        served = self.hosts.start(1, command, self.environment, out)
+        url = wait_until(lambda: [json.loads(line)["url"] for line in out.read_text().splitlines() if "url" in line])[0]
+        inside = self.hosts.inside(1, [sys.executable, "-c", READ, url])
+        found = subprocess.run(inside, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
+        served.terminate()
+        return found
+
     def end(self) -> None:
         (self.directory / "release").touch()
         assert [one.wait(DEADLINE_S) for one in self.hosts_run] == [0, 0], self.said
@@ -153,5 +165,7 @@ def test_a_rank_of_another_host_is_captured_by_all_profilers_into_a_store_that_i
     explained = next(one for one in manifests if one.findings is not None)
     shown = json.loads(job.sftriage(1, "traces", "show", explained.capture_id, "--store", STORE, "--json"))
     assert shown["findings"] is not None
+    # AND a browser there has it in a list
+    assert nsys.capture_id in job.page()
     # AND nothing that nsys has made stays behind
     assert not list((tmp_path / "host-1").glob("sftriage-runs/*.hosts/*/nsys-*"))

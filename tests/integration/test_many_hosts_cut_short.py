@@ -54,13 +54,8 @@ def in_the_middle(job, start):
 
 def train(job):
     """Start two ranks, and wait until they take steps."""
-    before = set(find_rings(job.host / "rings"))
     launcher = job.start(*FORKED, 2, SLOW_DATA, job.release, 0.05)
-    wait_until(lambda: len(set(find_rings(job.host / "rings")) - before) == 2, 60.0)
-    attempt = sum(1 for _ in before) // 2
-    wait_until(
-        lambda: [one for one in entries(job.run / "decisions.jsonl", "window") if one["verdict"]["attempt"] == attempt]
-    )
+    wait_until(lambda: (job.run / "decisions.jsonl").exists() and entries(job.run / "decisions.jsonl", "window"))
     return launcher
 
 
@@ -88,29 +83,21 @@ def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job,
     job.agent = job.start_agent()
     # THEN it is stored all the same
     assert cut.wait(DEADLINE_S) == 0, cut.stderr.read()
-    # WHEN the rank is killed in the middle of one
+    # WHEN the rank is killed in the middle of one, and the job ends because of that
     cut = in_the_middle(job, start)
     (ring,) = (path for path in find_rings(job.host / "rings") if path.name.startswith(f"rank-{RANK}."))
     with open_ring(ring) as its:
         pid = its.info.pid
     job.signal(pid)
-    # THEN it has failed, because of that
-    assert cut.wait(DEADLINE_S) == 1
-    assert "the trainer ended during the capture" in cut.stderr.read()
     assert launcher.wait(DEADLINE_S) == 1
-    # WHEN the job starts again, and all of it is ended in the middle of one, as a scheduler does
-    launcher = train(job)
-    cut = in_the_middle(job, start)
-    launcher.terminate()
-    launcher.wait(DEADLINE_S)
     job.agent.terminate()
-    # THEN the controller sees its end too, and so does who asked
+    # THEN it has failed, because of that, which who asked is told of, and the controller has seen the job's end
     assert cut.wait(DEADLINE_S) == 1
     assert "the trainer ended during the capture" in cut.stderr.read()
     assert job.controller.wait(DEADLINE_S) == 0, job.said
     # AND each that was asked for has ended once
     found = [one for one in states(job) if one.state in ENDED]
-    assert [one.state for one in found] == ["stored", "failed", "stored", "failed", "failed"]
+    assert [one.state for one in found] == ["stored", "failed", "stored", "failed"]
     assert set(Counter(one.capture_id for one in found).values()) == {1}
     assert len(captures(job.run)) == 2
     assert other.wait(DEADLINE_S) == 2
