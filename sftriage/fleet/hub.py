@@ -308,7 +308,8 @@ class Hub:
         self._refused |= "authorization" in str(error).lower()
         # (that there are no servers says less than why the last one is none)
         if not (isinstance(error, NoServersError) and self.problem):
-            self.problem = str(error).removeprefix("nats: ") or type(error).__name__
+            said = str(error).removeprefix("nats: ") or type(error).__name__
+            self.problem = "nothing listens there" if isinstance(error, ConnectionRefusedError) else said
         if "permissions violation" in self.problem and self.problem not in self._said:
             self._said.add(self.problem)
             log.warning("the hub does not let us do what has to be done: %s. See `sftriage hub account`", self.problem)

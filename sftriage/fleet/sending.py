@@ -61,9 +61,10 @@ class Sending:
 
     async def sent(self, report: Report, run: RunName) -> Report:
         """What a report of a stored capture comes to: it is where the controller finds it, or has failed."""
-        loop, capture_id = asyncio.get_running_loop(), report.result.capture_id
+        loop, capture_id, where = asyncio.get_running_loop(), report.result.capture_id, ""
         try:
             manifest, files = await loop.run_in_executor(None, self._kept.manifest, capture_id, run)
+            where = f" in {next(iter(files.values())).parent}" if files else ""
             total_bytes = sum(path.stat().st_size for path in files.values())
             copying = Transfer(report.result, f"uploading from {self._name}:", total_bytes, self._tell)
             elsewhere = await loop.run_in_executor(None, self._kept.copied, capture_id, run, copying)
@@ -76,7 +77,7 @@ class Sending:
                     raise CaptureError("it is waited for no longer")
             return replace(report, elsewhere=elsewhere)
         except Exception as error:
-            why = f"it is stored on {self._name}, and could not be sent: {error}"
+            why = f"it is stored on {self._name}{where}, and could not be sent: {error}"
             return replace(report, result=replace(report.result, state="failed", detail=why))
 
     async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
@@ -92,8 +93,9 @@ class Sending:
                 await traces.get_info(f"{capture_id}/")
                 return True
             if files:
-                room_bytes = (await traces.status()).stream_info.config.max_bytes or -1
-                _check_room(sum(path.stat().st_size for path in files.values()), room_bytes, files)
+                most_bytes = (await traces.status()).stream_info.config.max_bytes or -1
+                if most_bytes >= 0:
+                    _check_room(sum(path.stat().st_size for path in files.values()), most_bytes - SLACK_BYTES)
             for name, path in files.items():
                 with path.open("rb") as file:
                     await asyncio.wait_for(traces.put(f"{capture_id}/{name}", transfer.reading(file)), OBJECT_S)
@@ -126,15 +128,12 @@ async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
     return await js.object_store(bucket)
 
 
-def _check_room(size_bytes: int, room_bytes: int, files: dict[str, Path]) -> None:
+def _check_room(size_bytes: int, most_bytes: int) -> None:
     """Refuse what would never find room on the hub.
 
     Raises:
         CaptureError: it would not; the message says what to do.
     """
-    if 0 <= room_bytes < size_bytes + SLACK_BYTES:
-        where = next(iter(files.values())).parent
-        raise CaptureError(
-            f"its {size(size_bytes)} are more than the hub takes ({size(room_bytes)}): it lies in {where} there; give "
-            "the job a --store, or capture fewer steps"
-        )
+    if size_bytes > most_bytes:
+        why = f"its {size(size_bytes)} are more than the hub takes ({size(most_bytes)})"
+        raise CaptureError(f"{why}: give the job a --store, or capture fewer steps")

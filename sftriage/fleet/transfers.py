@@ -45,7 +45,7 @@ class Transfer:
     def moved(self, more_bytes: int) -> None:
         """So much more has."""
         self._moved_bytes += more_bytes
-        if self._clock() >= self._told_s + TELL_S:
+        if more_bytes and self._clock() >= self._told_s + TELL_S:
             self.say(f"{self._doing} {size(min(self._moved_bytes, self._total_bytes))} of {size(self._total_bytes)}")
 
     def say(self, what: str) -> None:

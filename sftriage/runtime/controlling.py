@@ -24,16 +24,17 @@ from sftriage.fleet.leading import Leader, Lease, TakenError, make_places, remov
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.permissions import CONTROLLER_FILE
 from sftriage.fleet.roll_call import RollCall
+from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import RunName
 from sftriage.runs.directory import RunDirectory, RunInfo, create, new_run_id, read_info, remember, write_info
 from sftriage.runs.liveness import holding
 from sftriage.runtime.annotating import quick
-from sftriage.runtime.hosting import SOON_S
+from sftriage.runtime.hosting import SOON_S, SPEAKER, host_directory
 from sftriage.runtime.indexing import SharedIndexing
 from sftriage.runtime.kept_rows import KeptRows
 from sftriage.runtime.local import Keeping, MakeSinks
 from sftriage.runtime.rings import make_rings_directory, own, remove_rings_directory
-from sftriage.runtime.triage import POLL_S, Triage
+from sftriage.runtime.triage import POLL_S, SEEN_S, Triage
 from sftriage.runtime.uploads import RunUploads
 from sftriage.sinks.stream import Sink
 from sftriage.traces.disk import Disk
@@ -153,16 +154,24 @@ class JobController:
         """
         remember(self.directory)
         self._triage.start()
-        over_since_s, roll_call = None, RollCall()
+        over_since_s, looked_s, roll_call = None, 0.0, RollCall()
+        speaker = Speaker(host_directory(job_of(self.directory.path), SPEAKER, os.environ))
         while over_since_s is None or time.monotonic() < min(over_since_s + OVER_S, self._deadline_s):
             time.sleep(POLL_S)
             if not self._fleet.over and time.monotonic() > self._deadline_s:
                 raise KeyboardInterrupt
             if self._fleet.lost:
                 raise UsageError(f"let go of the job: {self._fleet.lost}")
-            away = "" if self._hub.connected_s is not None else self._hub.unreachable()
-            for line in roll_call.look(self._fleet.hosts, away, time.monotonic()):
-                say(line)
+            if time.monotonic() > looked_s + SEEN_S:
+                looked_s = time.monotonic()
+                away = "" if self._hub.connected_s is not None else self._hub.unreachable()
+                if away:
+                    # (no host need say it too)
+                    speaker.may_speak()
+                else:
+                    speaker.done()
+                for line in roll_call.look(self._fleet.hosts, away, looked_s):
+                    say(line)
             if not self._fleet.over:
                 over_since_s = None
             elif over_since_s is None:

@@ -52,6 +52,8 @@ LOOK_S = 0.5
 NODE_VARIABLES = ("SLURM_NODEID", "NODE_RANK", "GROUP_RANK", "OMPI_COMM_WORLD_NODE_RANK", "PMI_NODE_RANK")
 NOTE = "host.json"
 """In a host's directory: a `HostNote`."""
+SPEAKER = "speaker"
+"""Beside the directories of a job's hosts: held by the one that says what all of them see."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -225,7 +227,7 @@ class Host:
             raise UsageError(f"{directory} cannot be used: {error.strerror}") from error
         store = HostCaptures(directory, copies)
         self._disk = Disk()
-        self._speaker = Speaker(directory.parent / ".speaker")
+        self._speaker = Speaker(directory.with_name(SPEAKER))
         steps = directory / "steps"
         nsys = place_in(RunDirectory(directory))
         # (names that are a launcher's or a person's are no part of what a server reads)

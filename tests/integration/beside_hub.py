@@ -61,8 +61,13 @@ class BesideHub:
 
     def kill(self, process: subprocess.Popen) -> None:
         """End it at once, without a word."""
-        os.kill(process.pid, 9)
+        self.signal(process.pid)
         process.wait(DEADLINE_S)
+
+    @staticmethod
+    def signal(pid: int) -> None:
+        """End whatever process, at once."""
+        os.kill(pid, 9)
 
     def close(self) -> None:
         self._held.close()

@@ -9,6 +9,7 @@ import pytest
 
 from sftriage.runs.decisions import decisions_of
 from sftriage.runs.directory import RunDirectory
+from sftriage.traces.keys import CaptureKey
 from sftriage.traces.store import LocalStore
 from tests import needs
 from tests.integration.namespaces import BOTH, two_hosts
@@ -36,6 +37,7 @@ store.create_bucket(Bucket="{BUCKET}")
 open(sys.argv[1], "w").close()
 moto._thread.join()
 """
+READ = "import sys, urllib.request; print(urllib.request.urlopen(sys.argv[1]).read().decode())"
 POLICY = """
 apiVersion: sftriage.dev/v1alpha1
 kind: TriagePolicy
@@ -96,6 +98,17 @@ class Job:
         assert typed.wait(DEADLINE_S) == 0, out.read_text()
         return out.read_text()
 
+    def page(self, path: str) -> str:
+        """A page about the captures in the store, as a browser is shown it on the second host."""
+        out = self.directory / "page"
+        command = [sys.executable, "-m", "sftriage", "ui", "--store", STORE, "--json"]
+        served = self.hosts.start(1, command, self.environment, out)
+        url = wait_until(lambda: [json.loads(line)["url"] for line in out.read_text().splitlines() if "url" in line])[0]
+        inside = self.hosts.inside(1, [sys.executable, "-c", READ, url + path])
+        found = subprocess.run(inside, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
+        served.terminate()
+        return found
+
     def end(self) -> None:
         (self.directory / "release").touch()
         assert [one.wait(DEADLINE_S) for one in self.hosts_run] == [0, 0], self.said
@@ -121,7 +134,7 @@ def test_a_rank_of_another_host_is_captured_by_all_profilers_into_a_store_that_i
     job.end()
     # THEN each capture was made once, and is stored
     ended = [one["result"] for one in entries(run / "decisions.jsonl", "capture")]
-    final = [(one["capture_id"], one["state"]) for one in ended if one["state"] not in ("accepted", "armed", "running")]
+    final = [(one["capture_id"], one["state"]) for one in ended]
     asked = [it["capture_id"] for one in decisions_of(RunDirectory(run)) for it in one["requests"]]
     assert sorted(final) == sorted((capture_id, "stored") for capture_id in asked), job.said
     manifests = captures(run)
@@ -153,5 +166,7 @@ def test_a_rank_of_another_host_is_captured_by_all_profilers_into_a_store_that_i
     explained = next(one for one in manifests if one.findings is not None)
     shown = json.loads(job.sftriage(1, "traces", "show", explained.capture_id, "--store", STORE, "--json"))
     assert shown["findings"] is not None
+    # AND so does a browser
+    assert nsys.capture_id in job.page(f"captures/{CaptureKey.of(nsys).key}")
     # AND nothing that nsys has made stays behind
     assert not list((tmp_path / "host-1").glob("sftriage-runs/*.hosts/*/nsys-*"))

@@ -17,7 +17,7 @@ from tests.integration.terminals import terminals
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
 SHELL = ("sh", "-c", '"$@"; status=$?; test $status -le 128 || exec sleep infinity; exit $status', "sh")
 """A person's shell is there still when what was typed into it is killed."""
-STEPPING = Path(__file__).parent / "jobs" / "many_ranks.py"
+IN_STEP = Path(__file__).parent / "jobs" / "in_step.py"
 
 
 POLICY = """
@@ -43,7 +43,7 @@ def test_a_controller_that_stands_by_goes_on_with_the_run_of_one_that_dies(stood
     # GIVEN a job, and beside its controller two others that stand by
     run = stood_by.run
     others = [stood_by.start_controller("--standby", "--run", run) for _ in range(2)]
-    trainers = stood_by.start(sys.executable, STEPPING, 0, 2, 2, time.time() + 1.0, stood_by.release)
+    trainers = stood_by.start(sys.executable, IN_STEP, 0, 2, 2, time.time() + 1.0, stood_by.release)
     wait_until(lambda: run.exists() and len(verdicts(run)) >= 2, 60.0)
     wait_until(lambda: stood_by.said.count("standing by: should the job's controller die, this one goes on") == 2)
     # WHEN it is killed
@@ -75,7 +75,7 @@ def test_one_line_goes_on_where_the_first_host_has_lost_its_sftriage(tmp_path, e
             return terminal(*SHELL, *hosts.inside(number, [*here, *arguments]), columns=200, lines=40)
 
         def run_on(number):
-            ranks = [sys.executable, STEPPING, 2 * number, 2, 4, begin_s, release]
+            ranks = [sys.executable, IN_STEP, 2 * number, 2, 4, begin_s, release]
             return typed(number, "run", "--job-id", "my-job", "--hub", BOTH[0], "--", *ranks)
 
         begin_s = time.time() + 4.0

@@ -18,6 +18,7 @@ from sftriage.fleet.wire import (
     Incarnation,
     Order,
     Orders,
+    RunName,
     Shipment,
     VersionError,
     WireError,
@@ -129,6 +130,9 @@ WANTED = WantedCapture(
 def test_what_is_wanted_arrives_as_it_was():
     orders = Orders(7, (Order(WANTED, Incarnation("boot", 1, 2, 3)), Order(dataclasses.replace(WANTED, resumed=True))))
     assert decode_orders(encode(orders)) == orders
+    # AND with what their run is called
+    named = dataclasses.replace(orders, run=RunName("job", "run-7", "s3://kept/here"))
+    assert decode_orders(encode(named)) == named
 
 
 @settings(max_examples=25)

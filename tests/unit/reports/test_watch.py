@@ -88,6 +88,9 @@ def test_a_suspect_is_shown_with_its_numbers_and_what_was_done(run, trace, make_
     ):
         assert words in written
     assert "running  rank 2  c-1" in written
+    # AND how far its trace is, where that takes its time
+    run.ended(CaptureResult("c-1", 2, "running", "fetching from node-b: 12.0 MiB of 48.0 MiB"))
+    assert "running  rank 2  c-1  fetching from node-b: 12.0 MiB of 48.0 MiB" in text(shown(run))
     # WHEN the capture has ended and is stored THEN what became of it
     manifest = LocalStore(run.directory.path).put("c-1", trace, lambda artefact: make_manifest("c-1", artefact))
     run.ended(CaptureResult("c-1", 2, "stored", first_step=160, last_step=164))

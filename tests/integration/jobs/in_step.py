@@ -1,4 +1,4 @@
-"""``many_ranks.py FIRST_RANK RANKS WORLD_SIZE BEGIN_S RELEASE``: some ranks of a job in a process, without torch.
+"""``in_step.py FIRST_RANK RANKS WORLD_SIZE BEGIN_S RELEASE``: some ranks of a job in a process, without torch.
 
 Step N begins at BEGIN_S + N * STEP_S of the epoch. They end once RELEASE is there.
 """

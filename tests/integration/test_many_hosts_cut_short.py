@@ -1,0 +1,104 @@
+"""Captures over a hub that are cut short, whatever ends in the middle of them: each ends once, and says why."""
+
+import socket
+from collections import Counter
+
+import pytest
+
+from sftriage.events import CaptureChanged
+from sftriage.recorder import find_rings
+from sftriage.records import ENDED
+from sftriage.runs.journal import read_journal
+from sftriage.windows.rings import open_ring
+from tests.integration.beside_hub import BesideHub
+from tests.integration.killing import POLICY, SLOW_DATA
+from tests.integration.processes import DEADLINE_S, FORKED, wait_until
+from tests.integration.runs import captures
+from tests.journals import entries
+
+pytest.importorskip("torch")
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+RANK, LONG = 1, 40
+BOUNDED = """
+from sftriage.fleet import leading, sending, transfers
+leading.MAX_TRACE_BYTES, transfers.TELL_S = sending.SLACK_BYTES + 64_000, 0.0
+"""
+"""The hub has room for stacks, and for no operators; and how far they are is told, however quick they are."""
+
+
+@pytest.fixture
+def job(tmp_path, environment):
+    found = BesideHub(tmp_path, environment, POLICY, BOUNDED)
+    yield found
+    found.close()
+
+
+def states(job):
+    """What was told of captures, in order."""
+    return [one.result for one in read_journal(job.run / "decisions.jsonl") if isinstance(one, CaptureChanged)]
+
+
+def ask(job, start, profiler, steps=3):
+    """Somebody asks for a capture of the job's second rank."""
+    options = ["--rank", RANK, "--profiler", profiler, "--steps", steps, "--reason", "a look", "--max-seconds", 60]
+    return start("capture", "--run", job.run, *options)
+
+
+def in_the_middle(job, start):
+    """One has begun, and takes a while."""
+    before = len(states(job))
+    asked = ask(job, start, "stacks", LONG)
+    wait_until(lambda: "running" in [one.state for one in states(job)[before:]], 60.0)
+    return asked
+
+
+def train(job):
+    """Start two ranks, and wait until they take steps."""
+    launcher = job.start(*FORKED, 2, SLOW_DATA, job.release, 0.05)
+    wait_until(lambda: (job.run / "decisions.jsonl").exists() and entries(job.run / "decisions.jsonl", "window"))
+    return launcher
+
+
+def test_a_capture_ends_once_and_says_why_whatever_ends_in_the_middle_of_it(job, start):
+    launcher = train(job)
+    # WHEN a small trace is asked for THEN it is stored
+    small = ask(job, start, "stacks")
+    assert small.wait(DEADLINE_S) == 0, small.stderr.read()
+    # AND how far it was on its way was on record
+    details = [one.detail.partition(":")[0] for one in states(job) if one.detail]
+    assert details == ["sending from host-0", f"fetching from {socket.gethostname()}"]
+    # AND no other agent carries out what is asked of this host
+    other = job.start_agent()
+    # WHEN one is asked for that the hub has no room for
+    large = ask(job, start, "torch", 30)
+    # THEN that is said, where it lies, and what would help
+    assert large.wait(DEADLINE_S) == 1
+    said = large.stderr.read()
+    assert "are more than the hub takes" in said
+    assert f"it is stored on host-0 in {job.host}/captures/" in said
+    assert "give the job a --store, or capture fewer steps" in said
+    # WHEN the agent is killed in the middle of one, and started again
+    cut = in_the_middle(job, start)
+    job.kill(job.agent)
+    job.agent = job.start_agent()
+    # THEN it is stored all the same
+    assert cut.wait(DEADLINE_S) == 0, cut.stderr.read()
+    # WHEN the rank is killed in the middle of one, and the job ends because of that
+    cut = in_the_middle(job, start)
+    (ring,) = (path for path in find_rings(job.host / "rings") if path.name.startswith(f"rank-{RANK}."))
+    with open_ring(ring) as its:
+        pid = its.info.pid
+    job.signal(pid)
+    assert launcher.wait(DEADLINE_S) == 1
+    job.agent.terminate()
+    # THEN it has failed, because of that, which who asked is told of, and the controller has seen the job's end
+    assert cut.wait(DEADLINE_S) == 1
+    assert "the trainer ended during the capture" in cut.stderr.read()
+    assert job.controller.wait(DEADLINE_S) == 0, job.said
+    # AND each that was asked for has ended once
+    found = [one for one in states(job) if one.state in ENDED]
+    assert [one.state for one in found] == ["stored", "failed", "stored", "failed"]
+    assert set(Counter(one.capture_id for one in found).values()) == {1}
+    assert len(captures(job.run)) == 2
+    assert other.wait(DEADLINE_S) == 2
+    assert f"{job.host} is watched already" in job.said
