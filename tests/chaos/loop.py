@@ -95,6 +95,7 @@ def _catch_up(world: World) -> None:
     """All is whole again: wait until the steps that the job takes now are judged."""
     wanted = world.step() + SHAPE.window_steps
     pids = world.starts[-1].pids
+    world.settle()
 
     def judged() -> bool:
         newest = next((attempt for attempt, pid in attempts(world.run).items() if pid in pids), None)

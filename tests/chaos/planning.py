@@ -10,9 +10,25 @@ WORLD_SIZE = 4
 FIRST_FAULT_STEP, FAULT_STEPS, FAULT_EVERY_STEPS = 60, 160, 240
 STAGES = ("data", "forward")
 
-KILLS = ("kill agent", "kill controller", "kill hub", "kill trainers")
+KILLS = (
+    "kill agent",
+    "kill agent in capture",
+    "kill controller",
+    "kill controller at request",
+    "kill hub",
+    "kill trainers",
+)
 """What is killed is started again after a while, as a supervisor would."""
-WHILES = ("stop agent", "stop controller", "stop hub", "cut link", "slow link", "fill agent's disk", "fill run's disk")
+WHILES = (
+    "stop agent",
+    "stop controller",
+    "stop hub",
+    "cut link",
+    "slow link",
+    "drop link",
+    "fill agent's disk",
+    "fill run's disk",
+)
 """What is so for a while, and mended then. What is stopped does not go on, as on a host that sleeps."""
 ONCE = ("restart hub", "lose hub's store", "lose consumer")
 KINDS = (*KILLS, *WHILES, *ONCE)
@@ -28,7 +44,7 @@ class Action:
     for_s: float
 
     def __str__(self) -> str:
-        whose = f" of host {self.host}" if "agent" in self.kind else ""
+        whose = f" of host {self.host}" if "agent" in self.kind or self.kind in ("slow link", "drop link") else ""
         return f"{self.at_s:.1f} s: {self.kind}{whose}, for {self.for_s:.1f} s"
 
 
