@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 
 from sftriage.runs.directory import RunDirectory
@@ -116,7 +115,7 @@ class World:
         self, directory: Path, environment: dict[str, str], hosts: ApartHosts, disks: dict[str, SmallDisk], seed: int
     ) -> None:
         self.directory, self.environment, self.hosts, self.disks = directory, environment, hosts, disks
-        self._faults = faults(seed)
+        self._seed = seed
         self.run = directory / "run" / "run"
         self.secret, self.release, self.policy = (directory / one for one in ("secret", "release", "chaos.yaml"))
         self.policy.write_text(POLICY, encoding="utf-8")
@@ -146,7 +145,7 @@ class World:
         if any(one.poll() is None for one in self.trainers):
             return
         begin_s = time.time() + BEGIN_IN_S
-        slow = tuple(takewhile(lambda one: one.last_step < 100_000, (next(self._faults) for _ in range(400))))
+        slow = faults(self._seed, len(self.starts))
         self.trainers = []
         for number in range(2):
             own_begin_s = begin_s + self.hosts.wall_apart_s[number]
