@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+CHAOS ?=
 # In several processes (tests/conftest.py says what shares one): tests of real jobs mostly wait.
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
 
@@ -22,6 +23,7 @@ unit: $(VENV)/.dev
 # Before a release, on a machine that does nothing else: long runs, and rates with their intervals.
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/soak -s $(ARGS)
+	$(BIN)/python -m pytest tests/chaos -s $(CHAOS)
 	$(PYTEST) -n 2 tests/unit -m hypothesis --hypothesis-profile looking $(ARGS)
 
 # On a host with an NVIDIA GPU, and a torch that uses it: what only that can show, and a report to paste.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -74,20 +75,24 @@ class ApartHosts(TwoHosts):
 
 
 class SlowLink:
-    """What host 1 connects to as its hub: the hub, by a proxy of its own."""
+    """What a host connects to as its hub: the hub, by a proxy of its own."""
 
-    def __init__(self, hosts: ApartHosts, port: int, hub_port: int, directory: Path) -> None:
-        self._control = directory / "link"
+    def __init__(self, hosts: ApartHosts, number: int, port: int, hub_port: int, directory: Path) -> None:
+        self._control = directory / f"link-{number}"
         self.slow(0.0, 1e9)
         script = Path(__file__).with_name("proxy.py")
         command = [sys.executable, script, port, f"{BOTH[0]}:{hub_port}", self._control]
-        self.process = hosts.start(1, command, dict(os.environ), directory / "said-proxy")
+        self.process = hosts.start(number, command, dict(os.environ), directory / f"said-proxy-{number}")
 
     def slow(self, delay_s: float, bytes_per_s: float) -> None:
         """From now on, each way."""
         partial = self._control.with_suffix(".new")
         partial.write_text(f"{delay_s} {bytes_per_s}")
         partial.rename(self._control)
+
+    def drop(self) -> None:
+        """Break all connections, with all that is on its way."""
+        self.process.send_signal(signal.SIGUSR1)
 
 
 def _parent(pid: int) -> str:

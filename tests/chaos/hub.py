@@ -13,3 +13,4 @@ if __name__ == "__main__":
     write_atomically(Path(pid_file), str(server.pid))
     while Path(f"/proc/{server.pid}/exe").exists():
         time.sleep(0.05)
+    sys.exit("the hub has ended")

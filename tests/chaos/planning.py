@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 WORLD_SIZE = 4
 FIRST_FAULT_STEP, FAULT_STEPS, FAULT_EVERY_STEPS = 60, 160, 240
-STAGES = ("data", "forward")
+SLOW = [(rank, stage) for rank in range(WORLD_SIZE) for stage in ("data", "forward")]
+MOST_FAULTS = 400
 
-KILLS = ("kill agent", "kill controller", "kill hub", "kill trainers")
+KILLS = (
+    "kill agent",
+    "kill agent in capture",
+    "kill controller",
+    "kill controller at request",
+    "kill hub",
+    "kill trainers",
+)
 """What is killed is started again after a while, as a supervisor would."""
-WHILES = ("stop agent", "stop controller", "stop hub", "cut link", "slow link", "fill agent's disk", "fill run's disk")
+WHILES = (
+    "stop agent",
+    "stop controller",
+    "stop hub",
+    "cut link",
+    "slow link",
+    "drop link",
+    "fill agent's disk",
+    "fill run's disk",
+)
 """What is so for a while, and mended then. What is stopped does not go on, as on a host that sleeps."""
 ONCE = ("restart hub", "lose hub's store", "lose consumer")
 KINDS = (*KILLS, *WHILES, *ONCE)
@@ -28,7 +45,7 @@ class Action:
     for_s: float
 
     def __str__(self) -> str:
-        whose = f" of host {self.host}" if "agent" in self.kind else ""
+        whose = f" of host {self.host}" if "agent" in self.kind or self.kind in ("slow link", "drop link") else ""
         return f"{self.at_s:.1f} s: {self.kind}{whose}, for {self.for_s:.1f} s"
 
 
@@ -58,13 +75,11 @@ def actions(
     return tuple(found)
 
 
-def faults(seed: int) -> Iterator[Fault]:
-    """Faults one after the other, without end, of one start of the job: each in steps that no other one is in."""
-    draw, left = random.Random(f"faults {seed}"), list[tuple[int, str]]()
-    first_step = FIRST_FAULT_STEP
-    while True:
-        left = left or draw.sample(
-            kinds := [(rank, stage) for rank in range(WORLD_SIZE) for stage in STAGES], len(kinds)
-        )
-        yield Fault(first_step, first_step + FAULT_STEPS - 1, *left.pop())
-        first_step += FAULT_EVERY_STEPS
+def faults(seed: int, start: int) -> tuple[Fault, ...]:
+    """Faults of one start of the job, one after the other, no two of them in the same steps."""
+    draw, left, found = random.Random(f"{seed} {start}"), list[tuple[int, str]](), []
+    for number in range(MOST_FAULTS):
+        left = left or draw.sample(SLOW, len(SLOW))
+        first_step = FIRST_FAULT_STEP + number * FAULT_EVERY_STEPS
+        found.append(Fault(first_step, first_step + FAULT_STEPS - 1, *left.pop()))
+    return tuple(found)

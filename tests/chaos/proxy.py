@@ -1,11 +1,16 @@
-"""``proxy.py PORT HOST:PORT CONTROL``: passes connections on, as slowly as a file says: ``DELAY_S BYTES_PER_S``."""
+"""``proxy.py PORT HOST:PORT CONTROL``: passes connections on, as slowly as a file says: ``DELAY_S BYTES_PER_S``.
+
+SIGUSR1 breaks all connections, and what is on its way is lost with them.
+"""
 
 import asyncio
 import contextlib
+import signal
 import sys
 from pathlib import Path
 
 CHUNK_BYTES = 16 << 10
+WRITERS: set[asyncio.StreamWriter] = set()
 
 
 async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, control: Path) -> None:
@@ -22,12 +27,20 @@ async def passed(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, con
             await writer.drain()
             await asyncio.sleep(len(piece) / bytes_per_s)
 
+    WRITERS.add(writer)
     sending = asyncio.create_task(send())
     with contextlib.suppress(OSError):
         while piece := await reader.read(CHUNK_BYTES):
             await pieces.put((loop.time(), piece))
     sending.cancel()
+    WRITERS.discard(writer)
     writer.close()
+
+
+def broken() -> None:
+    """Break all connections."""
+    for writer in WRITERS:
+        writer.transport.abort()
 
 
 async def main() -> None:
@@ -42,6 +55,7 @@ async def main() -> None:
         ways = (passed(reader, other_writer, control), passed(other_reader, writer, control))
         await asyncio.gather(*ways, return_exceptions=True)
 
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, broken)
     server = await asyncio.start_server(connected, "127.0.0.1", port)
     await server.serve_forever()
 

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import takewhile
 from pathlib import Path
 
 from sftriage.runs.directory import RunDirectory
@@ -27,6 +26,10 @@ SIMULATED = Path(__file__).parents[1] / "integration" / "jobs" / "simulated.py"
 HUB_PORT, LINK_PORT = 7422, 7423
 STEP_S, BEGIN_IN_S = 0.04, 2.0
 SLOW_DELAY_S, SLOW_BYTES_PER_S = 0.3, 200e3
+UP_S = 5.0
+"""From when on a part that was started is up."""
+MOMENT_S = 8.0
+"""How long it is waited for the moment in which something is to be killed."""
 AGAIN_S = 1.0
 """How long a supervisor waits before it starts again what has ended by itself."""
 POLICY = """
@@ -55,7 +58,7 @@ class Part:
     def __init__(self, name: str, start: Callable[[], subprocess.Popen]) -> None:
         self.name, self._start = name, start
         self.ends: list[int] = []
-        self.process = start()
+        self.process, self.started_s = start(), time.monotonic()
         self._not_before_s, self._held, self._noted = 0.0, False, False
         self._lock = threading.Lock()
 
@@ -77,7 +80,7 @@ class Part:
                 self.ends.append(status)
                 self._not_before_s = max(self._not_before_s, time.monotonic() + AGAIN_S)
             if status != 0 and not self._held and time.monotonic() >= self._not_before_s:
-                self.process, self._noted = self._start(), False
+                self.process, self._noted, self.started_s = self._start(), False, time.monotonic()
 
     def hold(self) -> None:
         """Start it no more."""
@@ -112,7 +115,7 @@ class World:
         self, directory: Path, environment: dict[str, str], hosts: ApartHosts, disks: dict[str, SmallDisk], seed: int
     ) -> None:
         self.directory, self.environment, self.hosts, self.disks = directory, environment, hosts, disks
-        self._faults = faults(seed)
+        self._seed = seed
         self.run = directory / "run" / "run"
         self.secret, self.release, self.policy = (directory / one for one in ("secret", "release", "chaos.yaml"))
         self.policy.write_text(POLICY, encoding="utf-8")
@@ -121,7 +124,7 @@ class World:
             (directory / f"rings-{number}").mkdir()
             self.host(number).joinpath("rings").symlink_to(directory / f"rings-{number}")
         self.log, self.starts = Log(), list[Start]()
-        self.link = SlowLink(hosts, LINK_PORT, HUB_PORT, directory)
+        self.links = [SlowLink(hosts, number, LINK_PORT, HUB_PORT, directory) for number in range(2)]
         self.hub = Part("hub", self._hub)
         self.controller = Part("controller", self._controller)
         self.agents = [Part(f"agent {number}", lambda number=number: self._agent(number)) for number in range(2)]
@@ -129,6 +132,7 @@ class World:
         self.trainers: list[subprocess.Popen] = []
         self.train()
         self._ending = threading.Event()
+        self._waiting: list[threading.Thread] = []
         self._supervisor = threading.Thread(target=self._supervise, name="supervisor")
         self._supervisor.start()
 
@@ -141,7 +145,7 @@ class World:
         if any(one.poll() is None for one in self.trainers):
             return
         begin_s = time.time() + BEGIN_IN_S
-        slow = tuple(takewhile(lambda one: one.last_step < 100_000, (next(self._faults) for _ in range(400))))
+        slow = faults(self._seed, len(self.starts))
         self.trainers = []
         for number in range(2):
             own_begin_s = begin_s + self.hosts.wall_apart_s[number]
@@ -179,6 +183,12 @@ class World:
             self.controller.kill(for_s)
             self.at_hub("lose-consumer")
             return None
+        if action.kind == "kill agent in capture":
+            self._soon(lambda: _size(self.host(host) / "begun"), agent, for_s)
+            return None
+        if action.kind == "kill controller at request":
+            self._soon(lambda: _size(self.run / "state.json"), self.controller, for_s)
+            return None
         if verb == "kill":
             parts[what].kill(for_s)
             return None
@@ -187,9 +197,10 @@ class World:
         if action.kind == "cut link":
             self.hosts.cut(whole=False)
             return lambda: self.hosts.cut(whole=True)
-        if action.kind == "slow link":
-            self.link.slow(SLOW_DELAY_S, SLOW_BYTES_PER_S)
-            return lambda: self.link.slow(0.0, 1e9)
+        if action.kind in ("slow link", "drop link"):
+            link = self.links[host]
+            link.slow(SLOW_DELAY_S, SLOW_BYTES_PER_S)
+            return (lambda: link.slow(0.0, 1e9)) if verb == "slow" else lambda: (link.drop(), link.slow(0.0, 1e9))
         disk = self.disks[f"host-{host}" if "agent" in what else "run"]
         disk.fill()
         return disk.empty
@@ -202,6 +213,11 @@ class World:
         self._run(0, "at hub", sys.executable, script, self.url, self.secret, what).wait(DEADLINE_S)
         return said.read_text()[before:]
 
+    def settle(self) -> None:
+        """Wait until all that was to be killed has been."""
+        for thread in self._waiting:
+            thread.join()
+
     def end(self) -> None:
         """Let the job end, and wait until all that watched it has."""
         last_step = self.step() + 25
@@ -213,6 +229,8 @@ class World:
             assert trainer.wait(DEADLINE_S) == 0
         self.log.say(f"the trainers have ended after step {last_step}")
         for agent in self.agents:
+            # (one that is ended before it has begun has told nobody that the job is over)
+            wait_until(lambda agent=agent: agent.process.poll() is None and time.monotonic() > agent.started_s + UP_S)
             agent.hold()
             agent.process.terminate()
         for agent in self.agents:
@@ -252,7 +270,7 @@ class World:
         return self.hosts.start(number, [*command], self.environment, said)
 
     def _sftriage(self, number: int, name: str, *options: object) -> subprocess.Popen:
-        url = self.url if number == 0 else f"nats://127.0.0.1:{LINK_PORT}"
+        url = f"nats://127.0.0.1:{LINK_PORT}"
         where = ("--job-id", "job", "--nats", url, "--creds", self.secret)
         return self._run(number, name, sys.executable, "-m", "sftriage", name, *where, *options)
 
@@ -284,6 +302,20 @@ class World:
             os.kill(pid, signal.SIGKILL)
         wait_until(lambda: not Path(f"/proc/{pid}/exe").exists())
 
+    def _soon(self, seen: Callable[[], object], part: Part, for_s: float) -> None:
+        """Kill a part when something changes, or a moment after that."""
+        before, deadline_s = seen(), time.monotonic() + MOMENT_S
+
+        def wait() -> None:
+            while seen() == before and time.monotonic() < deadline_s and not self._ending.is_set():
+                time.sleep(0.001)
+            time.sleep(for_s / 20)
+            self.log.say(f"{part.name} is killed now")
+            part.kill(for_s)
+
+        self._waiting.append(threading.Thread(target=wait))
+        self._waiting[-1].start()
+
     def _stopped(self, pid: int) -> Callable[[], None]:
         def go_on() -> None:
             with contextlib.suppress(ProcessLookupError):
@@ -292,6 +324,13 @@ class World:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
         return go_on
+
+
+def _size(path: Path) -> int:
+    """How large a file is, if it is there."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_size
+    return 0
 
 
 @contextlib.contextmanager

@@ -127,6 +127,17 @@ def test_what_was_begun_and_never_ends_is_given_up_within_a_known_time(asked):
     assert [state for state, _ in asked.turn()] == ["expired"]
 
 
+def test_what_is_stored_and_on_its_way_here_is_not_given_up(asked):
+    asked.turn()
+    asked.says("stored")
+    assert asked.turn() == []
+    # WHEN it takes longer than the host might have taken to say so
+    asked.now_s += 60.0 + REQUEST.max_seconds + END_GRACE_S + 0.1
+    # THEN nothing is said before it is here: what came after its end would be in the store, and in no record
+    assert asked.turn() == []
+    assert asked.ordered("node-b") == ["c-1"]
+
+
 def test_what_has_not_ended_when_the_job_does_on_its_host_has_failed(asked):
     asked.turn()
     # GIVEN a report that has come, and waits for the steps before it

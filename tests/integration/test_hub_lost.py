@@ -1,0 +1,177 @@
+"""A hub that breaks connections, restarts, or loses all that it had: what agents tell is taken once, and in order."""
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import threading
+
+import pytest
+
+from sftriage.fleet.generations import Generations
+from sftriage.fleet.hub import Hub, HubAddress, Places
+from sftriage.fleet.leading import Leader, Lease, make_places
+from sftriage.fleet.over_nats import NatsFleet
+from sftriage.fleet.wire import Shipment, encode
+from sftriage.runtime.hub_server import HubServer, make_secret
+from tests.integration.processes import wait_until
+
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+PLACES = Places.of("job")
+
+
+class Breaking:
+    """What passes connections on to a hub; broken, all that is on its way is lost."""
+
+    def __init__(self, port):
+        self.port, self._hub_port, self._writers = 0, port, set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self.silent = False
+        asyncio.run_coroutine_threadsafe(self._listen(), self._loop).result(10)
+
+    async def _listen(self):
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def _connected(self, reader, writer):
+        try:
+            hub_reader, hub_writer = await asyncio.open_connection("127.0.0.1", self._hub_port)
+        except OSError:
+            writer.close()
+            return
+        ways = (self._passed(reader, hub_writer, False), self._passed(hub_reader, writer, True))
+        await asyncio.gather(*ways, return_exceptions=True)
+
+    async def _passed(self, reader, writer, from_hub):
+        self._writers.add(writer)
+        try:
+            while piece := await reader.read(1 << 16):
+                if not (from_hub and self.silent):
+                    writer.write(piece)
+                    await writer.drain()
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    def break_all(self):
+        """What the hub has sent since this was silent is lost with the connections."""
+        for writer in list(self._writers):
+            self._loop.call_soon_threadsafe(writer.transport.abort)
+
+    def close(self):
+        self._loop.call_soon_threadsafe(self._server.close)
+        self.break_all()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+class Told:
+    """A job's hub, who leads it, and an agent that tells numbers."""
+
+    def __init__(self, directory):
+        self.directory = directory
+        make_secret(directory / "secret")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.server = self.start()
+        self.between = Breaking(self.port)
+        self.agent = Hub(HubAddress(f"nats://127.0.0.1:{self.port}", directory / "secret"), "agent")
+        self.agent.call(self.agent.connect(), 20.0)
+        self.hub, self.lease, self.fleet = self.lead()
+        self.sent = 0
+
+    def start(self):
+        return HubServer(("127.0.0.1", self.port), self.directory / "nats", self.directory / "secret")
+
+    def lead(self):
+        hub = Hub(HubAddress(f"nats://127.0.0.1:{self.between.port}", self.directory / "secret"), "controller")
+        hub.call(hub.connect(), 20.0)
+        lease = Lease(hub, PLACES, Leader("run-1", "here", 1))
+        hub.call(make_places(hub, PLACES, "run-1"), 20.0)
+        note, keep, take = (lambda *_: None for _ in range(3))
+        return hub, lease, NatsFleet(hub, PLACES, lease, Generations(), note, keep, take, self.directory)
+
+    def tell(self, number):
+        """The agent tells so many messages, each until it is certain that the hub has it."""
+        for _ in range(number):
+            message = encode(Shipment(f"host-{self.sent}", "boot", "process"))
+
+            def told(message=message):
+                try:
+                    self.agent.call(self.agent.js.publish(PLACES.up(f"host-{self.sent}"), message, timeout=2.0), 5.0)
+                except Exception:
+                    return False
+                return True
+
+            wait_until(told, 60.0)
+            self.sent += 1
+
+    def heard(self):
+        """Whether all have come, each of whom has told one."""
+        self.fleet.rows()
+        return len(self.fleet._hosts) == self.sent
+
+    def restart(self):
+        os.kill(self.server.pid, signal.SIGKILL)
+        self.server.close()
+        self.server = self.start()
+
+    def close(self):
+        self.fleet.close()
+        self.agent.close()
+        self.between.close()
+        self.server.close()
+
+
+@pytest.fixture
+def told(tmp_path):
+    found = Told(tmp_path)
+    yield found
+    found.close()
+
+
+def breaks(told):
+    """The connection breaks while the hub sends."""
+    told.between.silent = True
+    told.tell(5)
+    wait_until(lambda: pending(told) == 0, 20.0)
+    told.between.break_all()
+    told.between.silent = False
+
+
+def pending(told):
+    """Messages that the hub has not sent to the controller yet."""
+    about = told.agent.js.consumer_info(PLACES.stream, PLACES.stream)
+    return told.agent.call(about, 5.0).num_pending
+
+
+def restarts(told):
+    told.restart()
+
+
+def loses_all(told):
+    os.kill(told.server.pid, signal.SIGKILL)
+    told.server.close()
+    shutil.rmtree(told.directory / "nats")
+    told.server = told.start()
+
+
+def loses_the_consumer(told):
+    told.agent.call(told.agent.js.delete_consumer(PLACES.stream, PLACES.stream), 5.0)
+
+
+@pytest.mark.parametrize("befalls", [breaks, restarts, loses_all, loses_the_consumer])
+def test_what_agents_tell_after_something_has_befallen_the_hub_is_heard(told, befalls):
+    told.tell(5)
+    wait_until(told.heard, 20.0)
+    before = told.lease.epoch
+    # WHEN it befalls the hub
+    befalls(told)
+    # THEN what is told from then on is heard, and what the hub had said that it has
+    told.tell(5)
+    wait_until(told.heard, 40.0)
+    # AND the job is led on, by somebody who is no older than before
+    assert (told.fleet.lost, told.lease.epoch >= before) == ("", True)

@@ -1,0 +1,112 @@
+"""A host's end of a fleet: what cannot be noted is not begun, and what has become of a capture is told until heard."""
+
+import pytest
+
+from sftriage.fleet import shipping
+from sftriage.fleet.hub import Places
+from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.wire import Order, Orders, encode
+from sftriage.records import CaptureResult, Report
+from tests.disks import small_disk
+from tests.unit.fleet.test_asking import WANTED
+
+
+class Nowhere:
+    """A hub that nothing is sent to."""
+
+    connected_s = 0.0
+
+    def start(self, what):
+        what.close()
+
+    def soon(self, what, *arguments):
+        pass
+
+
+class Agent:
+    """Has no ranks, and says of captures what it is told to."""
+
+    rings, telemetry = (), None
+
+    def __init__(self):
+        self.wanted, self.said = [], []
+
+    def want(self, wanted):
+        self.wanted = [one.request.capture_id for one in wanted]
+
+    def reports(self):
+        said, self.said = self.said, []
+        return said
+
+    def rows(self):
+        return []
+
+    def statuses(self):
+        return None
+
+
+class Ended(HostEnd):
+    """The end of node-b, of which capture c-1 is wanted."""
+
+    def __init__(self, directory):
+        self.agent = Agent()
+        super().__init__(self.agent, Nowhere(), Places("job"), "node-b", "boot", directory / "begun", lambda _: None)
+        self._outbox.append(b"not sent yet")
+        self.orders((Order(WANTED),))
+
+    def orders(self, captures):
+        self._take(encode(Orders(1, captures)))
+
+    def turns(self, number=1):
+        """So many turns: what is reported in them."""
+        for _ in range(number):
+            self.turn()
+        told = [(one.result.state, one.result.detail) for one in self._reports]
+        self._reports.clear()
+        return told
+
+
+@pytest.fixture
+def now_s(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(shipping.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_a_capture_is_noted_before_it_begins_and_gone_on_with_by_the_next_agent(tmp_path):
+    assert Ended(tmp_path).turns() == []
+    # GIVEN an agent that was killed when it had noted it
+    after = Ended(tmp_path)
+    after.turn()
+    (wanted,) = [after._wanted(one.wanted, one.of) for one in after._orders.captures]
+    # THEN the next one begins no other
+    assert wanted.resumed
+    assert (tmp_path / "begun").read_text().split() == ["c-1"]
+
+
+def test_a_capture_that_cannot_be_noted_is_refused_and_not_begun_when_it_could_be(tmp_path):
+    with small_disk(tmp_path / "disk") as disk:
+        end = Ended(disk.path)
+        disk.fill()
+        # WHEN it is wanted while the disk is full
+        told = end.turns(3)
+        # THEN that is said, once, and it is not begun
+        assert told == [("refused", "it cannot be noted on node-b that it begins: No space left on device")]
+        assert end.agent.wanted == []
+        # AND not later, either: nobody waits for it
+        disk.empty()
+        assert (end.turns(3), end.agent.wanted) == ([], [])
+
+
+def test_what_has_become_of_a_capture_is_told_until_nobody_wants_it_any_more(tmp_path, now_s):
+    end = Ended(tmp_path)
+    end.agent.said = [Report(CaptureResult("c-1", 3, "failed", "busy"))]
+    assert end.turns() == [("failed", "busy")]
+    # GIVEN that it is wanted still: whoever wants it has not heard
+    assert end.turns(3) == []
+    now_s[0] += shipping.TELL_AGAIN_S + 0.1
+    assert end.turns(3) == [("failed", "busy")]
+    # WHEN it is wanted no more
+    end.orders(())
+    now_s[0] += shipping.TELL_AGAIN_S + 0.1
+    assert end.turns(3) == []
