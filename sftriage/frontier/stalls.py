@@ -185,8 +185,9 @@ def _furthest_behind(ranks: Sequence[RankSince], job: JobSince) -> list[RankSinc
     def place(one: RankSince) -> tuple[int, int]:
         return (one.step + 1, -1) if one.stage is None else (one.step, job.schema.stages.index(one.stage))
 
-    first = min(place(one) for one in ranks)
-    return [one for one in ranks if place(one) == first]
+    places = [place(one) for one in ranks]
+    first = min(places)
+    return [one for one, at in zip(ranks, places, strict=True) if at == first]
 
 
 def _wait(live: Sequence[RankSince], missing: Sequence[RankSince], reasons: tuple[str, ...], pace: Pace) -> Wait:

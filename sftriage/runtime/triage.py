@@ -53,6 +53,8 @@ log = logging.getLogger("sftriage")
 POLL_S = 0.25
 SEEN_S = 1.0
 """How often the sinks are told what the ranks are doing."""
+LOOKS_SHARE, LOOKS_S = 0.1, 5.0
+"""What the ranks of a very large job are doing is looked at as often as that takes no more of the time, or so often."""
 LAST_ANSWER_S = 15.0
 """How long after the job's end a capture may still need to be written out by trainers that are leaving."""
 TIDY_S = 3600.0
@@ -152,6 +154,7 @@ class Triage:
         # What a step takes, by the newest window.
         self._attempt, self._step_s = 0, USUAL_STEP_S
         self._seen_s = self._tidied_s = self._looked_s = -TIDY_S
+        self._look_took_s = 0.0
         self._failed_windows = 0
         self._asks: deque[tuple[Path, ManualRequest]] = deque()
         self._said: set[str] = set()
@@ -298,12 +301,15 @@ class Triage:
 
     def _see_stall(self, *, ended: bool) -> None:
         now_s = self._clock.monotonic_s()
-        if not ended and self._looked_s <= now_s < self._looked_s + SEEN_S:
+        every_s = max(SEEN_S, min(self._look_took_s / LOOKS_SHARE, LOOKS_S))
+        if not ended and self._looked_s <= now_s < self._looked_s + every_s:
             return
+        began_s = time.thread_time()
         self._looked_s, self._job = now_s, None
         job = self._job = None if ended else self._fleet.statuses()
         self._alive = job is not None and any(one.alive is not False for one in job.ranks)
         stall = None if job is None else self._controller.look(job, self._clock.monotonic_ns(), self._clock.wall_s())
+        self._look_took_s = time.thread_time() - began_s
         if stall is not None:
             self._want(stall.decision, ended=False)
 

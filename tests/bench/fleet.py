@@ -10,8 +10,8 @@ processes that speak the format of real ones (`fleet_parts/agents.py`). From the
 
 Processor time and rows are counted from the first verdict to the end. A step's lag is from its end to the moment at
 which the first verdict on it is in the journal: up to a stride of it is waiting for the window. The controller has the
-open files that most systems give a process (``--open-files``). Where others use the machine, ``--nice -5`` gives it and
-the server a larger share of its processors: that changes no figure of processor time, but those of waiting for one.
+open files that most systems give a process (``--open-files``). Where others use the machine, ``--nice -5`` gives all
+these processes a larger share of it: that changes no figure of processor time, but those of waiting for a processor.
 """
 
 from __future__ import annotations
@@ -109,8 +109,6 @@ class Fleet:
                     preexec_fn=partial(_limited, options.open_files),
                 )
             held.callback(end, self.controller, END_S)
-            for pid in (self.controller.pid, self.server.pid):
-                favour(pid, options.nice)
             self.agents: list[subprocess.Popen[str]] = []
             each = -(-options.shape.agents // options.processes)
             about = {"shape": asdict(options.shape), "job_id": "job", "url": url, "credentials": str(secret)}
@@ -128,6 +126,8 @@ class Fleet:
                 )
                 held.callback(end, process, END_S)
                 self.agents.append(process)
+            for pid in (self.controller.pid, self.server.pid, *(one.pid for one in self.agents)):
+                favour(pid, options.nice)
             self._held = held.pop_all()
 
     def close(self) -> None:
@@ -205,7 +205,7 @@ class Meter:
         self.last: tuple[float, Use, Use, float] | None = None
 
     def told(self, line: Line) -> None:
-        if self.first is None and isinstance(line.event, WindowJudged):
+        if self.first is None and self.last is None and isinstance(line.event, WindowJudged):
             self.first = self._now()
 
     def stop(self) -> None:
@@ -346,7 +346,7 @@ def main() -> None:
     parser.add_argument("--stride", type=int, default=10, help="steps from one window to the next")
     parser.add_argument("--processes", type=int, default=4, help="that the agents are spread over")
     parser.add_argument("--open-files", type=int, default=1024, help="that the controller may have")
-    parser.add_argument("--nice", type=int, default=0, help="of controller and server, where others use the machine")
+    parser.add_argument("--nice", type=int, default=0, help="of all its processes, where others use the machine")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     given = vars(parser.parse_args())
     as_json, n_sizes = given.pop("json"), given.pop("sizes")

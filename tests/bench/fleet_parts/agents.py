@@ -62,6 +62,7 @@ class Agent:
         self._ranks = job.shape.ranks_of(number)
         self._told = Shipment(self._name, f"boot-{number}", secrets.token_hex(8))
         self._infos: list[RingInfo] = []
+        self._until_s = float("inf")
         self._located = {rank: RankLocation(self._name) for rank in self._ranks}
         self._shipped = 0
         self._reports: list[Report] = []
@@ -78,7 +79,7 @@ class Agent:
         await self._client.subscribe(self._places.down(self._name), cb=self._heard)
 
     async def work(self, until_s: float) -> None:
-        self._infos = [self._info(rank) for rank in self._ranks]
+        self._infos, self._until_s = [self._info(rank) for rank in self._ranks], until_s
         # (spread evenly over the second)
         phase_s = self._number * 0.618034 % 1.0 * SHIP_S
         due_s = self._job.begin_s + phase_s
@@ -89,6 +90,7 @@ class Agent:
             self._seen.late_s.append(time.time() - due_s)
             # (as late as it was: nothing is sent before what was sent last is acknowledged)
             due_s = max(due_s + SHIP_S, time.time())
+        await asyncio.sleep(max(0.0, until_s - time.time()))
         look.cancel()
         await self._ship(over=True)
 
@@ -105,7 +107,8 @@ class Agent:
 
     async def _ship(self, *, over: bool = False) -> None:
         now_s, job, n_ranks = time.time(), self._job, self._job.shape.ranks
-        job.advance(now_s)
+        # (all ranks of a job end with the same step)
+        job.advance(min(now_s, self._until_s))
         first, last = self._shipped, len(job.ends_s)
         if last:
             steps = job.steps(self._ranks, first, last) if last > first else job.steps(self._ranks, last - 1, last)[:0]

@@ -86,6 +86,25 @@ def test_a_file_that_is_refused_holds_up_no_other(disk):
     assert full.took == ["newer state"]
 
 
+def test_what_has_time_is_done_after_all_else(disk):
+    moody, hold = Moody(), threading.Event()
+    # GIVEN a disk that is busy
+    disk.do(lambda: hold.wait(DEADLINE_S), "busy", waits=False)
+    # WHEN something is asked for that has time, and then something else
+    disk.do(moody.write("has time"), "late", waits=False, last=True)
+    disk.do(moody.write("at once"), "soon", waits=False)
+    hold.set()
+    disk.drain(DEADLINE_S)
+    assert moody.took == ["at once", "has time"]
+
+
+def test_what_is_held_back_is_asked_for_before_anybody_reads(disk):
+    moody = Moody()
+    disk.holds_back(lambda: disk.do(moody.write("held back"), "held", waits=False, last=True))
+    disk.settle()
+    assert moody.took == ["held back"]
+
+
 def test_what_finds_no_room_in_memory_is_lost_by_number():
     moody = Moody()
     moody.full = True

@@ -1,0 +1,29 @@
+"""The bench of a large job, at a small size: its made-up agents are taken for real ones, and its figures are there."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+FLEET = Path(__file__).parents[1] / "bench" / "fleet.py"
+SIZE = ("--ranks", 32, "--sizes", 1, "--processes", 2, "--window", 40, "--stride", 20)
+
+
+def test_a_made_up_job_is_judged_by_the_real_controller(environment):
+    # GIVEN four agents of eight ranks each, one of which is slow from the second window on
+    command = [sys.executable, FLEET, *SIZE, "--steps-per-second", 20, "--seconds", 8, "--json"]
+    done = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["sizes"]
+    # THEN that rank is named and nobody else, and what its agents told has all come
+    assert found["named"] == [found["planted"]], found["said"]
+    assert (found["agents"], found["coverage_min"]) == (4, 1.0)
+    # AND its capture, and those of its peers, were asked for once each
+    assert found["requests"] == 4
+    # AND the controller has ended with the job, by itself
+    assert found["controller_ended_with"] == 0, found["said"]
+    assert found["windows"] >= found["steps"] // 20 - 4
+    assert found["step_to_verdict_p99_s"] >= found["last_step_to_verdict_p50_s"] > 0.0
