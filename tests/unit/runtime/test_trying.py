@@ -1,9 +1,9 @@
 """What some steps of a job come to: what was seen, and what is missing and how to write it."""
 
+from sftriage.recorder import RingInfo
 from sftriage.records import StageSchema, StepRecord
 from sftriage.runtime.trying import Ranks, found_of
 from sftriage.seams.patches import NAMES
-from tests.unit.slotted import make_info
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 
@@ -24,7 +24,8 @@ def told(rank="0", **changed):
 def ranks(*tellers, sync=("backward",), world_size=2, durations_ns=(10, 20, 60, 5, 5)):
     """Two ranks, each with a step."""
     infos = tuple(
-        make_info(rank=rank, world_size=world_size, schema=StageSchema(STAGES, sync)) for rank in range(world_size)
+        RingInfo(rank, world_size, rank, 0, "job", "node", "", StageSchema(STAGES, sync), 1, 2, 3, 4, "C")
+        for rank in range(world_size)
     )
     step = StepRecord(0, 2, 0, 0, durations_ns, (0,) * len(sync), True, False, None)
     return Ranks(infos, ((step,),) * world_size, tellers)
