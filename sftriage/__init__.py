@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sftriage.recorder import Monitor as Monitor
+    from sftriage.recorder import stage as stage
     from sftriage.records import StageSchema as StageSchema
 
 _HOMES = {
     "Monitor": "sftriage.recorder",
     "StageSchema": "sftriage.records",
+    "stage": "sftriage.recorder",
 }
 
 __version__ = "0.1.0"
-__all__ = ["Monitor", "StageSchema", "__version__"]
+__all__ = ["Monitor", "StageSchema", "__version__", "stage"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,25 +1,52 @@
-"""``sftriage doctor``: what works here, and what is missing for the rest."""
+"""``sftriage doctor``: what works here, and what is missing for the rest; and what a job's script shows by itself."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from sftriage.commands.output import print_json, results
+from sftriage.commands.output import print_json, results, write
 from sftriage.runtime.doctor import examine
+from sftriage.words.amounts import counted
+
+if TYPE_CHECKING:
+    from sftriage.runtime.trying import JobFound
 
 _STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="A list of findings on stdout.")] = False,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="COMMAND",
+            help="A launcher and its arguments, after --: some steps of it are run, as by `sftriage run --auto`.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="What was found, on stdout.")] = False,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Steps of COMMAND that each rank takes.")] = 20,
+    seconds: Annotated[float, typer.Option(metavar="S", min=1, help="After so long COMMAND is ended anyway.")] = 180.0,
 ) -> None:
     """Look at this machine: which form of the recorder runs, where rings go, which profilers are there.
 
-    Run it with the Python that trains. It ends with 1 where nothing can be recorded.
+    Run it with the Python that trains. It ends with 1 where nothing can be recorded. With a COMMAND it looks at that
+    instead: which stages of its steps are seen without a change to its script, and what is missing. The command is
+    ended after a few steps; what it writes meanwhile (checkpoints, logs) it does write.
     """
+    if command:
+        from sftriage.runtime.trying import try_job
+
+        found = try_job(command, steps, seconds)
+        if as_json:
+            print_json(found)
+        else:
+            _show(found)
+        if not found.steps:
+            raise typer.Exit(1)
+        return
     findings = examine()
     if as_json:
         print_json(findings)
@@ -30,3 +57,33 @@ def doctor(
         results().print(table)
     if any(one.what == "rings" and one.state == "missing" for one in findings):
         raise typer.Exit(1)
+
+
+def _show(found: JobFound) -> None:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("seam", "seen", "share"):
+        table.add_column(name, justify="left" if name == "seam" else "right")
+    for seam in found.seams:
+        table.add_row(seam.name, f"{seam.fired}", "" if seam.share is None else f"{seam.share:.0%}")
+    results().print(table)
+    others = [
+        f"{name} {share:.0%}" for name, share in found.stages.items() if name not in {s.name for s in found.seams}
+    ]
+    lines = {
+        "steps": f"{counted(found.steps, 'step')} of {counted(found.ranks, 'rank')}",
+        "by hand": "the script makes a Monitor, which is used" if found.by_hand else "",
+        "other stages": ", ".join(others),
+        "models": ", ".join(found.models),
+        "sync stages": ", ".join(found.sync) or "none",
+        "cohorts": ", ".join(f"{name or 'all alike'}: {ranks}" for name, ranks in found.cohorts.items()),
+        "writer": found.writer and f"in {found.writer}",
+    }
+    for one in found.captures:
+        lines[f"capture: {one.profiler}"] = "works" if one.works else f"does not: {one.why_not}"
+    about = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    for what, text in lines.items():
+        if text:
+            about.add_row(what, text)
+    results().print("", about)
+    for gap in found.missing:
+        write("", f"missing: {gap.what}", *(f"    {line}" for line in gap.lines))

@@ -5,7 +5,7 @@ Standard library only; torch is used where the training script has imported it, 
 
 from sftriage.recorder.layout import RingInfo
 from sftriage.recorder.mailbox import CaptureProgress, MailboxClient
-from sftriage.recorder.monitor import Monitor
+from sftriage.recorder.monitor import Monitor, stage
 from sftriage.recorder.ring import find_rings
 
 __all__ = [
@@ -14,4 +14,5 @@ __all__ = [
     "Monitor",
     "RingInfo",
     "find_rings",
+    "stage",
 ]

@@ -267,6 +267,18 @@ class AutomaticMonitor(Monitor):
         _automatic = weakref.ref(self)
 
 
+def stage(name: str) -> AbstractContextManager[None]:
+    """A stage that the seams of `sftriage run --auto` do not see, named by hand in an otherwise unedited script.
+
+    Nothing is recorded where the script makes a `Monitor`, in the first two steps, and without ``--auto``.
+    """
+    automatic = None if _automatic is None else _automatic()
+    if automatic is None or not automatic.active:
+        return _NOTHING
+    automatic.declare(name)
+    return automatic.stage(name)
+
+
 def made_by_hand() -> bool:
     """Whether the script has made a monitor of its own."""
     return _by_hand

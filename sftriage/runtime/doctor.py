@@ -90,7 +90,7 @@ def _torch() -> Finding:
 
 def _programs() -> list[Finding]:
     """What captures other than torch's own stand on."""
-    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=_path())
+    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
     return [
         Finding("nsys", "ok", nsys) if nsys else Finding("nsys", "missing", "no captures by Nsight Systems"),
         Finding("py-spy", "ok", spy)
@@ -99,5 +99,6 @@ def _programs() -> list[Finding]:
     ]
 
 
-def _path() -> str:
+def search_path() -> str:
+    """Where programs are looked for: beside this Python first."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))

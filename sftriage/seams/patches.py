@@ -23,6 +23,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
 SEAMS_ENV = "SFTRIAGE_SEAMS"
+REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
+"""A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
 NAMES = ("data", "forward", "backward", "ready", "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
@@ -48,12 +51,16 @@ class Seams:
         on: names of the others.
         fired: how often each seam that is no stage was seen at work.
         sync: the stages that wait for other ranks, once that is known.
+        trained: the types of the models that are trained, once they are known.
+        failed: why seams were switched off.
     """
 
     def __init__(self, off: frozenset[str] = frozenset()) -> None:
         self.on = set(NAMES) - off
         self.fired = dict.fromkeys(NAMES, 0)
         self.sync: tuple[str, ...] = ()
+        self.trained: tuple[str, ...] = ()
+        self.failed: dict[str, str] = {}
         self.steps = Steps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
         # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
@@ -98,6 +105,7 @@ class Seams:
         """A seam raised: it is switched off for good."""
         if name in self.on:
             self.on.discard(name)
+            self.failed[name] = repr(error)
             warn("the seam %s is switched off here: %r", name, error)
 
     def checkpoints(self) -> None:
@@ -260,6 +268,7 @@ class Seams:
                 self.stop()
                 return None
             found = self._outermost()
+            self.trained = tuple(type(one).__name__ for one in found)
             self._hook(found)
             self.sync = tuple(
                 one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
@@ -486,6 +495,10 @@ def imported(name: str) -> None:
         if _installed is None:
             _installed = Seams(off)
             _installed.install()
+            if directory := os.environ.get(REPORT_ENV):
+                from sftriage.seams.telling import tell
+
+                tell(_installed, Path(directory))
     elif _installed is not None:
         _installed.checkpoints()
 

@@ -1,5 +1,6 @@
 """`sftriage run --auto` on training scripts that know nothing of it, under torchrun, one rank slowed from outside."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sftriage.recorder import moments
 from sftriage.runs.recordings import load_recording
 from tests.integration.processes import FORKED
 from tests.integration.runs import captures, named, verdicts
@@ -22,7 +24,7 @@ spec:
   detection: {window_steps: 30, stride_steps: 5, warmup_steps: 10}
   rules:
     - name: slow-rank
-      match: {scope: [rank], stage: [data, other], gain: ">= 20% and >= 10ms"}
+      match: {scope: [rank], stage: [data, other], gain: ">= 5% and >= 10ms"}
       capture: {profiler: stacks, steps: 2, max_seconds: 20}
   limits: {captures_per_run: 1}
 """
@@ -88,3 +90,33 @@ def test_a_rank_that_is_slowed_from_outside_is_named_with_its_stage_and_trains_a
     assert plain.stdout == said, plain.stderr
     for one, other in zip(torch.load(tmp_path / "trained.pt"), trained, strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
+
+def test_doctor_says_what_a_few_steps_of_a_script_show(start, tmp_path):
+    # GIVEN a script that trains for longer than it is looked at WHEN
+    job = start("doctor", "--json", "--steps", 5, "--", *TORCHRUN, UNEDITED / "gpt.py", tmp_path)
+    said, told = job.communicate(timeout=240)
+    # THEN
+    assert job.returncode == 0, told
+    found = json.loads(said)
+    fired = {one["name"]: one["fired"] for one in found["seams"]}
+    assert all(fired[name] for name in ("forward", "backward", "optimizer", "ready")), told
+    assert not fired["data"]
+    assert sum(found["stages"].values()) == pytest.approx(1)
+    assert (found["sync"], found["cohorts"], found["ranks"]) == (["backward"], {"": 2}, 2)
+    assert found["writer"] == moments.FORM.name
+    assert {one["profiler"]: one["works"] for one in found["captures"]}["torch"]
+    (missing,) = found["missing"]
+    assert missing["lines"][1] == 'with sftriage.stage("data"):'
+    # AND nothing of the job is left
+    assert not (tmp_path / "trained.pt").exists()
+
+
+def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start, tmp_path):
+    # GIVEN a script that does everything in its own way WHEN
+    job = start("doctor", "--seconds", 20, "--", *TORCHRUN, UNEDITED / "own_way.py")
+    said, told = job.communicate(timeout=240)
+    # THEN
+    assert job.returncode == 1, told
+    assert "missing: no step of a torch.optim.Optimizer was seen: no step is recorded" in said
+    assert "monitor = sftriage.Monitor()" in said

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import sftriage
 from sftriage.recorder import monitor
 from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
 from sftriage.seams.patches import NAMES, Seams, switched_off
@@ -468,3 +469,29 @@ def test_steps_in_which_something_is_compiled_are_of_that_kind(put_in, rings):
         called(torch.randn(5 if step == 4 else 4, 8)).sum().backward()
         optimizer.step()
     assert {one.step: one.kind for one in recorded(rings)} == {2: "", 3: "", 4: "compilation", 5: "", 6: ""}
+
+
+def test_a_stage_that_no_seam_sees_can_be_named_by_hand(put_in, rings):
+    # GIVEN a script that names one stage, with --auto and without
+    def train():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(6):
+            with sftriage.stage("data"):
+                batch = torch.randn(4, 8)
+            with sftriage.stage("augment"):
+                batch = batch + 1
+            model(batch).sum().backward()
+            optimizer.step()
+
+    train()
+    assert not list(rings.glob("*"))
+    put_in()
+    # WHEN
+    train()
+    # THEN it is recorded beside those that are seen, also one that the seams do not have
+    with open_ring(rings / "rank-0.0.ring") as ring:
+        records = ring.read().steps.records()
+        assert ring.info.schema.stages == ("data", "forward", "backward", "optimizer", "augment", "other")
+    assert [one.step for one in records] == [2, 3, 4, 5]
+    assert all(all(one.durations_ns) for one in records[1:])

@@ -1,0 +1,262 @@
+"""``sftriage doctor -- COMMAND``: a few steps of a job under the seams, and what was found of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sftriage.errors import RingError, UsageError
+from sftriage.recorder import RingInfo, find_rings
+from sftriage.records import StepRecord
+from sftriage.runtime.carrying import CARRIED_IN, carried
+from sftriage.runtime.doctor import search_path
+from sftriage.runtime.launcher import Launcher
+from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
+from sftriage.seams.patches import NAMES, REPORT_ENV
+from sftriage.seams.steps import STAGES
+from sftriage.windows.rings import open_ring
+
+_LOOK_S = 0.25
+_END_S = 30.0
+"""How long a job may take to end before it is killed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeamFound:
+    """How often a seam was seen at work, over all ranks, and the stage's part of the steps; None for what is none."""
+
+    name: str
+    fired: int
+    share: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureWorks:
+    """Whether a profiler could be used in this job, and why not."""
+
+    profiler: str
+    works: bool
+    why_not: str
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that was not seen, and the lines by which it would be."""
+
+    what: str
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class JobFound:
+    """What some steps of a job have shown.
+
+    ``stages`` has the part that each takes of the steps, ``cohorts`` how many ranks each has, ``writer`` the form of
+    the recorder ("" where nothing was recorded). ``by_hand``: the script makes a Monitor of its own, which is used.
+    """
+
+    seams: tuple[SeamFound, ...]
+    stages: Mapping[str, float]
+    sync: tuple[str, ...]
+    cohorts: Mapping[str, int]
+    writer: str
+    captures: tuple[CaptureWorks, ...]
+    missing: tuple[Missing, ...]
+    ranks: int
+    steps: int
+    models: tuple[str, ...]
+    by_hand: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What the rings of a job hold, and what its processes have told (`sftriage.seams.telling`)."""
+
+    infos: tuple[RingInfo, ...]
+    steps: tuple[tuple[StepRecord, ...], ...]
+    told: tuple[Mapping[str, Any], ...]
+
+
+def try_job(command: Sequence[str], steps: int, patience_s: float) -> JobFound:
+    """Run a job until each of its ranks has recorded some steps, or for so long, and end it.
+
+    Its output goes to our standard error.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    if shutil.which(command[0]) is None:
+        raise UsageError(f"cannot start {command[0]}: no such program")
+    rings = make_rings_directory(f"doctor-{os.getpid()}")
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix="sftriage-doctor-") as place,
+            carried(Path(place) / CARRIED_IN) as added,
+        ):
+            told = Path(place) / "told"
+            told.mkdir()
+            _run(command, {"SFTRIAGE_RINGS": str(rings), REPORT_ENV: str(told), **added}, rings, steps, patience_s)
+            return found_of(read_ranks(rings, told))
+    finally:
+        remove_rings_directory(rings)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str], rings: Path, steps: int, patience_s: float) -> None:
+    launcher = Launcher(tuple(command), environment, output=2)
+    over = threading.Event()
+
+    def end() -> None:
+        deadline_s = time.monotonic() + patience_s
+        while not over.wait(_LOOK_S) and time.monotonic() < deadline_s and not _enough(rings, steps):
+            pass
+        for signum in (signal.SIGTERM, signal.SIGKILL):
+            if not over.is_set():
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(launcher.pid, signum)
+            over.wait(_END_S)
+
+    ending = threading.Thread(target=end, name="doctor", daemon=True)
+    ending.start()
+    try:
+        launcher.wait()
+    finally:
+        over.set()
+        ending.join()
+
+
+def _enough(rings: Path, steps: int) -> bool:
+    ranks = read_ranks(rings, None)
+    return (
+        bool(ranks.infos)
+        and len(ranks.infos) >= ranks.infos[0].world_size
+        and all(len(one) >= steps for one in ranks.steps)
+    )
+
+
+def read_ranks(rings: Path, told: Path | None) -> Ranks:
+    """What is there by now; a file that cannot be read is left out."""
+    infos, steps, reports = [], [], []
+    newest = {path.name.split(".")[0]: path for path in find_rings(rings)}
+    for path in newest.values():
+        with contextlib.suppress(OSError, RingError), open_ring(path) as ring:
+            batch = ring.read()
+            infos.append(ring.info)
+            steps.append(tuple(batch.steps.records()))
+    for path in sorted(told.glob("*.json")) if told is not None else ():
+        with contextlib.suppress(OSError, ValueError):
+            reports.append(json.loads(path.read_text(encoding="utf-8")))
+    return Ranks(tuple(infos), tuple(steps), tuple(reports))
+
+
+def found_of(ranks: Ranks) -> JobFound:
+    """What that comes to."""
+    # (launchers and workers import torch, too, and train nothing)
+    trainers = [one for one in ranks.told if one["rank"] or one["rounds"] or one["fired"]["backward"]]
+    fired: Counter[str] = Counter()
+    for one in trainers:
+        fired.update(one["fired"])
+    stages = shares_of(ranks)
+    by_hand = any(one["by_hand"] for one in trainers)
+    info = ranks.infos[0] if ranks.infos else None
+    seams = tuple(SeamFound(name, fired[name], stages.get(name) if name in STAGES else None) for name in NAMES)
+    failed = {name: why for one in trainers for name, why in one["failed"].items()}
+    models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
+    return JobFound(
+        seams=seams,
+        stages=stages,
+        sync=info.schema.sync if info else (),
+        cohorts=Counter(one.cohort for one in ranks.infos),
+        writer=info.writer if info else "",
+        captures=captures_of(trainers),
+        missing=() if by_hand else missing_of(seams, failed, info, ranked=len(trainers)),
+        ranks=len(ranks.infos),
+        steps=sum(map(len, ranks.steps)),
+        models=models,
+        by_hand=by_hand,
+    )
+
+
+def shares_of(ranks: Ranks) -> dict[str, float]:
+    """The part of the steps' time that each stage takes, over all ranks, in the order of the step."""
+    if not ranks.infos:
+        return {}
+    names = ranks.infos[0].schema.stages
+    sums = [0] * len(names)
+    for info, records in zip(ranks.infos, ranks.steps, strict=True):
+        if info.schema.stages == names:
+            for record in records:
+                sums = [one + more for one, more in zip(sums, record.durations_ns, strict=True)]
+    return {name: part / max(1, sum(sums)) for name, part in zip(names, sums, strict=True)}
+
+
+def missing_of(
+    seams: Sequence[SeamFound], failed: Mapping[str, str], info: RingInfo | None, *, ranked: int
+) -> tuple[Missing, ...]:
+    """What was not seen, with what to write for it."""
+    fired = {one.name: one.fired for one in seams}
+    found = [Missing(f"the seam {name} was switched off: {why}", ()) for name, why in failed.items()]
+    if not ranked:
+        return (*found, Missing("no process has imported torch under a Python that looks at PYTHONPATH", _MONITOR))
+    if info is None:
+        what = "no step of a torch.optim.Optimizer was seen" if not fired["optimizer"] else "it took too few steps"
+        return (*found, Missing(f"{what}: no step is recorded", _MONITOR))
+    found += [Missing(_UNSEEN[name], _lines(name)) for name in STAGES[:3] if not fired[name] and name not in failed]
+    if info.world_size > 1 and not info.schema.sync:
+        found.append(Missing("nothing is known to wait for the other ranks: neither DDP nor FSDP is used", _SYNC))
+    if "forward" in info.schema.sync:
+        found.append(Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ()))
+    return tuple(found)
+
+
+_UNSEEN = {
+    "data": "no batch came from a torch DataLoader in the training thread: its time is in other",
+    "forward": "no call of the model that is trained was seen: its time is in other",
+    "backward": "no call of backward() was seen: its time is in other",
+}
+_INNER = {"data": "batch = next(batches)", "forward": "loss = loss_of(model(batch))", "backward": "loss.backward()"}
+_MONITOR = (
+    "monitor = sftriage.Monitor()",
+    "with monitor.step():",
+    '    with monitor.stage("data"): ...  # and so on for forward, backward, optimizer',
+)
+_SYNC = (
+    "import sftriage",
+    'monitor = sftriage.Monitor(sync=("backward",))  # the stage in which gradients are exchanged',
+    "with monitor.step(): ...",
+)
+
+
+def _lines(stage: str) -> tuple[str, ...]:
+    return ("import sftriage", f'with sftriage.stage("{stage}"):', f"    {_INNER[stage]}")
+
+
+def captures_of(trainers: Sequence[Mapping[str, Any]]) -> tuple[CaptureWorks, ...]:
+    """Which profilers a capture could use, as far as is known without one."""
+    torch_works = bool(trainers) and all(one["kineto"] for one in trainers)
+    nsys, spy = shutil.which("nsys"), shutil.which("py-spy", path=search_path())
+    attaching = os.geteuid() == 0 or _ptrace_scope() == 0
+    why_no_spy = "" if attaching else "the kernel lets nobody attach to a process (ptrace_scope)"
+    return (
+        CaptureWorks("torch", torch_works, "" if torch_works else "no trainer has a torch with Kineto"),
+        CaptureWorks("stacks", bool(trainers), "" if trainers else "no trainer was seen"),
+        CaptureWorks("nsys", bool(nsys), "" if nsys else "nsys is not on PATH"),
+        CaptureWorks("py-spy", bool(spy and attaching), why_no_spy if spy else "not installed: pip install py-spy"),
+    )
+
+
+def _ptrace_scope() -> int:
+    try:
+        return int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return 0

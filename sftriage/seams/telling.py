@@ -1,0 +1,51 @@
+"""What the seams of a process have seen so far, told in a file: for `sftriage doctor`, and only where it asks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sftriage.seams.patches import Seams
+
+_EVERY_S = 0.25
+
+
+def tell(seams: Seams, directory: Path) -> None:
+    """Write down what was seen, several times a second, as long as the process lives: it may end at any time."""
+    thread = threading.Thread(target=_go_on, args=(seams, directory), name="sftriage-doctor", daemon=True)
+    thread.start()
+
+
+def _go_on(seams: Seams, directory: Path) -> None:
+    waiting = threading.Event()
+    while True:
+        _write(seams, directory)
+        waiting.wait(_EVERY_S)
+
+
+def _write(seams: Seams, directory: Path) -> None:
+    torch = sys.modules["torch"]
+    kineto = getattr(torch.autograd, "kineto_available", None)
+    # (it may be half imported just now)
+    by_hand = getattr(sys.modules.get("sftriage.recorder.monitor"), "made_by_hand", None)
+    document = {
+        "pid": os.getpid(),
+        "rank": os.environ.get("RANK", ""),
+        "torch": str(torch.__version__),
+        "fired": seams.fired | seams.steps.entered,
+        "failed": dict(seams.failed),
+        "rounds": seams.steps.rounds,
+        "models": list(seams.trained),
+        "by_hand": bool(by_hand is not None and by_hand()),
+        "kineto": bool(kineto is not None and kineto()),
+    }
+    path = directory / f"{os.getpid()}.json"
+    with contextlib.suppress(OSError):
+        path.with_suffix(".partial").write_text(json.dumps(document), encoding="utf-8")
+        path.with_suffix(".partial").replace(path)
