@@ -15,20 +15,23 @@ from sftriage.whatif.slowdown import slowdown_of
 
 
 def whatif(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="TRACE.parquet|RUN|FILE.npz", help="Operations of all workers, or a recording."),
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="TRACE.parquet|RUN|FILE.npz|TRACE...",
+            help="A recording of all ranks, or the heavy traces of all of them (as for sftriage reduce).",
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
 ) -> None:
     """Say what a job would run at without stragglers, whose they are, and of which kind.
 
     Replays the recorded steps with each operation at its ideal (arXiv 2505.05713): all of them, all but one worker's,
-    and so on. Takes a trace of a hybrid-parallel job in Parquet, a row an operation; a run directory or an .npz,
-    whose stages are the operations, and whose cohorts are the pipeline's stages.
+    and so on. Takes a trace of a hybrid-parallel job in Parquet, a row an operation; a run directory, an .npz or the
+    heavy traces of all ranks, whose stages are the operations, and whose cohorts are the pipeline's stages.
     """
-    operations = load_operations(path)
-    say(*(f"{path}: {note}" for note in operations.notes))
+    operations = load_operations(paths)
+    say(*(f"{paths[0]}: {note}" for note in operations.notes))
     found = slowdown_of(operations)
     kinds = kinds_of(operations, found)
     if as_json:
