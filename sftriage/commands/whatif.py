@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from sftriage.commands.output import print_json, results, say, write
+from sftriage.errors import InputError
 from sftriage.reports.whatif import whatif_lines, whatif_tables, whatif_values
 from sftriage.runtime.whatif_inputs import load_operations
 from sftriage.whatif.kinds import kinds_of
@@ -32,7 +33,10 @@ def whatif(
     """
     operations = load_operations(paths)
     say(*(f"{paths[0]}: {note}" for note in operations.notes))
-    found = slowdown_of(operations)
+    try:
+        found = slowdown_of(operations)
+    except InputError as error:
+        raise InputError(f"{paths[0]}: {error}") from error
     kinds = kinds_of(operations, found)
     if as_json:
         print_json(whatif_values(operations, found, kinds))

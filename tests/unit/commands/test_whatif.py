@@ -254,6 +254,13 @@ def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tm
     assert sftriage("whatif", recorded(tmp_path / "job.npz")).code == 0
 
 
+def test_a_recording_of_no_time_is_refused(sftriage, tmp_path):
+    path = tmp_path / "job.npz"
+    np.savez(path, durations_s=np.zeros((9, 2, len(STAGES))), stages=STAGES, sync=["backward"])
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, outcome.err) == (2, f"sftriage: {path}: the operations take no time\n")
+
+
 def test_a_recording_too_short_to_have_a_step_is_refused(sftriage, tmp_path):
     path = tmp_path / "job.npz"
     np.savez(path, durations_s=np.ones((1, 2, len(STAGES))), stages=STAGES, sync=["backward"])
