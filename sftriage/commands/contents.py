@@ -209,7 +209,11 @@ CONTENTS: tuple[Entry | Section, ...] = (
         "whatif",
         "whatif:whatif",
         "Say what a job would run at without stragglers.",
-        ("sftriage whatif trace.parquet", "sftriage whatif sftriage-runs/RUN --json"),
+        (
+            "sftriage whatif sftriage-runs/RUN",
+            "sftriage whatif trace.parquet --json",
+            "sftriage whatif rank*.json.gz",
+        ),
     ),
     Entry(
         "reduce",

@@ -1,7 +1,8 @@
-"""Where the what-if replay's operations come from: a trace in Parquet, a run directory, or an ``.npz``."""
+"""Where a what-if replay's operations come from: a trace in Parquet, a run, an ``.npz``, heavy traces of all ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,18 @@ from sftriage.frontier.clocks import timed
 from sftriage.frontier.segments import complete_steps, segments
 from sftriage.frontier.settings import Settings
 from sftriage.records import Window
+from sftriage.reduce.naming import Names
+from sftriage.reduce.together import together
 from sftriage.runs.recordings import load_recording
+from sftriage.runtime.reducing import read_all
 from sftriage.whatif.arranging import COLUMNS, RANK, Rows, arranged
 from sftriage.whatif.graph import FloatArray, Graph, graph_of
 from sftriage.whatif.operations import Operations, OpType
 from sftriage.windows.gather import Shape
 
 SUFFIX = ".parquet"
+ALONE = (SUFFIX, ".npz")
+"""Files that are of all ranks; any other file is one rank's trace, or an archive of several."""
 MAGIC = b"PAR1"
 ROWS_AT_A_TIME = 1 << 20
 STEPS_AT_A_TIME = 50
@@ -30,13 +36,21 @@ PHASES = {"forward": "forward", "backward": "backward"}
 """Stages by these names are compared with each other."""
 
 
-def load_operations(path: Path) -> Operations:
-    """The operations of a recording.
+def load_operations(paths: Sequence[Path]) -> Operations:
+    """The operations of a recording, or of the heavy traces of all its ranks.
 
     Raises:
         InputError: it is none, or cannot be used; the message names what and where.
-        UsageError: what reads it is not installed.
+        UsageError: what reads it is not installed, or of several files each is a recording by itself.
     """
+    if absent := [path for path in paths if not path.exists()]:
+        raise InputError(f"{absent[0]}: no such file or directory")
+    recordings = [path for path in paths if path.is_dir() or path.suffix in ALONE]
+    if not recordings:
+        return operations_of(_reduced(paths))
+    if len(paths) > 1:
+        raise UsageError(f"{recordings[0]} is a recording of all ranks: it goes alone")
+    (path,) = paths
     try:
         if path.suffix == SUFFIX:
             return arranged(read_rows(path))
@@ -45,6 +59,16 @@ def load_operations(path: Path) -> Operations:
         if str(error).startswith(str(path)):
             raise
         raise InputError(f"{path}: {error}") from error
+
+
+def _reduced(paths: Sequence[Path]) -> Window:
+    """The stages that heavy traces of all ranks are reduced to."""
+    reduced = read_all(paths, Names(), {})
+    if reduced.refused:
+        raise InputError("; ".join(refusal.reason for refusal in reduced.refused))
+    if len(reduced.reductions) < 2:
+        raise InputError(f"{paths[0]}: one rank's trace: a replay takes those of all ranks")
+    return together(reduced.reductions)
 
 
 def read_rows(path: Path) -> Rows:

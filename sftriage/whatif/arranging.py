@@ -15,10 +15,14 @@ from sftriage.whatif.operations import Operations
 from sftriage.whatif.pipeline import OPTIMIZER, TYPES, Op, pipeline_graph
 
 CLOCK_ERROR_S = 1e-2
-"""A transfer that ended so much before the last of its group began, by their clocks, took no time."""
+"""A transfer that ended so much before the last of its group began, by their clocks, took no time; no one operation
+ends so much before it began."""
 
-MAX_CELLS = 1 << 28
+MAX_CELLS = 1 << 24
 """More numbers of types, sequences and stages are not looked through: such a file is damaged."""
+
+MAX_SPARSE = 16
+"""Of operations that occur at all, each worker's steps have at least one in so many."""
 
 COLUMNS = {
     "dp_rank": "dp_E",
@@ -104,7 +108,7 @@ def _check(rows: Rows) -> None:
     for name, values in (("start_ts", rows.start_E), ("duration", rows.duration_E)):
         if not np.isfinite(values).all():
             raise InputError(f"{name}: not a finite number")
-    if (rows.duration_E < 0).any():
+    if (rows.duration_E <= -CLOCK_ERROR_S).any():
         raise InputError("duration: less than 0")
     for name, values, least in (("seq_id", rows.seq_E, 0), ("stage", rows.pp_E, 0), ("dp_rank", rows.dp_E, 0)):
         if values.min() < least:
@@ -130,6 +134,8 @@ def _usual(
     op_E: IndexArray, cell_E: IndexArray, n_ops: int, n_steps: int, n_dps: int
 ) -> tuple[IndexArray, NDArray[np.bool_]]:
     """The operations that most ranks' steps consist of, and the steps in which all ranks went through just those."""
+    if n_steps * n_dps * n_ops > MAX_SPARSE * len(op_E):
+        raise InputError("the steps have hardly any operations in common")
     count_CK = np.bincount(cell_E * n_ops + op_E, minlength=n_steps * n_dps * n_ops).reshape(n_steps * n_dps, n_ops)
     if (count_CK > 1).any():
         raise InputError("an operation is there twice: the same optype, seq_id, stage, dp_rank and step")

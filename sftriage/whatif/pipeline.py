@@ -112,6 +112,8 @@ def pipeline_graph(ops: Sequence[Op]) -> Graph:
         for kind in (FORWARD, BACKWARD):
             if not stage.of(kind):
                 raise InputError(f"stage {stage.pp} has no {kind}")
+    if nowhere := [op for stage in stages for op in stage.computed if op.chunk < 0 or op.model_chunk < 0]:
+        raise InputError(f"{nowhere[0]} is of no model chunk (mc, gmc)")
     n_chunks = len(stages) * (1 + max(op.chunk for op in ops))
     pairs: dict[tuple[int, int, str], list[Op]] = {}
     alone: list[Op] = []

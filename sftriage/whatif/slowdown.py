@@ -13,6 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from sftriage.errors import InputError
 from sftriage.whatif.graph import BoolArray, FloatArray
 from sftriage.whatif.operations import Operations
 
@@ -100,10 +101,16 @@ def _means(slowdowns: dict[Key, FloatArray] | None) -> dict[Key, float]:
 
 
 def slowdown_of(operations: Operations) -> Slowdown:
-    """Work out all figures."""
+    """Work out all figures.
+
+    Raises:
+        InputError: the steps take no time.
+    """
     everything = np.ones((1, 1), dtype=np.bool_)
-    replayed_N = operations.replay(everything).whole_N
-    found = Slowdown(operations.steps, operations.measured_N, replayed_N, operations.ideal_step_s())
+    replayed_N, ideal_s = operations.replay(everything).whole_N, operations.ideal_step_s()
+    if not (ideal_s > 0.0 and replayed_N.mean() > 0.0):
+        raise InputError("the operations take no time")
+    found = Slowdown(operations.steps, operations.measured_N, replayed_N, ideal_s)
     if not found.s >= MIN_SLOWDOWN:
         return found
     found = replace(

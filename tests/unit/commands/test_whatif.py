@@ -12,6 +12,7 @@ from sftriage.whatif.arranging import COLUMNS
 from sftriage.windows.npz import load_npz
 from tests.unit.commands.test_analyze import STAGES, recorded
 from tests.unit.recorded import run_at
+from tests.unit.reduce.heavy import document, job_events, write
 from tests.unit.whatif.planted import Job
 
 
@@ -105,7 +106,7 @@ def test_stages_of_a_recording_are_operations_and_its_ranks_workers(sftriage, tm
     assert [(one["kind"], one["workers"], one["operation"]) for one in found["kinds"]] == [
         ("slow_worker", [{"dp": 2, "pp": 0}], "data")
     ]
-    # AND what the steps took is what the frontier's accounting exposes, less the ends of the recording: the first step up
+    # AND what the steps took is what the accounting exposes, less the ends of the recording: the first step up
     # to its sync, and what came after the last one's
     window = load_npz(path)
     ends_s = window.durations_NRS[0, :, :3].sum(axis=1).max() + window.durations_NRS[-1, :, 3:].sum(axis=1).max()
@@ -164,6 +165,30 @@ def test_a_run_directory_is_read_as_it_was_recorded(sftriage, tmp_path):
     assert found["ideal_step_s"] == pytest.approx(0.110, rel=0.01)
     assert [one["kind"] for one in found["kinds"]] == ["slow_worker"]
     assert len(found["steps"]) == 199
+
+
+def test_heavy_traces_of_all_ranks_are_replayed_by_their_stages(sftriage, tmp_path):
+    # GIVEN the traces of four ranks, one of which is 20 ms late in data
+    traces = [
+        write(tmp_path / f"r{rank}.json", document(job_events(rank, 2), rank, 4, **{"sftriage.job": "resnet"}))
+        for rank in range(4)
+    ]
+    # WHEN they are replayed together, THEN it is that rank's, in data
+    found = json.loads(sftriage("whatif", *traces, "--json").out)
+    assert [(one["kind"], one["workers"], one["operation"]) for one in found["kinds"]] == [
+        ("slow_worker", [{"dp": 2, "pp": 0}], "data")
+    ]
+    # AND one of them alone is not enough, and none of a recording's goes beside them
+    alone = sftriage("whatif", traces[0])
+    assert (alone.code, alone.err) == (
+        2,
+        f"sftriage: {traces[0]}: one rank's trace: a replay takes those of all ranks\n",
+    )
+    beside = sftriage("whatif", traces[0], recorded(tmp_path / "job.npz"))
+    assert (beside.code, beside.err) == (
+        2,
+        f"sftriage: {tmp_path / 'job.npz'} is a recording of all ranks: it goes alone\n",
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,6 +252,13 @@ def test_without_a_reader_of_parquet_it_says_how_to_get_one(sftriage, traced, tm
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == (f"sftriage: {path}: a trace in Parquet needs pyarrow: pip install 'sftriage[whatif]'\n")
     assert sftriage("whatif", recorded(tmp_path / "job.npz")).code == 0
+
+
+def test_a_recording_of_no_time_is_refused(sftriage, tmp_path):
+    path = tmp_path / "job.npz"
+    np.savez(path, durations_s=np.zeros((9, 2, len(STAGES))), stages=STAGES, sync=["backward"])
+    outcome = sftriage("whatif", path)
+    assert (outcome.code, outcome.err) == (2, f"sftriage: {path}: the operations take no time\n")
 
 
 def test_a_recording_too_short_to_have_a_step_is_refused(sftriage, tmp_path):

@@ -91,7 +91,7 @@ def test_two_kinds_at_once_are_both_named(plants, expected):
 
 
 def test_what_others_hide_is_found_once_they_are_mended():
-    # GIVEN a job in which one worker is twice as slow, and microbatches differ so much that mending it alone wins little
+    # GIVEN a job with a worker that is twice as slow, where microbatches differ so much that mending it wins little
     job = Job(stages=4, dps=4, steps=8, seed=1)
     slow = job.slow_worker(2.0)
     job.sequence_lengths(0.6)

@@ -79,6 +79,8 @@ def test_steps_without_all_operations_are_left_out_and_it_says_so():
         (lambda rows: {"pp_E": rows.pp_E * 2}, "stage: 3 of 7 stages have no operation"),
         (lambda rows: {"optype_E": np.where(rows.optype_E == 1, 0, rows.optype_E)}, "an operation is there twice"),
         (lambda rows: {"seq_E": rows.seq_E + np.int32(2**30)}, "too many operations in a step"),
+        (lambda rows: {"step_E": np.arange(len(rows.step_E))}, "the steps have hardly any operations in common"),
+        (lambda rows: {"chunk_E": rows.chunk_E * 0 - 1}, "forward-compute 0 of stage 0 is of no model chunk"),
         (lambda rows: {name: rows_of[:0] for name, rows_of in arrays(rows).items()}, "no operations"),
     ],
 )

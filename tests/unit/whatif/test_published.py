@@ -28,7 +28,7 @@ traces = pytest.mark.parametrize("name", PUBLISHED or [pytest.param("", marks=py
 
 @cache
 def analysed(name):
-    operations = load_operations(DATA / f"trace-{name}.parquet")
+    operations = load_operations([DATA / f"trace-{name}.parquet"])
     return operations, slowdown_of(operations)
 
 
