@@ -322,7 +322,8 @@ class NatsFleet:
 
         def ended_s() -> tuple[float, float]:
             ended_ns_B = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
-            return teller.ahead_s + int(ended_ns_B.min()) / 1e9, teller.ahead_s + int(ended_ns_B.max()) / 1e9
+            first_s, last_s = (teller.ahead_s + int(at_ns) / 1e9 for at_ns in (ended_ns_B.min(), ended_ns_B.max()))
+            return first_s if block.rows.schema.sync else float("inf"), last_s
 
         return self._generations.stepped(stepping, ended_s) or changed
 
