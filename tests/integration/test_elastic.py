@@ -33,6 +33,8 @@ spec:
 """
 A, B, C = range(3)
 WARMUP_STEPS, RULE_S = 10, 0.01
+KEPT_ALIVE = "keep_alive_interval=1,keep_alive_max_attempt=10"
+"""A launcher that says nothing for 10 s is gone: by default it is after 15."""
 
 
 class Job:
@@ -61,7 +63,7 @@ class Job:
             address, head = self.hosts.addresses[number], self.hosts.addresses[self.head]
             launcher = [*TORCHRUN, "--nnodes", self.nodes, "--nproc-per-node", 1, "--max-restarts", 3]
             launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:29511", "--rdzv-id", "elastic"]
-            about = f"is_host={number == self.head},last_call_timeout=3,keep_alive_interval=1"
+            about = f"is_host={number == self.head},last_call_timeout=3,{KEPT_ALIVE}"
             launcher += ["--local-addr", address, "--rdzv-conf", about, ELASTIC, self.directory]
             run = [sys.executable, "-m", "sftriage", "run", "--job-id", "job/8", "--hub", head]
             run += ["--out", self.run, "--creds", self.directory / "secret"]
