@@ -145,7 +145,7 @@ class Generations:
     def stepped(self, ones: Iterable[Incarnation], ended_s: Callable[[], tuple[float, float]]) -> bool:
         """Take note that processes have taken steps, of which ``ended_s`` is when the first and the last have ended.
 
-        Whether anything is new.
+        The first is infinite where ranks do not wait for each other. Whether anything is new.
         """
         changed = False
         for one in ones:
@@ -155,7 +155,7 @@ class Generations:
             generation = self._generations[member.generation]
             if generation.stepped_s == inf and not member.moved:
                 generation.stepped_s = ended_s()[0]
-                changed = True
+                changed |= generation.stepped_s < inf
             if member.generation < self.newest and ended_s()[1] > self._opened_s + GOES_ON_S:
                 changed |= self._moved(member)
         self.changes += changed

@@ -97,7 +97,8 @@ class Host:
 
         def ended_s() -> tuple[float, float]:
             ended_ns_B = steps.start_ns_B + steps.durations_ns_BS.sum(axis=1)
-            return self.ahead_s + int(ended_ns_B.min()) / 1e9, self.ahead_s + int(ended_ns_B.max()) / 1e9
+            first_s, last_s = (self.ahead_s + int(at_ns) / 1e9 for at_ns in (ended_ns_B.min(), ended_ns_B.max()))
+            return first_s if block.rows.schema.sync else float("inf"), last_s
 
         generations.stepped([ones[rank] for rank in set(steps.rank_B.tolist())], ended_s)
         self.rings.setdefault(generation, {}).update(block.infos)

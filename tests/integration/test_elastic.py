@@ -32,7 +32,9 @@ spec:
   limits: {overhead_budget: "50%"}
 """
 A, B, C = range(3)
-WARMUP_STEPS = 10
+WARMUP_STEPS, RULE_S = 10, 0.01
+KEPT_ALIVE = "keep_alive_interval=1,keep_alive_max_attempt=10"
+"""A launcher that says nothing for 10 s is gone: by default it is after 15."""
 
 
 class Job:
@@ -61,7 +63,7 @@ class Job:
             address, head = self.hosts.addresses[number], self.hosts.addresses[self.head]
             launcher = [*TORCHRUN, "--nnodes", self.nodes, "--nproc-per-node", 1, "--max-restarts", 3]
             launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{head}:29511", "--rdzv-id", "elastic"]
-            about = f"is_host={number == self.head},last_call_timeout=3,keep_alive_interval=1"
+            about = f"is_host={number == self.head},last_call_timeout=3,{KEPT_ALIVE}"
             launcher += ["--local-addr", address, "--rdzv-conf", about, ELASTIC, self.directory]
             run = [sys.executable, "-m", "sftriage", "run", "--job-id", "job/8", "--hub", head]
             run += ["--out", self.run, "--creds", self.directory / "secret"]
@@ -169,7 +171,10 @@ def assert_never_mixed(job, start):
 def assert_captured(job, start, rank, host, stage):
     """Who was slow was named, and nobody else, and captured in its newest process."""
     attempt = len(job.starts) - 1
-    assert {(one["attempt"], *named(one)) for one in job.windows if named(one)} == {(attempt, rank, stage)}
+    found = [one for one in job.windows if named(one) and one["suspects"][0]["gain_s"] >= RULE_S]
+    # (a busy machine makes a job slower, which is nobody's fault)
+    found = [one for one in found if one["suspects"][0]["scope"] == "rank"]
+    assert {(one["attempt"], *named(one)) for one in found} == {(attempt, rank, stage)}
     (capture,) = captures(job.run)
     assert (capture.capture.rank, capture.capture.host, capture.trigger.stage) == (rank, host, stage)
     assert capture.capture.world_size == len(job.starts[-1])

@@ -1,6 +1,7 @@
 """Which ranks belong together, told by their processes alone."""
 
 from dataclasses import replace
+from math import inf
 
 import msgspec
 from hypothesis import given, settings
@@ -106,6 +107,14 @@ def test_who_begins_after_the_others_have_taken_steps_is_not_of_them():
     # THEN they are of the generation of those that start when they do
     job.take("a", (0, 1), 60.0, start=1)
     assert job.of("b", (2, 3), 60.0, 1) == job.of("a", (0, 1), 60.0, 1) == {1}
+
+
+def test_where_ranks_do_not_wait_for_each_other_one_may_begin_late():
+    job = Job()
+    job.take("a", (0, 1), 0.0)
+    assert not job.step("a", (0, 1), inf, began_s=0.0)
+    job.take("b", (2, 3), 600.0)
+    assert job.of("b", (2, 3), 600.0) == job.of("a", (0, 1), 0.0) == {0}
 
 
 def test_what_a_host_tells_late_of_an_earlier_start_is_of_that_time():
