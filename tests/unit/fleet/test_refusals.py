@@ -47,3 +47,12 @@ def test_a_rank_that_is_gone_can_be_anothers_and_what_it_had_recorded_is_still_i
         assert claims.refused(told("b", (1,), attempt=1), 100.0) == ""
         # THEN the first one goes on to tell of what it had
         assert claims.refused(told("a", (0, 1), **gone), 100.0) == ""
+
+
+def test_what_was_a_rank_before_its_hosts_newest_start_may_be_anothers_by_now():
+    # GIVEN a job that has started again with its ranks on the other hosts, and a host that has told of that
+    claims = Claims()
+    assert claims.refused(told("a", (2, 3), attempt=1), 100.0) == ""
+    # THEN the other one, of which nothing was heard meanwhile, can tell of both of its starts
+    both = replace(told("b", (0, 1), attempt=1), blocks=(block((2, 3)), block((0, 1), attempt=1)))
+    assert claims.refused(both, 100.5) == ""
