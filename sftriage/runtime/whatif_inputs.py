@@ -17,7 +17,7 @@ from sftriage.frontier.settings import Settings
 from sftriage.records import Window
 from sftriage.reduce.naming import Names
 from sftriage.reduce.together import together
-from sftriage.runs.recordings import load_recording
+from sftriage.runs.recordings import detection_of, load_recording
 from sftriage.runtime.reducing import read_all
 from sftriage.whatif.arranging import COLUMNS, RANK, Rows, arranged
 from sftriage.whatif.graph import FloatArray, Graph, graph_of
@@ -135,11 +135,11 @@ def _values(column: Any, names: list[str] | None) -> NDArray[Any]:
 
 
 def _longest(path: Path) -> Window:
-    """The most steps on end of a recording, of one attempt."""
-    shape = Shape(STEPS_AT_A_TIME, STEPS_AT_A_TIME, warmup_steps=0)
+    """The most steps on end of a recording, of one attempt; of a run, after its warm-up."""
     recording = load_recording(path)
     if recording.whole is not None:
         return recording.whole
+    shape = Shape(STEPS_AT_A_TIME, STEPS_AT_A_TIME, detection_of(path).warmup_steps)
     stretches: list[list[Window]] = []
     for window in recording.windows(shape):
         if stretches and _continues(stretches[-1][-1], window):
@@ -219,9 +219,6 @@ def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], Fl
     types: list[OpType] = []
     values_KNR: list[FloatArray] = []
     measured_N = np.zeros(len(rows_N))
-    split = {part.own.stage for part in segments(window) if part.own} & {
-        column.stage for part in segments(window) for column in part.local
-    }
     for part in segments(window):
         arrived_NR = np.zeros((len(rows_N), part.n_ranks))
         for column in part.local:
@@ -233,8 +230,8 @@ def _columns(window: Window, rows_N: NDArray[np.intp]) -> tuple[list[OpType], Fl
         if part.own is None:
             measured_N += arrived_NR.max(axis=1)
             continue
-        stage = stages[part.own.stage]
-        name = f"{stage} (together)" if part.own.stage in split else stage
+        # What the ranks compute in it while they are together is in there, too.
+        name = f"{stages[part.own.stage]} (together)"
         left_NR = arrived_NR + part.own.at((rows_N - part.own.offset,))
         measured_N += left_NR.max(axis=1)
         types.append(OpType(f"{name} {len(types)}", name, communication=True))

@@ -74,10 +74,10 @@ def arranged(rows: Rows) -> Operations:
         InputError: there are none, or they are no step of hybrid-parallel training.
     """
     _check(rows)
-    (steps, step_E), (dps, dp_E) = (np.unique(one, return_inverse=True) for one in (rows.step_E, rows.dp_E))
+    (steps, step_E), (dps, dp_E) = _places(rows.step_E), _places(rows.dp_E)
     ops, op_E = _numbered(rows)
     n_steps, n_dps = len(steps), len(dps)
-    cell_E = step_E.ravel() * n_dps + dp_E.ravel()
+    cell_E = step_E * n_dps + dp_E
     usual_K, whole_N = _usual(op_E, cell_E, len(ops), n_steps, n_dps)
     if not whole_N.any():
         raise InputError("no step in which all data-parallel ranks went through the same operations")
@@ -86,9 +86,9 @@ def arranged(rows: Rows) -> Operations:
     place_K[usual_K] = np.arange(len(usual_K))
     column_N = np.cumsum(whole_N) - 1
     n_ops, n_whole = len(usual_K), int(whole_N.sum())
-    flat_E = (place_K[op_E] * n_whole + column_N[step_E.ravel()]) * n_dps + dp_E.ravel()
+    flat_E = (place_K[op_E] * n_whole + column_N[step_E]) * n_dps + dp_E
     if not whole_N.all():
-        kept_E = whole_N[step_E.ravel()]
+        kept_E = whole_N[step_E]
         flat_E, rows = flat_E[kept_E], _some(rows, kept_E)
     start_TNW, duration_TNW = (
         _laid_out(values, flat_E, (n_ops, n_whole, n_dps)) for values in (rows.start_E, rows.duration_E)
@@ -118,6 +118,13 @@ def _check(rows: Rows) -> None:
         raise InputError(f"stage: {absent} of {n_stages} stages have no operation")
 
 
+def _places(values_E: NDArray[Any]) -> tuple[NDArray[Any], IndexArray]:
+    """The values that occur, in order, and of each row which it is. Rows mostly have the value of the one before."""
+    starts = np.concatenate([[0], np.flatnonzero(values_E[1:] != values_E[:-1]) + 1])
+    values, place = np.unique(values_E[starts], return_inverse=True)
+    return values, np.repeat(place.ravel(), np.diff(np.append(starts, len(values_E))))
+
+
 def _numbered(rows: Rows) -> tuple[NDArray[Any], IndexArray]:
     """Each (type, sequence number, stage) that occurs, and of each row which of them it is."""
     n_seq, n_stages = int(rows.seq_E.max()) + 1, int(rows.pp_E.max()) + 1
@@ -139,6 +146,8 @@ def _usual(
     count_CK = np.bincount(cell_E * n_ops + op_E, minlength=n_steps * n_dps * n_ops).reshape(n_steps * n_dps, n_ops)
     if (count_CK > 1).any():
         raise InputError("an operation is there twice: the same optype, seq_id, stage, dp_rank and step")
+    if count_CK.all():
+        return np.arange(n_ops), np.ones(n_steps, dtype=np.bool_)
     sets, which_C, n_of = np.unique(count_CK.astype(np.bool_), axis=0, return_inverse=True, return_counts=True)
     usual = int(n_of.argmax())
     whole_N = (which_C.ravel() == usual).reshape(n_steps, n_dps).all(axis=1)

@@ -69,8 +69,9 @@ REMEDIES: Mapping[str, str] = {
     "dominates), and share them out among the data-parallel ranks by it.",
     "garbage_collection": "Turn automatic collection off (gc.disable()) and collect on all ranks in the same step, "
     "every so many steps; gc.freeze() after the first one.",
-    "communication": "Look at the network of the workers whose transfers are slow (links, congestion, other jobs), and "
-    "at what shares it: sftriage capture on both ends.",
+    "communication": "Look at the network of the workers whose transfers are slow (links, congestion, other jobs): "
+    "sftriage capture on both ends. What ranks compute in a sync stage counts as the stage: split it first, with "
+    "monitor.watch(model).",
 }
 """What to do about each kind."""
 
