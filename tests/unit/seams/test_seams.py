@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import sftriage
@@ -34,6 +35,14 @@ def rings(tmp_path, monkeypatch):
     monkeypatch.setattr(monitor, "_by_hand", False)
     monkeypatch.setattr(monitor, "_automatic", None)
     return tmp_path
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
 
 
 @pytest.fixture
@@ -131,6 +140,18 @@ def test_optimizers_that_step_in_backward_are_part_of_it(put_in, rings):
     records = recorded(rings)
     assert [one.step for one in records] == [2, 3, 4, 5]
     assert all(one.durations_ns[2] and not one.durations_ns[3] for one in records)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_optimizer_that_is_spread_over_the_ranks_steps_once(put_in, rings, group):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    # GIVEN ZeRO, whose step calls that of another optimizer
+    model = DistributedDataParallel(network())
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.1)
+    put_in()
+    train(6, model, optimizer=optimizer)
+    assert [one.step for one in recorded(rings)] == [2, 3, 4, 5]
 
 
 def test_a_step_that_a_grad_scaler_skips_is_a_step(put_in, rings):
@@ -427,17 +448,22 @@ def test_a_model_can_be_copied_saved_and_compiled_as_ever(put_in, rings):
 
 
 def compiled(how, model):
-    """A model, compiled in one of three ways: what is called."""
+    """A model, compiled in one of several ways: what is called."""
     if how == "in place":
         model.compile(backend="eager")
     if how == "as a function":
         return torch.compile(lambda value: model(value).square().mean(), backend="eager")
-    called = torch.compile(model, backend="eager") if how == "as a module" else model
+    if how == "under DDP":
+        called = DistributedDataParallel(torch.compile(model, backend="eager"))
+    elif how == "with DDP":
+        called = torch.compile(DistributedDataParallel(model), backend="eager")
+    else:
+        called = torch.compile(model, backend="eager") if how == "as a module" else model
     return lambda value: called(value).square().mean()
 
 
-@pytest.mark.parametrize("how", ["as a module", "in place", "as a function"])
-def test_a_compiled_model_is_compiled_as_often_and_breaks_as_seldom(put_in, rings, how):
+@pytest.mark.parametrize("how", ["as a module", "in place", "as a function", "under DDP", "with DDP"])
+def test_a_compiled_model_is_compiled_as_often_and_breaks_as_seldom(put_in, rings, group, how):
     from torch._dynamo.utils import counters
 
     def compilations():
@@ -446,7 +472,7 @@ def test_a_compiled_model_is_compiled_as_often_and_breaks_as_seldom(put_in, ring
         model = network()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loss_of = compiled(how, model)
-        for _ in range(6):
+        for _ in range(10):  # (gradients are watched by all parameters for four of these, and then by few)
             loss_of(torch.randn(4, 8)).backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
@@ -454,10 +480,11 @@ def test_a_compiled_model_is_compiled_as_often_and_breaks_as_seldom(put_in, ring
         return {name: dict(counters[name]) for name in ("frames", "graph_break", "stats", "recompiles")}
 
     plain = compilations()
-    put_in()
+    seams = put_in()
     assert compilations() == plain
+    assert seams.sync == (("backward",) if "DDP" in how else ())
     # AND its forward is seen, where it is a module that is called
-    assert [bool(one.durations_ns[1]) for one in recorded(rings)] == [how != "as a function"] * 4
+    assert [bool(one.durations_ns[1]) for one in recorded(rings)] == [how != "as a function"] * 8
 
 
 def test_steps_in_which_something_is_compiled_are_of_that_kind(put_in, rings):
