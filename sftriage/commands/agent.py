@@ -58,7 +58,7 @@ def agent(
     It ends once the host's trainers have come and gone for good, or by SIGTERM or Ctrl-C; the job itself notices
     nothing.
     """
-    from sftriage.runtime.hosting import HURRY_S, Copies, Host, host_directory, host_name, left_behind
+    from sftriage.runtime.hosting import HURRY_S, LEAVE_S, Copies, Host, host_directory, host_name, left_behind
     from sftriage.runtime.many_hosts import HubOptions
     from sftriage.runtime.rings import tidy_rings
 
@@ -86,7 +86,7 @@ def agent(
     except KeyboardInterrupt:
         # (whoever ends a job ends its trainers too, in the same moment)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        told, over = True, host.left_within(GRACE_S) and host.finish(HURRY_S)
+        told, over = True, host.left_within(GRACE_S) and host.finish(LEAVE_S + HURRY_S)
     finally:
         host.close()
         if over:

@@ -378,4 +378,5 @@ class HostEnd:
         """What is so for a while, once; or the first of its kind."""
         if (kind or problem) not in self._said:
             self._said.add(kind or problem)
-            log.warning("%s", problem)
+            # (what all hosts say goes into one output, under SLURM)
+            log.warning("host %s: %s", self._name, problem)

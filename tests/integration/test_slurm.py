@@ -121,9 +121,10 @@ def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace
     assert not cluster.ended(job), said(tmp_path, job)
     # THEN it can be watched on the first node while it goes on
     (capture,) = captures(run)
-    live = cluster.run(0, "sftriage", "watch", "--once", "--json", cwd=tmp_path)
+    live = cluster.run(0, "sftriage", "watch", "--run", run, "--once", "--json", cwd=tmp_path)
     assert json.loads(live.stdout)["run"] == json.loads((run / "run.json").read_text())["run_id"], live.stderr
-    about = cluster.run(0, "sftriage", "traces", "for-step", capture.capture.first_step, cwd=tmp_path)
+    step = capture.capture.first_step
+    about = cluster.run(0, "sftriage", "traces", "for-step", step, "--run", run, cwd=tmp_path)
     assert capture.capture_id in about.stdout, about.stderr
     # WHEN it ends
     (tmp_path / "release").touch()
@@ -138,7 +139,8 @@ def test_the_pages_script_names_a_slow_rank_of_the_second_node_and_has_its_trace
     (capture,) = captures(run)
     assert (capture.capture.rank, capture.capture.host) == (SLOW, "node-b")
     # AND its trace is had on the first node
-    got = cluster.run(0, "sftriage", "traces", "get", capture.capture_id, "--out", tmp_path / "got", cwd=tmp_path)
+    fetch = ("sftriage", "traces", "get", capture.capture_id, "--run", run, "--out", tmp_path / "got")
+    got = cluster.run(0, *fetch, cwd=tmp_path)
     assert got.returncode == 0, got.stderr
     (there,) = (tmp_path / "sftriage-runs").glob(f"{job}.hosts/node-b*/captures/*/trace.json.gz")
     assert (tmp_path / "got").read_bytes() == there.read_bytes()
