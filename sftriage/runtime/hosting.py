@@ -23,6 +23,7 @@ from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.transfers import Transfer
 from sftriage.fleet.wire import RunName
+from sftriage.recorder import find_rings
 from sftriage.recorder.layout import bounded_text
 from sftriage.recorder.spool import SPOOL
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory
@@ -249,7 +250,9 @@ class Host:
 
     def watch(self) -> None:
         """Wait until the host's trainers have been there, and are gone for good; or what started them is."""
-        known, seen_s = launcher_of(self._rings) is not None, None
+        known = launcher_of(self._rings) is not None
+        # (an agent that is started again may come after the last of them has gone)
+        seen_s = time.monotonic() if next(iter(find_rings(self._rings)), None) is not None else None
         while seen_s is None or time.monotonic() < seen_s + RESTART_S:
             time.sleep(LOOK_S)
             if self.trains:
