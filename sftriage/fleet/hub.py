@@ -232,10 +232,10 @@ class Hub:
         Raises:
             HubError: the hub does not let us in.
         """
-        from nats.aio.client import Client
+        from sftriage.fleet.client import SteadyClient
 
         while True:
-            client = Client()
+            client = SteadyClient()
             try:
                 await client.connect(
                     **self._options,

@@ -391,7 +391,8 @@ def test_a_job_has_all_the_permissions_that_it_needs(tmp_path, environment):
         hosts.end()
         # THEN the trace has come from its host, and nobody was refused anything
         (capture,) = captures(hosts.run)
-        assert capture.capture.rank == 3
+        # (on a busy machine another rank may be the first that is slow)
+        assert capture.capture.host == f"host-{capture.capture.rank // 2}"
         assert hosts.hub.violations == []
         # AND the keys are their owner's alone
         keys = list(hosts.hub.keys("job").iterdir())

@@ -1,6 +1,7 @@
 """Garbage, lies and floods on every subject of a job: dropped, counted, said once, and the job is judged on."""
 
 import asyncio
+import contextlib
 import hashlib
 import re
 import socket
@@ -15,7 +16,7 @@ import pytest
 from sftriage import __version__
 from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.hub import Hub, HubAddress, Places
-from sftriage.fleet.leading import make_places
+from sftriage.fleet.leading import make_places, taken_up
 from sftriage.fleet.shipping import HostEnd
 from sftriage.fleet.wire import VERSION, Orders, decode_orders, encode
 from sftriage.records import CaptureResult, Report
@@ -211,3 +212,38 @@ def test_an_agent_says_once_that_its_controller_is_of_another_release(hub, tmp_p
     # AND what is another agent's it does not take
     hub.call(end._heard(SimpleNamespace(data=encode(Orders(9, agent="node-b")))), LONG_S)
     assert end._orders.epoch == 7
+
+
+HEADERS = (b" \xff\r\n\r\n", b" 503 \xff\r\n\r\n", b"\r\n\r\n", b"\r\n\xff: \xff\r\n\r\n", b" 1\r\n\xff\r\n\r\n")
+POISON = (
+    b"PUB sft.job.up.\xff\xfe 1\r\nx\r\n",
+    *(b"HPUB sft.job.up.a %d %d\r\nNATS/1.0%bx\r\n" % (8 + len(one), 9 + len(one), one) for one in HEADERS),
+)
+
+
+def test_what_the_client_cannot_read_ends_nothing(hub, caplog):
+    # GIVEN messages whose subjects and headers are bytes that are no text, and one that is whole after each
+    host, port = hub.address.url.removeprefix("nats://").split(":")
+    user, password = hub.address.credentials.read_text().strip().split(":")
+    connect = f'CONNECT {{"user":"{user}","pass":"{password}","verbose":false,"headers":true}}\r\nPING\r\n'
+    with socket.create_connection((host, int(port)), LONG_S) as raw:
+        raw.recv(4096)
+        raw.sendall(connect.encode())
+        for poison in POISON:
+            raw.sendall(poison + b"PUB sft.job.up.a 5\r\nwhole\r\n")
+        raw.sendall(b"PING\r\n")
+        raw.settimeout(LONG_S)
+        answers = b""
+        while answers.count(b"PONG") < 2:
+            answers += raw.recv(4096) or pytest.fail(f"it has hung up: {answers}")
+
+    async def read():
+        consumer, found = await taken_up(hub, PLACES), []
+        while found.count(b"whole") < len(POISON):
+            with contextlib.suppress(nats.errors.TimeoutError):
+                found += [message.data for message in await consumer.fetch(50, 0.5)]
+        return found
+
+    # WHEN they are read THEN all that is whole comes, on the same connection, and it is said once
+    assert hub.call(read(), LONG_S).count(b"whole") == len(POISON)
+    assert len([said for said in caplog.messages if "cannot be read" in said]) == 1
