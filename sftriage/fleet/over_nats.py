@@ -127,6 +127,7 @@ class NatsFleet:
         # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
         self._delivered = self._before = self._consumer = 0
         self._stream: object = None
+        self._ended = False
         self._open: dict[int, Message] = {}
         self._refused: dict[str, int] = {}
         hub.start(self._consume())
@@ -229,6 +230,10 @@ class NatsFleet:
         while host is not None and host.waiting and host.waiting[0].sequence <= position:
             host.waiting.popleft().rows = False
         self._acknowledge()
+
+    def end(self) -> None:
+        """The job has ended: nothing comes any more, and what it had on the hub is missed by nobody."""
+        self._ended = True
 
     def close(self) -> None:
         """See `Fleet`: nothing is wanted any more; the lease is let go."""
@@ -373,7 +378,7 @@ class NatsFleet:
         from nats.js.errors import NotFoundError
 
         consumer, connected_s = None, None
-        while not self.lost:
+        while not (self.lost or self._ended):
             try:
                 if consumer is None or connected_s != self._hub.connected_s:
                     # (what was on its way when a connection broke comes by no other way)
@@ -404,6 +409,8 @@ class NatsFleet:
 
     async def _make_again(self) -> None:
         """The hub has lost all that it had."""
+        if self._ended:
+            return
         log.warning("the hub has lost what it had of this job; what was on its way is lost, and the job is watched on")
         try:
             await make_places(self._hub, self._places, self._lease.run_id)
