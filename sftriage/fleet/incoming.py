@@ -46,6 +46,9 @@ class Incoming:
         lost_all: called once the hub has lost what it had of the job, and it is made anew.
         clock: seconds on a clock that only goes on.
         refusals: counts messages of agents that are none.
+
+    Attributes:
+        ended: nothing comes any more, and what the job had on the hub is missed by nobody.
     """
 
     def __init__(
@@ -58,7 +61,7 @@ class Incoming:
         refusals: Refusals,
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
-        self._lost_all, self._refusals = lost_all, refusals
+        self._lost_all, self._refusals, self.ended = lost_all, refusals, False
         self._waiting: deque[Arrived] = deque()
         self._waiting_bytes = 0
         # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
@@ -92,7 +95,7 @@ class Incoming:
         from nats.js.errors import NotFoundError
 
         consumer, connected_s = None, None
-        while not self._lease.lost:
+        while not (self._lease.lost or self.ended):
             try:
                 if consumer is None or connected_s != self._hub.connected_s:
                     # (what was on its way when a connection broke comes by no other way)
@@ -125,6 +128,8 @@ class Incoming:
 
     async def _make_again(self) -> None:
         """The hub has lost all that it had."""
+        if self.ended:
+            return
         log.warning("the hub has lost what it had of this job; what was on its way is lost, and the job is watched on")
         try:
             await make_places(self._hub, self._places, self._lease.run_id)

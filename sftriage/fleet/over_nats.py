@@ -196,6 +196,10 @@ class NatsFleet:
             host.waiting.popleft().rows = False
         self._acknowledge()
 
+    def end(self) -> None:
+        """The job has ended: nothing comes any more, and what it had on the hub is missed by nobody."""
+        self._incoming.ended = True
+
     def close(self) -> None:
         """See `Fleet`: nothing is wanted any more; the lease is let go."""
         self._asking.close(self._hosts)

@@ -190,6 +190,7 @@ class JobController:
     def close(self) -> None:
         """End the triage; of a job that has ended, nothing stays on the hub."""
         if self._ended:
+            self._fleet.end()
             with contextlib.suppress(Exception):
                 self._hub.call(remove_places(self._hub, self._places, lease=False), CONNECT_S)
         self._triage.close()

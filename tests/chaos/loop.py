@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sftriage.errors import RingError
 from sftriage.windows.gather import Shape
 from tests.chaos.checking import Outcome, attempts, checked
 from tests.chaos.hosts import apart_hosts
@@ -98,10 +99,13 @@ def _catch_up(world: World) -> None:
     world.settle()
 
     def judged() -> bool:
-        if not (world.run / "steps").is_dir():
+        try:
+            found = attempts(world.run)
+        except (RingError, OSError):
+            # (just made)
             return False
         # (of a start of which a host was heard late there may be two)
-        newest = max((attempt for attempt, pid in attempts(world.run).items() if pid in pids), default=None)
+        newest = max((attempt for attempt, pid in found.items() if pid in pids), default=None)
         return any(one["attempt"] == newest and one["last_step"] >= wanted for one in verdicts(world.run))
 
     world.log.say("all is mended")
