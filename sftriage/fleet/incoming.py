@@ -51,7 +51,8 @@ class Incoming:
     def __init__(self, hub: Hub, places: Places, lease: Lease, clock: Callable[[], float]) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self.refused: dict[str, int] = {}
-        self._waiting: deque[Arrived] = deque()
+        # As they came: two threads that decode and judge in turns wait for each other with every message.
+        self._waiting: deque[tuple[Message, bytes, float, float]] = deque()
         self._newest_s = 0.0
         self._delivered = 0
         hub.start(self._consume())
@@ -63,7 +64,8 @@ class Incoming:
     def taken(self) -> Iterator[Arrived]:
         """What has come by now, in the order of the stream."""
         for _ in range(len(self._waiting)):
-            yield self._waiting.popleft()
+            message, data, sent_s, at_s = self._waiting.popleft()
+            yield Arrived(message, sent_s, at_s, self._shipment(message.agent, data))
 
     async def _consume(self) -> None:
         from nats.errors import TimeoutError as NothingError
@@ -93,13 +95,17 @@ class Incoming:
             return
         self._delivered = sequence
         agent = received.subject.rpartition(".")[2]
+        self._waiting.append((Message(agent, sequence, received.reply), received.data, sent_s, at_s))
+
+    def _shipment(self, agent: str, data: bytes) -> Shipment | None:
+        """What an agent has sent, if it is what agents send."""
         try:
-            shipment = decode_shipment(received.data)
+            shipment = decode_shipment(data)
             if shipment.agent != agent:
                 raise SftriageError("it says that it is another's")
         except SftriageError as error:
             if agent not in self.refused:
                 log.warning("a message of host %s is not taken: %s", agent, error)
             self.refused[agent] = self.refused.get(agent, 0) + 1
-            shipment = None
-        self._waiting.append(Arrived(Message(agent, sequence, received.reply), sent_s, at_s, shipment))
+            return None
+        return shipment
