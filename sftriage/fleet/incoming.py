@@ -19,7 +19,7 @@ from sftriage.fleet.wire import Shipment, decode_shipment
 log = logging.getLogger("sftriage")
 
 MAX_WAITING, MAX_WAITING_BYTES = 8192, 256 << 20
-"""Messages, and rows in them, that wait here to be taken in; the others wait on the hub."""
+"""Messages, and bytes of these, that wait here to be taken in; the others wait on the hub."""
 FETCH, FETCH_S, AGAIN_S = 512, 0.25, 1.0
 
 
@@ -62,7 +62,8 @@ class Incoming:
     ) -> None:
         self._hub, self._places, self._lease, self._clock = hub, places, lease, clock
         self._lost_all, self._refusals, self.ended = lost_all, refusals, False
-        self._waiting: deque[Arrived] = deque()
+        # As they came: two threads that decode and judge in turns wait for each other with every message.
+        self._waiting: deque[tuple[Message, bytes, float, float]] = deque()
         self._waiting_bytes = 0
         # Positions go on where those of a stream that the hub has lost ended; and which stream, and consumer, it is.
         self._delivered = self._before = self._consumer = 0
@@ -78,9 +79,9 @@ class Incoming:
     def taken(self) -> Iterator[Arrived]:
         """What has come by now, in the order of the stream."""
         for _ in range(len(self._waiting)):
-            arrived = self._waiting.popleft()
-            self._waiting_bytes -= _row_bytes(arrived.shipment)
-            yield arrived
+            message, data, sent_s, at_s = self._waiting.popleft()
+            self._waiting_bytes -= len(data)
+            yield Arrived(message, sent_s, at_s, self._shipment(message.agent, data))
 
     def settle(self, messages: Sequence[Message]) -> None:
         """All that came of these, which are in the order of the stream, is on record: tell the hub so."""
@@ -147,18 +148,16 @@ class Incoming:
         self._delivered = sequence
         agent = received.subject.rpartition(".")[2]
         message = self._open[sequence] = Message(agent, sequence, received.reply, self._consumer)
+        self._waiting_bytes += len(received.data)
+        self._waiting.append((message, received.data, sent_s, self._clock()))
+
+    def _shipment(self, agent: str, data: bytes) -> Shipment | None:
+        """What an agent has sent, if it is what agents send."""
         try:
-            shipment = decode_shipment(received.data)
+            shipment = decode_shipment(data)
             if shipment.agent != agent:
                 raise SftriageError("it says that it is another's")
         except SftriageError as error:
             self._refusals.note(agent, error)
-            shipment = None
-        self._waiting_bytes += _row_bytes(shipment)
-        self._waiting.append(Arrived(message, sent_s, self._clock(), shipment))
-
-
-def _row_bytes(shipment: Shipment | None) -> int:
-    blocks = () if shipment is None else shipment.blocks
-    some = (steps for block in blocks for steps in (block.rows.steps, block.rows.device_steps))
-    return sum(steps.slots_BW.nbytes for steps in some if steps is not None)
+            return None
+        return shipment
