@@ -5,6 +5,7 @@ import pytest
 from sftriage.fleet import shipping
 from sftriage.fleet.hub import Places
 from sftriage.fleet.shipping import HostEnd
+from sftriage.fleet.speaking import Speaker
 from sftriage.fleet.wire import Order, Orders, encode
 from sftriage.records import CaptureResult, Report
 from tests.disks import small_disk
@@ -50,7 +51,8 @@ class Ended(HostEnd):
 
     def __init__(self, directory):
         self.agent = Agent()
-        super().__init__(self.agent, Nowhere(), Places("job"), "node-b", "boot", directory / "begun", lambda _: None)
+        about = Places("job"), "node-b", "boot", "1", directory / "begun"
+        super().__init__(self.agent, Nowhere(), *about, None, Speaker(directory / "speaker"))
         self._outbox.append(b"not sent yet")
         self.orders((Order(WANTED),))
 
