@@ -126,6 +126,9 @@ def controller(
     if standby:
         run = directory
         wait_for_run(directory, reporter.say)
+    if server is not None and run is not None:
+        info = read_info(RunDirectory(directory))
+        held.enter_context(start_agents(options, Copies(info.store, info.drop_local)))
     metering = metering_of(
         metrics_port, metrics_host, metrics_token_file, metrics_file, metrics_per_rank, otel, otel_steps
     )
@@ -150,9 +153,6 @@ def controller(
     except JobEndedError as ended:
         reporter.say(str(ended))
         return
-    if server is not None and run is not None:
-        info = read_info(watched.directory)
-        held.enter_context(start_agents(options, Copies(info.store, info.drop_local)))
     say_begun(reporter, "watching" if run is None else "took over the job, watching", watched, metering)
     with contextlib.closing(watched):
         try:
