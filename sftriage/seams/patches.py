@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models
+from sftriage.seams.hooks import Model
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, STAGES, Steps
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class Seams:
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
         self._compiled: object = None
         self._optimizers: dict[int, weakref.ref[Any]] = {}
-        self._models: list[_Model] = []
+        self._models: list[Model] = []
         self._clips_across_ranks = False
         self._undo: list[Callable[[], object]] = []
 
@@ -302,7 +303,7 @@ class Seams:
             return
         with self.guarded("forward"):
             for module in found:
-                self._models += [_Model(self, one) for one in (module, models.wrapped(module)) if one is not None]
+                self._models += [Model(self, one) for one in (module, models.wrapped(module)) if one is not None]
             if hasattr(self._torch.jit, "script"):
                 self._wrap(self._torch.jit, "script", self._scripting)
 
@@ -338,135 +339,13 @@ class Seams:
                 model.unhook()
                 self._models.remove(model)
                 parts = models.children(module)
-                self._models += [_Model(self, part) for part in parts if any(map(_trained, part.parameters()))]
+                self._models += [Model(self, part) for part in parts if any(map(_trained, part.parameters()))]
 
     def _compilations(self) -> object:
         if COMPILATION not in self.on:
             return None
         counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
         return 0 if counters is None else counters.get("frames", {}).get("total", 0)
-
-
-class _Model:
-    """A model that says when it is called. It is not kept alive, and a copy of it, or a pickle, says nothing."""
-
-    def __init__(self, seams: Seams, module: Any) -> None:
-        self.module = weakref.ref(module)
-        self.calls = 0
-        self._seams = seams
-        self._depth = 0
-        self._was_training = False
-        self._handles: list[Callable[[], object]] = []
-        self.hook()
-
-    def hook(self) -> None:
-        """Have it say so."""
-        module = self.module()
-        if module is None or self._handles:
-            return
-        if vars(module).get("_compiled_call_impl") is not None:
-            # `model.compile()`: hooks on it would be compiled with it. (This is not pickled, either.)
-            self._around_compiled(module)
-            return
-        self._handles = [
-            module.register_forward_pre_hook(_Before(self), prepend=True).remove,
-            module.register_forward_hook(_After(self), always_call=True).remove,
-        ]
-
-    def unhook(self) -> None:
-        """Leave it as it was."""
-        handles, self._handles = self._handles, []
-        for remove in handles:
-            remove()
-
-    def begins(self, module: Any) -> None:
-        """It is called."""
-        seams = self._seams
-        if seams.tracing() or "forward" not in seams.on:
-            return
-        try:
-            self.calls += 1
-            opened = seams.steps.opened
-            if "forward" not in opened:
-                self._depth = 0
-                if "backward" not in opened and self._evaluates(module):
-                    seams.evaluates()
-            if self._depth or seams.steps.enter("forward"):
-                self._depth += 1
-        except Exception as error:
-            seams.fail("forward", error)
-
-    def ended(self) -> None:
-        """It has answered, or raised."""
-        seams = self._seams
-        if seams.tracing() or not self._depth:
-            return
-        try:
-            self._depth -= 1
-            if not self._depth:
-                seams.steps.leave("forward")
-        except Exception as error:
-            seams.fail("forward", error)
-
-    def _evaluates(self, module: Any) -> bool:
-        if not self._seams.gradients():
-            return True
-        self._was_training |= module.training
-        return self._was_training and not module.training
-
-    def _around_compiled(self, module: Any) -> None:
-        original, reference = module._compiled_call_impl, self.module
-
-        @wraps(original)
-        def compiled(*args: Any, **kwargs: Any) -> Any:
-            self.begins(reference())
-            try:
-                return original(*args, **kwargs)
-            finally:
-                self.ended()
-
-        def undo() -> None:
-            made = reference()
-            if made is not None and made._compiled_call_impl is compiled:
-                made._compiled_call_impl = original
-
-        module._compiled_call_impl = compiled
-        self._handles = [undo]
-
-
-class _Before:
-    """The hook before a model's forward."""
-
-    __slots__ = ("_model",)
-
-    def __init__(self, model: _Model) -> None:
-        self._model = model
-
-    def __call__(self, module: Any, args: object) -> None:
-        self._model.begins(module)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _NOTHING
-
-
-class _After:
-    """The hook after it."""
-
-    __slots__ = ("_model",)
-
-    def __init__(self, model: _Model) -> None:
-        self._model = model
-
-    def __call__(self, module: Any, args: object, output: object) -> None:
-        self._model.ended()
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return _NOTHING
-
-
-_NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
-"""What is copied and pickled in the place of a hook: something that takes any arguments, does nothing, and is there in
-every Python that may read it."""
 
 
 class _Guarded:

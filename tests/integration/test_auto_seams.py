@@ -114,7 +114,7 @@ def test_doctor_says_what_a_few_steps_of_a_script_show(start, tmp_path):
 
 def test_doctor_says_what_to_write_into_a_script_of_which_nothing_is_seen(start, tmp_path):
     # GIVEN a script that does everything in its own way WHEN
-    job = start("doctor", "--seconds", 20, "--", *TORCHRUN, UNEDITED / "own_way.py")
+    job = start("doctor", "--", *TORCHRUN, UNEDITED / "own_way.py")
     said, told = job.communicate(timeout=240)
     # THEN
     assert job.returncode == 1, told

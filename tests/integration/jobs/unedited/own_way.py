@@ -1,7 +1,6 @@
 """A trainer that does everything its own way: no DataLoader, no optimizer of torch's, gradients exchanged by hand."""
 
 import os
-import time
 
 import torch
 import torch.distributed as dist
@@ -10,8 +9,7 @@ from torch import nn
 dist.init_process_group("gloo")
 torch.set_num_threads(1)
 model = nn.Linear(32, 1)
-deadline_s = time.monotonic() + 120
-while time.monotonic() < deadline_s:
+for _ in range(2000):
     model(torch.randn(8, 32)).square().mean().backward()
     with torch.no_grad():
         for parameter in model.parameters():

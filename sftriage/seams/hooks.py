@@ -1,0 +1,133 @@
+"""The seam `forward`: hooks on one model, which leave no trace in what is copied, pickled or compiled of it."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sftriage.seams.patches import Seams
+
+_NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
+"""What is copied and pickled in the place of a hook: something that takes any arguments, does nothing, and is there in
+every Python that may read it."""
+
+
+class Model:
+    """A model that says when it is called. It is not kept alive, and a copy of it, or a pickle, says nothing."""
+
+    def __init__(self, seams: Seams, module: Any) -> None:
+        self.module = weakref.ref(module)
+        self.calls = 0
+        self._seams = seams
+        self._depth = 0
+        self._was_training = False
+        self._handles: list[Callable[[], object]] = []
+        self.hook()
+
+    def hook(self) -> None:
+        """Have it say so."""
+        module = self.module()
+        if module is None or self._handles:
+            return
+        if vars(module).get("_compiled_call_impl") is not None:
+            # `model.compile()`: hooks on it would be compiled with it. (This is not pickled, either.)
+            self._around_compiled(module)
+            return
+        self._handles = [
+            module.register_forward_pre_hook(_Before(self), prepend=True).remove,
+            module.register_forward_hook(_After(self), always_call=True).remove,
+        ]
+
+    def unhook(self) -> None:
+        """Leave it as it was."""
+        handles, self._handles = self._handles, []
+        for remove in handles:
+            remove()
+
+    def begins(self, module: Any) -> None:
+        """It is called."""
+        seams = self._seams
+        if seams.tracing() or "forward" not in seams.on:
+            return
+        try:
+            self.calls += 1
+            opened = seams.steps.opened
+            if "forward" not in opened:
+                self._depth = 0
+                if "backward" not in opened and self._evaluates(module):
+                    seams.evaluates()
+            if self._depth or seams.steps.enter("forward"):
+                self._depth += 1
+        except Exception as error:
+            seams.fail("forward", error)
+
+    def ended(self) -> None:
+        """It has answered, or raised."""
+        seams = self._seams
+        if seams.tracing() or not self._depth:
+            return
+        try:
+            self._depth -= 1
+            if not self._depth:
+                seams.steps.leave("forward")
+        except Exception as error:
+            seams.fail("forward", error)
+
+    def _evaluates(self, module: Any) -> bool:
+        if not self._seams.gradients():
+            return True
+        self._was_training |= module.training
+        return self._was_training and not module.training
+
+    def _around_compiled(self, module: Any) -> None:
+        original, reference = module._compiled_call_impl, self.module
+
+        @wraps(original)
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            self.begins(reference())
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self.ended()
+
+        def undo() -> None:
+            made = reference()
+            if made is not None and made._compiled_call_impl is compiled:
+                made._compiled_call_impl = original
+
+        module._compiled_call_impl = compiled
+        self._handles = [undo]
+
+
+class _Before:
+    """The hook before a model's forward."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def __call__(self, module: Any, args: object) -> None:
+        self._model.begins(module)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _NOTHING
+
+
+class _After:
+    """The hook after it."""
+
+    __slots__ = ("_model",)
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def __call__(self, module: Any, args: object, output: object) -> None:
+        self._model.ended()
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _NOTHING
