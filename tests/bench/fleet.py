@@ -358,7 +358,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     ranks = [options.ranks >> n for n in range(n_sizes)][::-1]
     ranks = [n for n in ranks if n >= 4 * options.ranks_per_agent]
-    sizes = [measure(replace(options, ranks=n)) for n in ranks]
+    sizes = []
+    for n in ranks:
+        sizes.append(measure(replace(options, ranks=n)))
+        print(json.dumps(sizes[-1]), file=sys.stderr, flush=True)
     largest = sizes[-1]
     cores, lag_s = largest.get("controller_cores"), largest["step_to_verdict_p99_s"]
     met = cores is not None and lag_s is not None and cores <= 1.0 and lag_s <= largest["target_lag_s"]
