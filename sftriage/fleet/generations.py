@@ -6,8 +6,7 @@ But a rank that starts again is another process, and in a job that exchanges gra
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -24,11 +23,9 @@ class Known(msgspec.Struct, frozen=True):
     newest: int = -1
     began_s: float = 0.0
     of: tuple[tuple[Incarnation, int], ...] = ()
-    before_s: float = 0.0
 
 
 NOTHING_KNOWN = Known()
-NOTHING_STARTED: Mapping[Incarnation, float] = MappingProxyType({})
 
 
 class Generations:
@@ -40,45 +37,31 @@ class Generations:
 
     def __init__(self, known: Known = NOTHING_KNOWN) -> None:
         self.newest, self._began_s = known.newest, known.began_s
-        # When the newest generation, and the one before it, last took steps.
-        self._stepped_s, self._before_s = known.began_s, known.before_s
         self._of: dict[Incarnation, int] = dict(known.of)
         self._members: dict[int, Incarnation] = {one.rank: one for one, of in known.of if of == known.newest}
 
     @property
     def known(self) -> Known:
         """What there is to keep."""
-        return Known(self.newest, self._began_s, tuple(self._of.items()), self._before_s)
+        return Known(self.newest, self._began_s, tuple(self._of.items()))
 
     def of(self, one: Incarnation) -> int | None:
         """The generation of a process; None where it is not known any more, or was never seen."""
         return self._of.get(one)
 
-    def take(
-        self,
-        seen: Sequence[Incarnation],
-        stepping: Collection[Incarnation],
-        now_s: float,
-        started_s: Mapping[Incarnation, float] = NOTHING_STARTED,
-    ) -> bool:
+    def take(self, seen: Sequence[Incarnation], stepping: Iterable[Incarnation], now_s: float) -> bool:
         """Take note of the processes of one host's newest start, ``stepping`` those that have just taken steps.
 
-        One whose rank is another process's by now opens a generation, and the others join that as they are seen. But
-        one that ``started_s`` when the generation before that one took steps yet was of that: its host is heard late.
+        One whose rank is another process's by now opens a generation, and the others join that as they are seen.
         Whether anything has changed.
         """
         before = self.newest, len(self._of), self._began_s
         for one in seen:
             if one in self._of:
                 continue
-            if one.rank not in self._members and started_s.get(one, now_s) < self._before_s:
-                self._of[one] = self.newest - 1
-                continue
             if self.newest < 0 or one.rank in self._members:
                 self._open(now_s)
             self._join(one)
-        if any(self._of.get(one) == self.newest for one in stepping):
-            self._stepped_s = now_s
         moved = False
         if now_s > self._began_s + GOES_ON_S:
             # It was seen before its host was heard of: with the others, it has started again long ago.
@@ -90,8 +73,7 @@ class Generations:
         return moved or before != (self.newest, len(self._of), self._began_s)
 
     def _open(self, now_s: float) -> None:
-        self._before_s = self._stepped_s if self.newest >= 0 else 0.0
-        self.newest, self._began_s, self._stepped_s = self.newest + 1, now_s, now_s
+        self.newest, self._began_s = self.newest + 1, now_s
         self._members = {}
         oldest = self.newest - KEPT_GENERATIONS
         self._of = {one: of for one, of in self._of.items() if of > oldest}

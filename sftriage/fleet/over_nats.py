@@ -48,8 +48,6 @@ GONE_S = 60.0
 MAX_WAITING = 8192
 """Messages that wait here to be taken in; the others wait on the hub."""
 GPUS_S = 10.0
-TICKS_PER_S = 100
-"""Of starts of processes, on every Linux."""
 FETCH, FETCH_S, AGAIN_S = 256, 1.0, 1.0
 
 Keep = Callable[[RingInfo, StepArrays, "StepArrays | None"], None]
@@ -280,10 +278,7 @@ class NatsFleet:
             host.newest = newest
             here = [Incarnation.of(shipment.boot_id, info) for info in newest.infos.values()]
             stepping = set(newest.rows.steps.rank_B.tolist())
-            up, started_s = shipment.up_ticks, {}
-            if up:
-                started_s = {one: sent_s - (up - one.start_ticks) / TICKS_PER_S for one in here}
-            if self._generations.take(here, [one for one in here if one.rank in stepping], sent_s, started_s):
+            if self._generations.take(here, [one for one in here if one.rank in stepping], sent_s):
                 self._note(self._generations)
         for block in blocks:
             for rank, info in block.infos.items():

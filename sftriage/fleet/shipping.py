@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 import threading
 import time
@@ -67,11 +66,6 @@ class ShippedAgent(HostAgent, Protocol):
 
 Stored = Callable[[str], "tuple[bytes, dict[str, Path]]"]
 """A capture that the host has stored: its manifest, and the files that this names."""
-
-
-def up_ticks() -> int:
-    """For how long this host is up, in the ticks in which starts of processes are told."""
-    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))
 
 
 class HostEnd:
@@ -225,7 +219,7 @@ class HostEnd:
             for part in parts(Block(infos.get(rows.generation, {}), rows))
         ]
         reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
-        alone = Shipment(self._token, self._boot_id, self._process, counts=self._agent.telemetry, up_ticks=up_ticks())
+        alone = Shipment(self._token, self._boot_id, self._process, counts=self._agent.telemetry)
         messages = [encode(replace(alone, blocks=(block,))) for block in blocks[:-1]]
         last = replace(
             alone,

@@ -89,7 +89,6 @@ class Shipment:
         reports: what has become of captures.
         over: the host's part of the job has ended, and this is the last there is to tell.
         release: of sftriage.
-        up_ticks: since the host was started, in ticks of its processes' starts; 0 where that is not told.
     """
 
     agent: str
@@ -101,7 +100,6 @@ class Shipment:
     reports: tuple[Report, ...] = ()
     over: bool = False
     release: str = __version__
-    up_ticks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +168,6 @@ class _Shipment(msgspec.Struct, frozen=True, array_like=True):
     reports: tuple[Report, ...] = ()
     over: bool = False
     release: str = ""
-    up_ticks: int = 0
 
 
 _RANKS = msgspec.msgpack.Decoder(tuple[int, ...])
@@ -289,7 +286,6 @@ def _plain(message: Shipment) -> _Shipment:
         reports=message.reports,
         over=message.over,
         release=message.release,
-        up_ticks=message.up_ticks,
     )
 
 
@@ -350,7 +346,6 @@ def _checked(found: _Shipment) -> Shipment:
         ),
         over=found.over,
         release=found.release,
-        up_ticks=max(0, found.up_ticks),
     )
 
 

@@ -3,7 +3,6 @@
 import random
 
 import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,30 +67,6 @@ def test_a_rank_that_goes_on_is_of_the_generation_that_goes_on():
     assert generations.take(now, now, 3.1 + GOES_ON_S)
     # THEN all are together
     assert told(generations, *now, *of("b", (2, 3), start=1)) == [2, 2, 2, 2]
-
-
-@pytest.mark.parametrize(
-    ("started_s", "generation"),
-    # Before the last step that was taken before the restart; after it; and where nobody says when.
-    [({"b": 1.0}, 0), ({"b": 11.0}, 1), ({}, 1)],
-)
-def test_a_host_that_is_first_heard_of_after_a_restart_tells_of_before_it(started_s, generation):
-    # GIVEN a job that has started again before host b was heard of
-    generations = Generations()
-    generations.take(of("a", (0, 1)), (), 0.0)
-    generations.take(of("a", (0, 1)), of("a", (0, 1)), 10.0)
-    generations.take(of("a", (0, 1), start=1), (), 12.0)
-    # WHEN what it tells first is of one of the two starts
-    late = of("b", (2, 3))
-    at_s = {one: started_s[host] for host in started_s for one in late}
-    generations.take(late, late, 13.0, at_s)
-    # THEN it is of that generation
-    assert told(generations, *late) == [generation, generation]
-    # AND who comes after those that were late joins the newest
-    if generation == 0:
-        again = of("b", (2, 3), start=1)
-        generations.take(again, again, 14.0, dict.fromkeys(again, 12.0))
-        assert (told(generations, *again), generations.newest) == ([1, 1], 1)
 
 
 def test_a_controller_that_takes_over_knows_the_generations():
