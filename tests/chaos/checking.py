@@ -160,10 +160,10 @@ def of_steps(run: Path, found: Found, *, lossless: bool) -> Iterator[str]:
 def here_of(run: Path, attempt: int, n_steps: int) -> NDArray[np.bool_]:
     """Of the first so many steps of an attempt, which are on record for all of its ranks."""
     here_N = np.zeros(n_steps, dtype=np.bool_)
-    for window in load_recording(run).windows(Shape(n_steps, n_steps, 0)):
+    # (they may begin at any step, and end at any)
+    for window in load_recording(run).windows(Shape(1, 1, 0)):
         if window.attempt == attempt and window.first_step < n_steps:
-            whole_N = np.isfinite(window.durations_NRS).all(axis=(1, 2))[: n_steps - window.first_step]
-            here_N[window.first_step : window.first_step + len(whole_N)] = whole_N
+            here_N[window.first_step] = np.isfinite(window.durations_NRS).all()
     return here_N
 
 
