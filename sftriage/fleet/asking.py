@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
@@ -111,6 +112,8 @@ class Asking:
         # Captures that are on their way here, and those that have come.
         self._under_way: set[str] = set()
         self._fetched: set[str] = set()
+        # Of the former, those that the hub has lost: their hosts send them again.
+        self._missing: set[str] = set()
         hub.start(self._write())
 
     @property
@@ -137,7 +140,8 @@ class Asking:
                 continue
             if one.request.capture_id in self._under_way:
                 # (that ends by itself: nothing comes to be here that was given up)
-                orders.setdefault(asked.agent, []).append(Order(one, asked.of))
+                heard = one.request.capture_id not in self._missing
+                orders.setdefault(asked.agent, []).append(Order(one, asked.of, heard))
             elif asked.begin_s is not None and now_s > asked.begin_s:
                 self._end(asked, "expired", "its host has not begun it in time")
             elif now_s > asked.end_s:
@@ -227,11 +231,14 @@ class Asking:
         if capture_id not in self._under_way:
             self._under_way.add(capture_id)
             self._hub.start(self._fetch(report, message))
-        elif message is not None:
+            return
+        self._missing.discard(capture_id)
+        if message is not None:
             self._told.append(message)
 
     async def _fetch(self, report: Report, message: Message | None) -> None:
-        report = await self._fetching.fetched(self._hub, self._places.traces, report, self._tell)
+        bucket, missing = self._places.traces, partial(self._missing.add, report.result.capture_id)
+        report = await self._fetching.fetched(self._hub, bucket, report, self._tell, missing)
         self._fetched.add(report.result.capture_id)
         self._reports.append((report, message, True))
         self._under_way.discard(report.result.capture_id)

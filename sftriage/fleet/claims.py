@@ -19,9 +19,10 @@ class Claims:
     def refused(self, shipment: Shipment, sent_s: float) -> str:
         """Why a message cannot be so, that was sent at ``sent_s``; "" where it can, and is taken note of."""
         agent = shipment.agent
-        newest = max((block.rows.generation for block in shipment.blocks), default=0)
+        status, blocks = shipment.status, shipment.blocks
+        newest = max((one.rows.generation for one in blocks), default=0) if status is None else status.attempt
         # (what was a rank before its host's newest start may be another host's by now)
-        infos = [info for block in shipment.blocks if block.rows.generation == newest for info in block.infos.values()]
+        infos = [info for one in blocks if one.rows.generation >= newest for info in one.infos.values()]
         ones = [Incarnation.of(shipment.boot_id, info) for info in infos]
         new = [one for one in ones if self._whose.get(one) != agent]
         ranks = frozenset(one.rank for one in new)

@@ -48,8 +48,13 @@ class Fetching:
     spool: Path
     run: RunName = NO_NAME
 
-    async def fetched(self, hub: Hub, bucket: str, report: Report, tell: Tell) -> Report:
-        """What a report of a stored capture comes to: its files are fetched and taken, or it has failed."""
+    async def fetched(
+        self, hub: Hub, bucket: str, report: Report, tell: Tell, missing: Callable[[], None] = lambda: None
+    ) -> Report:
+        """What a report of a stored capture comes to: its files are fetched and taken, or it has failed.
+
+        Progress is told, and that they are ``missing`` on the hub.
+        """
         from nats.js.errors import NotFoundError
 
         loop = asyncio.get_running_loop()
@@ -69,6 +74,7 @@ class Fetching:
                 break
             except NotFoundError as error:
                 problem, deadline_s = error, min(deadline_s, loop.time() + LOST_S)
+                missing()
             except Exception as error:
                 problem = error
                 if _is_for_good(error):

@@ -45,8 +45,6 @@ def of_agent(places: Places, agent: str) -> dict[str, Any]:
         f"$JS.API.STREAM.INFO.{want}",
         f"$JS.API.DIRECT.GET.{want}.$KV.{places.want}.{agent}",
         f"$JS.API.STREAM.INFO.{traces}",
-        # (what there is, and nothing of what is in it)
-        f"$JS.API.DIRECT.GET.{traces}.$O.{places.traces}.M.*",
         # (of what could not be sent whole)
         f"$JS.API.STREAM.PURGE.{traces}",
         f"$O.{places.traces}.C.*",

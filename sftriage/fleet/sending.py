@@ -7,9 +7,8 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sftriage.errors import CaptureError
 from sftriage.fleet.hub import Hub, Places
@@ -82,23 +81,21 @@ class Sending:
 
     async def _put(self, capture_id: str, manifest: bytes, files: dict[str, Path], transfer: Transfer) -> bool:
         """Put a capture onto the hub; False where that is to be tried again."""
-        from nats.js.errors import APIError, NotFoundError
+        from nats.js.errors import APIError
 
         if self._hub.connected_s is None:
             return False
+        bucket, sent = self._places.traces, []
         try:
-            traces = await _outgoing(self._hub.js, self._places.traces)
-            with contextlib.suppress(NotFoundError):
-                # (told again, and there still)
-                await traces.get_info(f"{capture_id}/")
-                return True
+            traces = await _outgoing(self._hub.js, bucket)
             if files:
                 most_bytes = (await traces.status()).stream_info.config.max_bytes or -1
                 if most_bytes >= 0:
                     _check_room(sum(path.stat().st_size for path in files.values()), most_bytes - SLACK_BYTES)
             for name, path in files.items():
                 with path.open("rb") as file:
-                    await asyncio.wait_for(traces.put(f"{capture_id}/{name}", transfer.reading(file)), OBJECT_S)
+                    whole = traces.put(f"{capture_id}/{name}", transfer.reading(file))
+                    sent.append(await asyncio.wait_for(whole, OBJECT_S))
             await traces.put(f"{capture_id}/", manifest)
         except CaptureError:
             raise
@@ -106,9 +103,9 @@ class Sending:
             if isinstance(error, APIError) and error.err_code == FULL:
                 transfer.say("waiting for room on the hub, which is full of other traces")
                 # (of two that are there in part, neither would ever find room for the rest)
-                for name in files:
+                for info in sent:
                     with contextlib.suppress(Exception):
-                        await traces.delete(f"{capture_id}/{name}")
+                        await self._hub.js.purge_stream(f"OBJ_{bucket}", subject=f"$O.{bucket}.C.{info.nuid}")
                 return False
             if isinstance(error, APIError) and error.code != 404 and (error.code or 500) < 500:
                 raise
@@ -123,9 +120,16 @@ class Sending:
 
 
 async def _outgoing(js: JetStreamContext, bucket: str) -> ObjectStore:
-    """The bucket of traces for whom it is one way: what is in it an agent may know of, and not read."""
-    js.get_last_msg = partial(js.get_last_msg, direct=True)  # type: ignore[method-assign]  # which names what is read
-    return await js.object_store(bucket)
+    """The bucket of traces for whom it is one way: nothing in it may be read by an agent, nor has to be."""
+    from nats.js.errors import ObjectNotFoundError
+    from nats.js.object_store import ObjectStore
+
+    class Outgoing(ObjectStore):
+        async def get_info(self, *_: Any) -> Any:
+            raise ObjectNotFoundError
+
+    await js.stream_info(f"OBJ_{bucket}")
+    return Outgoing(bucket, f"OBJ_{bucket}", js)
 
 
 def _check_room(size_bytes: int, most_bytes: int) -> None:

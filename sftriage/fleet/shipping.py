@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -158,7 +158,7 @@ class HostEnd:
         if orders is not None:
             wanted = [self._wanted(one.wanted, one.of) for one in orders.captures]
             self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
-            self._tell_again({one.wanted.request.capture_id for one in orders.captures})
+            self._tell_again({one.wanted.request.capture_id: one.heard for one in orders.captures})
         for report in self._agent.reports():
             self._tell(report)
         if self._gpu_asks and (found := self._agent.gpus(self._gpu_asks[0][0])) is not None:
@@ -206,11 +206,14 @@ class HostEnd:
             self._told[report.result.capture_id] = report, time.monotonic()
         self._reports.append(report)
 
-    def _tell_again(self, wanted: set[str]) -> None:
+    def _tell_again(self, wanted: Mapping[str, bool]) -> None:
+        """Tell what has become of captures that are wanted still, unless that was heard."""
         for capture_id, (report, told_s) in list(self._told.items()):
             if capture_id not in wanted:
                 del self._told[capture_id]
-            elif time.monotonic() > told_s + TELL_AGAIN_S and report not in self._reports:
+            elif wanted[capture_id] or report in self._reports:
+                continue
+            elif time.monotonic() > told_s + TELL_AGAIN_S:
                 del self._told[capture_id]
                 self._tell(report)
 
@@ -235,11 +238,12 @@ class HostEnd:
         reports = tuple(self._reports.popleft() for _ in range(min(len(self._reports), MAX_REPORTS)))
         counts = self._agent.telemetry
         counts = replace(counts, problems=dict(counts.problems))
-        alone = Shipment(self._token, self._boot_id, self._process, counts=counts)
+        # (by what its ranks are doing it is known which start is the newest)
+        status = self._agent.statuses()
+        alone = Shipment(self._token, self._boot_id, self._process, status=status, counts=counts)
         last = replace(
             alone,
             blocks=tuple(blocks[-1:]),
-            status=self._agent.statuses(),
             reports=reports,
             over=over and not self._reports,
         )

@@ -109,10 +109,14 @@ class Shipment:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A capture that is wanted, of this process of its rank; of whichever there is, where it is None."""
+    """A capture that is wanted, of this process of its rank; of whichever there is, where it is None.
+
+    That it is stored may have been ``heard``, and need not be told again.
+    """
 
     wanted: WantedCapture
     of: Incarnation | None = None
+    heard: bool = False
 
 
 @dataclass(frozen=True, slots=True)

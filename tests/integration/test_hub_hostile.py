@@ -18,7 +18,8 @@ from sftriage.fleet.fetching import Fetching, taker
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import make_places, taken_up
 from sftriage.fleet.shipping import HostEnd
-from sftriage.fleet.wire import VERSION, Orders, decode_orders, encode
+from sftriage.fleet.speaking import Speaker
+from sftriage.fleet.wire import VERSION, Orders, RunName, decode_orders, encode
 from sftriage.records import CaptureResult, Report
 from sftriage.runs.recordings import load_recording
 from sftriage.runtime.hub_server import HubServer, make_secret
@@ -108,9 +109,9 @@ def test_a_trace_that_is_not_what_it_says_is_refused(hub, tmp_path, lie):
 
     hub.call(put(), LONG_S)
     # WHEN it is fetched
-    fetching = Fetching(taker(store, "run-1"), spool)
+    fetching = Fetching(taker(store, RunName("job", "run-1")), spool)
     report = Report(CaptureResult("c-1", 3, "stored"))
-    found = hub.call(fetching.fetched(hub, PLACES.traces, report), LONG_S)
+    found = hub.call(fetching.fetched(hub, PLACES.traces, report, lambda _: None), LONG_S)
     # THEN it is no capture of the run, for that reason, and nothing of it is left
     assert found.result.state == "failed"
     assert why in found.result.detail
@@ -201,7 +202,7 @@ def test_releases_that_are_one_version_apart_work_and_others_say_so(tmp_path, en
 
 def test_an_agent_says_once_that_its_controller_is_of_another_release(hub, tmp_path, caplog):
     # GIVEN an agent, and a controller whose messages are of other versions
-    end = HostEnd(None, hub, PLACES, "node-a", "boot", tmp_path / "begun", None)
+    end = HostEnd(None, hub, PLACES, "node-a", "boot", "1", tmp_path / "begun", None, Speaker(tmp_path / "speaker"))
     whole = encode(Orders(7, agent="node-a"))
     for version in (VERSION + 2, VERSION - 1, VERSION + 2, 255):
         hub.call(end._heard(SimpleNamespace(data=whole[:3] + bytes([version]) + whole[4:])), LONG_S)
@@ -238,7 +239,7 @@ def test_what_the_client_cannot_read_ends_nothing(hub, caplog):
             answers += raw.recv(4096) or pytest.fail(f"it has hung up: {answers}")
 
     async def read():
-        consumer, found = await taken_up(hub, PLACES), []
+        consumer, found = await taken_up(hub, PLACES, 1), []
         while found.count(b"whole") < len(POISON):
             with contextlib.suppress(nats.errors.TimeoutError):
                 found += [message.data for message in await consumer.fetch(50, 0.5)]

@@ -9,12 +9,15 @@ import threading
 
 import pytest
 
+from sftriage.fleet.fetching import Fetching
 from sftriage.fleet.generations import Generations
 from sftriage.fleet.hub import Hub, HubAddress, Places
 from sftriage.fleet.leading import Leader, Lease, make_places
 from sftriage.fleet.over_nats import NatsFleet
 from sftriage.fleet.wire import Shipment, encode
 from sftriage.runtime.hub_server import HubServer, make_secret
+from sftriage.runtime.kept_rows import KeptRows
+from sftriage.traces.disk import Disk
 from tests.integration.processes import wait_until
 
 pytest.importorskip("nats", reason="many hosts want the extra `nats`")
@@ -91,8 +94,9 @@ class Told:
         hub.call(hub.connect(), 20.0)
         lease = Lease(hub, PLACES, Leader("run-1", "here", 1))
         hub.call(make_places(hub, PLACES, "run-1"), 20.0)
-        note, keep, take = (lambda *_: None for _ in range(3))
-        return hub, lease, NatsFleet(hub, PLACES, lease, Generations(), note, keep, take, self.directory)
+        keep = KeptRows(self.directory / "steps", None, Disk())
+        fetching = Fetching(lambda *_: 0, self.directory)
+        return hub, lease, NatsFleet(hub, PLACES, lease, Generations(), lambda _: None, keep, fetching)
 
     def tell(self, number):
         """The agent tells so many messages, each until it is certain that the hub has it."""
