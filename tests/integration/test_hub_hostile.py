@@ -209,7 +209,7 @@ def test_an_agent_says_once_that_its_controller_is_of_another_release(hub, tmp_p
     # THEN it takes what is one apart, and says of the others once, in a line, what is wrong
     assert end._orders == decode_orders(whole)
     apart = f"messages of version {VERSION + 2}, where this sftriage ({__version__}) reads version {VERSION}"
-    assert caplog.messages == [f"what the controller wants cannot be read: {apart}"]
+    assert caplog.messages == [f"host node-a: what the controller wants cannot be read: {apart}"]
     # AND what is another agent's it does not take
     hub.call(end._heard(SimpleNamespace(data=encode(Orders(9, agent="node-b")))), LONG_S)
     assert end._orders.epoch == 7
