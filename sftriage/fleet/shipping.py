@@ -113,6 +113,7 @@ class HostEnd:
         self._said: set[str] = set()
         # Captures that are not begun, for that could not be noted; what was told of those that have ended, and when.
         self._refused: set[str] = set()
+        self._has_read = False
         self._told: dict[str, tuple[Report, float]] = {}
         # From when on the host's part of the job is over, and whether that was told.
         self._over_s, self._told_over = float("inf"), False
@@ -155,7 +156,8 @@ class HostEnd:
     def turn(self) -> None:
         """Do what is wanted, hear what has become of it, and fill the outbox once that is empty and it is time."""
         orders = self._orders
-        if orders is not None:
+        # (before that it is not known which ranks are there)
+        if orders is not None and self._has_read:
             wanted = [self._wanted(one.wanted, one.of) for one in orders.captures]
             self._agent.want([one for one in wanted if one.request.capture_id not in self._refused])
             self._tell_again({one.wanted.request.capture_id: one.heard for one in orders.captures})
@@ -222,7 +224,7 @@ class HostEnd:
         grace_s = LAST_ANSWER_S if self._orders is not None and self._orders.captures else 0.0
         over = time.monotonic() >= self._over_s + grace_s and not self._sending
         infos: dict[int, dict[int, RingInfo]] = {}
-        found = self._agent.rows()
+        found, self._has_read = self._agent.rows(), True
         for info in self._agent.rings:
             infos.setdefault(info.attempt, {})[info.rank] = info
         newest = max(infos, default=0)

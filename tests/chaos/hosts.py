@@ -10,18 +10,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.integration.namespaces import BOTH, TwoHosts
+from tests.integration.namespaces import BOTH, Hosts
 from tests.needs import GCC
 
 MONOTONIC_APART_S, WALL_APART_S = 10 * 86400, 300
 START_S = 20.0
 
 
-class ApartHosts(TwoHosts):
+class ApartHosts(Hosts):
     """Host 1 booted ten days before host 0, and its wall clock is minutes ahead, where that can be built."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__()
+        super().__init__(2)
         self._clock = directory / "wall_clock.so"
         self.wall_apart_s = (0, WALL_APART_S if GCC else 0)
         self._holders: list[subprocess.Popen] = []
@@ -60,7 +60,7 @@ class ApartHosts(TwoHosts):
 
     def left(self) -> list[int]:
         """Processes that are still there, beside those that hold the hosts."""
-        of_holders = {str(one.pid) for one in self._holders} | {words[2] for words in self._inside}
+        of_holders = {str(one.pid) for one in (*self.inits, *self._holders)} | {words[2] for words in self._inside}
         found = set[str]()
         for name in self.names:
             found |= set(subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split())

@@ -109,10 +109,11 @@ class Job:
         ids = dict.fromkeys(one.result.capture_id for one in events)
         return {each: [one.result for one in events if one.result.capture_id == each] for each in ids}
 
-    def ask(self, start, rank):
-        """Ask for a capture that lasts; its id once it is under way."""
+    def ask(self, rank):
+        """Ask for a capture that lasts, on the head; its id once it is under way."""
         about = ["--rank", rank, "--profiler", "stacks", "--steps", 1000, "--reason", "asked for"]
-        start("capture", "--run", self.run, *about)
+        command = [sys.executable, "-m", "sftriage", "capture", "--run", self.run, *about]
+        self.hosts.start(self.head, command, self.environment, self.directory / "said-capture")
         wait_until(lambda: any(one[-1].state == "running" for one in self.captures.values()))
         return next(reversed(self.captures))
 
@@ -191,7 +192,7 @@ def test_a_trainer_that_dies_is_another_generation_for_all_ranks(tmp_path, envir
         job = Job(hosts, tmp_path, environment)
         job.start(A, B)
         job.judged(0)
-        asked = job.ask(start, 1)
+        asked = job.ask(1)
         # WHEN the trainer of the second host dies, and torchrun starts all of them again
         job.say("die-node-b")
         job.judged(1)
@@ -229,7 +230,7 @@ def test_a_node_is_replaced_and_the_ranks_are_numbered_anew(tmp_path, environmen
         job.start(B, C)
         wait_until(lambda: job.starts and len(job.starts[-1]) == 2)
         job.judged(len(job.starts) - 1)
-        asked = job.ask(start, 1)
+        asked = job.ask(1)
         # WHEN that host is killed, with its agent
         job.say("leave")
         hosts.kill(C)

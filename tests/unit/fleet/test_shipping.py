@@ -54,6 +54,7 @@ class Ended(HostEnd):
         about = Places("job"), "node-b", "boot", "1", directory / "begun"
         super().__init__(self.agent, Nowhere(), *about, None, Speaker(directory / "speaker"))
         self._outbox.append(b"not sent yet")
+        self._has_read = True
         self.orders((Order(WANTED),))
 
     def orders(self, captures):
