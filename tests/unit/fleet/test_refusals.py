@@ -20,7 +20,7 @@ def test_a_flood_of_names_is_counted_and_said_a_few_times(caplog):
 
 def told(agent, ranks, attempt=0, **changes):
     """A message of an agent that has these ranks."""
-    return replace(shipment(block(ranks, attempt=attempt), status=status(ranks, **changes)), agent=agent)
+    return replace(shipment(block(ranks, attempt=attempt), status=status(ranks, attempt, **changes)), agent=agent)
 
 
 def test_a_rank_that_one_host_has_is_no_other_hosts():
