@@ -1,4 +1,5 @@
-# `make demo` shows what sftriage does; `make test` runs the tests; `make check` is what CI checks besides.
+# `make demo` shows what sftriage does; `make test` runs the tests; `make check` and `make test-hosts` are what CI runs
+# besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -7,7 +8,10 @@ CHAOS ?=
 # In several processes (tests/conftest.py says what shares one): tests of real jobs mostly wait.
 PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
 
-.PHONY: demo test test-deps gpu-check soak unit openers check lint types imports clean
+# Jobs on many hosts: namespaces, NATS servers, SLURM.
+HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py elastic.py slurm.py chaos.py fleet_bench.py))
+
+.PHONY: demo test test-hosts test-deps gpu-check soak unit openers check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -15,7 +19,10 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 tests/integration tests/unit $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS)) $(ARGS)
+
+test-hosts: $(VENV)/.dev
+	$(PYTEST) -n 3 $(HOSTS) $(ARGS)
 
 unit: $(VENV)/.dev
 	$(PYTEST) -n 2 tests/unit $(ARGS)
