@@ -122,7 +122,8 @@ class Monitor(Calls):
         if device_time is None:
             device_time = os.environ.get(DEVICE_ENV) != "0"
         if info is not None and directory:
-            traces = Path(spool or os.environ.get(SPOOL_ENV) or Path(directory, SPOOL)).absolute()
+            named = spool or os.environ.get(SPOOL_ENV)
+            traces = Path(named).absolute() if named else None
             self._recording = _open(Path(directory), info, slots, traces, device_time)
         self._stages: Mapping[str, AbstractContextManager[None]] = dict.fromkeys(schema.stages, _NOTHING)
         self._step: AbstractContextManager[None] = _NOTHING
@@ -305,12 +306,14 @@ class _GivenStep:
         self._recording.end(kind is not None)
 
 
-def _open(directory: Path, info: RingInfo, slots: int, spool: Path, device_time: bool) -> Recording | None:
+def _open(directory: Path, info: RingInfo, slots: int, spool: Path | None, device_time: bool) -> Recording | None:
     """The recording of this rank, or None, with a warning, where the environment does not allow one."""
     try:
         ring = claim(directory, info, slots)
         try:
-            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, spool)
+            # (where none is named, an agent may come and leave word of one)
+            left = directory.absolute() / SPOOL if spool is None else None
+            hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, spool or left, left=left)
             return Recording(ring, hook, device_time=device_time)
         except BaseException:
             # Nobody is to wait for a rank that does not record.

@@ -76,10 +76,19 @@ class CaptureExecutor:
     It closes the mailbox. Without a ``spool``, the directory for traces, every request for one is refused.
     """
 
-    def __init__(self, mailbox: Mailbox, info: RingInfo, spool: Path | None, guard: ProfilerGuard = GUARD) -> None:
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        info: RingInfo,
+        spool: Path | None,
+        guard: ProfilerGuard = GUARD,
+        *,
+        left: Path | None = None,
+    ) -> None:
         self._mailbox = mailbox
         self._info = info
-        self._spool = spool
+        # (and what may be none yet, where nobody has named it)
+        self._spool, self._left = spool, left
         self._guard = guard
         self._state: State = "idle"
         self._capture: _Capture | None = None
@@ -217,7 +226,7 @@ class CaptureExecutor:
             # Importing torch would take seconds, and nobody asked for it.
             if not stacks and "torch" not in sys.modules:
                 return "torch is not imported in this process"
-            if self._spool is None or not self._spool.is_dir():
+            if self._spool is None or (self._left is not None and not self._left.is_dir()):
                 return "no spool directory is set (SFTRIAGE_SPOOL)"
         return "cancelled" if self._mailbox.cancelled else None if stacks else self._guard.busy()
 
