@@ -158,6 +158,7 @@ def controller(
         try:
             # (whoever ends a job ends its hosts too, in the same moment)
             signal.signal(signal.SIGTERM, lambda *_: watched.end_soon())
+            signal.signal(signal.SIGUSR1, signal.default_int_handler)
             watched.watch(reporter.say)
         except KeyboardInterrupt:
             if server is not None and "SLURM_JOB_ID" in os.environ:

@@ -183,9 +183,9 @@ def end(process: subprocess.Popen[bytes], patience_s: float) -> None:
             process.wait()
 
 
-def die_with_parent() -> None:
-    """In a child: end when who started it does, however that ends."""
-    _PRCTL(_PR_SET_PDEATHSIG, signal.SIGTERM)
+def die_with_parent(signum: int = signal.SIGTERM) -> None:
+    """In a child: be told to end when who started it does, however that ends."""
+    _PRCTL(_PR_SET_PDEATHSIG, signum)
 
 
 def listens_on(host: str) -> str:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 
 from sftriage.errors import UsageError
@@ -279,9 +280,9 @@ class HostRun:
         command = [sys.executable, "-m", "sftriage", "controller", "--job-id", options.job_id]
         command += [*options.arguments(), "--job", self._job, "--out", str(directory), *controlling]
         # Ctrl-C is the job's, which ends by it; what watches it sees that to its end.
-        self._controller = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=die_with_parent
-        )
+        # Without us it lets go at once, for whoever goes on; who ends the job tells it by another signal.
+        alone = partial(die_with_parent, signal.SIGUSR1)
+        self._controller = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=alone)
         self._held.callback(end, self._controller, END_S)
 
 

@@ -178,7 +178,7 @@ def test_what_slurm_ends_leaves_a_record_and_nothing_else_and_what_it_starts_aga
     wait_until(lambda: cluster.ended(cancelled) and cluster.about(again)["JobState"] == "PENDING")
     # THEN nothing is left of them but what was found, which can be read
     for job in (again, cancelled):
-        assert not left(cluster, job, runs), said(tmp_path, cancelled)
+        wait_until(lambda job=job: not left(cluster, job, runs))
         assert len(entries(runs / job / "decisions.jsonl", "window")) == len(verdicts(runs / job)) > 0
         shown = cluster.run(0, "sftriage", "decisions", "--run", runs / job, "--json", cwd=tmp_path)
         assert shown.returncode == 0, shown.stderr
