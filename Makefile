@@ -1,5 +1,5 @@
-# `make demo` shows what sftriage does; `make test` runs the tests; `make check` and `make test-hosts` are what CI runs
-# besides.
+# `make demo` shows what sftriage does; `make test` runs the tests, and `make test-hosts` those of many hosts; `make check`
+# is what CI checks besides.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
