@@ -53,7 +53,7 @@ class Host:
     # The rings by the host's own count of starts, and the newest rows, for what they say of the ranks.
     rings: dict[int, dict[int, RingInfo]] = field(default_factory=dict)
     newest: Block | None = None
-    counts: dict[str, ReadCounts] = field(default_factory=dict)
+    counts: ReadCounts = field(default_factory=ReadCounts)
     over: bool = False
     silent: bool = False
     waiting: deque[Message] = field(default_factory=deque)
@@ -68,13 +68,13 @@ class Host:
         if shipment.process != self.process:
             # It reads the rings again from their beginning, or others, whose starts are counted anew.
             self.newest, self.status, self._left, self.ahead_s = None, None, (), float("inf")
-            self.counts.clear()
+            self.counts = ReadCounts()
         self.seen_s, self.boot_id, self.process = at_s, shipment.boot_id, shipment.process
         self.rings_id = shipment.rings_id
         self.over, self.silent = shipment.over, False
         self.ahead_s, self.sent_s = _ahead_s(self, shipment, sent_s), sent_s
         if shipment.blocks or shipment.status is not None:
-            self.counts[shipment.process] = shipment.counts
+            self.counts = shipment.counts
         if shipment.status is not None:
             self.status, self.status_s = shipment.status, at_s
             self._left = tuple(one.rank for one in shipment.status.ranks if one.closed or one.alive is False)

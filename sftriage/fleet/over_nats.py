@@ -166,15 +166,11 @@ class NatsFleet:
 
     def telemetry(self) -> ReadCounts:
         """See `Fleet`."""
-        counts = [count for host in self._hosts.values() for count in host.counts.values()]
         problems = {
-            f"{agent}: {what}": how
-            for agent, host in self._hosts.items()
-            for count in host.counts.values()
-            for what, how in count.problems.items()
+            f"{agent}: {what}": how for agent, host in self._hosts.items() for what, how in host.counts.problems.items()
         }
-        problems |= self._refusals.problems
-        return ReadCounts(self._once.steps, self._once.missed, sum(one.torn for one in counts), problems)
+        torn = sum(host.counts.torn for host in self._hosts.values())
+        return ReadCounts(self._once.steps, self._once.missed, torn, {**problems, **self._refusals.problems})
 
     def gpus(self, ranks: Sequence[int]) -> GpuFindings | None:
         """See `Fleet`. A host that does not answer is one whose drivers say nothing."""

@@ -138,6 +138,24 @@ def test_what_is_stored_and_on_its_way_here_is_not_given_up(asked):
     assert asked.ordered("node-b") == ["c-1"]
 
 
+def test_a_host_is_told_that_what_it_stored_was_heard_of_unless_the_hub_has_lost_it(asked):
+    def heard():
+        asked.turn()
+        return [one.heard for one in decode_orders(asked._to_write["node-b"][1]).captures]
+
+    assert heard() == [False]
+    asked.says("stored")
+    asked.turn()
+    # GIVEN a capture that is on its way here THEN it need not be told again
+    assert heard() == [True]
+    # WHEN the hub turns out to have nothing of it THEN it is to be, until it has been
+    asked._missing.add("c-1")
+    assert heard() == [False]
+    asked.says("stored")
+    asked.turn()
+    assert heard() == [True]
+
+
 def test_what_has_not_ended_when_the_job_does_on_its_host_has_failed(asked):
     asked.turn()
     # GIVEN a report that has come, and waits for the steps before it

@@ -113,3 +113,28 @@ def test_what_has_become_of_a_capture_is_told_until_nobody_wants_it_any_more(tmp
     end.orders(())
     now_s[0] += shipping.TELL_AGAIN_S + 0.1
     assert end.turns(3) == []
+
+
+def test_what_was_heard_of_is_not_told_again_for_as_long_as_it_is(tmp_path, now_s):
+    # GIVEN a capture whose end was told, and heard of
+    end = Ended(tmp_path)
+    end.agent.said = [Report(CaptureResult("c-1", 3, "failed", "busy"))]
+    assert end.turns() == [("failed", "busy")]
+    end.orders((Order(WANTED, heard=True),))
+    now_s[0] += shipping.TELL_AGAIN_S + 0.1
+    assert end.turns(3) == []
+    # WHEN it turns out that it was lost after all
+    end.orders((Order(WANTED),))
+    assert end.turns(3) == [("failed", "busy")]
+
+
+def test_nothing_is_begun_before_it_is_known_which_ranks_are_there(tmp_path):
+    # GIVEN an agent that has just been started, and has read no ring
+    end = Ended(tmp_path)
+    end._has_read = False
+    end.turns()
+    assert end.agent.wanted == []
+    # WHEN it has THEN what is wanted is begun
+    end._has_read = True
+    end.turns()
+    assert end.agent.wanted == ["c-1"]
