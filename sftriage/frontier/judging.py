@@ -12,7 +12,7 @@ from sftriage.frontier.regression import advanced
 from sftriage.frontier.settings import Settings
 from sftriage.frontier.system import with_system
 from sftriage.frontier.verdicts import assess_times, coverage_of
-from sftriage.records import Regression, Verdict, Window
+from sftriage.records import Regression, Suspect, Verdict, Window
 
 
 def assess(window: Window, past: Past, settings: Settings) -> tuple[Verdict, WindowEvidence | None]:
@@ -44,14 +44,14 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     if evidence is None:
         known = before.own_best.told(0, window.last_step + 1)
         return against_itself(verdict, known, {}, window), past
-    verdict = with_system(verdict, window, settings)
+    named = verdict.suspects[0] if verdict.label == "suspect" else None
+    verdict = with_system(replace(verdict, suspects=tuple(map(_by_rank, verdict.suspects))), window, settings)
     own_best = advanced(before.own_best, evidence.measures, settings)
     slower = own_best.told(window.first_step, before.own_best.next_step)
     baseline = before.baseline
     # Ranks that are late leave the level as it is; one that all have become slower by is no healthy one.
     if slower is None or slower.scope == "some" or slower.until_step is not None:
         baseline = learned(baseline, verdict, evidence.regime, evidence.like.typical)
-    named = verdict.suspects[0] if verdict.label == "suspect" else None
     if "self_inflicted" in verdict.reasons:
         named = before.named
     own = evidence.after.own
@@ -61,6 +61,13 @@ def judge(window: Window, past: Past | None, settings: Settings) -> tuple[Verdic
     after = replace(evidence.after, own_best=own_best, baseline=baseline, own=own, named=named)
     verdict = against_itself(verdict, slower, own_best.numbers(window.first_step, settings), window)
     return verdict, replace(past, device=after) if on_device else after
+
+
+def _by_rank(suspect: Suspect) -> Suspect:
+    """A cohort of one rank (a pipeline without replicas) is that rank, which only its own past is a measure of."""
+    if suspect.scope != "cohort" or len(suspect.ranks) > 1:
+        return suspect
+    return replace(suspect, scope="rank", rank=suspect.ranks[0], cohort=None)
 
 
 UNDECIDED = frozenset({"low_coverage", "self_inflicted", "mixed_roles"})

@@ -72,6 +72,8 @@ def _over(window: Window, trigger: Trigger) -> FloatArray | None:
     if trigger.stage is not None and trigger.stage not in stages:
         return None
     roles = roles_of(window)
+    if not set(roles.role_R[ranks]) & set(np.delete(roles.role_R, ranks)):
+        return None
     walks, complete_N = walked(window, roles.some_X)
     replays = replay(walks, roles, len(stages))
     over_NXS = np.sum([one.over_NXS(ranks, roles, len(complete_N)) for one in replays], axis=0)

@@ -259,8 +259,10 @@ class AutomaticMonitor(Monitor):
     ``give_way`` is called when the script makes one after all; it has to close this one.
     """
 
-    def __init__(self, stages: Sequence[str], sync: Sequence[str], *, give_way: Callable[[], None]) -> None:
-        super().__init__(stages, sync)
+    def __init__(
+        self, stages: Sequence[str], sync: Sequence[str], cohort: str | None = None, *, give_way: Callable[[], None]
+    ) -> None:
+        super().__init__(stages, sync, cohort=cohort)
         self.give_way = give_way
 
     def _make_way(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -13,14 +12,17 @@ _COMPILED = "OptimizedModule"
 _GRAPH = "GraphModule"
 
 
-def outermost(parameters: set[int]) -> list[Any]:
-    """The modules that hold any of these parameters (by id) and are part of no other module.
+def living(kinds: tuple[type, ...]) -> list[Any]:
+    """The objects of these types: of all that the garbage collector knows, so that this is to be asked once.
 
-    It looks through all objects that the garbage collector knows, once: a hook on all modules would be in every
-    submodule's way, have torch warn where a model is compiled, and have it compiled again when it goes.
+    A hook on all modules would be in every submodule's way, have torch warn where a model is compiled, and have it
+    compiled again when it goes.
     """
-    base = sys.modules["torch"].nn.Module
-    modules = [one for one in gc.get_objects() if issubclass(type(one), base)]
+    return [one for one in gc.get_objects() if issubclass(type(one), kinds)]
+
+
+def outermost(modules: list[Any], parameters: set[int]) -> list[Any]:
+    """Those modules that hold any of these parameters (by id) and are part of no other one."""
     parts = {id(part) for module in modules for part in children(module)}
     tops = [one for one in modules if id(one) not in parts and holds(one, parameters)]
     # What the compiler has made of a model holds its parameters too.
@@ -46,7 +48,7 @@ def wrapped(module: Any) -> Any:
 
 
 def exchanged_in(models: Iterable[Any], *, clipping: bool) -> tuple[str, ...]:
-    """The stages that end only when every rank has taken part; ``clipping`` says that gradients are, across ranks."""
+    """The stages in which torch has every rank take part; ``clipping`` says that gradients are clipped across ranks."""
     parts = [part for model in models for part in model.modules()]
     if any(_is(part, name) for part in parts for name in _FSDP) or any(map(_sharded, parts)):
         return ("forward", "backward", "optimizer") if clipping else ("forward", "backward")

@@ -5,6 +5,8 @@ data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
 forward      a hook on each outermost model that is trained: on itself, not on its parts
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
 ready        what `Monitor.watch` does, under DDP
+exchange     collectives of torch.distributed that are called outside all of these, and the waits of a pipeline: a stage
+             where neither DDP nor FSDP exchanges for the ranks
 optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
 evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
 checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of that step
@@ -26,9 +28,9 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.seams import models
+from sftriage.seams import models, parallel
 from sftriage.seams.hooks import Model
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, STAGES, Steps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, STAGES_WITH_EXCHANGE, Steps
 
 if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
-NAMES = ("data", "forward", "backward", "ready", "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
+NAMES = ("data", "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
@@ -52,6 +54,7 @@ class Seams:
         on: names of the others.
         fired: how often each seam that is no stage was seen at work.
         sync: the stages that wait for other ranks, once that is known.
+        cohort: the ranks that do the same work as this one, once that is known; "" where all do.
         trained: the types of the models that are trained, once they are known.
         failed: why seams were switched off.
     """
@@ -60,6 +63,7 @@ class Seams:
         self.on = set(NAMES) - off
         self.fired = dict.fromkeys(NAMES, 0)
         self.sync: tuple[str, ...] = ()
+        self.cohort = ""
         self.trained: tuple[str, ...] = ()
         self.failed: dict[str, str] = {}
         self.steps = Steps(self._begin, self._step_ends)
@@ -71,6 +75,8 @@ class Seams:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models: list[Model] = []
         self._clips_across_ranks = False
+        self._pipelined = False
+        self._collectives: list[Callable[[], object]] = []
         self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
@@ -79,6 +85,7 @@ class Seams:
             ("optimizer", self._optimizer),
             ("backward", self._backward),
             ("data", self._data),
+            (EXCHANGE, self._exchange),
             (CHECKPOINT, self._checkpoint),
         ):
             if name in self.on:
@@ -108,6 +115,14 @@ class Seams:
             self.on.discard(name)
             self.failed[name] = repr(error)
             warn("the seam %s is switched off here: %r", name, error)
+
+    def pipelines(self) -> None:
+        """torch.distributed.pipelining has been imported."""
+        if EXCHANGE in self.on:
+            with self.guarded(EXCHANGE):
+                schedules = sys.modules[parallel.PIPELINING]
+                self._wrap(schedules, parallel.PIPELINE_WAIT, self._exchanging)
+                self._pipelined = True
 
     def checkpoints(self) -> None:
         """torch.distributed.checkpoint has been imported."""
@@ -190,6 +205,25 @@ class Seams:
         self._wrap(loader.DataLoader, "__iter__", self._staging("data"))
         self._wrap(loader._BaseDataLoaderIter, "__next__", self._staging("data"))
 
+    def _exchange(self) -> None:
+        """Its functions lie in two modules. They are wrapped until it is known that torch exchanges for the ranks."""
+        c10d = sys.modules.get(parallel.C10D)
+        before = len(self._undo)
+        for name in parallel.COLLECTIVES if c10d is not None else ():
+            original = getattr(c10d, name, None)
+            if original is not None:
+                self._wrap(c10d, name, self._exchanging)
+                if getattr(self._torch.distributed, name, None) is original:
+                    self._set(self._torch.distributed, name, getattr(c10d, name))
+        self._collectives = self._undo[before:]
+
+    def _exchanging(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def begins(*_: object) -> bool:
+            # (what is inside another stage is that stage's)
+            return not self.steps.opened and self.steps.enter(EXCHANGE)
+
+        return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+
     def _checkpoint(self) -> None:
         self._wrap(self._torch, "save", self._noting(CHECKPOINT))
 
@@ -268,14 +302,11 @@ class Seams:
             if recorder.made_by_hand():
                 self.stop()
                 return None
-            found = self._outermost()
-            self.trained = tuple(type(one).__name__ for one in found)
+            found = self._looked_at()
             self._hook(found)
-            self.sync = tuple(
-                one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
-            )
             self._compiled = self._compilations()
-            monitor = recorder.AutomaticMonitor(STAGES, self.sync, give_way=self.stop)
+            cohort = None if os.environ.get(recorder.COHORT_ENV) else self.cohort
+            monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, cohort, give_way=self.stop)
             if not monitor.active:
                 self.stop()
                 return None
@@ -291,11 +322,31 @@ class Seams:
                 monitor.close()
             return None
 
-    def _outermost(self) -> list[Any]:
+    def _looked_at(self) -> list[Any]:
+        """The outermost models that are trained; with them is known where ranks wait, and which do the same work."""
         optimizers = [made for reference in self._optimizers.values() if (made := reference()) is not None]
         self._optimizers.clear()
         trained = {id(one) for made in optimizers for group in made.param_groups for one in group["params"]}
-        return models.outermost(trained)
+        module, parts = self._torch.nn.Module, parallel.kinds()
+        living = models.living((module, *parts))
+        found = models.outermost([one for one in living if isinstance(one, module)], trained)
+        self.trained = tuple(type(one).__name__ for one in found)
+        sync = set(models.exchanged_in(found, clipping=self._clips_across_ranks))
+        by_themselves = parallel.many_ranks() and (self._pipelined or not sync) and self.steps.entered[EXCHANGE] > 0
+        if by_themselves:
+            sync.add(EXCHANGE)
+            self.steps.stages = STAGES_WITH_EXCHANGE
+        else:
+            for undo in self._collectives:
+                undo()
+        self.sync = tuple(one for one in self.steps.stages if one in sync & self.on)
+        if parallel.many_ranks():
+            with self.guarded(EXCHANGE):
+                at = parallel.coordinates_of([one for one in living if isinstance(one, parts)])
+                self.cohort = parallel.cohort_of(at, loads=self.steps.entered["data"] > 0)
+                if by_themselves and "pp" not in at and sync == {EXCHANGE}:
+                    self.cohort = parallel.model_cohort(found)
+        return found
 
     def _hook(self, found: list[Any]) -> None:
         """Have these models say when they are called."""
@@ -379,7 +430,7 @@ def imported(name: str) -> None:
 
                 tell(_installed, Path(directory))
     elif _installed is not None:
-        _installed.checkpoints()
+        (_installed.pipelines if name == parallel.PIPELINING else _installed.checkpoints)()
 
 
 def switched_off(text: str) -> frozenset[str]:

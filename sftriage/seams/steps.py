@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
 STAGES = ("data", "forward", "backward", "optimizer")
+EXCHANGE = "exchange"
+"""A stage that only those jobs have whose ranks exchange by themselves."""
+STAGES_WITH_EXCHANGE = (*STAGES[:3], EXCHANGE, *STAGES[3:])
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
 IN_BACKWARD = 0
 """Stands for all optimizers that step while gradients are accumulated: no object has this id."""
@@ -64,6 +67,7 @@ class Steps:
 
     Attributes:
         monitor: records the steps, from the second round on.
+        stages: those that the monitor records.
         opened: stages that are open, outermost first.
         entered: how often each stage was entered.
         rounds: steps that have ended.
@@ -72,7 +76,8 @@ class Steps:
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
         self.monitor: Monitor | None = None
         self.opened: list[str] = []
-        self.entered = dict.fromkeys(STAGES, 0)
+        self.stages = STAGES
+        self.entered = dict.fromkeys(STAGES_WITH_EXCHANGE, 0)
         self.rounds = 0
         self._begin, self._ends = begin, ends
         self._thread = 0
@@ -170,7 +175,7 @@ class Steps:
             if monitor is None:
                 return
             self.monitor, self._step = monitor, monitor.step()
-            self._spans = {stage: monitor.stage(stage) for stage in STAGES}
+            self._spans = {stage: monitor.stage(stage) for stage in self.stages}
             monitor.step(FIRST_STEP).__enter__()
         else:
             self._ends()
