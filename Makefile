@@ -11,7 +11,10 @@ PYTEST := $(BIN)/python -m pytest --no-loadscope-reorder --durations 20
 # Jobs on many hosts: namespaces, NATS servers, SLURM.
 HOSTS := $(wildcard $(addprefix tests/integration/test_,many_hosts*.py hub_*.py elastic.py slurm.py chaos.py fleet_bench.py))
 
-.PHONY: demo test test-hosts test-deps gpu-check soak unit openers check lint types imports clean
+# Training scripts that nobody edited, of some dozen seconds each.
+AUTO := $(wildcard $(addprefix tests/integration/test_auto_,parallel.py hangs.py))
+
+.PHONY: demo test test-hosts test-auto test-deps gpu-check soak unit openers check lint types imports clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo
@@ -19,10 +22,13 @@ demo: $(VENV)/.demo
 
 # (those that take long come first)
 test: $(VENV)/.dev
-	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS)) $(ARGS)
+	$(PYTEST) -n 4 tests/integration tests/unit $(addprefix --ignore=,$(HOSTS) $(AUTO)) $(ARGS)
 
 test-hosts: $(VENV)/.dev
 	$(PYTEST) -n 3 $(HOSTS) $(ARGS)
+
+test-auto: $(VENV)/.dev
+	$(PYTEST) -n 2 $(AUTO) $(ARGS)
 
 unit: $(VENV)/.dev
 	$(PYTEST) -n 2 tests/unit $(ARGS)

@@ -24,7 +24,7 @@ from sftriage.runtime.doctor import search_path
 from sftriage.runtime.launcher import Launcher
 from sftriage.runtime.rings import make_rings_directory, remove_rings_directory
 from sftriage.seams.patches import NAMES, REPORT_ENV
-from sftriage.seams.steps import STAGES
+from sftriage.seams.steps import STAGES, STAGES_WITH_EXCHANGE
 from sftriage.windows.rings import open_ring
 
 _LOOK_S = 0.25
@@ -169,7 +169,7 @@ def found_of(ranks: Ranks) -> JobFound:
     stages = shares_of(ranks)
     by_hand = any(one["by_hand"] for one in trainers)
     info = ranks.infos[0] if ranks.infos else None
-    seams = tuple(SeamFound(name, fired[name], stages.get(name) if name in STAGES else None) for name in NAMES)
+    seams = tuple(SeamFound(name, fired[name], stages.get(name) if name in STAGES_WITH_EXCHANGE else None) for name in NAMES)
     failed = {name: why for one in trainers for name, why in one["failed"].items()}
     models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
     return JobFound(
@@ -213,7 +213,8 @@ def missing_of(
         return (*found, Missing(f"{what}: no step is recorded", _MONITOR))
     found += [Missing(_UNSEEN[name], _lines(name)) for name in STAGES[:3] if not fired[name] and name not in failed]
     if info.world_size > 1 and not info.schema.sync:
-        found.append(Missing("nothing is known to wait for the other ranks: neither DDP nor FSDP is used", _SYNC))
+        what = "neither DDP nor FSDP is used, and no collective of torch.distributed was seen"
+        found.append(Missing(f"nothing is known to wait for the other ranks: {what}", _SYNC))
     if "forward" in info.schema.sync:
         found.append(Missing("no moment of the last gradient: under FSDP it is accumulated after the exchange", ()))
     return tuple(found)

@@ -1,0 +1,53 @@
+"""`sftriage run --auto` on hybrid jobs: which ranks do the same work, and where they wait, is known by itself."""
+
+import subprocess
+
+import pytest
+import torch
+
+from sftriage.runs.recordings import load_recording
+from tests.integration.processes import FORKED
+from tests.integration.runs import named, verdicts
+from tests.integration.test_auto_seams import POLICY, UNEDITED
+
+SLOW_FROM, SLOW_S = 40, 0.03
+EXCHANGING = ("data", "forward", "backward", "exchange", "optimizer", "other")
+WRAPPED = ("data", "forward", "backward", "optimizer", "other")
+SLOWED = {
+    # which rank is slow: the script, its ranks, samples a step, stages, sync stages, and each rank's cohort
+    "a sharded stage's second rank": ("pipeline", 2, 16, EXCHANGING, EXCHANGING[1:4], ("pp0", "pp1", "pp0", "pp1")),
+    "a sharded stage's first rank": ("pipeline", 1, 16, EXCHANGING, EXCHANGING[1:4], ("pp0", "pp1", "pp0", "pp1")),
+    "the only rank of a stage": ("pipeline", 1, 16, EXCHANGING, ("exchange",), ("pp0", "pp1")),
+    "one of a pair with a tensor": ("hybrid", 2, 8, WRAPPED, ("forward", "backward"), ("", "", "", "")),
+    "one that averages by hand": ("averaged", 1, 8, EXCHANGING, ("exchange",), ("Sequential-17668",) * 2),
+}
+
+
+@pytest.mark.parametrize("which", SLOWED)
+def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(start, tmp_path, environment, which):
+    # GIVEN a script that knows nothing of sftriage, and a data set that becomes slow on one rank
+    script, slow, a_step, stages, sync, cohorts = SLOWED[which]
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    slowed = {"SLOW_RANK": str(slow), "SLOW_AFTER": str(a_step * SLOW_FROM), "SLOW_S": str(SLOW_S / a_step)}
+    command = (*FORKED, len(cohorts), UNEDITED / f"{script}.py", tmp_path)
+    # WHEN it runs
+    options = ("--auto", "--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run")
+    job = start("run", *options, "--", *command, env=environment | slowed)
+    said, told = job.communicate(timeout=240)
+    assert job.returncode == 0, told
+    # THEN that rank is suspected of that stage
+    assert (slow, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], told
+    # AND each rank has its cohort, and its stages
+    (ranks,) = load_recording(tmp_path / "run").ranks.values()
+    for rank, cohort in enumerate(cohorts):
+        info = ranks[rank].info
+        assert (info.cohort, info.schema.stages, info.schema.sync) == (cohort, stages, sync)
+    # AND what was trained is bit for bit what it is without us
+    trained = torch.load(tmp_path / "trained.pt")
+    plain = subprocess.run(
+        [*map(str, command)], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert plain.stdout == said, plain.stderr
+    for one, other in zip(torch.load(tmp_path / "trained.pt"), trained, strict=True):
+        assert torch.equal(one.view(torch.int32), other.view(torch.int32))
+
