@@ -6,11 +6,13 @@ import contextlib
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sftriage.seams.patches import Seams
 
+_FORWARD = ["forward"]
 _NOTHING = (getattr, (contextlib.nullcontext(), "__exit__"))
 """What is copied and pickled in the place of a hook: something that takes any arguments, does nothing, and is there in
 every Python that may read it."""
@@ -23,7 +25,7 @@ class Model:
         self.module = weakref.ref(module)
         self.calls = 0
         self._seams = seams
-        self._depth = 0
+        self.depth = 0
         self._was_training = False
         self._handles: list[Callable[[], object]] = []
         self.hook()
@@ -38,8 +40,8 @@ class Model:
             self._around_compiled(module)
             return
         self._handles = [
-            module.register_forward_pre_hook(_Before(self), prepend=True).remove,
-            module.register_forward_hook(_After(self), always_call=True).remove,
+            module.register_forward_pre_hook(_Before(self, self._seams), prepend=True).remove,
+            module.register_forward_hook(_After(self, self._seams), always_call=True).remove,
         ]
 
     def unhook(self) -> None:
@@ -57,25 +59,29 @@ class Model:
             self.calls += 1
             opened = seams.steps.opened
             if "forward" not in opened:
-                self._depth = 0
+                self.depth = 0
                 if "backward" not in opened and self._evaluates(module):
                     seams.evaluates()
-            if self._depth or seams.steps.enter("forward"):
-                self._depth += 1
+            if self.depth or seams.steps.enter("forward"):
+                self.depth += 1
         except Exception as error:
             seams.fail("forward", error)
 
     def ended(self) -> None:
         """It has answered, or raised."""
         seams = self._seams
-        if seams.tracing() or not self._depth:
+        if seams.tracing() or not self.depth:
             return
         try:
-            self._depth -= 1
-            if not self._depth:
+            self.depth -= 1
+            if not self.depth:
                 seams.steps.leave("forward")
         except Exception as error:
             seams.fail("forward", error)
+
+    def fail(self, error: Exception) -> None:
+        """Something of this raised: it is not done any more."""
+        self._seams.fail("forward", error)
 
     def _evaluates(self, module: Any) -> bool:
         if not self._seams.gradients():
@@ -106,13 +112,25 @@ class Model:
 class _Before:
     """The hook before a model's forward."""
 
-    __slots__ = ("_model",)
+    __slots__ = ("_gradients", "_model", "_opened", "_ready", "_tracing")
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, seams: Seams) -> None:
+        self._model, self._tracing, self._gradients = model, seams.tracing, seams.gradients
+        self._opened, self._ready = seams.steps.opened, seams.steps.steady["forward"]
 
     def __call__(self, module: Any, args: object) -> None:
-        self._model.begins(module)
+        if self._tracing():
+            return
+        opened, ready = self._opened, self._ready
+        if ready and not opened and module.training and self._gradients() and get_ident() == ready[0]:
+            self._model.depth = 1
+            opened.append("forward")
+            try:
+                ready[1]()
+            except Exception as error:
+                self._model.fail(error)
+        else:
+            self._model.begins(module)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _NOTHING
@@ -121,13 +139,25 @@ class _Before:
 class _After:
     """The hook after it."""
 
-    __slots__ = ("_model",)
+    __slots__ = ("_model", "_opened", "_ready", "_tracing")
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, seams: Seams) -> None:
+        self._model, self._tracing = model, seams.tracing
+        self._opened, self._ready = seams.steps.opened, seams.steps.steady["forward"]
 
     def __call__(self, module: Any, args: object, output: object) -> None:
-        self._model.ended()
+        if self._tracing():
+            return
+        opened, ready = self._opened, self._ready
+        if ready and self._model.depth == 1 and opened == _FORWARD:
+            self._model.depth = 0
+            opened.clear()
+            try:
+                ready[2](None, None, None)
+            except Exception as error:
+                self._model.fail(error)
+        else:
+            self._model.ended()
 
     def __reduce__(self) -> tuple[object, ...]:
         return _NOTHING

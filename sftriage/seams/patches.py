@@ -26,6 +26,7 @@ import weakref
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models, parallel
@@ -69,9 +70,11 @@ class Seams:
         self.steps = Steps(self._begin, self._step_ends)
         self._torch = torch = sys.modules["torch"]
         # (whether the compiler reads what it is in, rather than that it is run; it takes the answer for a constant)
-        self.tracing: Callable[[], bool] = torch.compiler.is_compiling
+        self.tracing: Callable[[], bool] = torch.compiler.is_dynamo_compiling
         self.gradients: Callable[[], bool] = torch.is_grad_enabled
-        self._compiled: object = None
+        # What the compiler counts, and what that was at the end of the last step.
+        self._counters: dict[str, dict[str, int]] = {}
+        self._compiled = 0
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models: list[Model] = []
         self._clips_across_ranks = False
@@ -110,11 +113,14 @@ class Seams:
         return _Guarded(self, name)
 
     def fail(self, name: str, error: Exception) -> None:
-        """A seam raised: it is switched off for good."""
+        """A seam raised: it is switched off for good; with that of the optimizer all are, for then no step ends."""
         if name in self.on:
             self.on.discard(name)
             self.failed[name] = repr(error)
             warn("the seam %s is switched off here: %r", name, error)
+            self.steps.forget(name)
+            if name == "optimizer":
+                self.stop()
 
     def pipelines(self) -> None:
         """torch.distributed.pipelining has been imported."""
@@ -141,11 +147,9 @@ class Seams:
 
     def _optimizer(self) -> None:
         optimizer = sys.modules["torch.optim.optimizer"]
-        for register, told in (
-            (optimizer.register_optimizer_step_pre_hook, self._optimizer_begins),
-            (optimizer.register_optimizer_step_post_hook, self._optimizer_ended),
-        ):
-            self._undo.append(register(told).remove)
+        begins, ended = self._optimizer_hooks()
+        self._undo.append(optimizer.register_optimizer_step_pre_hook(begins).remove)
+        self._undo.append(optimizer.register_optimizer_step_post_hook(ended).remove)
         scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
         self._wrap(scaler.GradScaler, "step", self._scaling)
         clipping = sys.modules["torch.nn.utils.clip_grad"]
@@ -154,23 +158,48 @@ class Seams:
         if self._torch.nn.utils.clip_grad_norm_ is original:
             self._set(self._torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
 
-    def _optimizer_begins(self, optimizer: Any, args: object, kwargs: object) -> None:
-        if self.tracing() or "optimizer" not in self.on:
-            return
-        try:
-            if self.steps.monitor is None:
-                self._optimizers[id(optimizer)] = weakref.ref(optimizer)
-            self.steps.optimizer_begins(id(optimizer))
-        except Exception as error:
-            self.fail("optimizer", error)
+    def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """Before an optimizer's step, and after it; in the way of most steps neither calls anything of Python's."""
+        steps, on, tracing = self.steps, self.on, self.tracing
+        opened, stepping, kinds, order, ready = (
+            *(steps.opened, steps.stepping, steps.kinds),
+            *(steps.order, steps.steady["optimizer"]),
+        )
 
-    def _optimizer_ended(self, optimizer: Any, args: object, kwargs: object) -> None:
-        if self.tracing() or "optimizer" not in self.on:
-            return
-        try:
-            self.steps.optimizer_ended(id(optimizer))
-        except Exception as error:
-            self.fail("optimizer", error)
+        def begins(optimizer: Any, args: object, kwargs: object) -> None:
+            if tracing() or "optimizer" not in on:
+                return
+            try:
+                if ready and not opened and not stepping and get_ident() == ready[0]:
+                    stepping.append(id(optimizer))
+                    opened.append("optimizer")
+                    ready[1]()
+                    return
+                if steps.monitor is None:
+                    self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+                steps.optimizer_begins(id(optimizer))
+            except Exception as error:
+                self.fail("optimizer", error)
+
+        def ended(optimizer: Any, args: object, kwargs: object) -> None:
+            if tracing() or "optimizer" not in on:
+                return
+            try:
+                one = id(optimizer)
+                usual = ready and opened == _OPTIMIZER and stepping == [one] and order.alone == one and not kinds
+                if usual and get_ident() == ready[0] and self._compiled == _frames(self._counters):
+                    stepping.clear()
+                    opened.clear()
+                    steps.rounds += 1
+                    ready[2](None, None, None)
+                    ready[3](None, None, None)
+                    ready[4]()
+                else:
+                    steps.optimizer_ended(one)
+            except Exception as error:
+                self.fail("optimizer", error)
+
+        return begins, ended
 
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""
@@ -188,14 +217,10 @@ class Seams:
     def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
 
-        def begins(*_: object) -> bool:
-            return self.steps.enter("optimizer")
-
-        def ended(norm: object, *_: object) -> None:
+        def seen(norm: object) -> None:
             self._clips_across_ranks |= models.is_sharded(norm)
-            self.steps.leave("optimizer")
 
-        return self._around(original, "optimizer", begins, ended)
+        return self._staged(original, "optimizer", seen)
 
     def _backward(self) -> None:
         self._wrap(self._torch.autograd, "backward", self._staging("backward"))
@@ -228,10 +253,50 @@ class Seams:
         self._wrap(self._torch, "save", self._noting(CHECKPOINT))
 
     def _staging(self, stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def begins(*_: object) -> bool:
-            return self.steps.enter(stage)
+        return lambda original: self._staged(original, stage, _nothing)
 
-        return lambda original: self._around(original, stage, begins, self._leaving(stage))
+    def _staged(self, original: Callable[..., Any], stage: str, seen: Callable[..., None]) -> Callable[..., Any]:
+        """The original, as a stage; in the first steps ``seen`` is told of what it answers.
+
+        In the way of most steps it calls nothing of Python's but that.
+        """
+        steps, on, fail, tracing = self.steps, self.on, self.fail, self.tracing
+        opened, ready, alone = steps.opened, steps.steady[stage], [stage]
+
+        @wraps(original)
+        def around(*args: Any, **kwargs: Any) -> Any:
+            if tracing() or stage not in on:
+                return original(*args, **kwargs)
+            begun, answer = False, None
+            try:
+                if ready and not opened and get_ident() == ready[0]:
+                    opened.append(stage)
+                    begun = True
+                    ready[1]()
+                else:
+                    begun = steps.enter(stage)
+            except Exception as error:
+                fail(stage, error)
+            try:
+                answer = original(*args, **kwargs)
+                return answer
+            except BaseException as error:
+                # What a traceback shows is the script and torch; without this line, as by Python 3.10, this frame too.
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
+                raise
+            finally:
+                if begun:
+                    try:
+                        if ready and opened == alone and not steps.stepped_in_backward:
+                            opened.clear()
+                            ready[2](None, None, None)
+                        else:
+                            seen(answer)
+                            steps.leave(stage)
+                    except Exception as error:
+                        fail(stage, error)
+
+        return around
 
     def _leaving(self, stage: str) -> Callable[..., None]:
         return lambda *_: self.steps.leave(stage)
@@ -378,13 +443,15 @@ class Seams:
             self._compiled = compiled
             self.fired[COMPILATION] += 1
             self.steps.note(COMPILATION)
-        if self.steps.rounds <= LOOK_ROUNDS + 1 and "forward" in self.on:
+        if self.steps.rounds <= LOOK_ROUNDS + 1:
             with self.guarded("forward"):
                 self._look_inside()
+        elif not self.steps.steady["optimizer"]:
+            self.steps.settle(*(stage for stage in self.steps.stages if stage in self.on))
 
     def _look_inside(self) -> None:
         """A model that nobody calls is a box for others: it is they that are called."""
-        for model in [model for model in self._models if not model.calls]:
+        for model in [model for model in self._models if not model.calls and "forward" in self.on]:
             module = model.module()
             if module is not None and self.steps.entered["backward"] and not models.wrapped(module):
                 model.unhook()
@@ -392,11 +459,11 @@ class Seams:
                 parts = models.children(module)
                 self._models += [Model(self, part) for part in parts if any(map(_trained, part.parameters()))]
 
-    def _compilations(self) -> object:
-        if COMPILATION not in self.on:
-            return None
-        counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", None)
-        return 0 if counters is None else counters.get("frames", {}).get("total", 0)
+    def _compilations(self) -> int:
+        """How many frames the compiler has compiled; 0 where nobody wants to know."""
+        if not self._counters and COMPILATION in self.on:
+            self._counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", self._counters)
+        return _frames(self._counters)
 
 
 class _Guarded:
@@ -456,5 +523,12 @@ def _trained(parameter: Any) -> bool:
 def _nothing(*_: object) -> None:
     """Do nothing afterwards."""
 
+
+def _frames(counters: dict[str, dict[str, int]]) -> int:
+    frames = counters.get("frames")
+    return 0 if frames is None else frames.get("total", 0)
+
+
+_OPTIMIZER = ["optimizer"]
 
 _installed: Seams | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from threading import get_ident
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -33,16 +33,19 @@ _NOBODY = -1
 class Rounds:
     """Which optimizer's step ends a training step, where there may be several: the last one before they begin again."""
 
-    __slots__ = ("_last", "_seen", "ender")
+    __slots__ = ("_last", "_seen", "alone", "ender")
 
     def __init__(self) -> None:
         self.ender: int | None = None
+        # The one that is the only one of the steps just now: nothing is learnt from another step of it.
+        self.alone: int | None = None
         self._last: int | None = None
         self._seen: set[int] = set()
 
     def ends(self, optimizer: int) -> bool:
         """Whether a step ends now that this optimizer has stepped."""
         before, self._last = self._last, optimizer
+        self.alone = optimizer if before == optimizer == self.ender else None
         if optimizer == self.ender:
             self._seen.clear()
             return True
@@ -69,7 +72,14 @@ class Steps:
         monitor: records the steps, from the second round on.
         stages: those that the monitor records.
         opened: stages that are open, outermost first.
-        entered: how often each stage was entered.
+        steady: by stage what a seam needs where all is as in most steps: the training thread, what enters the stage and
+            what leaves it; with ``optimizer`` also what ends a step, and what begins one. Where it is empty, or
+            anything else is open, a seam asks `enter` and `leave`. (Where caches are cold each function that is called
+            costs microseconds. Hence what is public here.)
+        stepping: optimizers whose step is under way, outermost first.
+        stepped_in_backward: one of them has stepped while gradients were accumulated.
+        kinds: what is done in this step that ordinary ones do not.
+        order: which optimizer ends a step.
         rounds: steps that have ended.
     """
 
@@ -77,17 +87,36 @@ class Steps:
         self.monitor: Monitor | None = None
         self.opened: list[str] = []
         self.stages = STAGES
-        self.entered = dict.fromkeys(STAGES_WITH_EXCHANGE, 0)
+        self.steady: dict[str, list[Any]] = {stage: [] for stage in STAGES_WITH_EXCHANGE}
+        self.stepping: list[int] = []
+        self.stepped_in_backward = False
+        self.kinds: set[str] = set()
+        self._entered = dict.fromkeys(STAGES_WITH_EXCHANGE, 0)
         self.rounds = 0
         self._begin, self._ends = begin, ends
         self._thread = 0
-        self._rounds = Rounds()
+        self.order = Rounds()
         self._spans: dict[str, AbstractContextManager[None]] = {}
         self._step: AbstractContextManager[None] | None = None
-        # Optimizers whose step is under way, outermost first.
-        self._stepping: list[int] = []
-        self._stepped_in_backward = False
-        self._kinds: set[str] = set()
+
+    @property
+    def entered(self) -> dict[str, int]:
+        """How often each stage was entered."""
+        return {stage: n + getattr(self._spans.get(stage), "entered", 0) for stage, n in self._entered.items()}
+
+    def settle(self, *stages: str) -> None:
+        """From now on nothing but what `steady` has is to be done for these stages, as long as all is as usual."""
+        for stage in stages:
+            span = self._spans.get(stage)
+            if span is not None and self._step is not None:
+                more = (self._step.__exit__, self._step.__enter__) if stage == "optimizer" else ()
+                self.steady[stage][:] = (self._thread, span.__enter__, span.__exit__, *more)
+
+    def forget(self, *stages: str) -> None:
+        """These stages are entered no more, and are not open; all of them, where none are named."""
+        for stage in stages or self.steady:
+            self.steady.get(stage, []).clear()
+            self.opened[:] = [one for one in self.opened if one != stage]
 
     def enter(self, stage: str) -> bool:
         """Enter a stage, unless it is open already or this is another thread; whether it is to be left again."""
@@ -99,10 +128,11 @@ class Steps:
         if stage in opened:
             return False
         opened.append(stage)
-        self.entered[stage] += 1
         span = self._spans.get(stage)
         if span is not None:
             span.__enter__()
+        else:
+            self._entered[stage] += 1
         return True
 
     def leave(self, stage: str) -> None:
@@ -116,59 +146,65 @@ class Steps:
             span = self._spans.get(left)
             if span is not None:
                 span.__exit__(None, None, None)
-        if self._stepped_in_backward and stage == "backward":
-            self._stepped_in_backward = False
-            self._stepped(IN_BACKWARD)
+        if self.stepped_in_backward and stage == "backward":
+            self.stepped_in_backward = False
+            self.stepped(IN_BACKWARD)
 
     def optimizer_begins(self, optimizer: int) -> None:
         """An optimizer's step begins: maybe inside another one's, or while gradients are accumulated."""
-        if not self._stepping and "backward" in self.opened:
+        if not self.stepping and "backward" in self.opened:
             return
-        if optimizer in self._stepping:
+        if optimizer in self.stepping:
             # An exception has left it.
-            del self._stepping[self._stepping.index(optimizer) :]
-            if not self._stepping:
+            del self.stepping[self.stepping.index(optimizer) :]
+            if not self.stepping:
                 self.leave("optimizer")
-        if not self._stepping:
+        if not self.stepping:
             self.enter("optimizer")
         if get_ident() == self._thread:
-            self._stepping.append(optimizer)
+            self.stepping.append(optimizer)
 
     def optimizer_ended(self, optimizer: int) -> None:
         """It ended, which may end the step."""
-        if not self._stepping and "backward" in self.opened:
+        if not self.stepping and "backward" in self.opened:
             # Called in whatever thread autograd has for it.
-            self._stepped_in_backward = True
+            self.stepped_in_backward = True
             return
-        if get_ident() != self._thread or optimizer not in self._stepping:
+        if get_ident() != self._thread or optimizer not in self.stepping:
             return
-        del self._stepping[self._stepping.index(optimizer) :]
-        if not self._stepping:
+        del self.stepping[self.stepping.index(optimizer) :]
+        if not self.stepping:
             self.leave("optimizer")
-            self._stepped(abs(optimizer))
+            self.stepped(abs(optimizer))
 
     def note(self, kind: str) -> None:
         """Something is done in this step that ordinary ones do not."""
-        if self.monitor is not None and get_ident() == self._thread and kind not in self._kinds:
-            self._kinds.add(kind)
-            self.monitor.note(kind=_kind(self._kinds))
+        if self.monitor is not None and get_ident() == self._thread and kind not in self.kinds:
+            self.kinds.add(kind)
+            self.monitor.note(kind=_kind(self.kinds))
 
     def stop(self) -> None:
         """No more steps; the monitor is closed."""
         monitor, self.monitor = self.monitor, None
         self._thread = _NOBODY
-        self._spans, self._step = {}, None
+        self.forget()
+        self._entered, self._spans, self._step = self.entered, {}, None
         if monitor is not None:
             monitor.close()
 
     def abandon(self) -> None:
         """This is a forked child. Where its parent trains it does not: a worker; else it may well begin to."""
         if self._thread:
+            self.forget()
             self.monitor, self._thread, self._spans, self._step = None, _NOBODY, {}, None
 
-    def _stepped(self, optimizer: int) -> None:
-        if not self._rounds.ends(optimizer):
-            return
+    def stepped(self, optimizer: int) -> None:
+        """An optimizer's step is over, and the stage is left: a step ends, if that was the last one of a round."""
+        if self.order.ends(optimizer):
+            self.step_ended()
+
+    def step_ended(self) -> None:
+        """A step ends, and the next one begins."""
         self.rounds += 1
         if self._step is None:
             monitor = self._begin()
@@ -182,7 +218,7 @@ class Steps:
             while self.opened:
                 self.leave(self.opened[0])
             self._step.__exit__(None, None, None)
-            self._kinds.clear()
+            self.kinds.clear()
             self._step.__enter__()
 
 

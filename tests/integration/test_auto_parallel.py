@@ -50,4 +50,3 @@ def test_the_slow_rank_of_a_hybrid_job_is_named_and_trains_as_without_us(start, 
     assert plain.stdout == said, plain.stderr
     for one, other in zip(torch.load(tmp_path / "trained.pt"), trained, strict=True):
         assert torch.equal(one.view(torch.int32), other.view(torch.int32))
-

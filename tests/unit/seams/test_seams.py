@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import sftriage
 from sftriage.recorder import monitor
-from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, Monitor
+from sftriage.recorder.monitor import COHORT_ENV, HOST_ENV, JOB_ENV, RINGS_ENV, SPOOL_ENV, AutomaticMonitor, Monitor
 from sftriage.seams.patches import NAMES, Seams, switched_off
 from sftriage.windows.rings import open_ring
 
@@ -310,26 +310,38 @@ def test_an_exception_goes_through_as_it_is_and_shows_no_frame_of_ours(put_in, r
     assert all(all(one.durations_ns[:4]) and one.complete for one in records)
 
 
-def test_a_seam_that_raises_is_switched_off_with_one_line_and_nothing_else_happens(put_in, rings, caplog, monkeypatch):
-    # GIVEN a seam in which something is wrong
-    seams = put_in()
-    entered = seams.steps.enter
+@pytest.mark.parametrize("stage", STAGES[:4])
+@pytest.mark.parametrize("how_often", [1, 12])
+def test_a_seam_that_raises_is_switched_off_with_one_line_and_nothing_else_happens(
+    put_in, rings, caplog, monkeypatch, stage, how_often
+):
+    # GIVEN something that is wrong in a stage, soon or after a while
+    class Broken:
+        left = how_often
 
-    def enter(stage):
-        if stage == "backward" and seams.steps.monitor:
-            raise RuntimeError("broken")
-        return entered(stage)
+        def __enter__(self):
+            self.left -= 1
+            if self.left <= 0:
+                raise RuntimeError("broken")
 
-    monkeypatch.setattr(seams.steps, "enter", enter)
-    # WHEN
+        def __exit__(self, *_):
+            pass
+
+    real = AutomaticMonitor.stage
+    monkeypatch.setattr(AutomaticMonitor, "stage", lambda self, name: Broken() if name == stage else real(self, name))
+    put_in()
+    # WHEN a script trains
     with caplog.at_level(logging.WARNING, "sftriage"):
-        losses = train(6)
-    # THEN
+        losses = train(20)
+    # THEN one line says so, nothing is raised, and the other stages are recorded as ever
     assert [one.getMessage() for one in caplog.records] == [
-        "sftriage: the seam backward is switched off here: RuntimeError('broken')"
+        f"sftriage: the seam {stage} is switched off here: RuntimeError('broken')"
     ]
-    assert len(losses) == 6
-    assert [bool(one.durations_ns[2]) for one in recorded(rings)] == [False] * 4
+    assert len(losses) == 20
+    others = [STAGES.index(one) for one in STAGES[:4] if one != stage]
+    records = recorded(rings)
+    assert stage == "optimizer" or len(records) == 18
+    assert all(one.durations_ns[at] for one in records for at in others)
 
 
 @pytest.mark.parametrize("off", NAMES)
