@@ -78,7 +78,7 @@ def cohort_of(coordinates: dict[str, int], *, loads: bool) -> str:
 
 
 def model_cohort(trained: Iterable[Any]) -> str:
-    """The same of ranks that exchange by themselves, by what they train: ``Decoder-1048576``, its parameters counted."""
+    """The same of ranks that exchange by themselves, by what they train and its parameters: ``Decoder-1048576``."""
     return "+".join(f"{type(one).__name__}-{sum(part.numel() for part in one.parameters())}" for one in trained)
 
 

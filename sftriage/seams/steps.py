@@ -86,7 +86,7 @@ class Steps:
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
         self.monitor: Monitor | None = None
         self.opened: list[str] = []
-        self.stages = STAGES
+        self.stages: tuple[str, ...] = STAGES
         self.steady: dict[str, list[Any]] = {stage: [] for stage in STAGES_WITH_EXCHANGE}
         self.stepping: list[int] = []
         self.stepped_in_backward = False

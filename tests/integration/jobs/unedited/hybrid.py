@@ -1,4 +1,4 @@
-"""Train with tensors shared by pairs of ranks, and each pair's part sharded over the others: a mesh of two dimensions."""
+"""Train with tensors shared by pairs of ranks, each pair's part sharded over the others: a mesh of two dimensions."""
 
 import os
 import sys
