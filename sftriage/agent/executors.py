@@ -33,7 +33,7 @@ def executor_for(request: CaptureRequest, info: RingInfo, places: Places, look: 
         CaptureError: there can be none; the message is the reason.
     """
     if not request.takes_steps:
-        return StacksCapture(request, info, places.spool, look)
+        return StacksCapture(request, info, places.rings, places.spool, look)
     mailbox = places.rings / info.file_name("mailbox")
     if request.profiler != "nsys":
         return _by_trainer(request, mailbox, places.spool)

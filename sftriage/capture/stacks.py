@@ -1,7 +1,8 @@
-"""Where a rank stands: the stacks of all its threads, taken from outside while it stands there.
+"""Where a rank stands: the stacks of all its threads, taken while it stands there.
 
 ``py-spy dump`` stops the process for some milliseconds and reads it; nothing in it is changed, and nothing has to go on
-in it: this works on a rank that hangs. With the stacks goes PyTorch's flight recorder, where the process has one.
+in it: this works on a rank that hangs. Where it is not there, or may not look, the rank is asked itself (`own_stacks`).
+With the stacks goes PyTorch's flight recorder, where the process has one.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from sftriage.capture.bounded import BoundedProgram, Finished
 from sftriage.capture.executor import Course, InTurns, RankLook
+from sftriage.capture.own_stacks import ANSWER_S, ask
 from sftriage.errors import CaptureError
 from sftriage.recorder import RingInfo
 from sftriage.records import CaptureRequest
@@ -111,6 +113,8 @@ SCHEMA_VERSION = 1
 DUMP_S = 15.0
 """How long one dump may take; with C and C++ frames py-spy reads symbols of hundreds of megabytes first."""
 OPTIONS = frozenset({"native", "flight_recorder"})
+PY_SPY, TRAINER = "py-spy", "the trainer"
+"""Who has taken them: py-spy, from outside, or the rank's own process."""
 STACKS_NAME, RECORDER_NAME = "stacks.json", "flight-recorder.pickle"
 
 
@@ -121,12 +125,12 @@ class StacksCapture(InTurns):
         CaptureError: an option that makes no sense.
     """
 
-    def __init__(self, request: CaptureRequest, info: RingInfo, spool: Path, look: RankLook) -> None:
+    def __init__(self, request: CaptureRequest, info: RingInfo, rings: Path, spool: Path, look: RankLook) -> None:
         unknown = sorted(set(request.options) - OPTIONS)
         if unknown:
             raise CaptureError(f"unknown options: {', '.join(unknown)}")
         super().__init__(request)
-        self._info, self._look = info, look
+        self._info, self._rings, self._look = info, rings, look
         self._stacks = spool / f"{request.capture_id}.stacks.json"
         self._recorder_dump = spool / f"{request.capture_id}.pickle"
         self._notes: list[str] = []
@@ -153,11 +157,10 @@ class StacksCapture(InTurns):
     def _course(self) -> Course:
         began_s = time.monotonic()
         end_s = began_s + self.request.max_seconds
-        py_spy = find_py_spy()
         now = self._look()
         self._clock = {"mono_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
         step = now.step if now is not None else 0
-        threads = yield from self._dump(py_spy, end_s)
+        taken_by, threads = yield from self._taken(end_s)
         self.needs_trainer = False
         self._timings_s["run"] = time.monotonic() - began_s
         recorder = "not asked for"
@@ -173,7 +176,8 @@ class StacksCapture(InTurns):
             "step": step,
             "stage": None if now is None else now.stage,
             "in_stage_s": None if now is None else now.stage_age_ns / 1e9,
-            "native": bool(self.request.options.get("native", False)),
+            "native": bool(self.request.options.get("native", False)) and taken_by == PY_SPY,
+            "taken_by": taken_by,
             "flight_recorder": recorder,
             "threads": threads,
         }
@@ -181,9 +185,27 @@ class StacksCapture(InTurns):
         self._write(document)
         return self._stored(self._stacks, step, step, self._notes)
 
-    def _dump(self, py_spy: Path, end_s: float) -> Generator[None, None, list[Any]]:
-        """The threads, with their frames, innermost first."""
-        command: list[str | Path] = [py_spy, "dump", "--json", "--pid", str(self._info.pid)]
+    def _taken(self, end_s: float) -> Generator[None, None, tuple[str, list[Any]]]:
+        """By whom they were taken, and the threads."""
+        try:
+            # (some of the time is for the rank, should py-spy hang)
+            threads = yield from self._dump(end_s - min(ANSWER_S, (end_s - time.monotonic()) / 3))
+            self._notes.append(f"taken by {PY_SPY}, from outside")
+            return PY_SPY, threads
+        except CaptureError as error:
+            if not Path(f"/proc/{self._info.pid}").exists() and self._look() is None:
+                raise
+            try:
+                word = f"{self.request.capture_id}-{time.monotonic_ns()}"
+                threads = yield from ask(self._rings, self._info, word, end_s)
+            except CaptureError as own:
+                raise CaptureError(f"{error}; {own}") from error
+            self._notes.append(f"taken by the trainer itself, of Python alone: {error}")
+            return TRAINER, threads
+
+    def _dump(self, end_s: float) -> Generator[None, None, list[Any]]:
+        """The threads as py-spy has them, with their frames, innermost first."""
+        command: list[str | Path] = [find_py_spy(), "dump", "--json", "--pid", str(self._info.pid)]
         # A process that is stopped already cannot be stopped by py-spy: it is read as it is.
         tries = [["--nonblocking"], []]
         if self.request.options.get("native", False):

@@ -53,7 +53,7 @@ def create_whole(
     partial.unlink(missing_ok=True)
     descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        _permit(descriptor)
+        permit(descriptor)
         # Every block now: a store to a hole of a full file system would be a SIGBUS in somebody's training.
         os.posix_fallocate(descriptor, 0, size_bytes)
         os.pwrite(descriptor, header(lock and _lock(descriptor)), 0)
@@ -70,7 +70,7 @@ def create_whole(
     return descriptor
 
 
-def _permit(descriptor: int) -> None:
+def permit(descriptor: int) -> None:
     """Give a new file the mode and the group that the environment names.
 
     Raises:

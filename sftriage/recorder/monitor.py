@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.errors import RingError, SchemaError, UsageError
 from sftriage.recorder import moments
+from sftriage.recorder.answering import Answering
 from sftriage.recorder.files import start_ticks
 from sftriage.recorder.gradients import watch_model
 from sftriage.recorder.layout import MAX_SLOTS, RingInfo, bounded_text
@@ -316,7 +317,7 @@ def _open(directory: Path, info: RingInfo, slots: int, spool: Path | None, devic
             # (where none is named, an agent may come and leave word of one)
             left = directory.absolute() / SPOOL if spool is None else None
             hook = CaptureExecutor(Mailbox(directory, ring.info), ring.info, spool or left, left=left)
-            return Recording(ring, hook, device_time=device_time)
+            return Recording(ring, hook, _answering(directory, ring.info), device_time=device_time)
         except BaseException:
             # Nobody is to wait for a rank that does not record.
             ring.path.unlink(missing_ok=True)
@@ -324,6 +325,14 @@ def _open(directory: Path, info: RingInfo, slots: int, spool: Path | None, devic
             raise
     except (OSError, RingError) as error:
         warn("not recording rank %d: %s", info.rank, error)
+        return None
+
+
+def _answering(directory: Path, info: RingInfo) -> Answering | None:
+    """What answers whoever asks where this rank stands; None where there can be no such thing."""
+    try:
+        return Answering(directory, info)
+    except (OSError, RuntimeError):
         return None
 
 

@@ -46,6 +46,7 @@ from sftriage.records import OTHER, StageSchema
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from sftriage.recorder.answering import Answering
     from sftriage.recorder.gradients import GradientWatch
     from sftriage.recorder.moments import Stage
 
@@ -56,7 +57,8 @@ _CACHED_KINDS = 64
 class Recording:
     """One rank's steps as they happen. None of its methods raises into training.
 
-    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set, its
+    It drives, and closes, its ``hook``, which carries out captures at step boundaries, and, where they are set, what
+    is ``answering`` whoever asks where the rank stands, its
     ``watch`` for the last gradient and its ``device``, which records device time.
 
     Attributes:
@@ -67,10 +69,13 @@ class Recording:
         off: nothing is recorded any more.
     """
 
-    def __init__(self, ring: RingFile, hook: CaptureExecutor, *, device_time: bool = True) -> None:
+    def __init__(
+        self, ring: RingFile, hook: CaptureExecutor, answering: Answering | None = None, *, device_time: bool = True
+    ) -> None:
         self.info = ring.info
         self.off = False
         self._ring = ring
+        self._answering = answering
         self._hook = hook
         self.log = ring.open_log(self)
         self.step = ring.form.step(self.log)
@@ -239,6 +244,8 @@ class Recording:
                     self._watch.close()
                 if self.device is not None:
                     self.device.close()
+                if self._answering is not None:
+                    self._answering.close()
                 self._hook.close(wait)
             finally:
                 self.log.set_live(CLOSED, 1)
@@ -253,6 +260,8 @@ class Recording:
             return
         self.off = True
         self._hook.abandon()
+        if self._answering is not None:
+            self._answering.abandon()
         self.log.close()
         self._ring.close()
 

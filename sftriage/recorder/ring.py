@@ -176,7 +176,7 @@ def _sweep(directory: Path, mine: RingInfo) -> None:
     dead = [path for path in find_rings(directory) if _attempt(path) < mine.attempt and writer_lives(path) is False]
     kept = sorted({_attempt(path) for path in dead})[-KEPT_RINGS:]
     for path in (path for path in dead if _attempt(path) not in kept):
-        for kind in ("ring", "mailbox", "device"):
+        for kind in ("ring", "mailbox", "device", "asks", "stacks"):
             path.with_suffix(f".{kind}").unlink(missing_ok=True)
     for partial in directory.glob(f".rank-{mine.rank}.*.partial"):
         if time.time() - partial.stat().st_mtime > STALE_PARTIAL_S:

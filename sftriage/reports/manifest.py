@@ -41,7 +41,7 @@ def manifest_lines(manifest: Manifest) -> list[str]:
 
 def _program(manifest: Manifest) -> str:
     once = manifest.capture.profiler == "stacks" and not manifest.sampled
-    return "py-spy, from outside" if once else PROFILERS[manifest.capture.profiler]
+    return "one look at its stacks" if once else PROFILERS[manifest.capture.profiler]
 
 
 def _reproduced(manifest: Manifest) -> str:

@@ -54,11 +54,11 @@ def capturing_sentence(requests: Sequence[CaptureRequest]) -> str:
     """What is captured, of whom, and beside whom."""
     first = requests[0]
     what = counted(first.steps, "step") if first.takes_steps else "the stacks"
-    by = PROFILERS[first.profiler] if first.takes_steps else "py-spy"
+    by = f" with {PROFILERS[first.profiler]}" if first.takes_steps else ""
     suspects = some_ranks([one.rank for one in requests if one.role == "suspect"])
     controls = some_ranks([one.rank for one in requests if one.role == "control"])
     beside = f"; {controls} too, to compare with" if controls else ""
-    return f"Capturing {what} of {suspects or controls} with {by}{beside if suspects else ''}."
+    return f"Capturing {what} of {suspects or controls}{by}{beside if suspects else ''}."
 
 
 def ended_sentence(result: CaptureResult, stored_bytes: int) -> str:

@@ -37,7 +37,7 @@ def look():
 
 def fails(directory, **changes):
     """The reason for which a capture fails, of which nothing is left."""
-    capture = StacksCapture(request(**changes), info(os.getpid()), directory, look)
+    capture = StacksCapture(request(**changes), info(os.getpid()), directory, directory, look)
     found = result(capture)
     assert found.state == "failed"
     capture.close()
@@ -79,7 +79,7 @@ def py_spy(monkeypatch, tmp_path):
 
 def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
     # GIVEN a rank's process, in the middle of a function
-    capture = StacksCapture(request(), info(process.pid), tmp_path, look)
+    capture = StacksCapture(request(), info(process.pid), tmp_path, tmp_path, look)
     capture.start()
     # WHEN its stacks are taken
     found = result(capture)
@@ -101,7 +101,7 @@ def test_the_stacks_of_a_process_are_taken_and_it_goes_on(process, tmp_path):
 
 
 def test_native_frames_are_there_when_asked_for_or_it_says_why_not(process, tmp_path):
-    capture = StacksCapture(request(options={"native": True}), info(process.pid), tmp_path, look)
+    capture = StacksCapture(request(options={"native": True}), info(process.pid), tmp_path, tmp_path, look)
     found = result(capture)
     assert found.state == "stored"
     document = json.loads(capture.products()[0].path.read_text(encoding="utf-8"))
@@ -115,8 +115,8 @@ def test_a_process_that_is_gone_is_a_reason(process, tmp_path):
     gone = info(process.pid)
     process.kill()
     process.wait(30)
-    found = result(StacksCapture(request(), gone, tmp_path, look))
-    assert (found.state, found.detail) == ("failed", f"process {process.pid} is gone")
+    found = result(StacksCapture(request(), gone, tmp_path, tmp_path, look))
+    assert (found.state, found.detail.partition(";")[0]) == ("failed", f"process {process.pid} is gone")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_py_spy_that_hangs_is_tried_without_stopping_the_process_and_says_so(p
     # GIVEN a process that cannot be stopped (it is stopped already): py-spy waits for ever
     monkeypatch.setattr(stacks, "DUMP_S", 0.3)
     py_spy("""case "$*" in *--nonblocking*) echo 'WARN: symbols'; echo '[{"frames": []}]';; *) exec sleep 100;; esac""")
-    found = result(StacksCapture(request(), info(os.getpid()), tmp_path, look))
+    found = result(StacksCapture(request(), info(os.getpid()), tmp_path, tmp_path, look))
     # THEN its stacks are read as it runs
     assert (found.state, "py-spy hung: no answer within 0.3 s" in found.detail) == ("stored", True)
 
@@ -166,7 +166,7 @@ def test_stacks_over_their_bound_are_not_kept(py_spy, tmp_path):
 
 
 def test_stacks_that_are_called_off_are_not_taken(tmp_path):
-    capture = StacksCapture(request(), info(os.getpid()), tmp_path, look)
+    capture = StacksCapture(request(), info(os.getpid()), tmp_path, tmp_path, look)
     capture.cancel()
     assert (capture.poll().detail, capture.needs_trainer) == ("cancelled", True)
     capture.close()
@@ -174,7 +174,7 @@ def test_stacks_that_are_called_off_are_not_taken(tmp_path):
 
 def test_an_option_that_is_none_is_refused():
     with pytest.raises(CaptureError, match="unknown options: speed"):
-        StacksCapture(request(options={"speed": True}), info(os.getpid()), None, look)
+        StacksCapture(request(options={"speed": True}), info(os.getpid()), None, None, look)
 
 
 PIPE = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/run/fr_"}

@@ -188,7 +188,7 @@ def requested(rank: int, role: str = "suspect", profiler: str = "torch", steps: 
             "Capturing 1 step of ranks 2 and 5 with PyTorch Profiler; ranks 1 and 3 too, to compare with.",
         ),
         ([requested(2, profiler="nsys")], "Capturing 3 steps of rank 2 with Nsight Systems."),
-        ([requested(2, profiler="stacks")], "Capturing the stacks of rank 2 with py-spy."),
+        ([requested(2, profiler="stacks")], "Capturing the stacks of rank 2."),
         ([requested(1, "control")], "Capturing 3 steps of rank 1 with PyTorch Profiler."),
     ],
 )

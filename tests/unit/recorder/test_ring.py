@@ -318,7 +318,7 @@ def test_mode_and_group_of_the_files_can_be_given(tmp_path, monkeypatch, mode, g
     monkeypatch.setenv(files.GROUP_ENV, group)
     with Monitor(rings=tmp_path):
         found = [path.stat() for path in tmp_path.iterdir()]
-    assert [one.st_mode & 0o777 for one in found] == [expected] * 2
+    assert [one.st_mode & 0o777 for one in found] == [expected] * 3
     assert {one.st_gid for one in found} == {int(group or os.getgid())}
 
 

@@ -1,0 +1,113 @@
+"""A rank says where it stands: the stacks of its own threads, for where nobody else may look into its process.
+
+A thread sleeps in one system call, on the pipe ``rank-<rank>.<attempt>.asks`` beside the ring: no signal is taken, no
+clock is set, and nothing runs until somebody asks. Whoever asks writes a line into the pipe, a word of his own choice;
+the answer is ``rank-<rank>.<attempt>.stacks``, JSON that appears whole: ``asked`` is that word, and ``threads`` has the
+frames of each, innermost first, as ``py-spy dump --json`` has them. It comes as long as any thread of the process can
+be given the interpreter: from a rank that waits in a collective, a lock, a read or a sleep, and not from one that is
+stopped, or hangs in native code that keeps it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from sftriage.recorder import files
+from sftriage.recorder.layout import RingInfo
+
+ASKS, ANSWER = "asks", "stacks"
+MAX_WORD_BYTES = 128
+MAX_THREADS, MAX_DEPTH = 512, 256
+MAX_ANSWER_BYTES = 4 << 20
+
+_END = b"\0"
+
+
+class Answering:
+    """The pipe of one rank, and the thread that sleeps on it.
+
+    Raises:
+        OSError: there can be no pipe.
+    """
+
+    def __init__(self, directory: Path, info: RingInfo) -> None:
+        self._pid = info.pid
+        self._asks, self._answer = (directory / info.file_name(kind) for kind in (ASKS, ANSWER))
+        self._asks.unlink(missing_ok=True)
+        os.mkfifo(self._asks, 0o600)
+        # For both: it is never at its end, however many come and go.
+        self._descriptor = os.open(self._asks, os.O_RDWR | os.O_CLOEXEC)
+        files.permit(self._descriptor)
+        self._thread = threading.Thread(target=self._run, name="sftriage-answers", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End it, and remove its files."""
+        for path in (self._asks, self._answer):
+            path.unlink(missing_ok=True)
+        # (the thread closes the pipe: a number that is closed here may be another file's when it is read there)
+        if select.select((), (self._descriptor,), (), 0)[1]:
+            os.write(self._descriptor, _END)
+
+    def abandon(self) -> None:
+        """This is a forked child: the thread is its parent's, and so are the files."""
+        os.close(self._descriptor)
+
+    def _run(self) -> None:
+        # Signals are for the program's threads: one that came here would not interrupt what its main thread waits in.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with contextlib.suppress(Exception):
+            while True:
+                asked = os.read(self._descriptor, MAX_WORD_BYTES)
+                if _END in asked:
+                    break
+                with contextlib.suppress(OSError, ValueError):
+                    self._say(asked.decode("ascii", "replace").strip())
+        os.close(self._descriptor)
+
+    def _say(self, word: str) -> None:
+        text = json.dumps({"asked": word, "threads": threads(self._pid, leave_out=threading.get_ident())})
+        if len(text) > MAX_ANSWER_BYTES:
+            text = json.dumps({"asked": word, "threads": [], "problem": f"they have {len(text)} bytes"})
+        partial = self._answer.with_name(f".{self._answer.name}.{self._pid}.partial")
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            files.permit(descriptor)
+            file.write(text)
+        partial.replace(self._answer)
+
+
+def threads(pid: int, leave_out: int) -> list[dict[str, object]]:
+    """The stacks of this process's threads but one (by its ident)."""
+    known = {one.ident: one for one in threading.enumerate()}
+    found: list[dict[str, object]] = []
+    for ident, frame in list(sys._current_frames().items())[:MAX_THREADS]:
+        if ident != leave_out:
+            thread = known.get(ident)
+            found.append(
+                {
+                    "pid": pid,
+                    "thread_id": ident,
+                    "thread_name": None if thread is None else thread.name,
+                    "os_thread_id": None if thread is None else thread.native_id,
+                    "frames": _frames(frame),
+                }
+            )
+    return found
+
+
+def _frames(frame: FrameType | None) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = []
+    while frame is not None and len(found) < MAX_DEPTH:
+        code = frame.f_code
+        found.append({"name": code.co_name, "filename": code.co_filename, "line": frame.f_lineno})
+        frame = frame.f_back
+    return found
