@@ -216,6 +216,150 @@ static PyObject *calls_stage(PyObject *self, PyObject *const *given, Py_ssize_t 
   return stage;
 }
 
+static void freed(PyObject *self) {
+  PyTypeObject *type = Py_TYPE(self);
+  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+  Py_DECREF(type);
+}
+
+/* Seam: what sftriage.seams puts around a function of torch, or gives it as a hook, once a job is in its stride. What
+   it does where all is as in most steps is what `Steps.enter` and `leave`, and the hooks in patches.py, would do; else
+   it asks these: they see the same lists. */
+
+enum { AROUND, BEFORE, AFTER };
+
+typedef struct {
+  PyObject_HEAD
+  Span *span;
+  PyObject *opened, *ready; /* stages that are open; empty where it has to ask */
+  PyObject *name, *original;
+  PyObject *stepping, *kinds, *counters; /* of an optimizer: see `Steps`, and what the compiler counts */
+  void *ender;                           /* the optimizer, by its id */
+  long long compiled;
+  unsigned long long rounds; /* steps that it has ended */
+  int role;
+  PyObject *slow, *leave, *dict;
+} Seam;
+
+OFTEN int usual(Seam *seam, Py_ssize_t open) {
+  return thread() == seam->span->log->owner && PyList_Size(seam->opened) == open && PyList_Size(seam->ready) > 0 &&
+         (!open || PyList_GetItem(seam->opened, 0) == seam->name);
+}
+
+OFTEN int enter(Seam *seam) {
+  if (PyList_Append(seam->opened, seam->name)) return PyErr_Clear(), 0;
+  seam->span->entered++;
+  PyObject *answer = boundary(seam->span->log, seam->span->entering);
+  Py_XDECREF(answer);
+  return answer ? 0 : -1;
+}
+
+OFTEN int leave(Seam *seam) {
+  PyList_SetSlice(seam->opened, 0, 1, NULL);
+  seam->span->left++;
+  PyObject *answer = boundary(seam->span->log, seam->span->leaving);
+  Py_XDECREF(answer);
+  return answer ? 0 : -1;
+}
+
+OFTEN PyObject *around(Seam *seam, PyObject *arguments, PyObject *keywords) {
+  if (!usual(seam, 0)) return PyObject_Call(seam->slow, arguments, keywords);
+  PyObject *answer = enter(seam) ? NULL : PyObject_Call(seam->original, arguments, keywords), *error[3] = {0};
+  if (!answer) PyErr_Fetch(&error[0], &error[1], &error[2]);
+  if (usual(seam, 1) ? leave(seam) : !answered(PyObject_CallFunctionObjArgs(seam->leave, seam->name, NULL))) {
+    Py_CLEAR(answer); /* what ends a program came meanwhile */
+    for (int i = 0; i < 3; i++) Py_XDECREF(error[i]);
+    return NULL;
+  }
+  if (!answer) PyErr_Restore(error[0], error[1], error[2]);
+  return answer;
+}
+
+static long long frames(PyObject *counters) {
+  PyObject *of = PyDict_Check(counters) ? PyDict_GetItemString(counters, "frames") : NULL;
+  PyObject *total = of && PyDict_Check(of) ? PyDict_GetItemString(of, "total") : NULL;
+  return total ? PyLong_AsLongLong(total) : 0;
+}
+
+OFTEN PyObject *before(Seam *seam, PyObject *arguments) {
+  if (PyTuple_GetItem(arguments, 0) != seam->ender || !usual(seam, 0) || PyList_Size(seam->stepping))
+    return PyObject_Call(seam->slow, arguments, NULL);
+  PyObject *id = PyLong_FromVoidPtr(seam->ender);
+  int failed = !id || PyList_Append(seam->stepping, id) || enter(seam);
+  Py_XDECREF(id);
+  if (failed) return answered(NULL);
+  Py_RETURN_NONE;
+}
+
+OFTEN PyObject *after(Seam *seam, PyObject *arguments) {
+  int slow = PyTuple_GetItem(arguments, 0) != seam->ender || !usual(seam, 1) || PyList_Size(seam->stepping) != 1 ||
+             PySet_Size(seam->kinds) || frames(seam->counters) != seam->compiled;
+  if (slow) return PyObject_Call(seam->slow, arguments, NULL);
+  Log *log = seam->span->log;
+  PyList_SetSlice(seam->stepping, 0, 1, NULL);
+  seam->rounds++;
+  if (leave(seam)) return NULL;
+  PyObject *answer = step_over(log, 0);
+  if (!answer) return NULL;
+  Py_DECREF(answer);
+  return next_step(log);
+}
+
+static PyObject *seam_call(PyObject *self, PyObject *arguments, PyObject *keywords) {
+  Seam *seam = (Seam *)self;
+  if (seam->role == AROUND) return around(seam, arguments, keywords);
+  if (PyTuple_Size(arguments) < 1) return PyErr_SetString(PyExc_TypeError, "a hook of an optimizer's step"), NULL;
+  return seam->role == BEFORE ? before(seam, arguments) : after(seam, arguments);
+}
+
+static PyObject *seam_get(PyObject *self, PyObject *object, PyObject *type) {
+  if (!object || object == Py_None) return Py_INCREF(self), self;
+  PyObject *types = PyImport_ImportModule("types");
+  PyObject *bound = types ? PyObject_CallMethod(types, "MethodType", "OO", self, object) : NULL;
+  return Py_XDECREF(types), bound;
+}
+
+static int seam_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
+  Seam *seam = (Seam *)self;
+  PyObject *ender = NULL, **kept[] = {&seam->opened, &seam->ready, &seam->name, &seam->slow, &seam->original,
+                                      &seam->leave, &seam->stepping, &seam->kinds, &seam->counters};
+  if (seam->span) return PyErr_SetString(PyExc_TypeError, "it is made once"), -1;
+  if (!PyArg_ParseTuple(arguments, "iO!O!O!UO|OOO!OOO", &seam->role, span_type, &seam->span, &PyList_Type, kept[0],
+                        &PyList_Type, kept[1], kept[2], kept[3], kept[4], kept[5], &PyList_Type, kept[6], kept[7],
+                        kept[8], &ender))
+    return seam->span = NULL, seam->opened = seam->ready = seam->name = seam->slow = seam->original = seam->leave =
+                                  seam->stepping = seam->kinds = seam->counters = NULL, -1;
+  Py_INCREF(seam->span);
+  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_XINCREF(*kept[i]);
+  if (seam->role == AROUND) return 0;
+  if (!ender || !seam->counters) return PyErr_SetString(PyExc_TypeError, "a hook needs all of its arguments"), -1;
+  seam->compiled = frames(seam->counters);
+  seam->ender = PyLong_AsVoidPtr(ender);
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static int seam_traverse(PyObject *self, visitproc visit, void *arg) {
+  Seam *seam = (Seam *)self;
+  PyObject *held[] = {(PyObject *)Py_TYPE(self), seam->slow,   seam->original,  seam->leave, seam->dict,
+                      seam->opened,              seam->ready, seam->stepping, seam->kinds, seam->counters};
+  for (size_t i = 0; i < sizeof held / sizeof *held; i++) Py_VISIT(held[i]);
+  return 0;
+}
+
+static int seam_clear(PyObject *self) {
+  Py_CLEAR(((Seam *)self)->dict);
+  return 0;
+}
+
+static void seam_dealloc(PyObject *self) {
+  Seam *seam = (Seam *)self;
+  PyObject_GC_UnTrack(self);
+  PyObject *kept[] = {seam->opened, seam->ready, seam->name,     seam->slow, seam->original,    seam->leave,
+                      seam->dict,   seam->kinds, seam->stepping, seam->counters, (PyObject *)seam->span};
+  for (size_t i = 0; i < sizeof kept / sizeof *kept; i++) Py_XDECREF(kept[i]);
+  freed(self);
+}
+
 /* Log */
 
 static int log_init(PyObject *self, PyObject *arguments, PyObject *keywords) {
@@ -298,12 +442,6 @@ static PyObject *log_get_doorbell(PyObject *self, void *ignored) {
   return log->map ? PyLong_FromLongLong(doorbell(log)) : closed();
 }
 
-static void freed(PyObject *self) {
-  PyTypeObject *type = Py_TYPE(self);
-  ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
-  Py_DECREF(type);
-}
-
 static void log_dealloc(PyObject *self) {
   Py_XDECREF(log_close(self, NULL));
   freed(self);
@@ -356,6 +494,25 @@ static PyType_Slot calls_slots[] = {
 static PyType_Spec calls_spec = {"sftriage.recorder._moments.Calls", sizeof(Calls), 0,
                                  Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, calls_slots};
 
+static PyMemberDef seam_members[] = {
+    {"rounds", T_ULONGLONG, offsetof(Seam, rounds), READONLY, "steps that it has ended"},
+    {"compiled", T_LONGLONG, offsetof(Seam, compiled), 0, "frames that had been compiled by the last step's end"},
+    {"__dictoffset__", T_PYSSIZET, offsetof(Seam, dict), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+static PyGetSetDef seam_properties[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+static PyType_Slot seam_slots[] = {
+    {Py_tp_doc, "A function of torch that is a stage, or a hook of an optimizer's step."},
+    {Py_tp_new, PyType_GenericNew}, {Py_tp_init, seam_init}, {Py_tp_dealloc, seam_dealloc}, {Py_tp_call, seam_call},
+    {Py_tp_descr_get, seam_get}, {Py_tp_traverse, seam_traverse}, {Py_tp_clear, seam_clear},
+    {Py_tp_members, seam_members}, {Py_tp_getset, seam_properties}, {0, NULL},
+};
+static PyType_Spec seam_spec = {"sftriage.recorder._moments.Seam", sizeof(Seam), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_METHOD_DESCRIPTOR, seam_slots};
+
 static PyMethodDef log_methods[] = {
     {"begin", log_begin, METH_O, "Begin a step of this number, of the thread that calls."},
     {"end", log_end, METH_O, "End the step with END or LEFT, and publish it."},
@@ -388,7 +545,8 @@ static PyType_Spec log_spec = {"sftriage.recorder._moments.Log", sizeof(Log), 0,
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "_moments", "The writer of moments, in C.", -1, NULL};
 
 PyMODINIT_FUNC PyInit__moments(void) {
-  static struct { const char *name; PyType_Spec *spec; } types[] = {{"Log", &log_spec}, {"Span", &span_spec}, {"Calls", &calls_spec}};
+  static struct { const char *name; PyType_Spec *spec; } types[] = {{"Log", &log_spec}, {"Span", &span_spec}, {"Calls", &calls_spec},
+               {"Seam", &seam_spec}};
   PyObject *made = PyModule_Create(&module);
   for (size_t i = 0; made && i < sizeof types / sizeof *types; i++) {
     PyObject *type = PyType_FromSpec(types[i].spec);

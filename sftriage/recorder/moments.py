@@ -288,13 +288,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One of the two forms: its types, by what they make; and the ``step`` and ``stage`` that a monitor inherits."""
+    """One of the two forms: its types, by what they make; and the ``step`` and ``stage`` that a monitor inherits.
+
+    ``seam`` makes what `sftriage.seams` puts around functions of torch once a job is in its stride, where there is
+    something that does that with less than functions in Python do.
+    """
 
     name: str
     log: Callable[..., Log]
     stage: Callable[[Any, int], Stage]
     step: Callable[[Any], AbstractContextManager[None]]
     calls: type = object
+    seam: Callable[..., Any] | None = None
 
 
 PYTHON = Form("Python", Log, Stage, Step)
@@ -329,7 +334,7 @@ def _chosen() -> tuple[Form, str]:
         return PYTHON, f"{FORM_ENV} asks for it"
     try:
         c = _binary()
-        return Form("C", c.Log, c.Span, c.Span, c.Calls), ""
+        return Form("C", c.Log, c.Span, c.Span, c.Calls, getattr(c, "Seam", None)), ""
     except (ImportError, AttributeError) as error:  # not there, or left over from another version
         if not getattr(sys, "_is_gil_enabled", lambda: True)():
             return PYTHON, "this Python is free-threaded: the form in C is for the stable ABI, which it has not"

@@ -81,6 +81,10 @@ class Seams:
         self._pipelined = False
         self._collectives: list[Callable[[], object]] = []
         self._undo: list[Callable[[], object]] = []
+        self._optimizer_handles: list[Any] = []
+        self._told: tuple[Callable[..., object], ...] = ()
+        # What is a stage: whose function it is, its name there, the stage, the function, and what is in its place.
+        self._places: list[tuple[Any, str, str, Callable[..., Any], Callable[..., Any]]] = []
 
     def install(self) -> None:
         """Put them in; what this torch does not have is left out, with a warning."""
@@ -98,7 +102,7 @@ class Seams:
 
     def stop(self) -> None:
         """Take them out again. What is in nobody's way stays, and does nothing."""
-        undo, self._undo = self._undo, []
+        undo, self._undo = [*self._undo, *(one.remove for one in self._optimizer_handles)], []
         self.on.clear()
         for one in reversed(undo):
             with contextlib.suppress(Exception):
@@ -147,16 +151,25 @@ class Seams:
 
     def _optimizer(self) -> None:
         optimizer = sys.modules["torch.optim.optimizer"]
-        begins, ended = self._optimizer_hooks()
-        self._undo.append(optimizer.register_optimizer_step_pre_hook(begins).remove)
-        self._undo.append(optimizer.register_optimizer_step_post_hook(ended).remove)
+        self._hook_optimizers(*self._optimizer_hooks())
         scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
         self._wrap(scaler.GradScaler, "step", self._scaling)
         clipping = sys.modules["torch.nn.utils.clip_grad"]
         original = clipping.clip_grad_norm_
-        self._wrap(clipping, "clip_grad_norm_", self._clipping)
+        self._stage(clipping, "clip_grad_norm_", "optimizer", self._clips)
         if self._torch.nn.utils.clip_grad_norm_ is original:
             self._set(self._torch.nn.utils, "clip_grad_norm_", clipping.clip_grad_norm_)
+
+    def _hook_optimizers(self, begins: Callable[..., object], ended: Callable[..., object]) -> None:
+        """Have these called before each optimizer's step, and after it, and no others of ours."""
+        optimizer = sys.modules["torch.optim.optimizer"]
+        for one in self._optimizer_handles:
+            one.remove()
+        self._told = begins, ended
+        self._optimizer_handles = [
+            optimizer.register_optimizer_step_pre_hook(begins),
+            optimizer.register_optimizer_step_post_hook(ended),
+        ]
 
     def _optimizer_hooks(self) -> tuple[Callable[..., None], Callable[..., None]]:
         """Before an optimizer's step, and after it; in the way of most steps neither calls anything of Python's."""
@@ -214,21 +227,17 @@ class Seams:
 
         return self._around(original, "optimizer", begins, ended)
 
-    def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _clips(self, norm: object) -> None:
         """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
-
-        def seen(norm: object) -> None:
-            self._clips_across_ranks |= models.is_sharded(norm)
-
-        return self._staged(original, "optimizer", seen)
+        self._clips_across_ranks |= models.is_sharded(norm)
 
     def _backward(self) -> None:
-        self._wrap(self._torch.autograd, "backward", self._staging("backward"))
+        self._stage(self._torch.autograd, "backward", "backward")
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
-        self._wrap(loader.DataLoader, "__iter__", self._staging("data"))
-        self._wrap(loader._BaseDataLoaderIter, "__next__", self._staging("data"))
+        self._stage(loader.DataLoader, "__iter__", "data")
+        self._stage(loader._BaseDataLoaderIter, "__next__", "data")
 
     def _exchange(self) -> None:
         """Its functions lie in two modules. They are wrapped until it is known that torch exchanges for the ranks."""
@@ -252,11 +261,15 @@ class Seams:
     def _checkpoint(self) -> None:
         self._wrap(self._torch, "save", self._noting(CHECKPOINT))
 
-    def _staging(self, stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        return lambda original: self._staged(original, stage, _nothing)
+    def _stage(self, owner: Any, name: str, stage: str, seen: Callable[..., None] | None = None) -> None:
+        """Have a function of torch be a stage; in the first steps ``seen`` is told of what it answers."""
+        original = getattr(owner, name)
+        staged = self._staged(original, stage, seen or _nothing)
+        self._set(owner, name, staged)
+        self._places.append((owner, name, stage, original, staged))
 
     def _staged(self, original: Callable[..., Any], stage: str, seen: Callable[..., None]) -> Callable[..., Any]:
-        """The original, as a stage; in the first steps ``seen`` is told of what it answers.
+        """The original, as a stage.
 
         In the way of most steps it calls nothing of Python's but that.
         """
@@ -441,13 +454,40 @@ class Seams:
         compiled = self._compilations()
         if compiled != self._compiled:
             self._compiled = compiled
+            if self.steps.counting is not None:
+                self.steps.counting.compiled = compiled
             self.fired[COMPILATION] += 1
             self.steps.note(COMPILATION)
         if self.steps.rounds <= LOOK_ROUNDS + 1:
             with self.guarded("forward"):
                 self._look_inside()
-        elif not self.steps.steady["optimizer"]:
-            self.steps.settle(*(stage for stage in self.steps.stages if stage in self.on))
+        elif not self.steps.steady["optimizer"] and self.steps.order.alone:
+            self._settle(self.steps.order.alone)
+
+    def _settle(self, optimizer: int) -> None:
+        """The job is in its stride: what seams do is known, and done with as little as there is."""
+        steps = self.steps
+        steps.settle(*(stage for stage in steps.stages if stage in self.on))
+        form = sys.modules["sftriage.recorder.moments"].FORM
+        make, spans = form.seam, [steps.span(stage) for stage in steps.stages]
+        if make is None or steps.counting is not None or not all(isinstance(one, form.stage) for one in spans):
+            return
+        with self.guarded("optimizer"):
+            begins, ended = self._told
+
+            def of(role: int, stage: str, slow: object, *more: object) -> Any:
+                return make(role, steps.span(stage), steps.opened, steps.steady[stage], stage, slow, *more)
+
+            more = (None, None, steps.stepping, steps.kinds, self._counters, optimizer)
+            steps.counting = of(_AFTER, "optimizer", ended, *more)
+            self._hook_optimizers(of(_BEFORE, "optimizer", begins, *more), steps.counting)
+            for owner, name, stage, original, slow in self._places:
+                if stage in self.on and getattr(owner, name) is slow:
+                    self._set(owner, name, wraps(original)(of(_AROUND, stage, slow, original, self._leave)))
+
+    def _leave(self, stage: str) -> None:
+        with self.guarded(stage):
+            self.steps.leave(stage)
 
     def _look_inside(self) -> None:
         """A model that nobody calls is a box for others: it is they that are called."""
@@ -530,5 +570,7 @@ def _frames(counters: dict[str, dict[str, int]]) -> int:
 
 
 _OPTIMIZER = ["optimizer"]
+_AROUND, _BEFORE, _AFTER = range(3)
+"""What the recorder's form makes: something around a function, or a hook of an optimizer's step."""
 
 _installed: Seams | None = None

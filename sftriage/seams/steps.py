@@ -80,7 +80,6 @@ class Steps:
         stepped_in_backward: one of them has stepped while gradients were accumulated.
         kinds: what is done in this step that ordinary ones do not.
         order: which optimizer ends a step.
-        rounds: steps that have ended.
     """
 
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
@@ -92,7 +91,9 @@ class Steps:
         self.stepped_in_backward = False
         self.kinds: set[str] = set()
         self._entered = dict.fromkeys(STAGES_WITH_EXCHANGE, 0)
-        self.rounds = 0
+        self._rounds = 0
+        # What counts the steps that it ends itself.
+        self.counting: Any = None
         self._begin, self._ends = begin, ends
         self._thread = 0
         self.order = Rounds()
@@ -100,9 +101,22 @@ class Steps:
         self._step: AbstractContextManager[None] | None = None
 
     @property
+    def rounds(self) -> int:
+        """Steps that have ended."""
+        return self._rounds + getattr(self.counting, "rounds", 0)
+
+    @rounds.setter
+    def rounds(self, rounds: int) -> None:
+        self._rounds = rounds - getattr(self.counting, "rounds", 0)
+
+    @property
     def entered(self) -> dict[str, int]:
         """How often each stage was entered."""
         return {stage: n + getattr(self._spans.get(stage), "entered", 0) for stage, n in self._entered.items()}
+
+    def span(self, stage: str) -> Any:
+        """What enters and leaves a stage of the monitor."""
+        return self._spans[stage]
 
     def settle(self, *stages: str) -> None:
         """From now on nothing but what `steady` has is to be done for these stages, as long as all is as usual."""
@@ -169,6 +183,7 @@ class Steps:
         if not self.stepping and "backward" in self.opened:
             # Called in whatever thread autograd has for it.
             self.stepped_in_backward = True
+            self.steady["backward"].clear()
             return
         if get_ident() != self._thread or optimizer not in self.stepping:
             return
@@ -205,7 +220,7 @@ class Steps:
 
     def step_ended(self) -> None:
         """A step ends, and the next one begins."""
-        self.rounds += 1
+        self._rounds += 1
         if self._step is None:
             monitor = self._begin()
             if monitor is None:
