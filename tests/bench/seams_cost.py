@@ -5,8 +5,8 @@
 starts  ``python -c pass``, and ``python -c "import torch"``, with the folder on PYTHONPATH and without, in turns: each
         pair's difference in wall clock, and in the process's own processor time, in milliseconds.
 step    processor time of the training thread, in microseconds a step, over that of the same step without: an ordinary
-        loop (a data loader, a small model, SGD), its blocks with the seams and without in turns. ``hot`` are these
-        steps alone; ``cold`` have a product of large matrices between them, which leaves nothing of ours in the caches.
+        loop (a data loader, a small model, SGD), its blocks with the seams and without in turns, once 80 steps have
+        gone by. ``hot`` are these steps alone; ``cold`` have a product of large matrices between them, which leaves nothing of ours in the caches.
         ``by hand`` is a loop with `sftriage.Monitor` around its stages, in the same turns.
 
 Medians, with the quartiles. It takes about three minutes.
@@ -85,11 +85,13 @@ def block_us(mode: str, steps: int, between: Callable[[], object], directory: st
     step, stage = (monitor.step, monitor.stage) if monitor else ((lambda: nullcontext()), (lambda name: nullcontext()))
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    warm_up = 6
+    # (until then each step looks whether a GPU is in use, and the seams are not in their stride)
+    warm_up = 80
     batches = iter(DataLoader(TensorDataset(torch.randn(4 * (steps + warm_up), 16)), batch_size=4))
     took_ns = []
-    for _ in range(steps + warm_up):
-        between()
+    for step_number in range(steps + warm_up):
+        if step_number >= warm_up:
+            between()
         began_ns = time.thread_time_ns()
         with step():
             with stage("data"):
@@ -143,7 +145,7 @@ def main() -> None:
         }
         if options.rounds:
             found["hot"] = step_costs(options.rounds, 100, lambda: None, directory)
-            found["cold"] = step_costs(options.rounds, 12, product, directory)
+            found["cold"] = step_costs(options.rounds, 20, product, directory)
     if options.json:
         print(json.dumps(found))
         return

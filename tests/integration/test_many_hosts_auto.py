@@ -1,0 +1,44 @@
+"""`sftriage run --auto --hub` on two hosts: a training script that nobody edited, with a slow rank on the second one."""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.integration.namespaces import BOTH, two_hosts
+from tests.integration.processes import DEADLINE_S
+from tests.integration.runs import captures, named, verdicts
+from tests.integration.test_auto_seams import POLICY, SLOW_FROM, SLOW_S, UNEDITED
+
+pytest.importorskip("torch")
+pytest.importorskip("nats", reason="many hosts want the extra `nats`")
+A_STEP, SLOW = 8, 1
+
+
+def test_the_stages_of_an_unedited_script_are_found_on_every_host(tmp_path, environment):
+    # GIVEN two hosts, and a script that knows nothing of sftriage, whose data set becomes slow on the second one
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    slowed = {"SLOW_RANK": str(SLOW), "SLOW_AFTER": str(A_STEP * SLOW_FROM), "SLOW_S": str(SLOW_S / A_STEP)}
+    environment = {**environment, **slowed, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with two_hosts() as hosts:
+        both = []
+        for number in range(2):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", 2, "--node-rank", number]
+            torchrun += ["--nproc-per-node", 1, "--master-addr", BOTH[0], "--master-port", 29513]
+            run = [sys.executable, "-m", "sftriage", "run", "--auto", "--job-id", f"auto/{os.getpid()}"]
+            run += ["--hub", BOTH[0], "--out", tmp_path / "run", "--creds", tmp_path / "secret"]
+            run += ["--policy", tmp_path / "policy.yaml"]
+            place = tmp_path / f"host-{number}"
+            place.mkdir()
+            command = ["env", "-C", place, *run, "--", *torchrun, UNEDITED / "ddp.py", tmp_path]
+            both.append(hosts.start(number, command, environment, tmp_path / f"said-{number}"))
+        # WHEN the job has run
+        codes = [one.wait(DEADLINE_S) for one in both]
+    said = "\n".join((tmp_path / f"said-{number}").read_text() for number in range(2))
+    assert codes == [0, 0], said
+    # THEN that rank is named with its stage, and was captured where it runs
+    assert (SLOW, "data") in [named(verdict) for verdict in verdicts(tmp_path / "run")], said
+    assert [(one.capture.rank, one.capture.host) for one in captures(tmp_path / "run")] == [(SLOW, "node-b")], said
+    # AND nothing is left of what the trainers were given
+    assert not list(tmp_path.glob("**/auto"))
