@@ -150,7 +150,6 @@ class Seams:
             self.steps.note(EVALUATION)
 
     def _optimizer(self) -> None:
-        optimizer = sys.modules["torch.optim.optimizer"]
         self._hook_optimizers(*self._optimizer_hooks())
         scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules["torch.cuda.amp.grad_scaler"]
         self._wrap(scaler.GradScaler, "step", self._scaling)

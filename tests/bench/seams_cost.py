@@ -6,8 +6,9 @@ starts  ``python -c pass``, and ``python -c "import torch"``, with the folder on
         pair's difference in wall clock, and in the process's own processor time, in milliseconds.
 step    processor time of the training thread, in microseconds a step, over that of the same step without: an ordinary
         loop (a data loader, a small model, SGD), its blocks with the seams and without in turns, once 80 steps have
-        gone by. ``hot`` are these steps alone; ``cold`` have a product of large matrices between them, which leaves nothing of ours in the caches.
-        ``by hand`` is a loop with `sftriage.Monitor` around its stages, in the same turns.
+        gone by. ``hot`` are these steps alone; ``cold`` have a product of large matrices between them, which leaves
+        nothing of ours in the caches. ``by hand`` is a loop with `sftriage.Monitor` around its stages, in the same
+        turns.
 
 Medians, with the quartiles. It takes about three minutes.
 """

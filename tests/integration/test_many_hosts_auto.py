@@ -1,4 +1,4 @@
-"""`sftriage run --auto --hub` on two hosts: a training script that nobody edited, with a slow rank on the second one."""
+"""`sftriage run --auto --hub` on two hosts: an unedited training script, with a slow rank on the second one."""
 
 import os
 import sys

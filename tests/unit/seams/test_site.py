@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sftriage.recorder import moments
+from sftriage.recorder import find_rings, moments
 from sftriage.runtime.carrying import carried, carry
 from sftriage.windows.rings import open_ring
 
@@ -158,3 +159,53 @@ def test_the_folder_is_there_as_long_as_the_job_is_and_leaves_the_path_that_ther
     monkeypatch.delenv("PYTHONPATH")
     with carried(tmp_path / "auto") as environment:
         assert os.pathsep not in environment["PYTHONPATH"]
+
+
+ENDS = """
+import os, sys, torch
+from torch import nn
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(100_000):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 40:
+        print("trains", flush=True)
+        if sys.argv[1] == "os._exit":
+            os._exit(7)
+        if sys.argv[1] == "a raise":
+            raise ValueError("of the script's own")
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status"),
+    [("os._exit", 7), ("SIGTERM", -signal.SIGTERM), ("SIGKILL", -signal.SIGKILL), ("a raise", 1)],
+)
+def test_however_a_process_ends_its_ring_can_be_read_to_the_last_step(tmp_path, environment, how, status):
+    # GIVEN a script that trains WHEN its process ends, in its own way or somebody else's
+    rings = Path(environment["SFTRIAGE_RINGS"])
+    with carried(tmp_path / "auto") as added:
+        command = [sys.executable, "-c", ENDS, how]
+        process = subprocess.Popen(
+            command,
+            env=environment | added,
+            cwd=rings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout.readline() == "trains\n"
+        if status < 0:
+            process.send_signal(-status)
+        _, told = process.communicate(timeout=60)
+    # THEN it ends as it would have, and says nothing of us
+    assert process.returncode == status, told
+    assert "sftriage" not in told
+    # AND every step that it has taken is there
+    (path,) = find_rings(rings)
+    with open_ring(path) as ring:
+        steps = [one.step for one in ring.read().steps.records()]
+    assert steps == list(range(2, 2 + len(steps)))
+    assert len(steps) >= 38
