@@ -276,6 +276,7 @@ def report(
         for fraction, short in ((0.5, "p50"), (0.99, "p99"), (1.0, "max")):
             value = quantile(values_s, fraction)
             found[f"{name}_{short}_s"] = None if value is None else round(value, 3)
+    found["last_steps_to_verdicts_s"] = [round(one, 2) for one in last_lags_s]
     found |= {
         "target_lag_s": options.stride / options.steps_per_second + 2.0,
         "coverage_min": min((event.verdict.numbers.get("coverage", 0.0) for _, event in windows), default=None),
