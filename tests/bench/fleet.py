@@ -38,7 +38,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from sftriage.events import CaptureChanged, WindowJudged
-from sftriage.runtime.hub_server import HubServer, die_with_parent, end, make_secret
+from sftriage.runtime.hub_server import HubServer, make_secret
+from sftriage.runtime.kept_child import die_with_parent, end
 from tests.bench.fleet_parts.job import SCHEMA, SLOW_SHARE, SLOW_STAGE, Shape
 from tests.bench.fleet_parts.measuring import Follower, Line, Use, exponent, quantile
 
