@@ -274,7 +274,8 @@ class Triage:
         if not (self._reads or self._reports or self._wants.unended):
             return
         self._read_s = time.monotonic()
-        for window in self._gathering.add(self._fleet.rows(), ended=ended):
+        hold = bool(self._reports or self._wants.unended)
+        for window in self._gathering.add(self._fleet.rows(), ended=ended, hold=hold):
             try:
                 self._take(window, ended=ended)
             except Exception as error:
