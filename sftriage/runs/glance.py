@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from sftriage.events import CostMeasured
+from sftriage.policy.losses import Losses
 from sftriage.runs.following import Note, WindowRow
 from sftriage.runs.outlook import DISTURBED, CaptureStatus, Outlook, outlook, telling_row
 from sftriage.runs.source import View
@@ -166,11 +167,11 @@ def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None)
         lost_s = telling.exposed_s
     if stands.face != "healthy" and lost_s is not None:
         if ranks := view.telemetry.world_size:
-            more.append(rank_hours(lost_s, ranks, on_devices=_on_devices(view)))
+            more.append(rank_hours(lost_s, ranks, on_devices=on_devices(view)))
         if telling.suspects and telling.label != "stalled":
             more.append(said("of_slow_step", gain=milliseconds(telling.suspects[0].gain_s)))
     if view.losses.by_suspect:
-        more.append(_since_began(view))
+        more.append(losses_words(view.losses, on_devices=on_devices(view)))
     if captures_s:
         more.append(said("for_captures", lost=lasted(captures_s)))
     if stands.face == "healthy":
@@ -183,20 +184,21 @@ def _cost(view: View, stands: Outlook, telling: WindowRow, lost_s: float | None)
     return Answer("cost", text, tuple(more))
 
 
-def _on_devices(view: View) -> bool:
+def on_devices(view: View) -> bool:
+    """Whether its ranks run on devices, as far as its windows say."""
     return any(row.clock == "device" or "clock_limited" in row.reasons for row in view.rows)
 
 
-def _since_began(view: View) -> str:
-    """What suspects have cost since the run began, and who most of it."""
-    on_devices, largest = _on_devices(view), view.losses.largest
+def losses_words(losses: Losses, *, on_devices: bool) -> str:
+    """What suspects have cost since a run began, and who most of it."""
+    largest = losses.largest
     named = [
         f"{one.who}{f' in {one.where}' if one.where else ''} {hours_of_ranks(one.rank_s, on_devices=on_devices)}"
         for one in largest[:MAX_SHOWN]
     ]
-    if more := len(largest) - MAX_SHOWN:
-        named += [f"{more:,} more"] * (more > 0)
-    cost = hours_of_ranks(view.losses.rank_s, on_devices=on_devices)
+    if (more := len(largest) - MAX_SHOWN) > 0:
+        named.append(f"{more:,} more")
+    cost = hours_of_ranks(losses.rank_s, on_devices=on_devices)
     return said("since_began", cost=cost, whose=", ".join(named))
 
 
