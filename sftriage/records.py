@@ -422,6 +422,20 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """What one suspect cost a job of so many ``ranks``, in steps that no window before has counted: each counts once.
+
+    ``step_s`` has the exposed seconds that mending it would have saved in each step, from ``first_step`` on. ``of``
+    says whom, where the verdict itself does not: the one named before a capture that disturbs the window.
+    """
+
+    first_step: int
+    step_s: tuple[float, ...]
+    ranks: int
+    of: Suspect | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
     """One window's label, its reasons, its ranked suspects, and every number that decided.
 
@@ -434,6 +448,7 @@ class Verdict:
     long it has lasted so far, a suspect's ``gain_s`` how long it has been waited for, and there is no frontier yet.
 
     ``regression`` is there while the job is slower than its own best, whoever is suspected, and once when that ends.
+    ``lost`` is what the window adds to what stragglers have cost.
     """
 
     first_step: int
@@ -449,6 +464,7 @@ class Verdict:
     clock: Clock = "host"
     attempt: int = 0
     regression: Regression | None = None
+    lost: Lost | None = None
 
     @property
     def named(self) -> Suspect | None:

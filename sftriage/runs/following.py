@@ -30,6 +30,7 @@ from sftriage.events import (
     TakenOver,
     WindowJudged,
 )
+from sftriage.policy.losses import Losses
 from sftriage.recorder import files
 from sftriage.records import (
     ENDED,
@@ -130,7 +131,8 @@ class WindowRow(_DecisionRow):
     is normal (None where that was not looked into). ``named`` is the first suspect in a few words, "" where nobody is
     named, and ``onset_step`` where that one began. ``suspects`` are the first few, each with the first few of its
     ranks; of a window that is held there are none, but ``candidates``. ``coverage`` is the fraction of the window's
-    vectors that were there, and ``clock`` the one that its times are on. ``parameters`` are those that ``reason`` is
+    vectors that were there, and ``clock`` the one that its times are on. ``lost_s`` is what the window adds to what
+    suspects have cost. ``parameters`` are those that ``reason`` is
     said with. ``regression`` is there while the job is slower than its own best, and once when that ends.
     """
 
@@ -152,6 +154,7 @@ class WindowRow(_DecisionRow):
     candidates: tuple[NamedSuspect, ...] = ()
     excess_s: float | None = None
     regression: Regression | None = None
+    lost_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -165,6 +168,7 @@ class JournalTail:
     asks: list[RequestRow] = field(default_factory=list)
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
+    losses: Losses = field(default_factory=Losses)
     _at: int = 0
     _inode: int = 0
     _chunk_bytes: int = _CHUNK_BYTES
@@ -196,6 +200,7 @@ class JournalTail:
         self._inode, self._at, self._chunk_bytes, self._passing_over, self.skipped = inode, 0, _CHUNK_BYTES, False, 0
         for kept in (self.rows, self.results, self.states, self.asks, self.notes):
             kept.clear()
+        self.losses = Losses()
 
     def _take(self, data: bytes) -> bool:
         """Take the whole lines; whether there may be more. What is there of another may yet be cut off."""
@@ -221,7 +226,10 @@ class JournalTail:
                 case None:
                     pass
                 case WindowJudged():
-                    row = row_of(event.verdict, event.decision)
+                    losses = self.losses.after(event.verdict)
+                    lost_s = losses.lost_s - self.losses.lost_s
+                    row = replace(row_of(event.verdict, event.decision), lost_s=lost_s)
+                    self.losses = losses
                     # Thousands of windows name the same stages.
                     shared = self._stages.setdefault(row.stages, row.stages)
                     self.rows.append(row if shared is row.stages else replace(row, stages=shared))
