@@ -78,14 +78,15 @@ class Lease:
 
     async def _take(self) -> None:
         """Take it; one that is held is waited for, until it would have gone by itself."""
-        from nats.js.errors import KeyWrongLastSequenceError
+        from nats.js.errors import KeyNotFoundError, KeyWrongLastSequenceError
 
         bucket = await _bucket(self._hub.js, self._places.lease, ttl=TTL_S)
         deadline_s = time.monotonic() + TTL_S + RENEW_S
         while True:
             try:
                 return await self._hold_from(await bucket.create(_KEY, self._value))
-            except KeyWrongLastSequenceError as error:
+            except (KeyWrongLastSequenceError, KeyNotFoundError) as error:
+                # (the second one: it was there, and has gone before it could be asked whose it is)
                 if time.monotonic() > deadline_s:
                     raise await self._taken(bucket) from error
             await asyncio.sleep(RENEW_S / 3)
