@@ -13,20 +13,18 @@ from sftriage.records import CAPTURE_ID, plain
 from sftriage.reports.explanation import explanation_lines
 from sftriage.reports.manifest import manifest_lines
 from sftriage.reports.markdown import markdown
-from sftriage.reports.whatif import whatif_lines, whatif_values
 from sftriage.runs.captures import Damaged
 from sftriage.runs.decisions import DecisionGroup, groups_of, why_none, window_of
 from sftriage.runs.directory import RunDirectory
 from sftriage.runs.following import WindowRow
 from sftriage.runs.glance import glance_of, losses_words, on_devices
+from sftriage.runs.operations import operations_in
 from sftriage.runs.report import run_report
 from sftriage.runs.source import View
-from sftriage.runtime.whatif_inputs import load_operations
+from sftriage.runs.whatif import whatif_of, whatif_values
 from sftriage.traces.keys import shown
 from sftriage.traces.manifest import Manifest
 from sftriage.traces.rows import CaptureQuery, CaptureRow
-from sftriage.whatif.kinds import kinds_of
-from sftriage.whatif.slowdown import slowdown_of
 from sftriage.words.captures import caused
 from sftriage.words.glance import QUESTIONS, reproduced_words
 
@@ -231,17 +229,15 @@ def _manifest(view: View, capture: str) -> Manifest:
 def whatif(places: Places, name: str) -> dict[str, Any]:
     """What a run would take without its stragglers."""
     run = places.run(name)
-    operations = load_operations([run.path])
-    found = slowdown_of(operations)
-    kinds = kinds_of(operations, found)
-    values = whatif_values(operations, found, kinds)
+    shown = whatif_of(operations_in(run.path))
+    values = whatif_values(shown.operations, shown.found, shown.kinds)
     slow = sorted((one for one in values["workers"] if one["slowdown"]), key=lambda one: -one["slowdown"])
     kept = {key: values[key] for key in ("S", "M_W", "M_S", "step_s", "ideal_step_s", "unexplained", "notes")}
     steps = [one["step"] for one in values["steps"]]
     ranks = [one["rank"] for one in slow[:MOST_NAMED] if one["rank"] is not None]
     return _fitting(
         {
-            "says": list(whatif_lines(operations, found, kinds)),
+            "says": shown.lines,
             **kept,
             "kinds": [{key: one[key] for key in ("kind", "share", "hidden_by")} for one in values["kinds"]],
             "slowest_workers": slow[:MOST_LISTED],

@@ -43,11 +43,13 @@ def begin(options: argparse.Namespace, slow_ms: float, directory: Path) -> subpr
         return subprocess.Popen([*map(str, command)], env=environment, stdout=said, stderr=said, text=True)
 
 
-def found(directory: Path) -> tuple[float, float]:
-    """The mean step of a job in seconds, by its own clock, and what stragglers cost by the sum, in rank-seconds."""
+def found(directory: Path) -> tuple[float, float, int]:
+    """The mean step of a job in seconds, by its own clock; what stragglers cost by the sum, in rank-seconds, and in
+    how many steps.
+    """
     events = read_journal(RunDirectory(directory / "run").decisions)
     losses = losses_of(event.verdict for event in events if isinstance(event, WindowJudged))
-    return float((directory / "step").read_text()), losses.rank_s
+    return float((directory / "step").read_text()), losses.rank_s, sum(one.steps for one in losses.largest)
 
 
 def pair(options: argparse.Namespace, directory: Path) -> dict[str, float]:
@@ -61,10 +63,11 @@ def pair(options: argparse.Namespace, directory: Path) -> dict[str, float]:
         for job in jobs.values():
             job.kill()
             job.wait()
-    (with_s, sum_s), (without_s, false_s) = map(found, slow_ms)
+    (with_s, sum_s, steps), (without_s, false_s, _) = map(found, slow_ms)
     real_s = (with_s - without_s) * (options.steps - FROM) * options.ranks
     steps_ms = {"with_ms": 1e3 * with_s, "without_ms": 1e3 * without_s}
-    return {**steps_ms, "real_rank_s": real_s, "sum_rank_s": sum_s, "ratio": sum_s / real_s, "false_rank_s": false_s}
+    sums = {"real_rank_s": real_s, "sum_rank_s": sum_s, "summed_steps": steps, "false_rank_s": false_s}
+    return {**steps_ms, **sums, "ratio": sum_s / real_s}
 
 
 def main() -> None:

@@ -44,6 +44,18 @@ def test_each_step_of_a_fault_counts_once_from_its_onset_on(stride):
     assert {verdict.lost.ranks for verdict in found if verdict.lost} == {4}
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("seconds", [0.010, 0.040])
+def test_the_sum_is_what_the_job_without_its_straggler_is_quicker_by(seconds, split):
+    # GIVEN a job of 100 ms a step whose stages jitter by 3 %, and the same with a straggler
+    job = Job(n_steps=620)
+    slow, without = (job.run(*faults, seed=6, split=split) for faults in ((Fault("data", 1, seconds),), ()))
+    lost = per_step(verdicts(slow, range(20, 571, 10)))
+    real_s = [float(one.durations_NRS[20:620].sum(axis=2).max(axis=1).sum()) for one in (slow, without)]
+    # THEN they agree; jitter inside the sync stage is seen with the last ready gradient alone
+    assert sum(lost.values()) == pytest.approx(real_s[0] - real_s[1], rel=0.02 if split else 0.1)
+
+
 def test_what_comes_back_costs_where_it_does():
     job = Job(n_steps=600)
     window = job.run(Fault("data", 1, 0.080, steps=at(*range(7, 600, 10))), seed=2)
