@@ -143,6 +143,11 @@ class StageSchema:
         """The sync stages in the order of the step (length G)."""
         return tuple(stage for stage in self.stages if stage in self.sync)
 
+    @property
+    def split_sync(self) -> str | None:
+        """The sync stage that the moment of the last ready gradient splits: ``backward``, or else the first one."""
+        return "backward" if "backward" in self.sync else next(iter(self.sync_in_order), None)
+
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:

@@ -5,6 +5,7 @@ data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
 forward      a hook on each outermost model that is trained: on itself, not on its parts
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
 ready        what `Monitor.watch` does, under DDP
+exchange     blocking collectives of all ranks that the script, or what it uses, calls in each step, but in backward
 optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
 evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
 checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of that step
@@ -21,14 +22,15 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import models
 from sftriage.seams.hooks import Model
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, STAGES, Steps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, STAGES, Steps
 
 if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
@@ -36,7 +38,18 @@ if TYPE_CHECKING:
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
-NAMES = ("data", "forward", "backward", "ready", "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
+NAMES = ("data", "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
+
+COLLECTIVES = (
+    "all_gather",
+    "all_gather_into_tensor",
+    "all_gather_single",
+    "all_reduce",
+    "barrier",
+    "broadcast",
+    "reduce",
+)
+"""Of torch.distributed; those of objects call these."""
 
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
@@ -71,6 +84,8 @@ class Seams:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models: list[Model] = []
         self._clips_across_ranks = False
+        self._exchanged: bool | None = None
+        self._found: list[weakref.ref[Any]] = []
         self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
@@ -79,6 +94,7 @@ class Seams:
             ("optimizer", self._optimizer),
             ("backward", self._backward),
             ("data", self._data),
+            (EXCHANGE, self._exchange),
             (CHECKPOINT, self._checkpoint),
         ):
             if name in self.on:
@@ -160,7 +176,7 @@ class Seams:
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""
 
-        def begins(_scaler: object, optimizer: Any, *_: object) -> bool:
+        def begins(_scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
             # (apart from the optimizer's own step, which is inside this one)
             self.steps.optimizer_begins(-id(optimizer))
             return True
@@ -173,7 +189,7 @@ class Seams:
     def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
 
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             return self.steps.enter("optimizer")
 
         def ended(norm: object, *_: object) -> None:
@@ -190,11 +206,35 @@ class Seams:
         self._wrap(loader.DataLoader, "__iter__", self._staging("data"))
         self._wrap(loader._BaseDataLoaderIter, "__next__", self._staging("data"))
 
+    def _exchange(self) -> None:
+        distributed = sys.modules["torch.distributed"]
+        if distributed.is_available():
+            collectives = sys.modules["torch.distributed.distributed_c10d"]
+            for name in COLLECTIVES:
+                original = getattr(collectives, name, None)
+                if original is None:
+                    continue
+                self._wrap(collectives, name, self._exchanging)
+                if getattr(distributed, name) is original:
+                    self._set(distributed, name, getattr(collectives, name))
+
+    def _exchanging(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A collective of all ranks, which wait for it; not one inside backward or the optimizer."""
+        parameters, world = list(signature(original).parameters), sys.modules["torch.distributed"].group
+
+        def begins(*args: Any, **kwargs: Any) -> bool:
+            given = dict(zip(parameters, args, strict=False)) | kwargs
+            if given.get("async_op") or given.get("group") not in (None, world.WORLD):
+                return False
+            return self.steps.opened[-1:] not in (["backward"], ["optimizer"]) and self.steps.enter(EXCHANGE)
+
+        return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+
     def _checkpoint(self) -> None:
         self._wrap(self._torch, "save", self._noting(CHECKPOINT))
 
     def _staging(self, stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             return self.steps.enter(stage)
 
         return lambda original: self._around(original, stage, begins, self._leaving(stage))
@@ -203,7 +243,7 @@ class Seams:
         return lambda *_: self.steps.leave(stage)
 
     def _noting(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             self.fired[kind] += 1
             self.steps.note(kind)
             return False
@@ -240,7 +280,7 @@ class Seams:
                 return original(*args, **kwargs)
             begun, answer = False, None
             try:
-                begun = begins(*args)
+                begun = begins(*args, **kwargs)
             except Exception as error:
                 fail(name, error)
             try:
@@ -260,7 +300,11 @@ class Seams:
         return around
 
     def _begin(self) -> Monitor | None:
-        """The first round has ended: it is known what is trained, so that a monitor can be made for it."""
+        """The first round has ended: it is known what is trained, so that a monitor can be made for it.
+
+        Where ranks exchange something between the stages, the round after it shows whether they do so in every step,
+        and where in it.
+        """
         from sftriage.recorder import monitor as recorder
 
         monitor = None
@@ -268,19 +312,25 @@ class Seams:
             if recorder.made_by_hand():
                 self.stop()
                 return None
-            found = self._outermost()
-            self.trained = tuple(type(one).__name__ for one in found)
-            self._hook(found)
-            self.sync = tuple(
-                one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
-            )
+            looked = self._exchanged is not None
+            found = [made for model in self._found if (made := model()) is not None] if looked else self._look()
+            exchanged = EXCHANGE in self.steps.order and "forward" not in self.sync
+            if exchanged and not looked:
+                self._exchanged = True
+                return None
+            stages = STAGES
+            if exchanged:
+                stages, self.sync = _with_exchange(self.steps.order), (EXCHANGE, *self.sync)
+                self.steps.stages = stages
+            else:
+                self.on.discard(EXCHANGE)
             self._compiled = self._compilations()
-            monitor = recorder.AutomaticMonitor(STAGES, self.sync, give_way=self.stop)
+            monitor = recorder.AutomaticMonitor(stages, self.sync, give_way=self.stop)
             if not monitor.active:
                 self.stop()
                 return None
             watched = models.largest_ddp(found) if "ready" in self.on else None
-            if self.sync == ("backward",) and watched is not None:
+            if "backward" in self.sync and "forward" not in self.sync and watched is not None:
                 monitor.watch(watched)
                 self.fired["ready"] += 1
             return monitor
@@ -290,6 +340,17 @@ class Seams:
             if monitor is not None:
                 monitor.close()
             return None
+
+    def _look(self) -> list[Any]:
+        """See which models are trained, and where their ranks wait for one another."""
+        found = self._outermost()
+        self._found = [weakref.ref(one) for one in found]
+        self.trained = tuple(type(one).__name__ for one in found)
+        self._hook(found)
+        self.sync = tuple(
+            one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
+        )
+        return found
 
     def _outermost(self) -> list[Any]:
         optimizers = [made for reference in self._optimizers.values() if (made := reference()) is not None]
@@ -310,7 +371,7 @@ class Seams:
     def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.jit.script`` would compile our hooks: while it works they are not there."""
 
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             for model in self._models:
                 model.unhook()
             return True
@@ -396,6 +457,13 @@ def warn(message: str, *arguments: object) -> None:
     from sftriage.recorder.log import warn as said
 
     said(message, *arguments)
+
+
+def _with_exchange(order: Sequence[str]) -> tuple[str, ...]:
+    """The stages, with the exchange where it was in this order."""
+    after = order[order.index(EXCHANGE) :]
+    at = next((place for place, stage in enumerate(STAGES) if stage in after), len(STAGES))
+    return (*STAGES[:at], EXCHANGE, *STAGES[at:])
 
 
 def _trained(parameter: Any) -> bool:
