@@ -46,6 +46,8 @@ else:
 
 RINGS_ENV = "SFTRIAGE_RINGS"
 SPOOL_ENV = "SFTRIAGE_SPOOL"
+RUN_ENV = "SFTRIAGE_RUN"
+"""Where trainers on the host that decides find the directory of the run."""
 JOB_ENV = "SFTRIAGE_JOB"
 HOST_ENV = "SFTRIAGE_HOST"
 COHORT_ENV = "SFTRIAGE_COHORT"

@@ -35,6 +35,7 @@ from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, 
 if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
+RINGS_ENV = "SFTRIAGE_RINGS"
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
@@ -203,8 +204,15 @@ class Seams:
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
-        self._wrap(loader.DataLoader, "__iter__", self._staging("data"))
-        self._wrap(loader._BaseDataLoaderIter, "__next__", self._staging("data"))
+
+        def begins(*_: object, **__: object) -> bool:
+            # (what is then called need not be the model itself, but may be parts of it)
+            if self.steps.monitor is not None and any(model.set_to_evaluate() for model in self._models):
+                self.evaluates()
+            return self.steps.enter("data")
+
+        for owner, name in ((loader.DataLoader, "__iter__"), (loader._BaseDataLoaderIter, "__next__")):
+            self._wrap(owner, name, lambda original: self._around(original, "data", begins, self._leaving("data")))
 
     def _exchange(self) -> None:
         distributed = sys.modules["torch.distributed"]
@@ -318,7 +326,7 @@ class Seams:
             if exchanged and not looked:
                 self._exchanged = True
                 return None
-            stages = STAGES
+            stages: tuple[str, ...] = STAGES
             if exchanged:
                 stages, self.sync = _with_exchange(self.steps.order), (EXCHANGE, *self.sync)
                 self.steps.stages = stages
@@ -425,6 +433,24 @@ class _Guarded:
             return False
         self._seams.fail(self._name, error)
         return True
+
+
+def lead() -> Seams | None:
+    """The seams of this process, for a framework that says by itself where steps end; None where nothing is recorded.
+
+    They are put in where ``sftriage run --auto`` has not; then they are the same, so that nothing is counted twice.
+    """
+    global _installed
+    if not os.environ.get(RINGS_ENV) or os.environ.get(SEAMS_ENV) == "off":
+        return None
+    if _installed is not None and (_installed.steps.rounds or not _installed.on):
+        # Something else was trained before.
+        _installed.stop()
+        _installed = None
+    imported("torch")
+    if _installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
+        _installed.checkpoints()
+    return _installed
 
 
 def imported(name: str) -> None:

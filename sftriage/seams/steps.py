@@ -64,6 +64,7 @@ class Steps:
     Attributes:
         monitor: records the steps, from the second round on.
         stages: those that are recorded.
+        first: the number of the loop's first step, where no other is said.
         led: a framework says where steps end (`ended`), and no optimizer does.
         order: while there is no monitor yet, the stages of the round so far, as they were entered first. The place of
             an exchange is that of the last one before backward.
@@ -79,6 +80,7 @@ class Steps:
         self.rounds = 0
         self.stages: tuple[str, ...] = STAGES
         self.led = False
+        self.first = 0
         self.order: list[str] = []
         self._begin, self._ends = begin, ends
         self._thread = 0
@@ -186,7 +188,7 @@ class Steps:
             self.monitor, self._step = monitor, monitor.step()
             self._spans = {stage: monitor.stage(stage) for stage in self.stages}
             # (the first round was over when it was known to be one)
-            monitor.step(self.rounds + 1 if number is None else number).__enter__()
+            monitor.step(self.first + self.rounds + 1 if number is None else number).__enter__()
         else:
             self._ends()
             while self.opened:

@@ -258,7 +258,7 @@ def _split(passed_ns_BG: IntArray) -> IntArray:
 
 
 def _ready(cuts: _Cuts, schema: StageSchema, of_X: IntArray, ready_ns_X: IntArray, n_steps: int) -> IntArray:
-    """The part (B) of each step's sync stage that gradients split until its last gradient was ready, by the moments (X) of its visits.
+    """The part (B) of each step's split sync stage until its last gradient was ready, by the moments (X) of its visits.
 
     In each visit what came after its last gradient is a wait, and so is all of one that has none. Unknown for a step
     without any.
