@@ -45,4 +45,4 @@ def main(directory, steps):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], steps=int(sys.argv[2]))
+    main(sys.argv[1], steps=150)

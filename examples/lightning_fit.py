@@ -1,5 +1,6 @@
 """A small classifier, trained by Lightning under DDP: gradients accumulated, validation, checkpoints."""
 
+import os
 import sys
 
 import lightning
@@ -45,14 +46,14 @@ class Classifier(lightning.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-3)
 
 
-def main(directory, steps, ranks):
+def main(directory, steps):
     torch.set_num_threads(1)
     callbacks = [ModelCheckpoint(every_n_train_steps=60)]
     callbacks.append(SftriageCallback())
     trainer = lightning.Trainer(
         accelerator="cpu",
         strategy="ddp",
-        devices=ranks,
+        devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         max_steps=steps,
         accumulate_grad_batches=2,
         val_check_interval=80,
@@ -67,4 +68,4 @@ def main(directory, steps, ranks):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], steps=int(sys.argv[2]), ranks=int(sys.argv[3]))
+    main(sys.argv[1], steps=150)

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 from sftriage.integrations.leading import Lead
@@ -25,8 +26,19 @@ def record(accelerator: Any, *, first_step: int = 0, verdicts: bool = True) -> V
         verdicts: log them.
 
     Returns:
-        What logs them. ``close`` waits for those on the last steps; else that is done when the process ends.
+        What logs them. ``end_training`` closes it: it waits for verdicts on the last steps, not long.
     """
-    Lead(optimizers=True, first_step=first_step)
+    lead = Lead(optimizers=True, first_step=first_step)
     trackers = accelerator.trackers if verdicts and accelerator.is_main_process else ()
-    return log_verdicts(*(one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")))
+    log = log_verdicts(*(one.tracker for one in trackers if one.name in ("tensorboard", "wandb", "mlflow")))
+    end_training = accelerator.end_training
+
+    @wraps(end_training)
+    def ends(*args: Any, **kwargs: Any) -> Any:
+        lead.stop()
+        log.close()
+        return end_training(*args, **kwargs)
+
+    # (the trackers are closed there)
+    accelerator.end_training = ends
+    return log

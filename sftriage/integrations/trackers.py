@@ -22,6 +22,9 @@ class Tracker(Protocol):
     def text(self, step: int, name: str, text: str) -> None:
         """Log a text at a step."""
 
+    def settle(self) -> None:
+        """Some time has gone by: what had to wait may be logged now."""
+
     def close(self) -> None:
         """Nothing follows; the tracker itself belongs to somebody else, and stays open."""
 
@@ -43,6 +46,9 @@ class TensorBoard:
         """On the page of texts."""
         self._look()
         self._writer.add_text(name, text, step)
+
+    def settle(self) -> None:
+        """Nothing waits."""
 
     def close(self) -> None:
         """What was closed before the last verdicts were there is closed again."""
@@ -70,6 +76,7 @@ class WeightsAndBiases:
         self._defined: set[str] = set()
         self._waiting: deque[dict[str, Any]] = deque()
         self._last: int | None = None
+        self._open: dict[str, Any] = {}
 
     def numbers(self, step: int, values: Mapping[str, float]) -> None:
         """A row."""
@@ -79,8 +86,17 @@ class WeightsAndBiases:
         """A text is a value, too."""
         self._add(step, {name: text})
 
+    def settle(self) -> None:
+        """One row goes with the one that the script logs next."""
+        if self._waiting and self._run.step != self._last:
+            self._last, self._open = self._run.step, self._waiting.popleft()
+            self._run.log(self._open, commit=False)
+
     def close(self) -> None:
         """The script logs nothing any more that these could go with."""
+        if self._run.step == self._last:
+            # The last of these has not gone with any: what is logged now would go into it.
+            self._waiting.appendleft(self._open)
         while self._waiting:
             self._run.log(self._waiting.popleft())
 
@@ -94,9 +110,6 @@ class WeightsAndBiases:
                 last[name] = f"{last[name]}\n{value}" if name in last and isinstance(value, str) else value
         else:
             self._waiting.append({self.STEP: step, **values})
-        if self._run.step != self._last:
-            self._last = self._run.step
-            self._run.log(self._waiting.popleft(), commit=False)
 
 
 class MLflow:
@@ -118,6 +131,9 @@ class MLflow:
     def text(self, step: int, name: str, text: str) -> None:
         """The tag says the step as well."""
         self._client.set_tag(self._run_id, name.replace("/", "."), f"step {step}: {text}")
+
+    def settle(self) -> None:
+        """Nothing waits."""
 
     def close(self) -> None:
         """All is there already."""

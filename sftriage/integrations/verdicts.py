@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sftriage.integrations.telling import Told
     from sftriage.integrations.trackers import Tracker
 
-LOOK_S = 1.0
+LOOK_S = 0.5
 """How often there is a look at the journal."""
 
 QUIET_S, LINGER_S = 1.5, 4.0
@@ -89,6 +89,7 @@ class VerdictLog:
             appended = Appended(journal, lambda line: self._tell(told, line), lambda: None)
             while not self._ending.wait(LOOK_S):
                 appended.follow()
+                self._each(lambda tracker: tracker.settle())
             ended_s = heard_s = time.monotonic()
             while (now_s := time.monotonic()) < min(heard_s + QUIET_S, ended_s + LINGER_S):
                 if appended.follow():

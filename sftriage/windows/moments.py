@@ -74,7 +74,7 @@ class _Cuts:
         of_C: to which step each belongs, ascending.
         at_ns_C: when.
         stage_C: the stage that runs from here on.
-        visit_C: how many visits to the first sync stage there were up to here, of all steps.
+        visit_C: how many visits to the split sync stage there were up to here, of all steps.
         left_C: whether the stage that ran before has been left for good, not for one inside it.
         last_C: whether the step ends here.
     """
