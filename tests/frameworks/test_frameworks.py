@@ -197,3 +197,26 @@ def test_with_a_line_of_ours_and_auto_nothing_is_counted_twice(train, name):
     framework = FRAMEWORKS[name]
     run = train(framework, (EXAMPLES / framework.script).read_text(), "--auto")
     check_steps(run, framework, framework.first, 2)
+
+
+@pytest.mark.parametrize(
+    ("script", "ranks", "slow", "a_step"), [("torchtitan_style", 2, 1, 8), ("megatron_style", 4, 2, 16)]
+)
+def test_in_a_loop_with_a_monitor_in_it_a_slowed_rank_is_named(
+    start, environment, tmp_path, script, ranks, slow, a_step
+):
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    slowed = {"SLOW_RANK": str(slow), "SLOW_AFTER": str(a_step * SLOW_FROM), "SLOW_S": str(SLOW_S / a_step)}
+    arguments = ("--policy", tmp_path / "policy.yaml", "--out", tmp_path / "run", "--", *FORKED, ranks)
+    job = start(
+        "run",
+        *arguments,
+        HERE / "slowed.py",
+        EXAMPLES / f"{script}.py",
+        tmp_path,
+        env=environment | slowed,
+        cwd=tmp_path,
+    )
+    _, told = job.communicate(timeout=240)
+    assert job.returncode == 0, told
+    assert {named(verdict) for verdict in verdicts(tmp_path / "run")} == {None, (slow, "data")}, told
