@@ -22,13 +22,13 @@ import contextlib
 import os
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
-from inspect import signature
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.seams import models
+from sftriage.seams import exchanges, models
 from sftriage.seams.hooks import Model
 from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, STAGES, Steps
 
@@ -40,17 +40,6 @@ SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
 NAMES = ("data", "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
-
-COLLECTIVES = (
-    "all_gather",
-    "all_gather_into_tensor",
-    "all_gather_single",
-    "all_reduce",
-    "barrier",
-    "broadcast",
-    "reduce",
-)
-"""Of torch.distributed; those of objects call these."""
 
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
@@ -87,6 +76,7 @@ class Seams:
         self._clips_across_ranks = False
         self._exchanged: bool | None = None
         self._found: list[weakref.ref[Any]] = []
+        self._collectives: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
@@ -134,6 +124,11 @@ class Seams:
                 for name in ("save", "async_save"):
                     if hasattr(saver, name):
                         self._wrap(saver, name, self._noting(CHECKPOINT))
+
+    def remaps(self) -> None:
+        """What the compiler makes of collectives has been imported."""
+        with self.guarded(EXCHANGE):
+            exchanges.compiled_alike(self._collectives)
 
     def evaluates(self) -> None:
         """A model is called to look at what it answers, and not to train it."""
@@ -215,28 +210,24 @@ class Seams:
             self._wrap(owner, name, lambda original: self._around(original, "data", begins, self._leaving("data")))
 
     def _exchange(self) -> None:
-        distributed = sys.modules["torch.distributed"]
-        if distributed.is_available():
-            collectives = sys.modules["torch.distributed.distributed_c10d"]
-            for name in COLLECTIVES:
-                original = getattr(collectives, name, None)
-                if original is None:
-                    continue
-                self._wrap(collectives, name, self._exchanging)
-                if getattr(distributed, name) is original:
-                    self._set(distributed, name, getattr(collectives, name))
+        def wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+            of_all = exchanges.of_all_ranks(original)
 
-    def _exchanging(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A collective of all ranks, which wait for it; not one inside backward or the optimizer."""
-        parameters, world = list(signature(original).parameters), sys.modules["torch.distributed"].group
+            def begins(*args: Any, **kwargs: Any) -> bool:
+                # (those of backward, and of the optimizer, are part of that)
+                inside = self.steps.opened[-1:]
+                return (
+                    inside not in (["backward"], ["optimizer"]) and of_all(args, kwargs) and self.steps.enter(EXCHANGE)
+                )
 
-        def begins(*args: Any, **kwargs: Any) -> bool:
-            given = dict(zip(parameters, args, strict=False)) | kwargs
-            if given.get("async_op") or given.get("group") not in (None, world.WORLD):
-                return False
-            return self.steps.opened[-1:] not in (["backward"], ["optimizer"]) and self.steps.enter(EXCHANGE)
+            return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
 
-        return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+        for name, owners in exchanges.collectives():
+            original = getattr(owners[0], name)
+            self._collectives[original] = wrapping(original)
+            for owner in owners:
+                self._set(owner, name, self._collectives[original])
+        exchanges.compiled_alike(self._collectives)
 
     def _checkpoint(self) -> None:
         self._wrap(self._torch, "save", self._noting(CHECKPOINT))
@@ -328,7 +319,7 @@ class Seams:
                 return None
             stages: tuple[str, ...] = STAGES
             if exchanged:
-                stages, self.sync = _with_exchange(self.steps.order), (EXCHANGE, *self.sync)
+                stages, self.sync = exchanges.placed(self.steps.order), (EXCHANGE, *self.sync)
                 self.steps.stages = stages
             else:
                 self.on.discard(EXCHANGE)
@@ -447,6 +438,10 @@ def lead() -> Seams | None:
         # Something else was trained before.
         _installed.stop()
         _installed = None
+    if "torch.distributed" in sys.modules:
+        # (before the seams are in, for nobody says when it is imported)
+        with contextlib.suppress(ImportError):
+            import_module(exchanges.REMAPS)
     imported("torch")
     if _installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
         _installed.checkpoints()
@@ -466,7 +461,7 @@ def imported(name: str) -> None:
 
                 tell(_installed, Path(directory))
     elif _installed is not None:
-        _installed.checkpoints()
+        (_installed.remaps if name == exchanges.REMAPS else _installed.checkpoints)()
 
 
 def switched_off(text: str) -> frozenset[str]:
@@ -483,13 +478,6 @@ def warn(message: str, *arguments: object) -> None:
     from sftriage.recorder.log import warn as said
 
     said(message, *arguments)
-
-
-def _with_exchange(order: Sequence[str]) -> tuple[str, ...]:
-    """The stages, with the exchange where it was in this order."""
-    after = order[order.index(EXCHANGE) :]
-    at = next((place for place, stage in enumerate(STAGES) if stage in after), len(STAGES))
-    return (*STAGES[:at], EXCHANGE, *STAGES[at:])
 
 
 def _trained(parameter: Any) -> bool:
