@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
-from sftriage.seams.steps import EXCHANGE, STAGES
+from sftriage.seams.steps import EXCHANGE
 
 _NAMES = (
     "all_gather",
@@ -55,8 +55,8 @@ def of_all_ranks(collective: Callable[..., Any]) -> Callable[[Sequence[Any], Map
     return waits
 
 
-def placed(order: Sequence[str]) -> tuple[str, ...]:
+def placed(stages: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
     """The stages, with the exchange where it is in this order (`steps.Steps.order`)."""
     after = order[order.index(EXCHANGE) :]
-    at = next((place for place, stage in enumerate(STAGES) if stage in after), len(STAGES))
-    return (*STAGES[:at], EXCHANGE, *STAGES[at:])
+    at = next((place for place, stage in enumerate(stages) if stage in after), len(stages))
+    return (*stages[:at], EXCHANGE, *stages[at:])

@@ -5,6 +5,7 @@ data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
 forward      a hook on each outermost model that is trained: on itself, not on its parts
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
 ready        what `Monitor.watch` does, under DDP
+h2d          what copies a batch to the device in Accelerate and Lightning, where the model is on one
 exchange     blocking collectives of all ranks that the script, or what it uses, calls in each step, but in backward
 optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
 evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
@@ -30,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from sftriage.seams import exchanges, models
 from sftriage.seams.hooks import Model
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, STAGES, Steps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
 if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
@@ -39,7 +40,7 @@ RINGS_ENV = "SFTRIAGE_RINGS"
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
-NAMES = ("data", "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
+NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
@@ -317,14 +318,13 @@ class Seams:
             if exchanged and not looked:
                 self._exchanged = True
                 return None
-            stages: tuple[str, ...] = STAGES
             if exchanged:
-                stages, self.sync = exchanges.placed(self.steps.order), (EXCHANGE, *self.sync)
-                self.steps.stages = stages
+                self.steps.stages = exchanges.placed(self.steps.stages, self.steps.order)
+                self.sync = (EXCHANGE, *self.sync)
             else:
                 self.on.discard(EXCHANGE)
             self._compiled = self._compilations()
-            monitor = recorder.AutomaticMonitor(stages, self.sync, give_way=self.stop)
+            monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, give_way=self.stop)
             if not monitor.active:
                 self.stop()
                 return None
@@ -346,6 +346,10 @@ class Seams:
         self._found = [weakref.ref(one) for one in found]
         self.trained = tuple(type(one).__name__ for one in found)
         self._hook(found)
+        if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
+            for owner, name in copiers:
+                self._wrap(owner, name, self._staging(H2D))
+            self.steps.stages = ("data", H2D, *STAGES[1:])
         self.sync = tuple(
             one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
         )

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
 STAGES = ("data", "forward", "backward", "optimizer")
+H2D = "h2d"
+"""A stage of frameworks that copy batches to a device themselves."""
 EXCHANGE = "exchange"
 """A stage of jobs that call a blocking collective in each of their steps: where its ranks wait for one another."""
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
@@ -76,7 +78,7 @@ class Steps:
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
         self.monitor: Monitor | None = None
         self.opened: list[str] = []
-        self.entered = dict.fromkeys((*STAGES, EXCHANGE), 0)
+        self.entered = dict.fromkeys((*STAGES, H2D, EXCHANGE), 0)
         self.rounds = 0
         self.stages: tuple[str, ...] = STAGES
         self.led = False

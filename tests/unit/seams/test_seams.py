@@ -9,6 +9,7 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -667,3 +668,20 @@ def test_a_collective_is_compiled_with_what_it_is_in_as_without_us(remaps, tmp_p
     done = subprocess.run([sys.executable, "-c", COMPILED, remaps], cwd=tmp_path, capture_output=True, text=True)
     # THEN it needs no break
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_framework_that_copies_batches_to_a_device_has_a_stage_for_it(put_in, rings, monkeypatch):
+    # GIVEN a model that is on a device, and a loop that gets its batches there as Accelerate does
+    framework = ModuleType("accelerate.data_loader")
+    framework.send_to_device = lambda batch, device: batch.to(device)
+    monkeypatch.setitem(sys.modules, framework.__name__, framework)
+    put_in()
+    model = network().to("meta")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    # WHEN
+    for (batch,) in loader(5):
+        model(framework.send_to_device(batch, "meta")).square().mean().backward()
+        optimizer.step()
+    # THEN
+    records = recorded(rings, stages=("data", "h2d", *STAGES[1:]))
+    assert [all(one.durations_ns) for one in records] == [True] * 3
