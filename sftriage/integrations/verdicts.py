@@ -68,7 +68,14 @@ class VerdictLog:
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
         if trackers:
-            self._thread = threading.Thread(target=self._go_on, args=(run,), name="sftriage-verdicts", daemon=True)
+            from sftriage.integrations.telling import Told
+            from sftriage.runs.appended import Appended
+
+            told, journal = Told(), run / "decisions.jsonl"
+            # (what is there already is of another training in this run, or of an earlier attempt)
+            appended = Appended(journal, lambda line: self._tell(told, line), lambda: None, skip=True)
+            arguments = (appended.follow, journal)
+            self._thread = threading.Thread(target=self._go_on, args=arguments, name="sftriage-verdicts", daemon=True)
             self._thread.start()
             atexit.register(self.close)
 
@@ -80,19 +87,14 @@ class VerdictLog:
             self._ending.set()
             thread.join(2 * LINGER_S)
 
-    def _go_on(self, run: Path) -> None:
+    def _go_on(self, follow: Callable[[], bool], journal: Path) -> None:
         try:
-            from sftriage.integrations.telling import Told
-            from sftriage.runs.appended import Appended
-
-            told, journal = Told(), run / "decisions.jsonl"
-            appended = Appended(journal, lambda line: self._tell(told, line), lambda: None)
             while not self._ending.wait(LOOK_S):
-                appended.follow()
+                follow()
                 self._each(lambda tracker: tracker.settle())
             ended_s = heard_s = time.monotonic()
             while (now_s := time.monotonic()) < min(heard_s + QUIET_S, ended_s + LINGER_S):
-                if appended.follow():
+                if follow():
                     heard_s = now_s
                 time.sleep(LOOK_S / 10)
             if not journal.exists():

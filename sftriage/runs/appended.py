@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +21,19 @@ class Appended:
         path: the file, which need not be there yet.
         take: is given each whole line that is no longer than an event may be.
         anew: is called where the file shrank, or is another one: it is read from its beginning.
+        skip: leave out what is there already.
     """
 
-    def __init__(self, path: Path, take: Callable[[bytes], object], anew: Callable[[], object]) -> None:
+    def __init__(
+        self, path: Path, take: Callable[[bytes], object], anew: Callable[[], object], *, skip: bool = False
+    ) -> None:
         self._path, self._give, self._anew = path, take, anew
         self._inode = 0
         self._begin()
+        if skip:
+            with contextlib.suppress(OSError):
+                about = path.stat()
+                self._inode, self._at = about.st_ino, about.st_size
 
     def follow(self) -> bool:
         """Read what has been appended; whether there was anything."""

@@ -50,22 +50,26 @@ def journal(tmp_path):
     journal.close()
 
 
-def logged(*trackers, to):
-    """Log to trackers what a journal holds, from the beginning of the job to its end."""
+def logged(*trackers, of, to):
+    """Log to trackers what is judged of some windows."""
     log = VerdictLog(trackers, to)
+    journal = Recorder(to / "decisions.jsonl")
+    for judged in of:
+        journal.window(judged, decision(judged))
+    journal.close()
     for tracker in trackers:
         assert tracker.heard.wait(60)
     log.close()
 
 
 def test_each_window_is_logged_at_its_last_step_and_words_where_they_are_news(journal, tmp_path):
-    # GIVEN windows of a job that becomes slow in one rank's data
-    for first, label in ((20, "healthy"), (30, "healthy"), (40, "suspect"), (50, "suspect")):
-        judged = verdict(first, label)
-        journal.window(judged, decision(judged))
+    # GIVEN a window of what was trained before, and others of a job that becomes slow in one rank's data
+    before = verdict(0, "suspect")
+    journal.window(before, decision(before))
+    found = ((20, "healthy"), (30, "healthy"), (40, "suspect"), (50, "suspect"))
     # WHEN they are logged
     tracker = Kept()
-    logged(tracker, to=tmp_path)
+    logged(tracker, of=[verdict(first, label) for first, label in found], to=tmp_path)
     # THEN
     numbers = {step: values[0] for step, *values in tracker.told if not isinstance(values[0], str)}
     assert {step: values["sftriage/suspect_rank"] for step, values in numbers.items()} == {69: -1, 79: -1, 89: 2, 99: 2}
@@ -78,11 +82,9 @@ def test_each_window_is_logged_at_its_last_step_and_words_where_they_are_news(jo
     assert tracker.closed
 
 
-def test_a_tracker_that_raises_is_left_alone_and_the_others_go_on(journal, tmp_path, caplog):
-    judged = verdict(20)
-    journal.window(judged, decision(judged))
+def test_a_tracker_that_raises_is_left_alone_and_the_others_go_on(tmp_path, caplog):
     broken, sound = Kept(fails=True), Kept()
-    logged(broken, sound, to=tmp_path)
+    logged(broken, sound, of=[verdict(20)], to=tmp_path)
     assert sound.told
     assert [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING] == [
         "sftriage: no more verdicts for Kept: OSError('the disk is full')"
