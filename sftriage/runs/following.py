@@ -6,7 +6,6 @@ every number is checked, and a line that is too long, or is no entry, is passed 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +13,7 @@ from typing import Any
 
 import msgspec
 
-from sftriage.errors import RingError
 from sftriage.events import (
-    MAX_EVENT_BYTES,
     CaptureChanged,
     CauseFound,
     CostMeasured,
@@ -31,7 +28,6 @@ from sftriage.events import (
     WindowJudged,
 )
 from sftriage.policy.losses import Losses
-from sftriage.recorder import files
 from sftriage.records import (
     ENDED,
     MAX_STAGES,
@@ -48,6 +44,7 @@ from sftriage.records import (
     Suspect,
     Verdict,
 )
+from sftriage.runs.appended import Appended
 from sftriage.runs.journal import event_of
 from sftriage.words.decisions import reason_sentence, resolution
 from sftriage.words.verdicts import verdict_sentence, when, where, who
@@ -59,7 +56,6 @@ MAX_S = 1e11
 
 _MAX_ASKED = 256
 _MAX_LINES = 20
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,55 +165,23 @@ class JournalTail:
     notes: list[Other] = field(default_factory=list)
     skipped: int = 0
     losses: Losses = field(default_factory=Losses)
-    _at: int = 0
-    _inode: int = 0
-    _chunk_bytes: int = _CHUNK_BYTES
-    _passing_over: bool = False
     _stages: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict)
+
+    _appended: Appended = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing has been read."""
+        self._appended = Appended(self.path, self._entry, self._begin)
 
     def follow(self) -> bool:
         """Read what has been appended; whether there was anything. A journal that shrank is read anew."""
-        try:
-            descriptor = files.open_regular(self.path, os.O_RDONLY)
-        except RingError:
-            return False
-        try:
-            about = os.fstat(descriptor)
-            if about.st_ino != self._inode or about.st_size < self._at:
-                self._begin(about.st_ino)
-            before = self._at
-            while data := os.pread(descriptor, self._chunk_bytes, self._at):
-                if not self._take(data):
-                    break
-        except OSError:
-            # Read on from there at the next look.
-            return False
-        finally:
-            os.close(descriptor)
-        return self._at != before
+        return self._appended.follow()
 
-    def _begin(self, inode: int) -> None:
-        self._inode, self._at, self._chunk_bytes, self._passing_over, self.skipped = inode, 0, _CHUNK_BYTES, False, 0
+    def _begin(self) -> None:
+        self.skipped = 0
         for kept in (self.rows, self.results, self.states, self.asks, self.notes):
             kept.clear()
         self.losses = Losses()
-
-    def _take(self, data: bytes) -> bool:
-        """Take the whole lines; whether there may be more. What is there of another may yet be cut off."""
-        *lines, rest = data.split(b"\n")
-        self._at += len(data) - len(rest)
-        for line in lines:
-            if not self._passing_over:
-                self._entry(line)
-            self._passing_over = False
-        # The end of a line that is too long is not the beginning of another.
-        self._passing_over = self._passing_over or len(rest) > MAX_EVENT_BYTES
-        if self._passing_over:
-            self._at += len(rest)
-        full = len(data) == self._chunk_bytes
-        # One that does not fit is read again, and more of it at once.
-        self._chunk_bytes = min(2 * self._chunk_bytes, 2 * MAX_EVENT_BYTES) if full and not lines else _CHUNK_BYTES
-        return full
 
     def _entry(self, line: bytes) -> None:
         try:

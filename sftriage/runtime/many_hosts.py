@@ -18,6 +18,7 @@ from pathlib import Path
 
 from sftriage.errors import UsageError
 from sftriage.fleet.hub import PORT, HubAddress
+from sftriage.recorder.monitor import RUN_ENV
 from sftriage.runs.directory import DEFAULT_ROOT, RunDirectory, new_run_id
 from sftriage.runs.liveness import note_launcher
 from sftriage.runtime.carrying import CARRIED_IN, carried
@@ -204,6 +205,7 @@ class HostRun:
         self._held = contextlib.ExitStack()
         self._controller: KeptChild | None = None
         self._server: HubServer | None = None
+        self._run: Path | None = None
         try:
             if self.leads:
                 self._lead(out, controlling)
@@ -227,6 +229,8 @@ class HostRun:
             "SFTRIAGE_SPOOL": str(self._host.spool.absolute()),
             "SFTRIAGE_JOB": self._job,
         }
+        if self._run is not None:
+            place[RUN_ENV] = str(self._run)
         command = self._command
         if self._launch is not None:
             place |= self._launch.environment(os.environ)
@@ -276,7 +280,7 @@ class HostRun:
 
     def _lead(self, out: Path | None, controlling: Sequence[str]) -> None:
         options = self._options
-        directory = out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))
+        directory = self._run = (out or free(Path(DEFAULT_ROOT) / file_name(options.job_id))).absolute()
         if options.hub is not None:
             server = self._server = start_hub(options, directory)
             self._held.callback(forget_hub, options, server)

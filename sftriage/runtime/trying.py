@@ -169,7 +169,7 @@ def found_of(ranks: Ranks) -> JobFound:
     stages = shares_of(ranks)
     by_hand = any(one["by_hand"] for one in trainers)
     info = ranks.infos[0] if ranks.infos else None
-    seams = tuple(SeamFound(name, fired[name], stages.get(name) if name in STAGES else None) for name in NAMES)
+    seams = tuple(SeamFound(name, fired[name], stages.get(name)) for name in NAMES)
     failed = {name: why for one in trainers for name, why in one["failed"].items()}
     models = tuple(dict.fromkeys(name for one in trainers for name in one["models"]))
     return JobFound(

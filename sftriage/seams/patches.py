@@ -5,6 +5,8 @@ data         ``DataLoader.__iter__``, and ``__next__`` of its iterators
 forward      a hook on each outermost model that is trained: on itself, not on its parts
 backward     ``torch.autograd.backward``, which ``Tensor.backward`` calls
 ready        what `Monitor.watch` does, under DDP
+h2d          what copies a batch to the device in Accelerate and Lightning, where the model is on one
+exchange     blocking collectives of all ranks that the script, or what it uses, calls in each step, but in backward
 optimizer    hooks before and after the step of every optimizer, ``GradScaler.step`` and ``clip_grad_norm_``
 evaluation   a model of these is called without gradients, or in its evaluation mode: the kind of that step
 checkpoint   ``torch.save``, and ``torch.distributed.checkpoint``: the kind of that step
@@ -23,20 +25,22 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sftriage.seams import models
+from sftriage.seams import exchanges, models
 from sftriage.seams.hooks import Model
-from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, STAGES, Steps
+from sftriage.seams.steps import CHECKPOINT, COMPILATION, EVALUATION, EXCHANGE, H2D, STAGES, Steps
 
 if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
+RINGS_ENV = "SFTRIAGE_RINGS"
 SEAMS_ENV = "SFTRIAGE_SEAMS"
 REPORT_ENV = "SFTRIAGE_SEAMS_REPORT"
 """A directory in which each process says what its seams have seen (`sftriage.seams.telling`)."""
-NAMES = ("data", "forward", "backward", "ready", "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
+NAMES = ("data", H2D, "forward", "backward", "ready", EXCHANGE, "optimizer", EVALUATION, CHECKPOINT, COMPILATION)
 
 LOOK_ROUNDS = 4
 """Steps after each of which a model that nobody has called so far is given up for its parts."""
@@ -71,6 +75,9 @@ class Seams:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._models: list[Model] = []
         self._clips_across_ranks = False
+        self._exchanged: bool | None = None
+        self._found: list[weakref.ref[Any]] = []
+        self._collectives: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._undo: list[Callable[[], object]] = []
 
     def install(self) -> None:
@@ -79,6 +86,7 @@ class Seams:
             ("optimizer", self._optimizer),
             ("backward", self._backward),
             ("data", self._data),
+            (EXCHANGE, self._exchange),
             (CHECKPOINT, self._checkpoint),
         ):
             if name in self.on:
@@ -117,6 +125,11 @@ class Seams:
                 for name in ("save", "async_save"):
                     if hasattr(saver, name):
                         self._wrap(saver, name, self._noting(CHECKPOINT))
+
+    def remaps(self) -> None:
+        """What the compiler makes of collectives has been imported."""
+        with self.guarded(EXCHANGE):
+            exchanges.compiled_alike(self._collectives)
 
     def evaluates(self) -> None:
         """A model is called to look at what it answers, and not to train it."""
@@ -160,7 +173,7 @@ class Seams:
     def _scaling(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``GradScaler.step(optimizer)``: where gradients are infinite the optimizer's own step is never called."""
 
-        def begins(_scaler: object, optimizer: Any, *_: object) -> bool:
+        def begins(_scaler: object, optimizer: Any, *_: object, **__: object) -> bool:
             # (apart from the optimizer's own step, which is inside this one)
             self.steps.optimizer_begins(-id(optimizer))
             return True
@@ -173,7 +186,7 @@ class Seams:
     def _clipping(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Clipping by norm is the optimizer's business, and under FSDP an exchange between the ranks."""
 
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             return self.steps.enter("optimizer")
 
         def ended(norm: object, *_: object) -> None:
@@ -187,14 +200,41 @@ class Seams:
 
     def _data(self) -> None:
         loader = sys.modules["torch.utils.data.dataloader"]
-        self._wrap(loader.DataLoader, "__iter__", self._staging("data"))
-        self._wrap(loader._BaseDataLoaderIter, "__next__", self._staging("data"))
+
+        def begins(*_: object, **__: object) -> bool:
+            # (what is then called need not be the model itself, but may be parts of it)
+            if self.steps.monitor is not None and any(model.set_to_evaluate() for model in self._models):
+                self.evaluates()
+            return self.steps.enter("data")
+
+        for owner, name in ((loader.DataLoader, "__iter__"), (loader._BaseDataLoaderIter, "__next__")):
+            self._wrap(owner, name, lambda original: self._around(original, "data", begins, self._leaving("data")))
+
+    def _exchange(self) -> None:
+        def wrapping(original: Callable[..., Any]) -> Callable[..., Any]:
+            of_all = exchanges.of_all_ranks(original)
+
+            def begins(*args: Any, **kwargs: Any) -> bool:
+                # (those of backward, and of the optimizer, are part of that)
+                inside = self.steps.opened[-1:]
+                return (
+                    inside not in (["backward"], ["optimizer"]) and of_all(args, kwargs) and self.steps.enter(EXCHANGE)
+                )
+
+            return self._around(original, EXCHANGE, begins, self._leaving(EXCHANGE))
+
+        for name, owners in exchanges.collectives():
+            original = getattr(owners[0], name)
+            self._collectives[original] = wrapping(original)
+            for owner in owners:
+                self._set(owner, name, self._collectives[original])
+        exchanges.compiled_alike(self._collectives)
 
     def _checkpoint(self) -> None:
         self._wrap(self._torch, "save", self._noting(CHECKPOINT))
 
     def _staging(self, stage: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             return self.steps.enter(stage)
 
         return lambda original: self._around(original, stage, begins, self._leaving(stage))
@@ -203,7 +243,7 @@ class Seams:
         return lambda *_: self.steps.leave(stage)
 
     def _noting(self, kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             self.fired[kind] += 1
             self.steps.note(kind)
             return False
@@ -240,7 +280,7 @@ class Seams:
                 return original(*args, **kwargs)
             begun, answer = False, None
             try:
-                begun = begins(*args)
+                begun = begins(*args, **kwargs)
             except Exception as error:
                 fail(name, error)
             try:
@@ -260,7 +300,11 @@ class Seams:
         return around
 
     def _begin(self) -> Monitor | None:
-        """The first round has ended: it is known what is trained, so that a monitor can be made for it."""
+        """The first round has ended: it is known what is trained, so that a monitor can be made for it.
+
+        Where ranks exchange something between the stages, the round after it shows whether they do so in every step,
+        and where in it.
+        """
         from sftriage.recorder import monitor as recorder
 
         monitor = None
@@ -268,19 +312,24 @@ class Seams:
             if recorder.made_by_hand():
                 self.stop()
                 return None
-            found = self._outermost()
-            self.trained = tuple(type(one).__name__ for one in found)
-            self._hook(found)
-            self.sync = tuple(
-                one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
-            )
+            looked = self._exchanged is not None
+            found = [made for model in self._found if (made := model()) is not None] if looked else self._look()
+            exchanged = EXCHANGE in self.steps.order and "forward" not in self.sync
+            if exchanged and not looked:
+                self._exchanged = True
+                return None
+            if exchanged:
+                self.steps.stages = exchanges.placed(self.steps.stages, self.steps.order)
+                self.sync = (EXCHANGE, *self.sync)
+            else:
+                self.on.discard(EXCHANGE)
             self._compiled = self._compilations()
-            monitor = recorder.AutomaticMonitor(STAGES, self.sync, give_way=self.stop)
+            monitor = recorder.AutomaticMonitor(self.steps.stages, self.sync, give_way=self.stop)
             if not monitor.active:
                 self.stop()
                 return None
             watched = models.largest_ddp(found) if "ready" in self.on else None
-            if self.sync == ("backward",) and watched is not None:
+            if "backward" in self.sync and "forward" not in self.sync and watched is not None:
                 monitor.watch(watched)
                 self.fired["ready"] += 1
             return monitor
@@ -290,6 +339,21 @@ class Seams:
             if monitor is not None:
                 monitor.close()
             return None
+
+    def _look(self) -> list[Any]:
+        """See which models are trained, and where their ranks wait for one another."""
+        found = self._outermost()
+        self._found = [weakref.ref(one) for one in found]
+        self.trained = tuple(type(one).__name__ for one in found)
+        self._hook(found)
+        if H2D in self.on and (copiers := models.copiers()) and models.on_device(found):
+            for owner, name in copiers:
+                self._wrap(owner, name, self._staging(H2D))
+            self.steps.stages = ("data", H2D, *STAGES[1:])
+        self.sync = tuple(
+            one for one in models.exchanged_in(found, clipping=self._clips_across_ranks) if one in self.on
+        )
+        return found
 
     def _outermost(self) -> list[Any]:
         optimizers = [made for reference in self._optimizers.values() if (made := reference()) is not None]
@@ -310,7 +374,7 @@ class Seams:
     def _scripting(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """``torch.jit.script`` would compile our hooks: while it works they are not there."""
 
-        def begins(*_: object) -> bool:
+        def begins(*_: object, **__: object) -> bool:
             for model in self._models:
                 model.unhook()
             return True
@@ -366,6 +430,28 @@ class _Guarded:
         return True
 
 
+def lead() -> Seams | None:
+    """The seams of this process, for a framework that says by itself where steps end; None where nothing is recorded.
+
+    They are put in where ``sftriage run --auto`` has not; then they are the same, so that nothing is counted twice.
+    """
+    global _installed
+    if not os.environ.get(RINGS_ENV) or os.environ.get(SEAMS_ENV) == "off":
+        return None
+    if _installed is not None and (_installed.steps.rounds or not _installed.on):
+        # Something else was trained before.
+        _installed.stop()
+        _installed = None
+    if "torch.distributed" in sys.modules:
+        # (before the seams are in, for nobody says when it is imported)
+        with contextlib.suppress(ImportError):
+            import_module(exchanges.REMAPS)
+    imported("torch")
+    if _installed is not None and "torch.distributed.checkpoint.state_dict_saver" in sys.modules:
+        _installed.checkpoints()
+    return _installed
+
+
 def imported(name: str) -> None:
     """A module of torch has just been imported: what is in it gets its seams."""
     global _installed
@@ -379,7 +465,7 @@ def imported(name: str) -> None:
 
                 tell(_installed, Path(directory))
     elif _installed is not None:
-        _installed.checkpoints()
+        (_installed.remaps if name == exchanges.REMAPS else _installed.checkpoints)()
 
 
 def switched_off(text: str) -> frozenset[str]:

@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from sftriage.recorder.monitor import Monitor
 
 STAGES = ("data", "forward", "backward", "optimizer")
+H2D = "h2d"
+"""A stage of frameworks that copy batches to a device themselves."""
+EXCHANGE = "exchange"
+"""A stage of jobs that call a blocking collective in each of their steps: where its ranks wait for one another."""
 EVALUATION, CHECKPOINT, COMPILATION = "evaluation", "checkpoint", "compilation"
 IN_BACKWARD = 0
 """Stands for all optimizers that step while gradients are accumulated: no object has this id."""
-
-FIRST_STEP = 2
-"""The number of the first step that is recorded: two have gone by when it begins."""
 
 _NOBODY = -1
 """No thread has this ident."""
@@ -59,11 +60,16 @@ class Steps:
     """The steps of one training thread: the first one that calls ``backward()`` or an optimizer.
 
     Args:
-        begin: makes the monitor when the first round has ended; None where there is to be none.
+        begin: makes the monitor when the first round has ended; None where there is to be none, or not yet.
         ends: is called as a step ends.
 
     Attributes:
         monitor: records the steps, from the second round on.
+        stages: those that are recorded.
+        first: the number of the loop's first step, where no other is said.
+        led: a framework says where steps end (`ended`), and no optimizer does.
+        order: while there is no monitor yet, the stages of the round so far, as they were entered first. The place of
+            an exchange is that of the last one before backward.
         opened: stages that are open, outermost first.
         entered: how often each stage was entered.
         rounds: steps that have ended.
@@ -72,8 +78,12 @@ class Steps:
     def __init__(self, begin: Callable[[], Monitor | None], ends: Callable[[], object]) -> None:
         self.monitor: Monitor | None = None
         self.opened: list[str] = []
-        self.entered = dict.fromkeys(STAGES, 0)
+        self.entered = dict.fromkeys((*STAGES, H2D, EXCHANGE), 0)
         self.rounds = 0
+        self.stages: tuple[str, ...] = STAGES
+        self.led = False
+        self.first = 0
+        self.order: list[str] = []
         self._begin, self._ends = begin, ends
         self._thread = 0
         self._rounds = Rounds()
@@ -95,6 +105,8 @@ class Steps:
             return False
         opened.append(stage)
         self.entered[stage] += 1
+        if self.monitor is None:
+            self._learn(stage)
         span = self._spans.get(stage)
         if span is not None:
             span.__enter__()
@@ -161,24 +173,41 @@ class Steps:
         if self._thread:
             self.monitor, self._thread, self._spans, self._step = None, _NOBODY, {}, None
 
-    def _stepped(self, optimizer: int) -> None:
-        if not self._rounds.ends(optimizer):
+    def ended(self, number: int | None = None) -> None:
+        """A step ends, and the next one begins. ``number`` is the next one's, by default one more than the last's.
+
+        The first steps are numbered as their loop counts them, from 0.
+        """
+        if get_ident() != self._thread:
             return
         self.rounds += 1
         if self._step is None:
-            monitor = self._begin()
+            # (of the first round all is seen from its first backward on)
+            monitor = None if self.led and self.rounds == 1 else self._begin()
+            self.order.clear()
             if monitor is None:
                 return
             self.monitor, self._step = monitor, monitor.step()
-            self._spans = {stage: monitor.stage(stage) for stage in STAGES}
-            monitor.step(FIRST_STEP).__enter__()
+            self._spans = {stage: monitor.stage(stage) for stage in self.stages}
+            # (the first round was over when it was known to be one)
+            monitor.step(self.first + self.rounds + 1 if number is None else number).__enter__()
         else:
             self._ends()
             while self.opened:
                 self.leave(self.opened[0])
             self._step.__exit__(None, None, None)
             self._kinds.clear()
-            self._step.__enter__()
+            (self._step if number is None or self.monitor is None else self.monitor.step(number)).__enter__()
+
+    def _stepped(self, optimizer: int) -> None:
+        if not self.led and self._rounds.ends(optimizer):
+            self.ended()
+
+    def _learn(self, stage: str) -> None:
+        if stage == EXCHANGE and EXCHANGE in self.order and "backward" not in self.order:
+            self.order.remove(EXCHANGE)
+        if stage not in self.order:
+            self.order.append(stage)
 
 
 def _kind(kinds: set[str]) -> str:

@@ -13,12 +13,19 @@ _HERE = os.path.dirname(__file__)  # noqa: PTH120 (pathlib is not imported yet)
 _PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120
 
 
+_WAITED_FOR = (
+    "torch",
+    "torch.distributed._functional_collectives",
+    "torch.distributed.checkpoint.state_dict_saver",
+)
+
+
 class _Torch:
     """Finds torch as everybody else does, and has the seams put in once it is imported."""
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
-        if name not in ("torch", "torch.distributed.checkpoint.state_dict_saver"):
+        if name not in _WAITED_FOR:
             return None
         for finder in sys.meta_path:
             spec = None if finder is cls else finder.find_spec(name, path, target)
